@@ -1,0 +1,3 @@
+"""vitsweep: sweeps over the techniques that make Vision-Transformer training fast, measured soundly."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""What is asked for: frozen dataclasses, no torch, no Hydra objects."""

@@ -1,0 +1,97 @@
+"""CellSpec: everything that is asked of one cell, and its identity."""
+
+import hashlib
+import json
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any
+
+from annotated_types import Ge
+
+from vitsweep.spec.batch import Batch
+from vitsweep.spec.measurement import Measurement
+from vitsweep.spec.mesh_shape import MeshShape
+from vitsweep.spec.model_spec import ViTSpec
+from vitsweep.spec.resources import Resources
+from vitsweep.spec.task import Task
+from vitsweep.spec.technique import (
+    TECHNIQUE_GROUPS,
+    AttentionKernel,
+    Classifier,
+    Compilation,
+    Data,
+    Layout,
+    Memory,
+    OptimizerChoice,
+    PipelineParallel,
+    Precision,
+    SequenceParallel,
+    Sharding,
+    Technique,
+    TensorParallel,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellSpec:
+    """One combination of a sweep."""
+
+    model: ViTSpec
+    data: Data
+    task: Task
+    batch: Batch
+    resources: Resources
+    mesh: MeshShape
+    precision: Precision
+    sharding: Sharding
+    optimizer: OptimizerChoice
+    layout: Layout
+    classifier: Classifier
+    attention: AttentionKernel
+    sequence_parallel: SequenceParallel
+    tensor_parallel: TensorParallel
+    pipeline_parallel: PipelineParallel
+    memory: Memory
+    compilation: Compilation
+    measurement: Measurement
+    seed: Annotated[int, Ge(0)]
+
+    @property
+    def techniques(self) -> dict[str, Technique]:
+        """Group name -> chosen technique, in the order of the record."""
+        return {group: getattr(self, group) for group in TECHNIQUE_GROUPS}
+
+    @property
+    def images_per_step(self) -> int:
+        """Images of one optimizer step over all ranks."""
+        return self.batch.total(self.mesh.data_parallel_size)
+
+    @property
+    def micro_batch(self) -> int:
+        """Images of one forward pass on one replica."""
+        return self.batch.micro_batch(self.mesh.data_parallel_size)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one image as the blocks see them."""
+        return self.model.num_tokens(self.batch.resolution_px, self.classifier.pooling)
+
+    @property
+    def cell_id(self) -> str:
+        """Twelve hex digits over all names and values that can change the numbers."""
+        text = json.dumps(identity(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def identity(spec: Any) -> dict[str, Any]:
+    """Return names and values that decide what is measured, class names included.
+
+    The class name matters: two precisions without fields would otherwise be one cell.
+    """
+    named = {
+        field.name: getattr(spec, field.name)
+        for field in fields(spec)
+        if field.metadata.get("identity", True)
+    }
+    return {"kind": type(spec).__name__} | {
+        key: identity(value) if is_dataclass(value) else value for key, value in named.items()
+    }

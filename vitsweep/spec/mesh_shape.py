@@ -1,0 +1,42 @@
+"""How the ranks are arranged: one degree per kind of parallelism."""
+
+from dataclasses import dataclass
+from math import prod
+
+AXES = ("pipeline", "replicate", "shard", "sequence", "ring", "ulysses", "tensor")
+"""Outermost first, so that the chattiest axis (tensor) lies on adjacent ranks (USP, arXiv:2405.07719, tip 7)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """Degrees of the device mesh; their product is the world size.
+
+    `replicate` is what is left when all other degrees are taken out of the world.
+    """
+
+    pipeline: int
+    replicate: int
+    shard: int
+    sequence: int
+    ring: int
+    ulysses: int
+    tensor: int
+
+    def degrees(self) -> tuple[int, ...]:
+        """Return the degrees in the order of `AXES`."""
+        return tuple(getattr(self, axis) for axis in AXES)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return prod(self.degrees())
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks that see different images."""
+        return self.replicate * self.shard
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        """Ranks that share the tokens of one image."""
+        return self.sequence * self.ring * self.ulysses

@@ -1,0 +1,248 @@
+"""The kinds of technique: what each may say before a cell runs, and what it does to the model.
+
+Modules that hold a technique import torch inside their methods only, so that a thousand cells can
+be composed, checked and planned on a login node without loading it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+DType = Literal["float64", "float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Technique(ABC):
+    """One choice in a config group; its fields are the knobs, its methods the effect.
+
+    `name` is the choice as typed (`precision=O2` -> "O2"): the value in tables, the label in charts.
+    """
+
+    name: str
+
+    changes_model: ClassVar[bool] = False
+    """True where the choice changes what is computed (pooled classifier, linear attention)."""
+
+    axes: ClassVar[tuple[str, ...]] = ()
+    """Mesh axes whose degree this technique takes when it is left at `auto`."""
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Yield one full sentence for each reason why `cell` cannot run with this technique.
+
+        A sentence names the knob as typed, the value, the rule, and the way out.
+        """
+        return iter(())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionPlan:
+    """What a precision means, without torch: `sharding` and the optimizer read it.
+
+    Attributes:
+        autocast_dtype: dtype of `torch.autocast`, or None for no autocast.
+        param_dtype: dtype in which forward and backward see the parameters.
+        norm_dtype: the same for LayerNorm's parameters and arithmetic.
+        master_weights: the optimizer keeps and updates a float32 copy of the parameters.
+        loss_scale: None (no scaler), a constant, or "dynamic" (apex: 2**16, doubled every 2000 steps).
+        tf32: allow TensorFloat-32 in matmul and cuDNN.
+    """
+
+    autocast_dtype: DType | None = None
+    param_dtype: DType = "float32"
+    norm_dtype: DType = "float32"
+    master_weights: bool = False
+    loss_scale: float | Literal["dynamic"] | None = None
+    tf32: bool = False
+
+
+class Precision(Technique):
+    """Number formats of compute, parameters, gradients and optimizer state."""
+
+    @abstractmethod
+    def plan(self) -> PrecisionPlan:
+        """Return what this precision means, for whoever wraps the model."""
+
+    @abstractmethod
+    def relative_tolerance(self) -> float:
+        """How far the loss of a short training may lie from the float32 one (see `prove`)."""
+
+    def convert(self, model: "nn.Module") -> "nn.Module":
+        """Swap modules that the plan alone cannot express (FP8 linears)."""
+        return model
+
+
+class Sharding(Technique):
+    """Who holds parameters, gradients and optimizer state among data-parallel ranks."""
+
+    @abstractmethod
+    def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
+        """Wrap `model` so that its gradients are averaged over `world.data_parallel_size` ranks."""
+
+    def build_optimizer(
+        self,
+        build: Callable[[list[dict[str, Any]]], "Optimizer"],
+        groups: list[dict[str, Any]],
+        world: "World",
+    ) -> "Optimizer":
+        """Build the optimizer over `groups`; ZeRO-1 gives each rank a share of its state."""
+        return build(groups)
+
+    def gradient_sync(
+        self, model: "nn.Module", is_last_micro_batch: bool
+    ) -> AbstractContextManager[None]:
+        """Context of one micro-batch: gradients are exchanged on the last of a step only."""
+        return nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerChoice(Technique):
+    """An optimizer and its implementation.
+
+    Norm weights and biases form a group of their own without weight decay.
+    """
+
+    learning_rate: float
+    weight_decay: float
+    clip_norm: float | None
+
+    @abstractmethod
+    def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
+        """Return an optimizer over parameter groups that carry their own `weight_decay`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(Technique):
+    """Order of the axes in which the blocks work."""
+
+    batch_first: bool
+    channels_last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier(Technique):
+    """What the head reads: the class token or the mean over tokens."""
+
+    pooling: Literal["token", "mean"]
+
+
+class AttentionKernel(Technique):
+    """Which implementation computes softmax(q k^T) v."""
+
+    @abstractmethod
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Replace the `attend` seam (or the attention module) of every block."""
+
+
+class SequenceParallel(Technique):
+    """Splits the tokens of one image over mesh axes."""
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Make every block work on this rank's share of the tokens."""
+        return model
+
+
+class TensorParallel(Technique):
+    """Splits the matrices of each block over the `tensor` axis of the mesh."""
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Split the linears of every block."""
+        return model
+
+
+class PipelineParallel(Technique):
+    """Splits the blocks over the `pipeline` axis of the mesh."""
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Keep this rank's stage."""
+        return model
+
+
+class Memory(Technique):
+    """What is kept of the forward pass for the backward pass."""
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Wrap what is to be recomputed."""
+        return model
+
+    def saved_activations(self) -> AbstractContextManager[Any]:
+        """Context of forward and backward; offloading moves saved tensors in it."""
+        return nullcontext()
+
+
+class Compilation(Technique):
+    """How much of the step is compiled or captured."""
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Compile what should be compiled."""
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Technique):
+    """Where images and labels come from."""
+
+    @property
+    @abstractmethod
+    def num_channels(self) -> int:
+        """Channels of one image."""
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Number of labels, or of target channels for a dense regression."""
+
+    @property
+    @abstractmethod
+    def native_resolution_px(self) -> int:
+        """Side of an image where `batch.resolution_px=auto`."""
+
+    @abstractmethod
+    def open(self, cell: "CellSpec", world: "World") -> "Batches":
+        """Return the batches of this rank."""
+
+
+class Batches(ABC):
+    """The batches one rank sees, already on its device.
+
+    Images are (B, C, H, W) float32, labels (B,) int64; B is `cell.batch.micro_batch` (images per
+    rank and micro-batch). All ranks that share a sample (tensor, sequence, pipeline) get the same.
+    """
+
+    num_train: int
+    num_test: int
+
+    @abstractmethod
+    def train(self, epoch: int) -> Iterator[tuple[Any, Any]]:
+        """Yield the micro-batches of one epoch, shuffled by (seed, epoch), remainder dropped."""
+
+    @abstractmethod
+    def test(self) -> Iterator[tuple[Any, Any]]:
+        """Yield this rank's share of the held-out images; every image on exactly one replica."""
+
+    def close(self) -> None:
+        """Stop loader workers."""
+
+
+TECHNIQUE_GROUPS: Sequence[str] = (
+    "precision",
+    "sharding",
+    "optimizer",
+    "layout",
+    "classifier",
+    "attention",
+    "sequence_parallel",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "memory",
+    "compilation",
+)
+"""Config groups whose choice is a technique; the default of each is its plain choice."""

@@ -1,0 +1,75 @@
+"""Who am I: rank, device and mesh, from one process, torchrun, Slurm, or vitsweep's own worker."""
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitsweep.spec.mesh_shape import AXES, MeshShape
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This rank's place.
+
+    Attributes:
+        rank: global rank.
+        local_rank: rank on this node.
+        size: number of ranks.
+        device: this rank's device.
+        shape: degrees of the mesh.
+        mesh: the device mesh with the axes of `spec.mesh_shape.AXES`, or None in one process
+            without a process group.
+    """
+
+    rank: int
+    local_rank: int
+    size: int
+    device: "torch.device"
+    shape: MeshShape
+    mesh: "DeviceMesh | None"
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks that see different images."""
+        return self.shape.data_parallel_size
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which share of the images this rank sees."""
+        at = dict(zip(AXES, self.coordinates(), strict=True))
+        return at["replicate"] * self.shape.shard + at["shard"]
+
+    def coordinates(self) -> tuple[int, ...]:
+        """This rank's index along each of `AXES` (the last axis runs fastest)."""
+        rest, indices = self.rank, []
+        for degree in reversed(self.shape.degrees()):
+            rest, index = divmod(rest, degree)
+            indices.append(index)
+        return tuple(reversed(indices))
+
+    def axis(self, *names: str) -> "DeviceMesh":
+        """Return the sub-mesh of one axis, or of several."""
+        assert self.mesh is not None, "a mesh needs a process group"
+        return self.mesh[names if len(names) > 1 else names[0]]
+
+    def data_parallel_group(self) -> "ProcessGroup | None":
+        """Group of the ranks that see different images; None stands for all ranks."""
+        if self.mesh is None or self.data_parallel_size == self.size:
+            return None
+        return self.mesh["replicate", "shard"]._flatten("data_parallel").get_group()
+
+
+def environment_rank() -> tuple[int, int, int] | None:
+    """Return (rank, local rank, world size) of torchrun or srun, or None in a plain process."""
+    for rank, local_rank, size in (
+        ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+        ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+    ):
+        if rank in os.environ and size in os.environ:
+            return tuple(int(os.environ.get(key, 0)) for key in (rank, local_rank, size))  # type: ignore[return-value]
+    return None
