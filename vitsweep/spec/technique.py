@@ -83,6 +83,9 @@ class Precision(Technique):
 class Sharding(Technique):
     """Who holds parameters, gradients and optimizer state among data-parallel ranks."""
 
+    shards_parameters: ClassVar[bool] = False
+    """True where ranks keep shards in float32: these are the master weights then."""
+
     @abstractmethod
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
         """Wrap `model` so that its gradients are averaged over `world.data_parallel_size` ranks."""
@@ -113,6 +116,9 @@ class OptimizerChoice(Technique):
     learning_rate: float
     weight_decay: float
     clip_norm: float | None
+
+    keeps_gradient_views: ClassVar[bool] = False
+    """True where gradients must stay in a buffer of the optimizer's own."""
 
     @abstractmethod
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
@@ -188,22 +194,22 @@ class Compilation(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class Data(Technique):
-    """Where images and labels come from."""
+    """Where images and labels come from.
 
-    @property
-    @abstractmethod
-    def num_channels(self) -> int:
-        """Channels of one image."""
+    Attributes:
+        num_channels: channels of one image.
+        num_classes: number of labels, or of target channels for a dense regression.
+        native_resolution_px: side of an image where `batch.resolution_px=auto`.
+    """
 
-    @property
-    @abstractmethod
-    def num_classes(self) -> int:
-        """Number of labels, or of target channels for a dense regression."""
+    if TYPE_CHECKING:  # not at run time, where a field cannot override a property
 
-    @property
-    @abstractmethod
-    def native_resolution_px(self) -> int:
-        """Side of an image where `batch.resolution_px=auto`."""
+        @property
+        def num_channels(self) -> int: ...  # noqa: D102
+        @property
+        def num_classes(self) -> int: ...  # noqa: D102
+        @property
+        def native_resolution_px(self) -> int: ...  # noqa: D102
 
     @abstractmethod
     def open(self, cell: "CellSpec", world: "World") -> "Batches":
@@ -213,8 +219,10 @@ class Data(Technique):
 class Batches(ABC):
     """The batches one rank sees, already on its device.
 
-    Images are (B, C, H, W) float32, labels (B,) int64; B is `cell.batch.micro_batch` (images per
-    rank and micro-batch). All ranks that share a sample (tensor, sequence, pipeline) get the same.
+    Images are (B, C, H, W) float32, labels (B,) int64 or, for a dense regression, target fields
+    (B, num_classes, H, W) float32; B is `cell.micro_batch` (images per replica and micro-batch).
+    All ranks that share a sample (tensor, sequence, pipeline) get the same. The images of step i
+    are the same whatever the number of replicas and micro-batches.
     """
 
     num_train: int
