@@ -1,0 +1,113 @@
+import pandas as pd
+import pytest
+from builders import run, table
+from pandas import DataFrame
+
+from vitsweep.results.record import Status
+from vitsweep.tables.cells import cells
+from vitsweep.tables.columns import varying
+from vitsweep.tables.status import final_status
+
+BASELINES = {"base": "base", "fast": "base"}
+
+
+def test_one_row_per_cell_with_medians_and_spread():
+    runs = table(
+        *[
+            run("base", f"b{i}", s, metrics={"peak_rss_gib": s / 100})
+            for i, s in enumerate([90, 100, 150])
+        ],
+        *[run("fast", f"b{i}", s, precision="O2") for i, s in enumerate([180, 200, 300])],
+    )
+    result = cells(runs, BASELINES).set_index("cell_id")
+    assert result.index.tolist() == ["base", "fast"]
+    assert result.loc["base", "images_per_second"] == 100
+    assert result.loc["base", "peak_rss_gib"] == pytest.approx(1.0)
+    assert result.loc["base", "throughput_spread"] == pytest.approx(
+        pd.Series([90, 100, 150]).std() / 113.3333, rel=1e-4
+    )
+    assert result.loc["fast", "speedup"] == pytest.approx(2.0)
+    assert result.loc["fast", "precision"] == "O2"
+    assert result["blocks"].tolist() == [3, 3]
+    assert result["num_pairs"].tolist() == [0, 3]
+
+
+def test_columns_come_in_the_order_of_the_record():
+    order = list(cells(table(run("base"), run("fast")), BASELINES))
+    marks = ["cell_id", "status", "precision", "world_size", "images_per_second", "speedup"]
+    marks += [
+        "baseline_cell_id",
+        "epoch_hours_imagenet1k",
+        "oversubscribed",
+        "device",
+        "started_at",
+    ]
+    assert [c for c in order if c in marks] == marks
+    assert "run_id" not in order
+
+
+def test_a_killed_block_does_not_take_away_measured_ones():
+    runs = table(
+        run("base", "b0", 100), run("base", "b1", status=Status.killed, reason="SIGKILL", minute=5)
+    )
+    row = final_status(runs).iloc[0]
+    assert (row["status"], row["reason"]) == ("measured", "")
+
+
+def test_a_later_wrong_run_disqualifies_and_a_later_measured_one_restores():
+    runs = [
+        run("base", "b0", 100),
+        run("base", "b1", status=Status.wrong, reason="differs", minute=5),
+    ]
+    assert final_status(table(*runs)).iloc[0]["status"] == "wrong"
+    assert (
+        final_status(table(*runs, run("base", "b2", 100, minute=9))).iloc[0]["status"] == "measured"
+    )
+
+
+def test_a_cell_that_was_never_measured_has_the_status_of_its_latest_run():
+    runs = table(
+        run("base", "b0", status=Status.preempted, reason="node taken", minute=1),
+        run(
+            "base",
+            "b1",
+            status=Status.out_of_memory,
+            reason="rank 1",
+            minute=2,
+            metrics={"peak_rss_gib": 7.5},
+        ),
+    )
+    row = cells(runs, BASELINES).iloc[0]
+    assert (row["status"], row["reason"], row["blocks"]) == ("out_of_memory", "rank 1", 0)
+    assert row["peak_rss_gib"] == 7.5
+    assert pd.isna(row["images_per_second"])
+
+
+def test_invalid_cells_are_rows_as_well():
+    refused = DataFrame(
+        [{"cell_id": "bad", "status": "invalid", "reason": "needs a GPU", "precision": "fp8"}]
+    )
+    result = cells(table(run("base")), BASELINES, refused).set_index("cell_id")
+    assert result.loc["bad", ["status", "precision"]].tolist() == ["invalid", "fp8"]
+    assert cells(DataFrame(), {}, refused)["cell_id"].tolist() == ["bad"]
+
+
+def test_a_flag_of_one_run_marks_the_cell():
+    runs = table(run("base", "b0"), run("base", "b1", validity={"throttled": True}))
+    assert bool(cells(runs, BASELINES).iloc[0]["throttled"])
+
+
+def test_only_columns_that_tell_cells_apart_vary():
+    runs = table(
+        run("a"),
+        run("b", precision="O2", **{"precision.master_weights": True}),
+        run("c", precision="O2", sharding="fsdp", **{"precision.master_weights": True}),
+        run(
+            "d",
+            precision="O2",
+            sharding="fsdp",
+            measurement="smoke",
+            **{"precision.master_weights": False},
+        ),
+    )
+    assert varying(runs) == ["precision", "sharding", "precision.master_weights"]

@@ -1,0 +1,173 @@
+import math
+
+import numpy as np
+import pytest
+from builders import run, table
+from pandas import DataFrame, Series
+from scipy import stats
+
+from vitsweep.results.record import Status
+from vitsweep.tables.speedup import holm, speedup_over
+
+BASELINES = {"base": "base", "fast": "base", "slow": "base", "same": "base"}
+
+
+def blocks(cell: str, *speeds: float, **kwargs: object):
+    return [run(cell, f"b{i}", speed, **kwargs) for i, speed in enumerate(speeds)]
+
+
+def one(result: DataFrame, cell: str) -> Series:
+    return result.set_index("cell_id").loc[cell]
+
+
+def test_speedup_is_the_geometric_mean_of_the_ratios_within_blocks():
+    # the second block ran on a machine half as fast: it cancels
+    runs = table(*blocks("base", 100, 50, 100), *blocks("fast", 200, 100, 200))
+    fast = one(speedup_over(runs, BASELINES), "fast")
+    assert fast["speedup"] == pytest.approx(2.0)
+    assert fast["speedup_low"] == pytest.approx(2.0)
+    assert fast["num_blocks"] == 3
+    assert fast["claim"] == "faster"
+
+
+def test_images_of_a_step_are_equalised():
+    big = [run("fast", f"b{i}", 150, images_per_step=560) for i in range(3)]
+    runs = table(*blocks("base", 100, 100, 100), *big)
+    assert one(speedup_over(runs, BASELINES), "fast")["speedup"] == pytest.approx(1.5)
+
+
+def test_interval_is_students_t_over_log_ratios():
+    ratios = [1.1, 1.3, 1.2, 1.25]
+    runs = table(*blocks("base", *[100] * 4), *blocks("fast", *[100 * r for r in ratios]))
+    logs = np.log(ratios)
+    low, high = stats.t.interval(0.95, 3, logs.mean(), stats.sem(logs))
+    fast = one(speedup_over(runs, BASELINES), "fast")
+    assert (fast["speedup_low"], fast["speedup_high"]) == pytest.approx((np.exp(low), np.exp(high)))
+    assert fast["p_value"] == pytest.approx(stats.ttest_1samp(logs, 0).pvalue)
+
+
+def test_below_three_blocks_there_is_a_ratio_but_no_interval_and_no_claim():
+    runs = table(*blocks("base", 100, 100), *blocks("fast", 300, 310))
+    fast = one(speedup_over(runs, BASELINES), "fast")
+    assert fast["speedup"] > 3
+    assert math.isnan(fast["speedup_low"])
+    assert math.isnan(fast["p_value"])
+    assert fast["claim"] == "too few blocks"
+
+
+def test_inside_the_noise_no_difference_is_claimed():
+    runs = table(*blocks("base", 100, 100, 100), *blocks("same", 99, 101.5, 100))
+    same = one(speedup_over(runs, BASELINES), "same")
+    assert same["speedup_low"] < 1 < same["speedup_high"]
+    assert same["claim"] == "no difference shown"
+
+
+def test_slower_is_claimed_too():
+    runs = table(*blocks("base", 100, 100, 100), *blocks("slow", 50, 51, 49))
+    assert one(speedup_over(runs, BASELINES), "slow")["claim"] == "slower"
+
+
+def test_claims_are_adjusted_for_the_number_of_comparisons():
+    noise = blocks("fast", 104, 102, 101)
+    alone = speedup_over(table(*blocks("base", 100, 100, 100), *noise), BASELINES)
+    assert 0.05 < one(alone, "fast")["p_value"] < 0.2
+    p = one(alone, "fast")["p_value"]
+    others = [r for i in range(9) for r in blocks(f"same{i}", 99, 101.5, 100)]
+    runs = table(*blocks("base", 100, 100, 100), *noise, *others)
+    many = speedup_over(runs, BASELINES | {f"same{i}": "base" for i in range(9)})
+    assert one(many, "fast")["p_holm"] == pytest.approx(min(1, 10 * p))
+
+
+def test_holm_against_a_worked_example():
+    # Holm 1979 by hand: 0.01 x 4, max(.., 0.02 x 3), max(.., 0.03 x 2), max(.., 0.4 x 1)
+    adjusted = holm(Series([0.03, np.nan, 0.01, 0.4, 0.02]))
+    assert adjusted.tolist() == pytest.approx([0.06, np.nan, 0.04, 0.4, 0.06], nan_ok=True)
+
+
+def test_the_baseline_is_one_and_says_so():
+    base = one(speedup_over(table(*blocks("base", 100, 90, 80)), BASELINES), "base")
+    assert (base["speedup"], base["claim"], base["speedup_note"]) == (1.0, "baseline", "")
+    assert math.isnan(base["p_holm"])
+
+
+def test_a_failed_baseline_is_named():
+    dead = [run("base", f"b{i}", status=Status.out_of_memory, reason="...") for i in range(3)]
+    fast = one(speedup_over(table(*dead, *blocks("fast", 200, 200, 200)), BASELINES), "fast")
+    assert math.isnan(fast["speedup"])
+    assert fast["claim"] == ""
+    assert fast["speedup_note"] == "no speedup: its baseline base is out of memory"
+
+
+def test_a_missing_baseline_is_named():
+    fast = one(speedup_over(table(*blocks("fast", 200, 200, 200)), BASELINES), "fast")
+    assert "never run" in fast["speedup_note"]
+
+
+def test_cells_that_never_shared_a_block_are_not_compared():
+    runs = table(run("base", "monday", 100), run("fast", "tuesday", 200))
+    assert "never shared a block" in one(speedup_over(runs, BASELINES), "fast")["speedup_note"]
+
+
+def test_blocks_of_two_sweeps_are_not_mixed_up():
+    runs = table(run("base", "b0", 100, sweep="a"), run("fast", "b0", 200, sweep="b"))
+    assert math.isnan(one(speedup_over(runs, BASELINES), "fast")["speedup"])
+
+
+def test_no_baseline_gives_no_speedup_and_no_complaint():
+    runs = table(*blocks("fast", 200, 200, 200))
+    fast = one(speedup_over(runs, {"fast": None}), "fast")
+    assert math.isnan(fast["speedup"])
+    assert (fast["claim"], fast["speedup_note"]) == ("", "")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, None])
+def test_runs_without_a_finite_speed_are_left_out(bad):
+    runs = table(*blocks("base", 100, 100, 100, 100), *blocks("fast", 200, 200, 200, bad))
+    fast = one(speedup_over(runs, BASELINES), "fast")
+    assert fast["speedup"] == pytest.approx(2.0)
+    assert fast["num_blocks"] == 3
+
+
+def test_a_wrong_cell_has_no_speedup():
+    wrong = run("fast", "b3", status=Status.wrong, reason="loss differs", minute=9)
+    runs = table(*blocks("base", 100, 100, 100, 100), *blocks("fast", 900, 900, 900), wrong)
+    assert math.isnan(one(speedup_over(runs, BASELINES), "fast")["speedup"])
+
+
+def simulated(
+    generator: np.random.Generator, cells: int, num_blocks: int, truth: float
+) -> DataFrame:
+    """Many cells against one shared kind of noise: block effect, plus 3 % of their own."""
+    names = np.repeat([f"c{i}" for i in range(cells)], num_blocks)
+    block = np.tile([f"b{i}" for i in range(num_blocks)], cells)
+    shared = np.exp(generator.normal(0, 0.2, cells * num_blocks))
+    noise = [np.exp(generator.normal(0, 0.03, cells * num_blocks)) for _ in range(2)]
+    common = {"sweep": "s", "status": "measured", "reason": "", "attempt": 1}
+    base = DataFrame({"cell_id": names, "block": block, "images_per_second": shared * noise[0]})
+    variant = base.assign(images_per_second=truth * shared * noise[1])
+    rename = base.assign(cell_id="base-" + base["cell_id"])
+    return DataFrame(
+        {k: [*rename[k], *variant[k]] for k in ("cell_id", "block", "images_per_second")}
+    ).assign(**common)
+
+
+@pytest.mark.parametrize("num_blocks", [3, 5, 8])
+def test_the_interval_covers_the_truth_95_percent_of_the_time(num_blocks):
+    cells = 4000
+    runs = simulated(np.random.default_rng(7), cells, num_blocks, truth=1.3)
+    result = speedup_over(runs, {f"c{i}": f"base-c{i}" for i in range(cells)})
+    shown = result[result["p_value"].notna()]
+    assert len(shown) == cells
+    covered = shown["speedup_low"].le(1.3) & shown["speedup_high"].ge(1.3)
+    assert covered.mean() == pytest.approx(0.95, abs=0.02)
+
+
+def test_identical_cells_are_called_different_in_at_most_5_percent_of_sweeps():
+    sweeps, cells = 1000, 6
+    runs = simulated(np.random.default_rng(11), sweeps * cells, 5, truth=1.0)
+    result = speedup_over(runs, {f"c{i}": f"base-c{i}" for i in range(sweeps * cells)})
+    of_sweep = np.arange(sweeps * cells) // cells
+    compared = result[result["p_value"].notna()].set_index(of_sweep)
+    adjusted = compared.groupby(level=0)["p_value"].transform(holm)
+    false_claims = adjusted.lt(0.05).groupby(level=0).any()
+    assert false_claims.mean() <= 0.05 + 0.014  # two standard errors of 1,000 sweeps

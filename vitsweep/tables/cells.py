@@ -1,0 +1,92 @@
+"""The record: one row per cell over all its runs, whatever became of it."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+from pandas import DataFrame
+
+from vitsweep.results.metrics import METRICS
+from vitsweep.tables import columns as col
+from vitsweep.tables.speedup import speedup_over
+from vitsweep.tables.status import counted, final_status, in_order
+
+
+def cells(
+    runs: DataFrame, baselines: Mapping[str, str | None], unrun: DataFrame | None = None
+) -> DataFrame:
+    """Return one row per cell, in the order in which the cells first appear.
+
+    Metrics are the median over the cell's counted runs (all of them where none was measured: the
+    peak of a run that ran out of memory is a result); `throughput_spread` is the relative standard
+    deviation of images/s over them; a validity flag is set where any of these runs had it; spec
+    and environment are those of the latest run. `blocks` counts the blocks measured, `num_pairs`
+    the blocks shared with the baseline.
+
+    Args:
+        runs: one row per run.
+        baselines: cell -> its baseline cell, None where it has none.
+        unrun: cells without a run (invalid, waiting), one row each: `cell_id, status, reason` and
+            spec columns; a cell that has runs is taken from `runs`.
+    """
+    waiting = _without_runs(unrun, runs)
+    if runs.empty:
+        return in_record_order(waiting)
+    comparison = speedup_over(runs, baselines).rename(columns={"num_blocks": "num_pairs"})
+    rows = (
+        final_status(runs)
+        .merge(_latest(runs), on="cell_id")
+        .merge(_medians(runs), on="cell_id")
+        .merge(comparison, on="cell_id", how="left")
+    )
+    return in_record_order(pd.concat([rows, waiting], ignore_index=True) if len(waiting) else rows)
+
+
+def in_record_order(table: DataFrame) -> DataFrame:
+    """Order the columns: head, spec, metrics with the comparison, validity, environment."""
+    metrics = col.metric_columns(table)
+    before = [m for m in metrics if list(METRICS).index(m) < list(METRICS).index("speedup")]
+    order = [
+        *(c for c in col.HEAD if c in table),
+        *col.spec_columns(table),
+        *before,
+        *(c for c in col.COMPARISON if c in table),
+        *(m for m in metrics if m not in before and m not in col.COMPARISON),
+        *(c for c in col.VALIDITY if c in table),
+    ]
+    return table[[*order, *(c for c in col.environment_columns(table) if c not in order)]]
+
+
+def _without_runs(unrun: DataFrame | None, runs: DataFrame) -> DataFrame:
+    if unrun is None or unrun.empty:
+        return DataFrame()
+    return unrun if runs.empty else unrun[~unrun["cell_id"].isin(set(runs["cell_id"]))]
+
+
+def _latest(runs: DataFrame) -> DataFrame:
+    measured = set(runs.columns) & (set(METRICS) | set(col.FLAGS))
+    ended = {"status", "reason", "failed_rank", "attempt"}
+    return (
+        in_order(runs)
+        .groupby("cell_id", sort=False, observed=True)
+        .tail(1)
+        .drop(columns=[*measured, *ended & set(runs.columns), *col.RUN_ONLY], errors="ignore")
+    )
+
+
+def _medians(runs: DataFrame) -> DataFrame:
+    good = counted(runs)
+    used = pd.concat([good, runs[~runs["cell_id"].isin(set(good["cell_id"]))]])
+    metrics = col.metric_columns(used)
+    numbers = used.assign(**{m: pd.to_numeric(used[m], errors="coerce") for m in metrics})
+    groups = numbers.groupby("cell_id", sort=False, observed=True)
+    flags = [f for f in col.FLAGS if f in used]
+    throughput = groups["images_per_second"]
+    return (
+        groups[metrics]
+        .median()
+        .join(used.assign(**{f: used[f].eq(True) for f in flags}).groupby("cell_id")[flags].any())
+        .join(good.groupby("cell_id", observed=True)["block"].nunique().rename("blocks"))
+        .assign(blocks=lambda t: t["blocks"].fillna(0).astype(int))
+        .assign(throughput_spread=throughput.std() / throughput.mean())
+        .reset_index()
+    )

@@ -1,0 +1,78 @@
+"""Which column of a table is what: the parts of the record, and the spec columns that vary."""
+
+from pandas import DataFrame
+
+from vitsweep.results.metrics import METRICS
+from vitsweep.spec.technique import TECHNIQUE_GROUPS
+
+HEAD = (
+    "schema_version",
+    "cell_id",
+    "sweep",
+    "status",
+    "reason",
+    "attempt",
+    "failed_rank",
+    "blocks",
+)
+RUN_ONLY = ("run_id", "block", "position")
+CHOICES = (*TECHNIQUE_GROUPS, "model", "data", "task", "batch", "measurement")
+PLAIN_SPEC = (
+    "half_dtype",
+    "images_per_step",
+    "accumulation_steps",
+    "resolution_px",
+    "num_tokens",
+    "nodes",
+    "ranks_per_node",
+    "world_size",
+    "seed",
+)
+COMPARISON = (
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "claim",
+    "p_value",
+    "p_holm",
+    "num_pairs",
+    "baseline_cell_id",
+    "speedup_note",
+)
+FLAGS = ("oversubscribed", "shared_device", "throttled", "drifting")
+VALIDITY = (*FLAGS, "proved")
+BOOKKEEPING = ("measurement",)
+"""Spec columns that change how sure a number is, not what was run."""
+
+
+def spec_columns(table: DataFrame) -> list[str]:
+    """Return the columns that say what was asked: choices first, then numbers, then fields."""
+    named = [c for c in (*CHOICES, *PLAIN_SPEC) if c in table]
+    return named + [str(c) for c in table if "." in str(c)]
+
+
+def metric_columns(table: DataFrame) -> list[str]:
+    """Return the measured columns in the order of `METRICS`."""
+    return [c for c in METRICS if c in table]
+
+
+def environment_columns(table: DataFrame) -> list[str]:
+    """Return what is neither head, spec, metric, comparison nor validity."""
+    other = {*HEAD, *RUN_ONLY, *spec_columns(table), *METRICS, *COMPARISON, *VALIDITY}
+    return [str(c) for c in table if c not in other]
+
+
+def varying(table: DataFrame) -> list[str]:
+    """Return the fewest spec columns, choices first, that tell all cells apart.
+
+    A column that follows from those before it (`precision.master_weights` from `precision`,
+    `num_tokens` from `batch`) is left out.
+    """
+    kept: list[str] = []
+    for column in spec_columns(table):
+        if column in BOOKKEEPING or table[column].astype(str).nunique() < 2:
+            continue
+        keys = table[[*kept, column]].astype(str)
+        if not kept or len(keys.drop_duplicates()) > len(keys[kept].drop_duplicates()):
+            kept.append(column)
+    return kept

@@ -1,0 +1,41 @@
+"""What became of a cell, over all its runs."""
+
+from pandas import DataFrame
+
+from vitsweep.results.record import Status
+
+DISQUALIFYING = (Status.wrong, Status.diverged)
+"""A speed measured by a technique that computes something else does not count."""
+
+
+def in_order(runs: DataFrame) -> DataFrame:
+    """Return the runs oldest first, by `started_at` where it is known, else as they were given."""
+    if "started_at" not in runs:
+        return runs
+    return runs.sort_values("started_at", kind="stable", na_position="first")
+
+
+def final_status(runs: DataFrame) -> DataFrame:
+    """Return one row per cell: `cell_id, status, reason, failed_rank, attempt`.
+
+    A cell is `measured` when it has a measured run and its latest run did not end `wrong` or
+    `diverged`; otherwise it has the status of its latest run. So a neighbour that is killed in the
+    fourth block does not take away three good blocks, and a repaired technique clears its name by
+    being measured again.
+    """
+    ordered = in_order(runs)
+    latest = ordered.groupby("cell_id", sort=False, observed=True).tail(1).set_index("cell_id")
+    measured = ordered[ordered["status"] == Status.measured]
+    good = measured.groupby("cell_id", sort=False, observed=True).tail(1).set_index("cell_id")
+    stands = good.index.difference(latest.index[latest["status"].isin(DISQUALIFYING)])
+    columns = [c for c in ("status", "reason", "failed_rank", "attempt") if c in runs]
+    rows = latest[columns].copy()
+    rows.loc[stands] = good.loc[stands, columns]
+    return rows.reset_index()
+
+
+def counted(runs: DataFrame) -> DataFrame:
+    """Return the runs whose numbers count: measured, of cells that ended `measured`."""
+    status = final_status(runs).set_index("cell_id")["status"]
+    ended_well = runs["cell_id"].map(status) == Status.measured
+    return runs[ended_well & (runs["status"] == Status.measured)]
