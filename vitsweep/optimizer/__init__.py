@@ -1,0 +1,1 @@
+"""Optimizers: the same update in different implementations."""

@@ -1,0 +1,45 @@
+"""AdamW (Loshchilov and Hutter, arXiv:1711.05101) in the implementations that PyTorch has."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+from vitsweep.spec.technique import OptimizerChoice
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(OptimizerChoice):
+    """Adam with decoupled weight decay.
+
+    Attributes:
+        beta1: decay of the mean gradient.
+        beta2: decay of the mean squared gradient.
+        eps: added to the root of the latter.
+        implementation: `loop` updates one parameter after the other, `foreach` lists of parameters
+            with one kernel per operation (multi-tensor apply), `fused` lists with one kernel.
+    """
+
+    beta1: Annotated[float, Ge(0), Lt(1)]
+    beta2: Annotated[float, Ge(0), Lt(1)]
+    eps: Annotated[float, Gt(0)]
+    implementation: Literal["loop", "foreach", "fused"]
+
+    def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
+        """Return torch's AdamW; each group carries its own `weight_decay`."""
+        import torch
+
+        return torch.optim.AdamW(groups, **self.arguments())
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of torch's AdamW."""
+        return {
+            "lr": self.learning_rate,
+            "betas": (self.beta1, self.beta2),
+            "eps": self.eps,
+            "foreach": self.implementation == "foreach",
+            "fused": self.implementation == "fused",
+        }
