@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.spec.model_spec import ViTSpec
     from vitsweep.world import World
 
 DType = Literal["float64", "float32", "float16", "bfloat16"]
@@ -143,6 +144,11 @@ class Classifier(Technique):
 class AttentionKernel(Technique):
     """Which implementation computes softmax(q k^T) v."""
 
+    @property
+    @abstractmethod
+    def recomputes_scores(self) -> bool:
+        """Whether the backward pass computes q k^T again; counts for the HFU (`model.flops`)."""
+
     @abstractmethod
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Replace the `attend` seam (or the attention module) of every block."""
@@ -179,6 +185,12 @@ class Memory(Technique):
         """Wrap what is to be recomputed."""
         return model
 
+    def recomputed_flops(
+        self, spec: "ViTSpec", resolution_px: int, pooling: Literal["token", "mean"]
+    ) -> int:
+        """FLOPs of one image that the backward pass repeats; counts for the HFU (`model.flops`)."""
+        return 0
+
     def saved_activations(self) -> AbstractContextManager[Any]:
         """Context of forward and backward; offloading moves saved tensors in it."""
         return nullcontext()
@@ -186,6 +198,9 @@ class Memory(Technique):
 
 class Compilation(Technique):
     """How much of the step is compiled or captured."""
+
+    needs_spawn: ClassVar[bool] = False
+    """True where a compiler starts threads or processes, so that a forked child may hang."""
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Compile what should be compiled."""

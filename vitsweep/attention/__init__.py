@@ -1,0 +1,1 @@
+"""Implementations of attention: one technique per file."""

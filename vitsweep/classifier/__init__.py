@@ -1,0 +1,1 @@
+"""What the classification head reads: one technique per file."""

@@ -1,0 +1,1 @@
+"""Order of the axes inside the blocks: one technique per file."""

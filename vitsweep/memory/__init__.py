@@ -1,0 +1,1 @@
+"""What is kept of the forward pass: one technique per file."""

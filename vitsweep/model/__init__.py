@@ -1,0 +1,1 @@
+"""The plain single-device Vision Transformer: it knows nothing of techniques."""
