@@ -1,0 +1,111 @@
+"""Flat buffers: parameters and gradients of a group become views of two long vectors."""
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+ALIGNMENT_BYTES = 256
+"""Every view starts at a multiple of it: matrix kernels want aligned operands (cuBLAS: 16 B)."""
+
+
+class FlatBuffer:
+    """One flat parameter and its gradient; the originals become views of both.
+
+    A parameter that takes no part in a step has a zero gradient here, where other optimizers skip
+    it: it still decays.
+
+    Attributes:
+        parameter: the flat parameter, for the optimizer; padding stays zero.
+        originals: the model's parameters, all of one dtype on one device.
+    """
+
+    def __init__(self, originals: list[nn.Parameter]) -> None:
+        self.originals = originals
+        sizes = [_padded_size(original) for original in originals]
+        self.parameter = nn.Parameter(originals[0].detach().new_zeros(sum(sizes)))
+        self.parameter.grad = torch.zeros_like(self.parameter)
+        starts = accumulate(sizes, initial=0)
+        for original, start in zip(originals, starts, strict=False):
+            _move(original, self.parameter.detach(), self.parameter.grad, start)
+        self._addresses = self._current_addresses()
+
+    def check(self) -> None:
+        """Make sure that the model still works on this buffer.
+
+        Raises:
+            RuntimeError: a parameter or gradient was replaced, so that updates would be lost.
+        """
+        if self._current_addresses() != self._addresses:
+            raise RuntimeError(
+                "A parameter or gradient no longer lies in the flat buffer of the contiguous "
+                "optimizer. Something replaced `.data` or `.grad` after the optimizer was built: "
+                "`model.zero_grad()` or `.grad = None` (write into `.grad`, or call the "
+                "optimizer's `zero_grad`), `.to()`, or DDP with `gradient_as_bucket_view=True`."
+            )
+
+    def _current_addresses(self) -> list[int]:
+        pairs = ((p, p.grad) for p in self.originals)
+        return [0 if t is None else t.data_ptr() for pair in pairs for t in pair]
+
+
+def _padded_size(parameter: nn.Parameter) -> int:
+    step = ALIGNMENT_BYTES // parameter.element_size()
+    return -(-parameter.numel() // step) * step
+
+
+def _move(original: nn.Parameter, flat: Tensor, flat_gradient: Tensor, start: int) -> None:
+    """Copy a parameter (and its gradient) into the buffers and let it live there."""
+    view, gradient = (_view(buffer, original, start) for buffer in (flat, flat_gradient))
+    view.copy_(original.detach())
+    if original.grad is not None:
+        gradient.copy_(original.grad)
+    original.data, original.grad = view, gradient
+
+
+def _view(buffer: Tensor, like: Tensor, start: int) -> Tensor:
+    """Return a part of `buffer` with the shape of `like`, channels_last where `like` is."""
+    part = buffer[start : start + like.numel()]
+    if like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last):
+        return part.as_strided(like.size(), like.stride(), part.storage_offset())
+    return part.view(like.shape)
+
+
+class _OnFlatBuffers(Optimizer):
+    """An optimizer whose parameters are flat buffers: one per group, dtype and device."""
+
+    buffers: list[FlatBuffer]
+
+    def __init__(self, groups: list[dict[str, Any]], **arguments: Any) -> None:
+        self.buffers = []
+        super().__init__([self._flatten(group) for group in groups], **arguments)
+        self.register_step_pre_hook(lambda *_: self.check())
+
+    def _flatten(self, group: dict[str, Any]) -> dict[str, Any]:
+        alike: dict[Any, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+        buffers = [FlatBuffer(parameters) for parameters in alike.values()]
+        self.buffers += buffers
+        return group | {"params": [buffer.parameter for buffer in buffers]}
+
+    def check(self) -> None:
+        """Make sure that no parameter or gradient left its buffer; before every step."""
+        for buffer in self.buffers:
+            buffer.check()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Fill the gradient buffers with zeros; they are kept, whatever `set_to_none` says."""
+        for buffer in self.buffers:
+            assert buffer.parameter.grad is not None
+            buffer.parameter.grad.zero_()
+
+
+class FlatAdamW(_OnFlatBuffers, torch.optim.AdamW):
+    """torch's AdamW over flat buffers."""
+
+
+class FlatSGD(_OnFlatBuffers, torch.optim.SGD):
+    """torch's SGD over flat buffers."""

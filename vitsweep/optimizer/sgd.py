@@ -1,0 +1,55 @@
+"""Stochastic gradient descent with momentum in the implementations that PyTorch has."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge, Lt
+
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.technique import OptimizerChoice
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(OptimizerChoice):
+    """SGD with momentum; weight decay is added to the gradient (L2), as in PyTorch.
+
+    Attributes:
+        momentum: decay of the velocity; 0 keeps none.
+        nesterov: look ahead (pycls' default); needs momentum.
+        implementation: `loop`, `foreach` or `fused`, as for AdamW.
+    """
+
+    momentum: Annotated[float, Ge(0), Lt(1)]
+    nesterov: bool
+    implementation: Literal["loop", "foreach", "fused"]
+
+    def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
+        """Return torch's SGD; each group carries its own `weight_decay`."""
+        import torch
+
+        return torch.optim.SGD(groups, **self.arguments())
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of torch's SGD."""
+        return {
+            "lr": self.learning_rate,
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+            "foreach": self.implementation == "foreach",
+            "fused": self.implementation == "fused",
+        }
+
+    def conflicts(self, cell: CellSpec) -> Iterator[str]:
+        """Nesterov needs a velocity; torch's fused SGD knows no shards (2.11 to 2.13)."""
+        if self.nesterov and not self.momentum:
+            yield "`optimizer.nesterov=true` needs `optimizer.momentum` above 0."
+        if self.implementation == "fused" and cell.sharding.shards_parameters:
+            yield (
+                f"`optimizer={self.name}` cannot update the shards of "
+                f"`sharding={cell.sharding.name}` (PyTorch has no sharding strategy for "
+                "`aten._fused_sgd_`): use `optimizer=sgd_foreach`, or `sharding=ddp`."
+            )
