@@ -1,0 +1,46 @@
+"""Hydra's grammar, vitsweep's expansion."""
+
+import sys
+from typing import Any
+
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class VitsweepSweeper(Sweeper):
+    """Composes each distinct choice once and hands all cells to the launcher.
+
+    Args:
+        plan_only: list the cells instead of running them.
+    """
+
+    def __init__(self, plan_only: bool = False) -> None:
+        self.plan_only = plan_only
+        self.launcher: Launcher | None = None
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Keep what a sweep needs, and make its launcher."""
+        from hydra.core.plugins import Plugins
+
+        self.config = config
+        self.hydra_context = hydra_context
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Run the sweep; what the user can mend ends the program with a sentence and status 2."""
+        from vitsweep.errors import VitsweepError
+        from vitsweep.sweep.dispatch import dispatch
+
+        assert self.launcher is not None, "Hydra calls setup() first"
+        loader = self.hydra_context.config_loader
+        try:
+            return dispatch(arguments, self.config, loader, self.launcher, self.plan_only)
+        except VitsweepError as error:
+            print(error, file=sys.stderr)
+            raise SystemExit(2) from error

@@ -1,0 +1,1 @@
+"""Who runs which cell where: the grid, the plan, and the launchers."""

@@ -1,0 +1,59 @@
+"""From Hydra's multirun to a launcher: what `VitsweepSweeper` does, without being a plugin."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig, OmegaConf
+
+from vitsweep.errors import BadValueError
+from vitsweep.sweep import hydra_private
+from vitsweep.sweep.asked import Asked
+from vitsweep.sweep.compose import Composer
+from vitsweep.sweep.grid import expand
+
+
+def composer_of(config: DictConfig, loader: Any) -> Composer:
+    """Return a composer over the configuration of a running Hydra application."""
+    return Composer(loader, config.hydra.job.config_name, list(config.hydra.overrides.hydra))
+
+
+def dispatch(
+    arguments: Sequence[str], config: DictConfig, loader: Any, launcher: Launcher, plan_only: bool
+) -> Any:
+    """Expand `arguments` and hand the cells to the launcher.
+
+    vitsweep's launchers take all cells at once, already composed. Any other launcher of Hydra gets
+    lists of overrides, as from Hydra's own sweeper.
+
+    Raises:
+        BadValueError: an override is wrong, or a stock Slurm launcher would ignore `resources`.
+    """
+    cells = expand(arguments, composer_of(config, loader))
+    if hasattr(launcher, "launch_cells"):
+        settings = hydra_private.plain_resolved(config)
+        return (launcher.plan_cells if plan_only else launcher.launch_cells)(cells, settings)
+    target = str(OmegaConf.select(config, "hydra.launcher._target_"))
+    if plan_only:
+        raise BadValueError(
+            f"`plan` needs a launcher of vitsweep, `hydra/launcher=local`; not {target}."
+        )
+    if "submitit" in target:
+        refuse_varying_resources(cells)
+    return launcher.launch([list(cell.overrides) for cell in cells], initial_job_idx=0)
+
+
+def refuse_varying_resources(cells: Sequence[Asked]) -> None:
+    """Stock submitit sends one array with one `--nodes`, whatever the cells ask for (hydra#2874).
+
+    Raises:
+        BadValueError: cells ask for different resources.
+    """
+    first = cells[0].tree["resources"]
+    varying = {k for cell in cells for k, v in cell.tree["resources"].items() if v != first.get(k)}
+    if varying:
+        knobs = ", ".join(f"`resources.{key}`" for key in sorted(varying))
+        raise BadValueError(
+            f"{knobs} vary over the cells, but hydra-submitit-launcher requests the same for all "
+            "of them: a scaling curve made so is false. Use `hydra/launcher=slurm` or `local`."
+        )

@@ -1,0 +1,61 @@
+"""The grid: which cells a command line asks for. The grammar is Hydra's, the expansion ours."""
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any
+
+from vitsweep.errors import BadValueError
+from vitsweep.sweep.asked import Asked
+from vitsweep.sweep.axes import Axis, axes_of, cells_axis, named_axes, zipped
+from vitsweep.sweep.compose import Composer
+
+
+def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[Asked]:
+    """Return the cells of a command line, each once, in the order of Hydra's own sweeper.
+
+    Swept overrides multiply; the `axes` and `cells` of a named sweep (`+sweep=NAME`) multiply with
+    them; axes named together in `sweep.zip` advance together. An override on the command line
+    replaces one of the same key in the named sweep.
+
+    Args:
+        overrides: as typed after `python -m vitsweep -m`; those of Hydra's own node are left out.
+        composer: pieces to share between calls.
+
+    Raises:
+        BadValueError: an override is wrong; the text names it as typed and the valid ones.
+    """
+    composer = composer or Composer()
+    typed = axes_of(composer, overrides)
+    sweep = composer.compose(_of_the_sweep(typed)).tree["sweep"]
+    axes = {axis.key: axis for axis in named_axes(composer, sweep.get("axes") or {})}
+    axes |= {axis.key: axis for axis in typed}
+    factors = zipped(list(axes.values()), sweep.get("zip") or [])
+    if sweep.get("cells"):
+        factors.insert(0, cells_axis(composer, sweep["cells"]))
+    combinations = product(*(axis.values for axis in factors))
+    return collapsed(composer.compose(_merged(parts, composer)) for parts in combinations)
+
+
+def collapsed(cells: Iterable[Asked]) -> list[Asked]:
+    """Leave out cells that ask for the same as an earlier one."""
+    return list({cell.key: cell for cell in reversed(list(cells))}.values())[::-1]
+
+
+def _of_the_sweep(typed: Sequence[Axis]) -> list[str]:
+    """Return the overrides that say what the sweep is, which therefore cannot be swept."""
+    own = [axis for axis in typed if axis.root == "sweep"]
+    for axis in own:
+        if len(axis.values) > 1:
+            raise BadValueError(
+                f"`{axis.key}` cannot be swept: it says what the sweep is, one for all cells."
+            )
+    return [text for axis in own for text in axis.values[0]]
+
+
+def _merged(parts: Iterable[tuple[str, ...]], composer: Composer) -> list[str]:
+    """Join the overrides of one cell; of two with the same key the later one counts."""
+    texts = [text for part in parts for text in part]
+    keyed: dict[str, Any] = {}
+    for override, text in zip(composer.parse(texts), texts, strict=True):
+        keyed[override.get_key_element()] = text
+    return list(keyed.values())

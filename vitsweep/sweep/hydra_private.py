@@ -1,0 +1,102 @@
+"""All that vitsweep uses of Hydra beyond its documented interface, in one place with one test.
+
+Hydra has no public way to turn overrides into cells without running them (hydra#2673).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """One YAML of a group, as Hydra's repository reads it."""
+
+    content: Any
+    package: str | None
+    has_defaults: bool
+
+
+def open_loader(conf: Path) -> ConfigLoader:
+    """Return a loader over `conf`, as `hydra.main` would make it."""
+    _set_version_base()
+    return ConfigLoaderImpl(create_config_search_path(str(conf.resolve())))
+
+
+def parse(text: str, loader: ConfigLoader) -> Override:
+    """Parse an override with Hydra's grammar; the loader answers `glob`."""
+    return OverridesParser.create(config_loader=loader).parse_overrides([text])[0]
+
+
+def repository(loader: Any, config_name: str, hydra_overrides: Sequence[str]) -> Any:
+    """Return the files behind a loader, `hydra.searchpath` included; each is read once."""
+    return loader._parse_overrides_and_create_caching_repo(config_name, list(hydra_overrides))[1]
+
+
+def load_file(repository: Any, path: str) -> ConfigFile | None:
+    """Read `group/choice`, or return None where there is no such file."""
+    loaded = repository.load_config(config_path=path)
+    if loaded is None:
+        return None
+    content = OmegaConf.to_container(loaded.config, resolve=False)
+    return ConfigFile(content, loaded.header.get("package"), bool(loaded.defaults_list))
+
+
+def compose(loader: ConfigLoader, config_name: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose one configuration as Hydra's launchers do on a node."""
+    return loader.load_configuration(config_name, list(overrides), RunMode.RUN, from_shell=False)
+
+
+def sources(loader: Any, config_name: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (file, package) of everything that is merged into a configuration, in order."""
+    found = loader.compute_defaults_list(config_name, list(overrides), RunMode.RUN)
+    return [(entry.config_path, entry.package or "") for entry in found.defaults]
+
+
+def value_text(value: Any) -> str:
+    """Write a value so that Hydra's parser reads it back as one value, not as a sweep."""
+    return Override._get_value_element_as_str(value)
+
+
+def axis_texts(override: Override) -> Iterator[str]:
+    """Yield one override per value of a swept one, as Hydra's own sweeper writes them."""
+    key = override.get_key_element()
+    if override.is_sweep_override():
+        return (f"{key}={value}" for value in override.sweep_string_iterator())
+    return iter([f"{key}={override.get_value_element_as_str()}"])
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Return a composed configuration as plain containers, without Hydra's own node."""
+    tree: Any = OmegaConf.to_container(config, resolve=False)
+    return {str(key): node for key, node in tree.items() if key != "hydra"}
+
+
+def plain_resolved(config: DictConfig) -> dict[str, Any]:
+    """Return the same with every `${...}` replaced."""
+    nodes = {str(key): config[key] for key in config if key != "hydra"}
+    containers = {k: n for k, n in nodes.items() if OmegaConf.is_config(n)}
+    return nodes | {k: OmegaConf.to_container(n, resolve=True) for k, n in containers.items()}
+
+
+def choices(config: DictConfig) -> Mapping[str, Any]:
+    """Return group -> choice of a composed configuration, Hydra's own groups left out."""
+    known = config.hydra.runtime.choices
+    return {str(g): c for g, c in known.items() if not str(g).startswith("hydra/")}
+
+
+def _set_version_base() -> None:
+    """Outside `hydra.main` hydra-core 1.3 would act as 1.1; 1.4 knows one behaviour only."""
+    if hydra.__version__.startswith("1.3."):
+        version.setbase("1.3")

@@ -1,0 +1,51 @@
+"""What to say of a group, choice or key that does not exist: as typed, the valid ones, a guess."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+
+from vitsweep.errors import BadValueError
+
+
+def unknown_choice(group: str, choice: str, valid: Iterable[str]) -> BadValueError:
+    """Say which choices a group has."""
+    names = list(valid)
+    return BadValueError(
+        f"`{group}={choice}`: `{group}` has no choice `{choice}`; it has {_listed(names)}."
+        + nearest(choice, names, lambda name: f"{group}={name}")
+    )
+
+
+def unknown_key(
+    override: Override, path: Sequence[str], key: str, node: Mapping[str, Any]
+) -> BadValueError:
+    """Say which keys stand where `key` was looked for."""
+    typed, names = str(override.input_line), [name for name in node if not name.startswith("_")]
+    where = ".".join(path)
+    fault = f"`{where}` has no key `{key}`" if where else f"there is no group or key `{key}`"
+    _, _, value = typed.partition("=")
+    rest = override.key_or_group.split(".")[len(path) + 1 :]
+    return BadValueError(
+        f"`{typed}`: {fault}; there are {_listed(names)}."
+        + nearest(key, names, lambda name: ".".join([*path, name, *rest]) + f"={value}")
+    )
+
+
+def nearest(word: str, valid: Iterable[str], typed: Any) -> str:
+    """Return ` Did you mean ...?`, or nothing where no name is close."""
+    lower = {name.lower(): name for name in valid}
+    close = get_close_matches(word.lower(), lower, n=1)
+    return f" Did you mean `{typed(lower[close[0]])}`?" if close else ""
+
+
+def told_plainly(what: str, error: BaseException) -> str:
+    """Return Hydra's reason as sentences, without its pointers to configuration internals."""
+    lines = [line.strip() for line in str(error or error.__cause__).splitlines()]
+    kept = [line for line in lines if line and "https://" not in line and "HYDRA_FULL" not in line]
+    return f"{what}: {' '.join(kept)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
