@@ -16,7 +16,7 @@ class Asked:
     """One cell of a sweep before `spec.from_yaml`.
 
     Attributes:
-        overrides: what to type after `python -m vitsweep` to get exactly this cell.
+        overrides: what Hydra composes to this cell; any launcher of Hydra can run it from them.
         choices: config group -> choice, in the order of the defaults list.
         tree: the composed configuration as plain containers without Hydra's own node; the node of
             each group carries `name`, its choice.

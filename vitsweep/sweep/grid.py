@@ -38,7 +38,10 @@ def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[A
 
 def collapsed(cells: Iterable[Asked]) -> list[Asked]:
     """Leave out cells that ask for the same as an earlier one."""
-    return list({cell.key: cell for cell in reversed(list(cells))}.values())[::-1]
+    first: dict[str, Asked] = {}
+    for cell in cells:
+        first.setdefault(cell.key, cell)
+    return list(first.values())
 
 
 def _of_the_sweep(typed: Sequence[Axis]) -> list[str]:

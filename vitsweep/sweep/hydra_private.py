@@ -3,7 +3,7 @@
 Hydra has no public way to turn overrides into cells without running them (hydra#2673).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,10 @@ def plain_resolved(config: DictConfig) -> dict[str, Any]:
     return nodes | {k: OmegaConf.to_container(n, resolve=True) for k, n in containers.items()}
 
 
-def choices(config: DictConfig) -> Mapping[str, Any]:
-    """Return group -> choice of a composed configuration, Hydra's own groups left out."""
-    known = config.hydra.runtime.choices
-    return {str(g): c for g, c in known.items() if not str(g).startswith("hydra/")}
+def choices(config: DictConfig) -> dict[str, Any]:
+    """Return group -> choice in the order of the defaults list, Hydra's own groups left out."""
+    known = {str(group): choice for group, choice in config.hydra.runtime.choices.items()}
+    return {g: known[g] for g in reversed(known) if not g.startswith("hydra/")}
 
 
 def _set_version_base() -> None:
