@@ -30,7 +30,7 @@ def cells(
     """
     waiting = _without_runs(unrun, runs)
     if runs.empty:
-        return in_record_order(waiting)
+        return waiting.pipe(in_record_order).pipe(typed)
     comparison = speedup_over(runs, baselines).rename(columns={"num_blocks": "num_pairs"})
     rows = (
         final_status(runs)
@@ -38,7 +38,17 @@ def cells(
         .merge(_medians(runs), on="cell_id")
         .merge(comparison, on="cell_id", how="left")
     )
-    return in_record_order(pd.concat([rows, waiting], ignore_index=True) if len(waiting) else rows)
+    rows = pd.concat([rows, waiting], ignore_index=True) if len(waiting) else rows
+    return rows.pipe(in_record_order).pipe(typed)
+
+
+def typed(table: DataFrame) -> DataFrame:
+    """Give counts and flags the types that can be missing, metrics floats."""
+    whole = {c: "Int64" for c in ("attempt", "failed_rank", "blocks", "num_pairs")}
+    flags = {c: "boolean" for c in col.FLAGS}
+    floats = {c: "float64" for c in col.metric_columns(table)}
+    types = whole | flags | floats
+    return table.astype({c: t for c, t in types.items() if c in table})
 
 
 def in_record_order(table: DataFrame) -> DataFrame:

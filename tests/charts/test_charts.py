@@ -1,0 +1,91 @@
+import matplotlib
+import pytest
+from builders import run, table
+
+from vitsweep.charts import phases, speedup, style
+from vitsweep.charts.caption import caption
+from vitsweep.results.record import Status
+from vitsweep.tables.cells import cells
+
+BASELINES = {name: "base" for name in ("base", "fast", "same", "dead")}
+
+
+def phase_ms(scale):
+    return {"data_ms": scale, "forward_ms": 3 * scale, "backward_ms": 6 * scale}
+
+
+@pytest.fixture
+def four():
+    runs = [
+        *[run("base", f"b{i}", 100 + i, metrics=phase_ms(60.0)) for i in range(3)],
+        *[
+            run("fast", f"b{i}", 200 + 3 * i, precision="O2", metrics=phase_ms(30.0))
+            for i in range(3)
+        ],
+        *[run("same", f"b{i}", 101 + (-1) ** i, precision="bf16") for i in range(3)],
+        run("dead", "b0", status=Status.out_of_memory, reason="no room", sharding="fsdp"),
+    ]
+    return cells(table(*runs), BASELINES)
+
+
+def labels(axes):
+    return [tick.get_text() for tick in axes.get_yticklabels()]
+
+
+def test_speedup_bars_are_labelled_sorted_and_coloured_by_technique(four):
+    axes = speedup.draw(four).axes[0]
+    assert labels(axes) == ["O2 · ddp", "bf16 · ddp", "fp32 · ddp"]
+    assert "Speedup over the baseline (x)" in axes.get_xlabel()
+    fast, same, base = axes.patches[:3]
+    assert fast.get_width() == pytest.approx(four.set_index("cell_id").loc["fast", "speedup"])
+    assert matplotlib.colors.to_hex(fast.get_facecolor()) == style.colour("precision", "O2")
+    assert matplotlib.colors.to_hex(base.get_facecolor()) == style.BASELINE
+    assert same.get_hatch()  # no difference shown
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["O2", "bf16"]
+
+
+def test_every_bar_with_an_interval_has_whiskers(four):
+    assert len(speedup.draw(four).axes[0].containers) >= 2
+
+
+def test_phases_stack_to_the_sum_and_mark_the_timed_step(four):
+    axes = phases.draw(four).axes[0]
+    assert labels(axes) == ["O2 · ddp", "fp32 · ddp"]
+    assert axes.get_xlabel() == "Step time (ms)"
+    ends = [bar.get_x() + bar.get_width() for bar in axes.patches]
+    assert max(ends) == pytest.approx(600.0)
+    assert "Timed step" in [t.get_text() for t in axes.get_legend().get_texts()]
+
+
+def test_a_table_without_phases_still_draws():
+    phases.draw(cells(table(run("base")), {}))
+
+
+def test_the_same_figure_gives_the_same_svg(four):
+    first, second = (style.to_svg(speedup.draw(four)) for _ in range(2))
+    assert first == second
+
+
+def test_a_technique_keeps_its_colour_whatever_else_is_drawn():
+    assert style.colour("precision", "O2") == style.colour("precision", "O2")
+    assert style.colour("precision", "unheard_of") in style.PALETTE
+    known = [style.colour("sequence_parallel", c) for c in "none ulysses ring dsp usp lasp".split()]
+    assert len(set(known)) == len(known)
+
+
+def test_drawing_leaves_no_global_state(four):
+    before = dict(matplotlib.rcParams)
+    style.to_svg(speedup.draw(four))
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_the_caption_says_device_versions_date_and_what_is_left_out(four):
+    assert caption(four) == (
+        "AMD EPYC 7B13 · 2 ranks · torch 2.13.0 · 2026-10-20 · 3 of 4 cells measured · "
+        "left out: 1 out of memory"
+    )
+
+
+def test_the_caption_says_oversubscribed():
+    runs = table(run("base", validity={"oversubscribed": True}))
+    assert "it says nothing about scaling (all cells)" in caption(cells(runs, {}))

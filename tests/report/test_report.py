@@ -1,0 +1,110 @@
+import json
+import re
+
+import pandas as pd
+import pytest
+from builders import run
+
+from vitsweep.errors import VitsweepError
+from vitsweep.report.answer import answers
+from vitsweep.report.html import write_report
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store
+from vitsweep.tables.load import cells_of
+
+BASELINES = {"base": "base", "fast": "base", "dead": "base", "bad": None}
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "sample").create()
+    phases = {"forward_ms": 1.0, "backward_ms": 2.0}
+    for i in range(3):
+        store.save_run(run("base", f"b{i}", 100 + i, metrics=phases))
+        store.save_run(run("fast", f"b{i}", 200 + 3 * i, precision="O2", metrics=phases))
+    store.save_run(
+        run("dead", "b0", status=Status.out_of_memory, reason="asked <b>much</b>", sharding="fsdp")
+    )
+    refused = {"status": "invalid", "reason": "`precision=fp8` needs a GPU.", "precision": "fp8"}
+    (store.cell("bad")).mkdir()
+    (store.cell("bad") / "record.json").write_text(json.dumps(refused))
+    store.append_command({"baselines": BASELINES, "command": "python -m vitsweep -m precision=O2"})
+    return store
+
+
+def test_the_report_is_one_page_with_everything_beside_it(store):
+    page = write_report(store.root)
+    assert page == store.root / "report" / "index.html"
+    beside = {path.name for path in page.parent.iterdir()}
+    assert beside == {
+        "index.html", "cells.csv", "coverage.csv", "table.md",
+        "speedup.png", "speedup.svg", "phases.png", "phases.svg",
+    }  # fmt: skip
+    assert pd.read_csv(page.parent / "cells.csv")["images_per_second"].dtype == float
+
+
+def test_the_page_needs_no_network(store):
+    text = write_report(store).read_text()
+    fetched = re.findall(r"""(?:src|href)=["'](?!#)([^"']+)|url\((?!#)([^)]+)\)|@import""", text)
+    assert {a or b for a, b in fetched} == {
+        "cells.csv", "coverage.csv", "table.md",
+        "speedup.png", "speedup.svg", "phases.png", "phases.svg",
+    }  # fmt: skip
+
+
+def test_the_page_answers_covers_and_can_be_repeated(store):
+    text = write_report(store).read_text()
+    assert "Which combination of precision, sharding trains vit_nano fastest?" in text
+    assert "O2 · ddp is fastest: 2.0" in text
+    assert "asked &lt;b&gt;much&lt;/b&gt;" in text
+    assert "`precision=fp8` needs a GPU." in text
+    assert "python -m vitsweep -m precision=O2" in text
+    assert "2 measured · 1 out of memory · 1 invalid" in text
+
+
+def test_charts_follow_the_theme_of_the_page(store):
+    text = write_report(store).read_text()
+    assert "var(--grid)" in text
+    assert "#d8dade" not in text[text.index("<svg") : text.index("</svg>")]
+
+
+def test_a_folder_without_records_is_named(tmp_path):
+    with pytest.raises(VitsweepError, match=r"empty.* holds no records"):
+        write_report(Store(tmp_path / "empty").create())
+
+
+def test_nothing_measured_is_an_answer(tmp_path):
+    store = Store(tmp_path / "s").create()
+    store.save_run(run("dead", status=Status.out_of_memory, reason="no room"))
+    assert answers(cells_of(store)) == ["Nothing was measured: 1 out of memory."]
+    assert "Nothing was measured" in write_report(store).read_text()
+
+
+def said(tmp_path, *speeds):
+    store = Store(tmp_path / "s").create()
+    for i, speed in enumerate(speeds):
+        store.save_run(run("base", f"b{i}", 100))
+        store.save_run(run("fast", f"b{i}", speed, precision="O2"))
+    store.append_command({"baselines": BASELINES})
+    return answers(cells_of(store))[0]
+
+
+def test_noise_is_not_called_faster(tmp_path):
+    assert "Nothing is shown to beat the baseline fp32" in said(tmp_path, 99, 103, 101)
+
+
+def test_slower_is_not_called_fastest(tmp_path):
+    assert said(tmp_path, 50, 51, 52).startswith("Nothing beat the baseline fp32")
+
+
+def test_two_blocks_claim_nothing(tmp_path):
+    assert "nothing is claimed" in said(tmp_path, 200, 201)
+
+
+def test_without_a_baseline_the_fastest_is_named(tmp_path):
+    store = Store(tmp_path / "s").create()
+    store.save_run(run("a", "b0", 100))
+    store.save_run(run("b", "b0", 150, precision="O2"))
+    assert answers(cells_of(store)) == [
+        "O2 had the highest throughput, 150 img/s; nothing was compared with a baseline."
+    ]

@@ -1,0 +1,100 @@
+import math
+
+import pytest
+from builders import run, table
+from rich.console import Console
+
+from vitsweep.results.record import Status
+from vitsweep.tables import words
+from vitsweep.tables.cells import cells
+from vitsweep.tables.coverage import counts, coverage
+from vitsweep.tables.show import markdown, presented, printed, ranked
+
+BASELINES = {"base": "base", "fast": "base", "dead": "base"}
+
+
+@pytest.fixture
+def four():
+    runs = table(
+        *[run("base", f"b{i}", 100 + i) for i in range(3)],
+        *[
+            run("fast", f"b{i}", 200 + 2 * i, precision="O2", metrics={"accuracy_top1": 0.9512})
+            for i in range(3)
+        ],
+        run("dead", "b0", status=Status.out_of_memory, reason="rank 1:\n no room", sharding="fsdp"),
+    )
+    return cells(runs, BASELINES)
+
+
+def test_the_table_shows_what_varies_and_what_came_out(four):
+    text = presented(four)
+    assert list(text) == [
+        "precision", "sharding", "img/s", "speedup", "claim", "step ms", "top-1", "blocks", "status"
+    ]  # fmt: skip
+    assert text.iloc[0].tolist() == [
+        "O2", "ddp", "202", "2.00x [2.00, 2.00]", "faster", "317", "95.1 %", "3", "measured"
+    ]  # fmt: skip
+    assert text.iloc[2].tolist() == [
+        "fp32", "fsdp", "", "", "", "", "", "0", "out of memory: rank 1: no room"
+    ]  # fmt: skip
+
+
+def test_fastest_first_and_failures_last(four):
+    assert ranked(four)["cell_id"].tolist() == ["fast", "base", "dead"]
+
+
+def test_the_peak_is_of_the_gpu_where_there_is_one():
+    runs = table(run("base", metrics={"peak_rss_gib": 9.0, "peak_allocated_gib": 4.25}))
+    assert presented(cells(runs, {}))["peak GiB"].tolist() == ["4.25"]
+
+
+def test_flags_are_said_beside_the_status():
+    runs = table(run("base", validity={"oversubscribed": True}))
+    assert presented(cells(runs, {}))["status"].tolist() == ["measured: oversubscribed"]
+
+
+def test_a_measured_cell_without_speedup_says_why():
+    runs = table(
+        run("base", status=Status.out_of_memory, reason="no room"), run("fast", precision="O2")
+    )
+    claims = presented(cells(runs, BASELINES)).set_index("precision")["claim"]
+    assert claims["O2"] == "no speedup: its baseline base is out of memory"
+
+
+def test_the_terminal_shows_every_row(four):
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))
+    with console.file:
+        console.print(printed(four, title="sample"))
+    text = console.export_text()
+    assert "2.00x [2.00, 2.00]" in text
+    assert "out of memory" in text
+
+
+def test_markdown_escapes_pipes():
+    runs = table(run("base", status=Status.failed, reason="a|b"))
+    lines = markdown(presented(cells(runs, {}))).splitlines()
+    assert lines[1].startswith("| --- |")
+    assert "a\\|b" in lines[2]
+
+
+def test_coverage_names_what_is_missing_and_why(four):
+    missing = coverage(four)
+    assert missing[["sharding", "status", "reason"]].to_numpy().tolist() == [
+        ["fsdp", "out_of_memory", "rank 1:\n no room"]
+    ]
+    assert counts(four).to_numpy().tolist() == [["measured", 2], ["out_of_memory", 1]]
+
+
+NUMBERS = [(0.01234, "0.0123"), (1.234, "1.23"), (1234.5, "1,234"), (99.96, "100.0"), (0, "0")]
+NOTHING = [(math.nan, ""), (math.inf, ""), (None, "")]
+
+
+@pytest.mark.parametrize(("value", "text"), [*NUMBERS, *NOTHING, (-2.5, "-2.50")])
+def test_numbers_have_three_digits_and_no_exponent(value, text):
+    assert words.number(value) == text
+
+
+def test_a_bare_value_in_a_label_is_named():
+    row = table(run("base", nodes=4)).iloc[0]
+    label = words.cell_label(row, ["precision", "nodes", "sequence_parallel"])
+    assert label == "fp32 · nodes=4 · sequence_parallel=none"

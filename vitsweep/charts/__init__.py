@@ -1,0 +1,1 @@
+"""One chart per file: `draw(table) -> Figure`, nothing is read, saved or shown. No torch."""

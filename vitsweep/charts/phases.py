@@ -1,0 +1,52 @@
+"""Where a step's time goes: data, forward, backward, optimizer, stacked."""
+
+from typing import Any
+
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from vitsweep.charts import style
+from vitsweep.results.metrics import METRICS
+from vitsweep.tables.columns import varying
+from vitsweep.tables.words import cell_label, number
+
+PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
+MOST = 30
+
+
+def draw(cells: DataFrame) -> Figure:
+    """Stack the phases of each measured cell, the shortest step on top.
+
+    Phases come from instrumented steps of their own; the diamond is the timed step without
+    instruments, which is shorter where phases overlap.
+    """
+    phases = [p for p in PHASES if p in cells and cells[p].notna().any()]
+    shown = cells[cells[phases].notna().any(axis=1)] if phases else cells.iloc[:0]
+    shown = shown.sort_values("step_time_ms").head(MOST)
+    labels = [cell_label(row, varying(cells)) or str(row["model"]) for _, row in shown.iterrows()]
+    figure, axes = style.new_figure(8.4, 1.5 + 0.34 * max(len(shown), 2))
+    positions = range(len(shown))
+    left = shown["step_time_ms"] * 0.0
+    for phase in phases:
+        width = shown[phase].fillna(0.0)
+        look: dict[str, Any] = {"color": style.PHASES[phase], "label": METRICS[phase].label}
+        axes.barh(positions, width, left=left, height=0.66, **look)
+        left = left + width
+    axes.plot(shown["step_time_ms"], positions, "D", color=style.INK, ms=4, label="Timed step")
+    for position, (end, step) in enumerate(zip(left, shown["step_time_ms"], strict=True)):
+        axes.annotate(
+            number(step),
+            (max(end, step), position),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=style.INK,
+        )
+    axes.set_yticks(positions, style.shorten(labels))
+    axes.set_ylim(max(len(shown), 1) - 0.4, -0.6)
+    axes.set_xlim(0, 1.12 * max([*left, *shown["step_time_ms"], 1e-9]))
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(style.axis_label("step_time_ms"))
+    style.legend(axes)
+    return figure

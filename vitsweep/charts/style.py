@@ -1,0 +1,141 @@
+"""Colours, sizes and labels that all charts share."""
+
+from collections.abc import Iterable
+from hashlib import sha256
+from io import BytesIO, StringIO
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vitsweep.results.metrics import METRICS
+
+INK, QUIET, GRID, PAPER = "#1b1c20", "#6b6e76", "#d8dade", "#fefefe"
+"""Text, secondary text, grid and ground; the report replaces them by the colours of its theme."""
+
+BASELINE = "#8a8d94"
+OUT_OF_MEMORY = "#b3261e"
+
+PALETTE = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#cc79a7",
+    "#d55e00",
+    "#56b4e9",
+    "#7a5195",
+    "#9a8a00",
+)
+"""Okabe and Ito (2008), told apart with any colour vision; their black and yellow are replaced by
+violet and olive, which stand out on white and on black alike."""
+
+PHASES = {
+    "data_ms": "#b4b7bd",
+    "forward_ms": "#88ccee",
+    "backward_ms": "#4477aa",
+    "optimizer_ms": "#aa4499",
+    "communication_ms": "#ddaa33",
+}
+"""Phases are no techniques and take other colours (Paul Tol's, colour-blind safe as well)."""
+
+MARKERS = "osD^vPX*"
+"""A second sign beside the colour, for print in grey."""
+
+ORDER = {
+    "precision": "fp32 O1 O2 O3 bf16 tf32 bf16_params fp8 O0",
+    "sharding": "ddp fsdp zero1 zero2 hsdp none",
+    "optimizer": "adamw_loop adamw_foreach adamw_fused adamw_contiguous adamw_apex sgd_loop "
+    "sgd_foreach sgd_fused",
+    "layout": "batch_first batch_second",
+    "classifier": "token pooled",
+    "attention": "sdpa_auto mha_module sdpa_math sdpa_flash sdpa_efficient sdpa_cudnn flex",
+    "sequence_parallel": "none ulysses ring dsp usp lasp megatron segmented lss",
+    "tensor_parallel": "none megatron megatron_sequence",
+    "pipeline_parallel": "none gpipe one_f_one_b interleaved zero_bubble",
+    "memory": "keep_all recompute_blocks recompute_selected offload_activations",
+    "compilation": "eager compile_blocks compile_model cuda_graphs",
+}
+"""Place of each known choice in the palette; an unknown one gets a place by its name."""
+
+
+def place(group: str, choice: str) -> int:
+    """Return the place of a choice in the palette: the same in every chart and on every day."""
+    known = ORDER.get(group, "").split()
+    if choice in known:
+        return known.index(choice) % len(PALETTE)
+    return int(sha256(f"{group}={choice}".encode()).hexdigest(), 16) % len(PALETTE)
+
+
+def colour(group: str, choice: str) -> str:
+    """Return the colour of a choice of a config group."""
+    return PALETTE[place(group, str(choice))]
+
+
+def marker(group: str, choice: str) -> str:
+    """Return the marker of a choice of a config group."""
+    return MARKERS[place(group, str(choice))]
+
+
+def axis_label(column: str) -> str:
+    """Return label and unit of a measured column; another column is named as it is."""
+    return METRICS[column].axis_label if column in METRICS else column.replace("_", " ")
+
+
+def new_figure(width: float = 8.0, height: float = 4.0) -> tuple[Figure, Axes]:
+    """Return a figure (inches) and its axes in the house style, without touching pyplot."""
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
+    return figure, dress(figure.add_subplot())
+
+
+def dress(axes: Axes) -> Axes:
+    """Give axes the house style: two spines, quiet ticks, grid below the data."""
+    axes.set_facecolor("none")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(QUIET)
+    axes.tick_params(colors=INK, labelsize=9, length=3, color=QUIET)
+    axes.xaxis.label.set(color=INK, size=10)
+    axes.yaxis.label.set(color=INK, size=10)
+    axes.title.set(color=INK, size=11, weight="bold")
+    axes.grid(axis="both", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def legend(axes: Axes, title: str = "", columns: int = 1) -> None:
+    """Put a frameless legend beside the axes, where it can hide no data."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(
+            handles,
+            labels,
+            title=title.replace("_", " "),
+            ncols=columns,
+            loc="upper left",
+            bbox_to_anchor=(1.01, 1.0),
+            frameon=False,
+            fontsize=9,
+            title_fontsize=9,
+            labelcolor=INK,
+            alignment="left",
+        ).get_title().set_color(INK)
+
+
+def shorten(labels: Iterable[str], limit: int = 46) -> list[str]:
+    """Cut long labels in the middle, where combinations differ least."""
+    half = (limit - 1) // 2
+    return [t if len(t) <= limit else f"{t[:half]}…{t[-half:]}" for t in labels]
+
+
+def to_svg(figure: Figure) -> str:
+    """Return the figure as SVG: letters as outlines, the same text for the same figure."""
+    text = StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "vitsweep"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
+
+
+def to_png(figure: Figure, dots_per_inch: int = 150) -> bytes:
+    """Return the figure as PNG."""
+    data = BytesIO()
+    figure.savefig(data, format="png", dpi=dots_per_inch)
+    return data.getvalue()

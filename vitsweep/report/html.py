@@ -1,0 +1,140 @@
+"""`write_report`: one self-contained page, with its charts, Markdown and CSV beside it."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from pandas import DataFrame, Series
+
+from vitsweep.charts import style
+from vitsweep.errors import VitsweepError
+from vitsweep.report.answer import answers, question
+from vitsweep.report.figures import drawn
+from vitsweep.results.metrics import METRICS
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store, write_atomically
+from vitsweep.tables.columns import environment_columns, varying
+from vitsweep.tables.coverage import counts, coverage
+from vitsweep.tables.load import cells_of
+from vitsweep.tables.show import NUMERIC, markdown, peak_gib, presented, ranked
+from vitsweep.tables.words import as_text, missing
+
+THEMED = {
+    style.INK: "currentColor",
+    style.QUIET: "var(--quiet)",
+    style.GRID: "var(--grid)",
+    style.PAPER: "var(--paper)",
+}
+SORT_BY = {
+    "img/s": "images_per_second",
+    "speedup": "speedup",
+    "step ms": "step_time_ms",
+    "peak GiB": "peak_gib",
+    "top-1": "accuracy_top1",
+    "blocks": "blocks",
+}
+
+
+def write_report(store: Store | Path) -> Path:
+    """Write `report/` of a sweep folder and return the path of its `index.html`.
+
+    Beside it: `table.md`, `cells.csv`, `coverage.csv`, and every chart as PNG and SVG.
+
+    Raises:
+        VitsweepError: the folder holds no cells.
+    """
+    store = store if isinstance(store, Store) else Store(store)
+    cells = cells_of(store)
+    if cells.empty:
+        raise VitsweepError(f"`{store.root}` holds no records: nothing to report.")
+    folder = store.root / "report"
+    folder.mkdir(parents=True, exist_ok=True)
+    charts = [_saved(folder, *found) for found in drawn(cells)]
+    write_atomically(folder / "cells.csv", cells.to_csv(index=False))
+    write_atomically(folder / "coverage.csv", coverage(cells).to_csv(index=False))
+    write_atomically(folder / "table.md", markdown(presented(cells)))
+    page = folder / "index.html"
+    write_atomically(page, render(store.name, cells, store.commands(), charts))
+    return page
+
+
+def render(
+    name: str, cells: DataFrame, commands: list[dict[str, Any]], charts: list[dict[str, Any]]
+) -> str:
+    """Return the page as text."""
+    asked = [str(c["question"]) for c in commands if c.get("question")]
+    context = {
+        "name": name,
+        "question": asked[-1] if asked else question(cells),
+        "answers": answers(cells),
+        "table": table(cells),
+        "numeric": NUMERIC,
+        "charts": charts,
+        "counts": counts(cells).to_dict("records"),
+        "coverage": coverage(cells)
+        .dropna(axis="columns", how="all")
+        .pipe(as_text)
+        .to_dict("split"),
+        "environment": environment(cells),
+        "commands": list(dict.fromkeys(str(c["command"]) for c in commands if c.get("command"))),
+        "metrics": [m for m in METRICS.values() if m.column in cells],
+    }
+    environment_ = Environment(
+        loader=PackageLoader("vitsweep.report"), autoescape=True, undefined=StrictUndefined
+    )
+    return environment_.get_template("page.html.j2").render(context)
+
+
+def table(cells: DataFrame) -> dict[str, Any]:
+    """Return headings, rows of (text, sort key), and the choices to filter by."""
+    text, ordered = presented(cells), ranked(cells)
+    keys = ordered.assign(
+        peak_gib=Series([peak_gib(row) for _, row in ordered.iterrows()], ordered.index)
+    )
+    sources = {str(c): SORT_BY.get(str(c), str(c)) for c in text}
+    columns = [
+        list(zip(text[c], _sort_keys(keys, source), strict=True)) for c, source in sources.items()
+    ]
+    choices = {c: sorted(set(text[c])) for c in varying(cells) if c in text}
+    return {
+        "headings": list(text.columns),
+        "rows": list(zip(*columns, strict=True)),
+        "filters": {c: v for c, v in choices.items() if len(v) <= 24},
+        "classes": [_row_class(row) for _, row in ordered.iterrows()],
+    }
+
+
+def environment(cells: DataFrame) -> list[tuple[str, str]]:
+    """Return what the cells ran on: column and its distinct values, at most four of them."""
+    found = {
+        c: [str(v) for v in cells[c].tolist() if not missing(v)] for c in environment_columns(cells)
+    }
+    distinct = {c: list(dict.fromkeys(v)) for c, v in found.items() if v}
+    return [
+        (c, ", ".join(v[:4]) + (f" … ({len(v)} values)" if len(v) > 4 else ""))
+        for c, v in distinct.items()
+    ]
+
+
+def _row_class(row: Any) -> str:
+    if row["status"] != Status.measured:
+        return "unmeasured"
+    claim = row.get("claim")
+    return "" if missing(claim) else str(claim).replace(" ", "-")
+
+
+def _sort_keys(ordered: DataFrame, column: str) -> list[str]:
+    if column not in ordered:
+        return [""] * len(ordered)
+    return ["" if missing(v) else str(v) for v in ordered[column].tolist()]
+
+
+def _saved(folder: Path, chart: Any, figure: Any, caption: str) -> dict[str, Any]:
+    svg = style.to_svg(figure)
+    write_atomically(folder / f"{chart.name}.svg", svg)
+    (folder / f"{chart.name}.png").write_bytes(style.to_png(figure))
+    for fixed, themed in THEMED.items():
+        svg = svg.replace(fixed, themed)
+    inline = svg[svg.index("<svg") :]
+    return {"name": chart.name, "title": chart.title, "caption": caption, "svg": Markup(inline)}

@@ -1,0 +1,29 @@
+"""What is missing or failed, and why."""
+
+from pandas import DataFrame
+
+from vitsweep.results.record import Status
+from vitsweep.tables.columns import varying
+from vitsweep.tables.words import missing, plain
+
+
+def coverage(cells: DataFrame) -> DataFrame:
+    """Return one row per cell without a measurement: what varies, status, rank, reason, cell.
+
+    A cell that was asked for and never ran has the status `not run`.
+    """
+    absent = cells[cells["status"] != Status.measured]
+    columns = [*varying(cells), "status", "reason", "failed_rank", "attempt", "cell_id"]
+    return (
+        absent.assign(status=[plain(s) or "not run" for s in absent["status"]])
+        .reindex(columns=columns)
+        .assign(reason=lambda t: t["reason"].map(plain).astype(str))
+        .sort_values("status", kind="stable")
+    )
+
+
+def counts(cells: DataFrame) -> DataFrame:
+    """Return how many cells ended in which way: `status, num_cells`, measured first."""
+    status = cells["status"].map(lambda s: "not run" if missing(s) else str(s))
+    tally = status.value_counts().rename_axis("status").rename("num_cells").reset_index()
+    return tally.sort_values("status", key=lambda s: s != Status.measured, kind="stable")

@@ -1,0 +1,94 @@
+"""The table people read: text only, the same in terminal, Markdown and HTML."""
+
+from collections.abc import Callable
+
+from pandas import DataFrame, Series
+from rich.table import Table
+from rich.text import Text
+
+from vitsweep.results.record import Status
+from vitsweep.tables import words
+from vitsweep.tables.columns import varying
+
+COLOURS = {"faster": "green", "slower": "red", "baseline": "bold", "no difference shown": "dim"}
+
+Reader = Callable[[Series], str]
+
+
+def presented(cells: DataFrame) -> DataFrame:
+    """Return the cells as text: what varies, img/s, speedup, claim, step ms, peak GiB, status.
+
+    The order is that of `ranked`; columns that hold nothing are left out. The columns that vary
+    are told from the whole table, so a part of it should be presented after, not before.
+    """
+    named = varying(cells) or [c for c in ("model", "precision", "sharding") if c in cells]
+    readers = {c: _plain(c) for c in named} | _MEASURED
+    ordered = ranked(cells)
+    text = DataFrame(
+        {name: [reader(row) for _, row in ordered.iterrows()] for name, reader in readers.items()},
+        index=ordered.index,
+        dtype=str,
+    )
+    return text.loc[:, [c for c in text if c in _ALWAYS or (text[c] != "").any()]]
+
+
+def ranked(cells: DataFrame) -> DataFrame:
+    """Return the cells with the largest speedup first, then throughput; the unmeasured last."""
+    keys = [c for c in ("speedup", "images_per_second") if c in cells]
+    order = cells.assign(_last=cells["status"] != Status.measured)
+    ascending = [True] + [False] * len(keys)
+    return order.sort_values(["_last", *keys], ascending=ascending, kind="stable").drop(
+        columns="_last"
+    )
+
+
+def printed(cells: DataFrame, title: str | None = None) -> Table:
+    """Return the table for a terminal, coloured by claim."""
+    text = presented(cells)
+    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
+    for name in text:
+        right = name in NUMERIC
+        table.add_column(str(name), justify="right" if right else "left", overflow="fold")
+    for row in text.to_dict("records"):
+        style = COLOURS.get(
+            row.get("claim", ""), "" if row["status"].startswith("measured") else "yellow"
+        )
+        table.add_row(*(Text(value, style=style) for value in row.values()))
+    return table
+
+
+def markdown(text: DataFrame) -> str:
+    """Return a table of text as GitHub Markdown."""
+    lines = [
+        list(map(str, text.columns)),
+        ["---"] * len(text.columns),
+        *text.astype(str).to_numpy().tolist(),
+    ]
+    return (
+        "\n".join("| " + " | ".join(v.replace("|", "\\|") for v in line) + " |" for line in lines)
+        + "\n"
+    )
+
+
+def peak_gib(row: Series) -> float | None:
+    """Return the peak of the worst rank in GiB: allocated on a GPU, resident on CPU."""
+    peaks = [row[c] for c in ("peak_allocated_gib", "peak_rss_gib") if c in row]
+    return next((float(p) for p in peaks if not words.missing(p)), None)
+
+
+def _plain(column: str) -> Reader:
+    return lambda row: words.plain(row[column])
+
+
+_MEASURED: dict[str, Reader] = {
+    "img/s": lambda row: words.number(row.get("images_per_second")),
+    "speedup": words.speedup,
+    "claim": words.claim,
+    "step ms": lambda row: words.number(row.get("step_time_ms")),
+    "peak GiB": lambda row: words.number(peak_gib(row)),
+    "top-1": lambda row: words.percent(row.get("accuracy_top1")),
+    "blocks": lambda row: "" if words.missing(row.get("blocks")) else str(int(row["blocks"])),
+    "status": words.status,
+}
+_ALWAYS = ("img/s", "speedup", "status")
+NUMERIC = ("img/s", "speedup", "step ms", "peak GiB", "top-1", "blocks")

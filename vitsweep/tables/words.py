@@ -1,0 +1,92 @@
+"""Numbers and statuses as people read them: terminal, Markdown and HTML say the same."""
+
+import math
+from typing import Any
+
+import pandas as pd
+from pandas import DataFrame, Series
+
+from vitsweep.tables.columns import FLAGS
+
+
+def missing(value: Any) -> bool:
+    """Tell None, NaN, NA and the empty text from a value."""
+    return not isinstance(value, (list, tuple, dict)) and bool(pd.isna(value) or value == "")
+
+
+def plain(value: Any) -> str:
+    """Return a value as it is typed, empty where it is missing; 3.0 reads 3."""
+    if missing(value):
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def as_text(table: DataFrame) -> DataFrame:
+    """Return the table with every value as text."""
+    return DataFrame({c: table[c].map(plain).astype(str) for c in table}, index=table.index)
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """Return `digits` significant digits without an exponent: 0.0123, 1.23, 1,230; else empty."""
+    if missing(value) or not math.isfinite(float(value)):
+        return ""
+    if value == 0:
+        return "0"
+    places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    return f"{float(value):,.{places}f}"
+
+
+def count(how_many: Any, noun: str) -> str:
+    """Return `1 block` or `5 blocks`."""
+    return f"{int(how_many):,} {noun}{'' if int(how_many) == 1 else 's'}"
+
+
+def percent(value: Any) -> str:
+    """Return a fraction as a percentage with one decimal."""
+    return "" if missing(value) else f"{100 * float(value):.1f} %"
+
+
+def times(value: Any) -> str:
+    """Return a ratio as `1.51x`; small ones keep two significant digits."""
+    if missing(value):
+        return ""
+    return f"{float(value):.2f}x" if float(value) >= 0.1 else f"{number(value, 2)}x"
+
+
+def speedup(row: Series) -> str:
+    """Return `1.51x [1.48, 1.55]`, without brackets where there is no interval."""
+    low, high = row.get("speedup_low"), row.get("speedup_high")
+    interval = "" if missing(low) or missing(high) else f" [{low:.2f}, {high:.2f}]"
+    return times(row.get("speedup")) + interval
+
+
+def claim(row: Series) -> str:
+    """Return the claim, or why a measured cell has none."""
+    shown = [row.get("claim"), row.get("speedup_note")]
+    return next((str(words) for words in shown if not missing(words)), "")
+
+
+def status(row: Series) -> str:
+    """Return the status in words with its reason, and the flags that limit what a number says."""
+    ended = "not run" if missing(row.get("status")) else str(row["status"]).replace("_", " ")
+    notes = [flag.replace("_", " ") for flag in FLAGS if not missing(row.get(flag)) and row[flag]]
+    if not missing(row.get("reason")):
+        notes = [" ".join(str(row["reason"]).split()), *notes]
+    return f"{ended}: {'; '.join(notes)}" if notes else ended
+
+
+def cell_label(row: Series, columns: list[str]) -> str:
+    """Return the cell's name in a chart: the values of the varying columns, `O2 · fsdp`.
+
+    A bare number gets its column as a prefix, since `2` alone names nothing.
+    """
+    values = {column: row.get(column) for column in columns}
+    return " · ".join(
+        f"{column.rpartition('.')[2]}={plain(value)}" if _is_bare(value) else plain(value)
+        for column, value in values.items()
+        if not missing(value)
+    )
+
+
+def _is_bare(value: Any) -> bool:
+    return not isinstance(value, str) or value in ("none", "True", "False")
