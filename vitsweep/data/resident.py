@@ -36,7 +36,11 @@ class ResidentBatches(Batches):
     """Batches picked on the device: waiting for data is one gather, and a resize where asked."""
 
     def __init__(
-        self, train: Images, test: Images, share: Share, prepare: Callable[[Tensor], Tensor]
+        self,
+        train: Images,
+        test: Images,
+        share: Share,
+        prepare: Callable[[Tensor], Tensor] = lambda images: images,
     ) -> None:
         """`prepare` is applied to the images of each batch (resizing)."""
         self.num_train, self.num_test = train.num_images, test.num_images
@@ -46,8 +50,9 @@ class ResidentBatches(Batches):
     def train(self, epoch: int) -> Iterator[Pair]:
         """Yield the micro-batches of one epoch; the order travels to the device once."""
         order = torch.from_numpy(self._share.train(self.num_train, epoch))
-        for indices in order.to(self._train.images.device):
-            yield self._batch(self._train, indices)
+        order = order.to(self._train.images.device)
+        for index in range(len(order)):  # iterating over the tensor would make all views at once
+            yield self._batch(self._train, order[index])
 
     def test(self) -> Iterator[Pair]:
         """Yield this replica's held-out images."""
