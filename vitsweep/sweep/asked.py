@@ -2,8 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitsweep.sweep.compose import Composer
 
 Tree = dict[str, Any]
 
@@ -16,15 +19,17 @@ class Asked:
     """One cell of a sweep before `spec.from_yaml`.
 
     Attributes:
-        overrides: what Hydra composes to this cell; any launcher of Hydra can run it from them.
+        overrides: what to type to get exactly this cell; Hydra composes it from them as well.
         choices: config group -> choice, in the order of the defaults list.
         tree: the composed configuration as plain containers without Hydra's own node; the node of
             each group carries `name`, its choice.
+        origin: the composer it comes from, which can compose its baseline.
     """
 
     overrides: tuple[str, ...]
     choices: Mapping[str, str]
     tree: Tree
+    origin: "Composer | None" = field(default=None, repr=False, compare=False)
 
     @property
     def key(self) -> str:

@@ -12,6 +12,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.sweep import hydra_private
 from vitsweep.sweep.assign import root_of
 from vitsweep.sweep.compose import Composer
+from vitsweep.sweep.typed import swept
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,7 @@ def named_axes(composer: Composer, axes: Mapping[str, Any]) -> list[Axis]:
         values = value if isinstance(value, list) else None
         if values == []:
             raise BadValueError(f"`sweep.axes`: `{key}` has no value.")
-        listed = ",".join(hydra_private.value_text(v) for v in values) if values else str(value)
-        texts.append(f"{key}={listed}")
+        texts.append(swept(key, values) if values else f"{key}={value}")
     return axes_of(composer, texts)
 
 

@@ -5,9 +5,10 @@ from itertools import product
 from typing import Any
 
 from vitsweep.errors import BadValueError
-from vitsweep.sweep.asked import Asked
+from vitsweep.sweep.asked import Asked, Tree
 from vitsweep.sweep.axes import Axis, axes_of, cells_axis, named_axes, zipped
 from vitsweep.sweep.compose import Composer
+from vitsweep.sweep.typed import typed
 
 
 def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[Asked]:
@@ -25,15 +26,16 @@ def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[A
         BadValueError: an override is wrong; the text names it as typed and the valid ones.
     """
     composer = composer or Composer()
-    typed = axes_of(composer, overrides)
-    sweep = composer.compose(_of_the_sweep(typed)).tree["sweep"]
+    asked = axes_of(composer, overrides)
+    sweep = composer.compose(_of_the_sweep(asked)).tree["sweep"]
     axes = {axis.key: axis for axis in named_axes(composer, sweep.get("axes") or {})}
-    axes |= {axis.key: axis for axis in typed}
+    axes |= {axis.key: axis for axis in asked if axis.root != "sweep"}
     factors = zipped(list(axes.values()), sweep.get("zip") or [])
     if sweep.get("cells"):
         factors.insert(0, cells_axis(composer, sweep["cells"]))
+    same = _constant(sweep, composer)
     combinations = product(*(axis.values for axis in factors))
-    return collapsed(composer.compose(_merged(parts, composer)) for parts in combinations)
+    return collapsed(composer.compose(_merged([*parts, same], composer)) for parts in combinations)
 
 
 def collapsed(cells: Iterable[Asked]) -> list[Asked]:
@@ -44,15 +46,22 @@ def collapsed(cells: Iterable[Asked]) -> list[Asked]:
     return list(first.values())
 
 
-def _of_the_sweep(typed: Sequence[Axis]) -> list[str]:
+def _of_the_sweep(asked: Sequence[Axis]) -> list[str]:
     """Return the overrides that say what the sweep is, which therefore cannot be swept."""
-    own = [axis for axis in typed if axis.root == "sweep"]
+    own = [axis for axis in asked if axis.root == "sweep"]
     for axis in own:
         if len(axis.values) > 1:
             raise BadValueError(
                 f"`{axis.key}` cannot be swept: it says what the sweep is, one for all cells."
             )
     return [text for axis in own for text in axis.values[0]]
+
+
+def _constant(sweep: Tree, composer: Composer) -> tuple[str, ...]:
+    """Return the settings that hold for a single cell too: all but those that made the grid."""
+    default = composer.compose().tree["sweep"]
+    kept = {k: v for k, v in sweep.items() if k not in ("axes", "cells", "zip")}
+    return tuple(typed(f"sweep.{k}", v) for k, v in kept.items() if v != default.get(k))
 
 
 def _merged(parts: Iterable[tuple[str, ...]], composer: Composer) -> list[str]:
