@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
     from vitsweep.sweep.asked import Asked
+    from vitsweep.sweep.compose import Composer
 
 
 class LocalLauncher(Launcher):
@@ -29,17 +30,19 @@ class LocalLauncher(Launcher):
         self.config = config
         self.loader = hydra_context.config_loader
 
-    def launch_cells(self, asked: "list[Asked]", config: dict[str, Any]) -> Any:
+    def launch_cells(
+        self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer"
+    ) -> Any:
         """Run cells; what comes back is `vitsweep.sweep.local.launch`'s."""
         from vitsweep.sweep.local import launch
 
-        return launch(asked, config, self.fields)
+        return launch(asked, config, self.fields, self._composer())
 
-    def plan_cells(self, asked: "list[Asked]", config: dict[str, Any]) -> Any:
+    def plan_cells(self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer") -> Any:
         """Show what `launch_cells` would do."""
         from vitsweep.sweep.plan import plan
 
-        return plan(asked, config, self.fields)
+        return plan(asked, config, self.fields, self._composer())
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -49,13 +52,17 @@ class LocalLauncher(Launcher):
         A cell that was not measured returns NaN, which optuna counts as a failed trial: no cell
         ends the sweep of the others.
         """
-        from vitsweep.sweep.dispatch import composer_of
         from vitsweep.sweep.hydra_private import plain_resolved
 
-        composer = composer_of(self.config, self.loader)
+        composer = self._composer()
         asked = [composer.compose(list(overrides)) for overrides in job_overrides]
-        rows = self.launch_cells(asked, plain_resolved(self.config))
+        rows = self.launch_cells(asked, plain_resolved(self.config), composer)
         return [self._returned(cell, row) for cell, row in zip(asked, rows, strict=True)]
+
+    def _composer(self) -> Any:
+        from vitsweep.sweep.dispatch import composer_of
+
+        return composer_of(self.config, self.loader)
 
     def _returned(self, cell: "Asked", row: Any) -> JobReturn:
         value = row.get(self.fields.get("objective", "images_per_second"))

@@ -2,11 +2,8 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from vitsweep.sweep.compose import Composer
+from dataclasses import dataclass
+from typing import Any
 
 Tree = dict[str, Any]
 
@@ -23,13 +20,11 @@ class Asked:
         choices: config group -> choice, in the order of the defaults list.
         tree: the composed configuration as plain containers without Hydra's own node; the node of
             each group carries `name`, its choice.
-        origin: the composer it comes from, which can compose its baseline.
     """
 
     overrides: tuple[str, ...]
     choices: Mapping[str, str]
     tree: Tree
-    origin: "Composer | None" = field(default=None, repr=False, compare=False)
 
     @property
     def key(self) -> str:

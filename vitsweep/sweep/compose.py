@@ -46,7 +46,7 @@ class Composer:
         parsed = self.parse(overrides)
         tree, choices = self._composed(parsed)
         self._refuse_strays(tree, parsed)
-        return Asked(tuple(overrides), choices, self._named(tree, choices), self)
+        return Asked(tuple(overrides), choices, self._named(tree, choices))
 
     @property
     def compositions(self) -> int:

@@ -29,10 +29,11 @@ def dispatch(
     Raises:
         BadValueError: an override is wrong, or a stock Slurm launcher would ignore `resources`.
     """
-    cells = expand(arguments, composer_of(config, loader))
+    composer = composer_of(config, loader)
+    cells = expand(arguments, composer)
     if hasattr(launcher, "launch_cells"):
-        settings = hydra_private.plain_resolved(config)
-        return (launcher.plan_cells if plan_only else launcher.launch_cells)(cells, settings)
+        run = launcher.plan_cells if plan_only else launcher.launch_cells
+        return run(cells, hydra_private.plain_resolved(config), composer)
     target = str(OmegaConf.select(config, "hydra.launcher._target_"))
     if plan_only:
         raise BadValueError(
