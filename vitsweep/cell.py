@@ -1,0 +1,139 @@
+"""THE page: one cell, on one rank, from its spec to what will be recorded."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from vitsweep.measure.communication import CommunicationCounter, collective_ms
+from vitsweep.measure.environment import environment
+from vitsweep.measure.memory_peak import peak_memory, reset_peak
+from vitsweep.measure.others import Neighbours, throttled
+from vitsweep.measure.summarize import RankSamples, Summary, summarize
+from vitsweep.measure.trace import traced
+from vitsweep.model.build import build_model
+from vitsweep.parallelize import parallelize
+from vitsweep.prove import prove
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.technique import Batches
+from vitsweep.training.loop import endless, instrumented_steps, timed_steps, train_epochs
+from vitsweep.training.trainee import MicroBatch, Trainee
+from vitsweep.world import World
+
+
+class DivergedError(Exception):
+    """The loss became inf or NaN: the speed does not count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """What a run needs to know beside its cell.
+
+    Attributes:
+        calibration: matmul TFLOP/s by dtype and all-reduce GB/s of this machine.
+        proved: how equality was proved before ("" where it was not).
+        trace_folder: where a profiler trace goes if the cell asks for one.
+    """
+
+    calibration: dict[str, float]
+    proved: str
+    trace_folder: Path
+
+
+def run_cell(cell: CellSpec, world: World, around: Around) -> Summary:
+    """Build, parallelize, train and measure one cell; every rank calls it, all get the summary.
+
+    Raises:
+        WrongResultError: the techniques do not compute what the plain model computes.
+        DivergedError: the loss became non-finite.
+    """
+    proved = around.proved or _prove(cell, world)
+    reset_peak(world.device)
+    torch.manual_seed(cell.seed)
+    model = build_model(cell).to(world.device)
+    trainee = parallelize(model, cell, world)
+    with contextlib.closing(cell.data.open(cell, world)) as batches:
+        summary = _measure(trainee, batches, around)
+    summary.validity["proved"] = proved
+    return summary
+
+
+def _prove(cell: CellSpec, world: World) -> str:
+    if cell.measurement.prove == "none":
+        return ""
+    return f"twin {prove(cell, world):.1e}"
+
+
+def _measure(trainee: Trainee, batches: Batches, around: Around) -> Summary:
+    cell, world = trainee.cell, trainee.world
+    stream = endless(batches)
+    steps = cell.measurement.warmup_steps + cell.measurement.measured_steps
+    _meet(world)
+    neighbours = Neighbours(world.device)
+    times, losses = timed_steps(trainee, stream, steps)
+    own_seconds, slow = neighbours.own_seconds(), throttled(world.device)
+    memory = peak_memory(world.device)
+    if bool(trainee.non_finite):
+        raise DivergedError(f"The loss became inf or NaN within {steps} steps.")
+    samples = RankSamples(
+        step_times_ms=times,
+        losses=torch.stack(losses).tolist(),
+        skipped=_skipped(trainee, steps),
+        phases_ms=instrumented_steps(trainee, stream, cell.measurement.phase_steps),
+        memory=memory,
+        own_cpu_seconds=own_seconds,
+        environment=environment(world.device),
+        **_communication(trainee, stream),
+    )
+    _trace(trainee, stream, around)
+    if cell.task.epochs:
+        samples.trained = train_epochs(trainee, batches)
+    ranks = _gather(samples, world)
+    summary = summarize(cell, ranks, around.calibration)
+    here = [
+        r.own_cpu_seconds for r in ranks if r.environment["node"] == samples.environment["node"]
+    ]
+    summary.validity |= {"shared_device": neighbours.shared(sum(here)), "throttled": slow}
+    return summary
+
+
+def _communication(trainee: Trainee, stream: Iterator[MicroBatch]) -> dict[str, Any]:
+    """One step under the counter, one under the profiler: neither is among the timed ones."""
+    with CommunicationCounter() as counter:
+        trainee.step(stream)
+    return {
+        "communication_ms": collective_ms(lambda: trainee.step(stream), trainee.world.device),
+        "sent_bytes": {p: counter.sent(p) for p in ("parameter", "gradient", "activation")},
+        "collectives": counter.by_collective(),
+    }
+
+
+def _trace(trainee: Trainee, stream: Iterator[MicroBatch], around: Around) -> None:
+    if trainee.cell.measurement.trace:
+        traced(lambda: trainee.step(stream), around.trace_folder, trainee.world)
+
+
+def _skipped(trainee: Trainee, steps: int) -> list[bool]:
+    if not trainee.skipped:
+        return [False] * steps
+    return [bool(flag) for flag in torch.stack(trainee.skipped[:steps]).cpu()]
+
+
+def _meet(world: World) -> None:
+    """Let all ranks start the timed steps together."""
+    if dist.is_initialized():
+        dist.barrier()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _gather(samples: RankSamples, world: World) -> list[RankSamples]:
+    if not dist.is_initialized():
+        return [samples]
+    gathered: list[Any] = [None] * world.size
+    dist.all_gather_object(gathered, samples)
+    return gathered

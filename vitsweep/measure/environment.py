@@ -1,0 +1,44 @@
+"""Where and with what a run was made."""
+
+import os
+import platform
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return the environment columns that this rank knows."""
+    on_gpu = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else cpu_model(),
+        "device_type": device.type,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
+        "driver": _driver() if on_gpu else None,
+        "cpu": cpu_model(),
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+    }
+
+
+def cpu_model() -> str:
+    """Return the processor's name."""
+    found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _driver() -> str | None:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # only a column of the record
+        return None

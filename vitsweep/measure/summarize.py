@@ -1,0 +1,116 @@
+"""Samples of all ranks become the metrics of one run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vitsweep.measure.steady_state import is_drifting, warm_up_steps
+from vitsweep.measure.utilization import throughput, utilization
+from vitsweep.spec.cell_spec import CellSpec
+
+
+@dataclass(kw_only=True)
+class RankSamples:
+    """What one rank saw.
+
+    Attributes:
+        step_times_ms: one per step, warm-up included.
+        losses: mean loss of the rank's images, one per step.
+        skipped: one per step, True where an overflow skipped the update.
+        phases_ms: phase -> milliseconds, from instrumented steps.
+        communication_ms: inside collectives in one step.
+        sent_bytes: purpose -> bytes in one step.
+        collectives: `collective/purpose` -> calls and bytes in one step.
+        memory: peak columns of the record.
+        own_cpu_seconds: CPU time of the rank over the timed steps.
+        environment: what this rank knows of where it runs.
+    """
+
+    step_times_ms: list[float]
+    losses: list[float]
+    skipped: list[bool]
+    phases_ms: dict[str, float]
+    communication_ms: float | None
+    sent_bytes: dict[str, float]
+    collectives: dict[str, Any]
+    memory: dict[str, float | None]
+    own_cpu_seconds: float
+    environment: dict[str, Any]
+    trained: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Summary:
+    """Metrics, validity and raw samples of a run, ready for its record."""
+
+    metrics: dict[str, float | None]
+    validity: dict[str, Any]
+    environment: dict[str, Any]
+    samples: dict[str, Any]
+
+
+def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, float]) -> Summary:
+    """Combine the ranks: a step takes as long as on its slowest rank, memory is the worst rank's."""
+    slowest = np.max([rank.step_times_ms for rank in ranks], axis=0)
+    warm_up = warm_up_steps(slowest.tolist(), cell.measurement.warmup_steps)
+    steady = [
+        t for t, s in zip(slowest[warm_up:], ranks[0].skipped[warm_up:], strict=True) if not s
+    ]
+    speed = throughput(cell, float(np.median(steady))) if steady else {}
+    metrics = speed | _phases(ranks) | _sent(ranks) | _memory(ranks) | _losses(cell, ranks)
+    device = ranks[0].environment["device"]
+    used, denominators = utilization(
+        cell, speed.get("model_tflops_per_rank") or 0.0, device, calibration
+    )
+    return Summary(
+        metrics=metrics
+        | used
+        | ranks[0].trained
+        | {"all_reduce_gb_per_s": calibration.get("all_reduce_gb_per_s")},
+        validity={
+            "oversubscribed": cell.resources.oversubscribed,
+            "drifting": is_drifting(steady),
+            "steps_skipped": int(sum(ranks[0].skipped)),
+            "steps_counted": len(steady),
+        },
+        environment=ranks[0].environment
+        | denominators
+        | {"nodes_used": ",".join(dict.fromkeys(r.environment["node"] for r in ranks))},
+        samples={
+            "step_time_ms": [[round(t, 4) for t in rank.step_times_ms] for rank in ranks],
+            "skipped": ranks[0].skipped,
+            "warm_up_steps": warm_up,
+            "collectives": ranks[0].collectives,
+        },
+    )
+
+
+def _phases(ranks: list[RankSamples]) -> dict[str, float | None]:
+    names = ranks[0].phases_ms
+    phases = {f"{name}_ms": max(rank.phases_ms[name] for rank in ranks) for name in names}
+    return phases | {"communication_ms": _mean(ranks, lambda rank: rank.communication_ms)}
+
+
+def _sent(ranks: list[RankSamples]) -> dict[str, float | None]:
+    return {
+        f"{purpose}_bytes_per_step": _mean(ranks, lambda rank, p=purpose: rank.sent_bytes.get(p))
+        for purpose in ("parameter", "gradient", "activation")
+    }
+
+
+def _memory(ranks: list[RankSamples]) -> dict[str, float | None]:
+    values = {column: [rank.memory[column] for rank in ranks] for column in ranks[0].memory}
+    return {c: None if None in v else max(v) for c, v in values.items()}  # type: ignore[type-var]
+
+
+def _losses(cell: CellSpec, ranks: list[RankSamples]) -> dict[str, float | None]:
+    mean = np.mean([rank.losses for rank in ranks], axis=0)
+    first = min(cell.measurement.warmup_steps, len(mean) - 1)
+    return {"loss_first": float(mean[first]), "loss_last": float(mean[-1])}
+
+
+def _mean(ranks: list[RankSamples], read: Callable[[RankSamples], float | None]) -> float | None:
+    values = [value for rank in ranks if (value := read(rank)) is not None]
+    return float(np.mean(values)) if values else None

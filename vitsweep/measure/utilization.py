@@ -1,0 +1,66 @@
+"""Model FLOPs per second, and how much of the hardware they use."""
+
+from typing import Any
+
+from vitsweep.measure.hardware import published_peak
+from vitsweep.model.flops import Pooling, train_flops
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.model_spec import ViTSpec
+
+IMAGENET_1K_IMAGES = 1_281_167
+"""Training images of ImageNet-1k (ILSVRC 2012)."""
+
+
+def compute_dtype(cell: CellSpec) -> str:
+    """Return the dtype of the matrix products, the row of the peak table to read."""
+    plan = cell.precision.plan()
+    if getattr(cell.precision, "float8", False):
+        return "float8"
+    if plan.autocast_dtype:
+        return plan.autocast_dtype
+    return "tf32" if plan.tf32 else plan.param_dtype
+
+
+def throughput(cell: CellSpec, step_time_ms: float) -> dict[str, float | None]:
+    """Return the columns that follow from the step time and the shape."""
+    world = cell.resources.world_size
+    images_per_second = cell.images_per_step / step_time_ms * 1e3
+    flops = train_flops(*_shape(cell))
+    return {
+        "images_per_second": images_per_second,
+        "images_per_second_per_rank": images_per_second / world,
+        "tokens_per_second": images_per_second * cell.num_tokens,
+        "step_time_ms": step_time_ms,
+        "model_flops_per_image": float(flops),
+        "model_tflops_per_rank": flops * images_per_second / world / 1e12,
+        "epoch_hours_imagenet1k": IMAGENET_1K_IMAGES / images_per_second / 3600,
+    }
+
+
+def utilization(
+    cell: CellSpec, tflops_per_rank: float, device_name: str, measured_peaks: dict[str, float]
+) -> tuple[dict[str, float | None], dict[str, Any]]:
+    """Return MFU columns, and where their denominators come from.
+
+    Args:
+        cell: what ran.
+        tflops_per_rank: model TFLOP/s of one rank.
+        device_name: as the driver reports it.
+        measured_peaks: dtype -> matmul TFLOP/s of one rank, measured on this machine.
+    """
+    dtype = compute_dtype(cell)
+    peak, source = published_peak(device_name, dtype)
+    measured = measured_peaks.get(dtype)
+    shape = _shape(cell)
+    recomputed = cell.memory.recomputed_flops(*shape)
+    hardware = 1 + recomputed / train_flops(*shape)
+    columns = {
+        "mfu": tflops_per_rank / peak if peak else None,
+        "hfu": tflops_per_rank * hardware / peak if peak else None,
+        "mfu_of_measured_peak": tflops_per_rank / measured if measured else None,
+    }
+    return columns, {"peak_tflops": peak, "peak_source": source, "compute_dtype": dtype}
+
+
+def _shape(cell: CellSpec) -> tuple[ViTSpec, int, Pooling]:
+    return cell.model, cell.batch.resolution_px, cell.classifier.pooling

@@ -1,0 +1,73 @@
+"""The one order in which techniques are applied to a model, each line with its reason.
+
+What apex's levels mean under each sharding (params = what forward and backward compute with;
+"half" is float16 or bfloat16, `keep_norm_fp32` spares LayerNorm):
+
+|    | none, ddp, zero1                             | zero2, fsdp, hsdp                              |
+|----|----------------------------------------------|------------------------------------------------|
+| O0 | params, gradients, state float32             | the same in shards                             |
+| O1 | float32 params, autocast to half             | float32 shards, gathered float32, autocast     |
+| O2 | half params, half gradients exchanged,       | float32 shards are the masters; gathered half, |
+|    | float32 masters in the optimizer             | gradients reduced in float32; norms in units   |
+|    |                                              | of their own, float32                          |
+| O3 | everything half, state too                   | half shards, half gradients, half state        |
+"""
+
+import torch
+from torch import nn
+
+from vitsweep.optimizer.groups import parameter_groups
+from vitsweep.precision.cast import allow_tf32, cast_model
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.technique import PrecisionPlan
+from vitsweep.training.master_weights import MasterWeights
+from vitsweep.training.scaler import LossScaler
+from vitsweep.training.trainee import Trainee
+from vitsweep.world import World
+
+
+def parallelize(model: nn.Module, cell: CellSpec, world: World) -> Trainee:
+    """Apply every technique of `cell` to a plain model on this rank's device."""
+    plan = cell.precision.plan()
+    allow_tf32(plan.tf32)
+    sharded = cell.sharding.shards_parameters
+    model = cell.precision.convert(model)  # swaps linears: before anyone wraps or splits them
+    model = cast_model(model, plan, sharded_masters=sharded)  # on plain parameters, before views
+    model = cell.tensor_parallel.apply(model, world)  # splits those linears
+    model = cell.attention.apply(model)  # the kernel that sequence parallelism will call
+    model = cell.sequence_parallel.apply(model, world)  # replaces `attend`, splits tokens
+    model = cell.pipeline_parallel.apply(model, world)  # keeps a stage of finished blocks
+    model = cell.memory.apply(model)  # recomputation wraps blocks with all that is in them
+    model = cell.compilation.apply(model)  # compiles what recomputation wrapped
+    groups_before = None if sharded else _groups(model, cell)  # names are plainest before wrapping
+    model = cell.sharding.apply(model, plan, world)  # outermost: owns parameters and gradients
+    groups = groups_before or _groups(model, cell)  # FSDP2 replaces parameters by shards
+    return _trainee(model, groups, cell, plan, world)
+
+
+def _groups(model: nn.Module, cell: CellSpec) -> list[dict[str, object]]:
+    return parameter_groups(model, cell.optimizer.weight_decay)
+
+
+def _trainee(
+    model: nn.Module,
+    groups: list[dict[str, object]],
+    cell: CellSpec,
+    plan: PrecisionPlan,
+    world: World,
+) -> Trainee:
+    masters = None
+    if plan.master_weights and not cell.sharding.shards_parameters:
+        masters = MasterWeights(groups)
+        groups = masters.groups
+    return Trainee(
+        cell=cell,
+        world=world,
+        plan=plan,
+        model=model,
+        optimizer=cell.sharding.build_optimizer(cell.optimizer.build, groups, world),
+        masters=masters,
+        scaler=LossScaler(plan.loss_scale, world.device.type) if plan.loss_scale else None,
+        skipped=[],
+        non_finite=torch.zeros((), dtype=torch.bool, device=world.device),
+    )

@@ -1,0 +1,1 @@
+"""Precisions: number formats of compute, parameters, gradients and optimizer state."""

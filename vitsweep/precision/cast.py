@@ -1,0 +1,44 @@
+"""Cast a model to what a PrecisionPlan says."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitsweep.spec.technique import PrecisionPlan
+
+
+class Float32LayerNorm(nn.LayerNorm):
+    """LayerNorm that computes in float32 and hands on the dtype it was given."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise the last axis."""
+        normed = F.layer_norm(
+            input.float(), self.normalized_shape, self.weight, self.bias, self.eps
+        )
+        return normed.to(input.dtype)
+
+
+def cast_model(model: nn.Module, plan: PrecisionPlan, *, sharded_masters: bool) -> nn.Module:
+    """Cast parameters in place to `plan.param_dtype`, norms to `plan.norm_dtype`.
+
+    Args:
+        model: float32 model.
+        plan: what the precision means.
+        sharded_masters: the sharding keeps float32 shards and casts what it gathers; the model's
+            parameters are left alone then.
+    """
+    separate_norms = plan.norm_dtype != plan.param_dtype
+    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)] if separate_norms else []
+    if not (sharded_masters and plan.master_weights):
+        model.to(getattr(torch, plan.param_dtype))
+        for norm in norms:
+            norm.to(getattr(torch, plan.norm_dtype))
+    for norm in norms:
+        norm.__class__ = Float32LayerNorm
+    return model
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Switch TensorFloat-32 in matmul and cuDNN, by one API only (mixing two raises in torch)."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
+    torch.backends.cudnn.conv.fp32_precision = "tf32" if allowed else "ieee"  # type: ignore[attr-defined]

@@ -1,0 +1,92 @@
+"""METRICS: every measured column with its unit, definition and sense. Tables, charts and docs read it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One column of the record.
+
+    Attributes:
+        column: name in CSV and parquet; the unit is part of it where it is not a pure number.
+        unit: as written on an axis; "1" for ratios and counts.
+        label: axis label without the unit.
+        better: which way is an improvement, or None where neither is.
+        definition: how it is computed, in one line.
+    """
+
+    column: str
+    unit: str
+    label: str
+    better: Literal["higher", "lower"] | None
+    definition: str
+
+    @property
+    def axis_label(self) -> str:
+        """Label with its unit, for an axis or a table header."""
+        return self.label if self.unit == "1" else f"{self.label} ({self.unit})"
+
+
+_ALL = (
+    Metric("images_per_second", "img/s", "Throughput, all ranks", "higher",
+           "images of one step over all ranks / median step time"),
+    Metric("images_per_second_per_rank", "img/s", "Throughput per rank", "higher",
+           "images_per_second / ranks"),
+    Metric("tokens_per_second", "tokens/s", "Token throughput, all ranks", "higher",
+           "images_per_second x tokens of one image"),
+    Metric("step_time_ms", "ms", "Step time", "lower",
+           "median over steady steps of the slowest rank's time between two optimizer steps"),
+    Metric("throughput_spread", "1", "Relative standard deviation of throughput", "lower",
+           "standard deviation / mean of images_per_second over the runs of a cell; cells only"),
+    Metric("speedup", "x", "Speedup over the baseline", "higher",
+           "exp(mean over blocks of log(baseline step time / step time)), images per step equalised"),
+    Metric("speedup_low", "x", "Speedup, lower end of the 95 % interval", "higher",
+           "Student's t over blocks; empty below 3 blocks"),
+    Metric("speedup_high", "x", "Speedup, upper end of the 95 % interval", "higher",
+           "Student's t over blocks; empty below 3 blocks"),
+    Metric("data_ms", "ms", "Waiting for data", "lower", "instrumented steps, median, slowest rank"),
+    Metric("forward_ms", "ms", "Forward", "lower", "instrumented steps, median, slowest rank"),
+    Metric("backward_ms", "ms", "Backward", "lower",
+           "instrumented steps, median, slowest rank; contains the gradient exchange"),
+    Metric("optimizer_ms", "ms", "Optimizer step", "lower",
+           "instrumented steps, median, slowest rank; unscale, clip, update, zero_grad"),
+    Metric("communication_ms", "ms", "Communication", "lower",
+           "time inside collectives of one step, overlapped or not, from a profiler; mean of ranks"),
+    Metric("peak_allocated_gib", "GiB", "Peak allocated, worst rank", "lower",
+           "torch.cuda.max_memory_allocated; empty on CPU"),
+    Metric("peak_reserved_gib", "GiB", "Peak reserved, worst rank", "lower",
+           "torch.cuda.max_memory_reserved; empty on CPU"),
+    Metric("peak_rss_gib", "GiB", "Peak resident memory, worst rank", "lower",
+           "VmHWM of the process since the model was built; CPU"),
+    Metric("parameter_bytes_per_step", "B", "Parameters sent per rank and step", "lower",
+           "counted at the collectives, mean of ranks: all-gathers and broadcasts of parameters"),
+    Metric("gradient_bytes_per_step", "B", "Gradients sent per rank and step", "lower",
+           "counted at the collectives, mean of ranks: all-reduce and reduce-scatter of gradients"),
+    Metric("activation_bytes_per_step", "B", "Activations sent per rank and step", "lower",
+           "counted at the collectives, mean of ranks: sequence, tensor and pipeline parallelism"),
+    Metric("model_flops_per_image", "FLOP", "Model FLOPs of one image", None,
+           "forward + backward from the shape, one multiply-add = 2, nothing recomputed"),
+    Metric("model_tflops_per_rank", "TFLOP/s", "Model TFLOP/s per rank", "higher",
+           "model_flops_per_image x images_per_second_per_rank / 1e12"),
+    Metric("mfu", "1", "Model FLOPs utilisation", "higher",
+           "model_tflops_per_rank / published dense peak of the device in the compute dtype"),
+    Metric("hfu", "1", "Hardware FLOPs utilisation", "higher",
+           "the same with recomputed FLOPs counted"),
+    Metric("mfu_of_measured_peak", "1", "Model FLOPs / measured matmul rate", "higher",
+           "model_tflops_per_rank / the matmul rate `vitsweep doctor` measured here"),
+    Metric("epoch_hours_imagenet1k", "h", "Time of an ImageNet-1k epoch", "lower",
+           "1,281,167 images / images_per_second / 3600"),
+    Metric("loss_first", "1", "Loss of the first measured step", None, "mean over ranks"),
+    Metric("loss_last", "1", "Loss of the last measured step", None, "mean over ranks"),
+    Metric("accuracy_top1", "1", "Top-1 accuracy", "higher",
+           "held-out images, each counted once; only where task=train"),
+    Metric("train_seconds", "s", "Training time", "lower", "epochs of task=train, without evaluation"),
+    Metric("setup_seconds", "s", "Set-up time of a run", "lower",
+           "from process start to the first step: imports, rendezvous, model, proof"),
+    Metric("all_reduce_gb_per_s", "GB/s", "All-reduce bus bandwidth", "higher",
+           "2(n-1)/n x bytes / time of a 25 MiB all-reduce, once per allocation"),
+)  # fmt: skip
+
+METRICS: dict[str, Metric] = {metric.column: metric for metric in _ALL}
+"""Column -> definition, in the order of the record."""

@@ -1,0 +1,118 @@
+"""RunRecord: one cell measured once; the JSON that is the truth behind every table."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from vitsweep.errors import VitsweepError
+
+SCHEMA_VERSION = 1
+
+
+class Status(StrEnum):
+    """How a run, and with it its cell, ended."""
+
+    measured = "measured"
+    out_of_memory = "out_of_memory"
+    diverged = "diverged"  # the loss became non-finite: the speed does not count
+    wrong = "wrong"  # the proof of equality failed
+    invalid = "invalid"  # refused by a rule, never started
+    timed_out = "timed_out"
+    preempted = "preempted"
+    killed = "killed"  # by a signal from outside
+    failed = "failed"  # anything else, with its reason
+
+
+class NewerSchemaError(VitsweepError):
+    """A record was written by a later version of vitsweep than this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One cell measured once in fresh processes, as part of a block.
+
+    Attributes:
+        run_id: unique name of the run, also its file name.
+        sweep: name of the sweep folder it was asked for in.
+        block: name of the block; runs of one block ran back to back on the same machine.
+        position: place of the run within its block, from 0, in the order in which they ran.
+        attempt: 1 for the first try of this run; more after a preemption.
+        reason: one sentence where `status` is not `measured`.
+        failed_rank: rank that failed first, where known.
+        spec: flattened spec (see `spec.flatten`).
+        metrics: column -> number, the columns of `results.metrics.METRICS` except speedups.
+        validity: `oversubscribed, shared_device, throttled, drifting` and what was proved.
+        environment: device, versions, host, git state, times.
+        samples: raw step times: `step_time_ms[rank][step]`, `skipped[step]`, `warm_up_steps`.
+    """
+
+    run_id: str
+    sweep: str
+    cell_id: str
+    block: str
+    position: int
+    attempt: int
+    status: Status
+    reason: str = ""
+    failed_rank: int | None = None
+    spec: dict[str, Any]
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    validity: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    samples: dict[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> str:
+        """Return the record as JSON; non-finite numbers become null."""
+        return json.dumps(_finite(asdict(self)), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "RunRecord":
+        """Read a record of this or an older schema.
+
+        Raises:
+            NewerSchemaError: the record is of a later schema.
+            ValueError: the text is not a whole record.
+        """
+        tree = json.loads(text)
+        if not isinstance(tree, dict) or "schema_version" not in tree:
+            raise ValueError("not a run record")
+        if tree["schema_version"] > SCHEMA_VERSION:
+            raise NewerSchemaError(
+                f"schema {tree['schema_version']} is newer than this vitsweep reads "
+                f"({SCHEMA_VERSION}): update vitsweep"
+            )
+        known = {f.name for f in fields(cls)}
+        try:
+            return cls(
+                **{k: v for k, v in tree.items() if k in known} | {"status": Status(tree["status"])}
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a whole run record: {error}") from error
+
+    def row(self) -> dict[str, Any]:
+        """Return the record as one flat row of `runs.parquet` (samples left out)."""
+        head = {
+            "schema_version": self.schema_version,
+            "run_id": self.run_id,
+            "cell_id": self.cell_id,
+            "sweep": self.sweep,
+            "block": self.block,
+            "position": self.position,
+            "attempt": self.attempt,
+            "status": str(self.status),
+            "reason": self.reason,
+            "failed_rank": self.failed_rank,
+        }
+        return head | self.spec | self.metrics | self.validity | self.environment
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value

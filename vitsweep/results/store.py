@@ -1,0 +1,160 @@
+"""A sweep folder: `cells/` is the truth, the parquet files are views of it."""
+
+import fcntl
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitsweep.errors import VitsweepError
+from vitsweep.results.record import NewerSchemaError, RunRecord
+
+
+class DamagedRecordWarning(UserWarning):
+    """A file of the store could not be read and is left out; it is named in the text."""
+
+
+class Store:
+    """One sweep folder.
+
+    ```
+    commands.jsonl                       who asked for which cells, and what their baseline is
+    cells/<cell_id>/cell.yaml            the frozen spec, written when the sweep is made
+    cells/<cell_id>/attempts.jsonl       life of every attempt, written beside the ranks
+    cells/<cell_id>/runs/<run_id>.json   one record per run
+    cells/<cell_id>/record.json          the cell's one row
+    runs.parquet samples.parquet cells.parquet cells.csv report/     views
+    ```
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cells = root / "cells"
+
+    @property
+    def name(self) -> str:
+        """Name of the sweep."""
+        return self.root.name
+
+    def create(self) -> "Store":
+        """Make the folder.
+
+        Raises:
+            VitsweepError: it cannot be written.
+        """
+        try:
+            self.cells.mkdir(parents=True, exist_ok=True)
+            probe = self.root / f".probe-{os.getpid()}"
+            probe.write_text("")
+            probe.unlink()
+        except OSError as error:
+            raise VitsweepError(
+                f"The results folder `{self.root}` cannot be written ({error.strerror}). "
+                "Choose another with `sweep.folder=DIR`, or free it."
+            ) from error
+        return self
+
+    def cell(self, cell_id: str) -> Path:
+        """Return the folder of a cell."""
+        return self.cells / cell_id
+
+    @contextmanager
+    def lock(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold the folder for one launcher at a time; `on_wait` is called if another has it."""
+        with (self.root / ".lock").open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    def freeze(self, cell_id: str, document: dict[str, Any]) -> None:
+        """Write what the worker will read; a cell that is already frozen stays as it was."""
+        path = self.cell(cell_id) / "cell.yaml"
+        if not path.exists():
+            write_atomically(path, yaml.safe_dump(document, sort_keys=False))
+
+    def frozen(self, cell_id: str) -> dict[str, Any]:
+        """Return what was frozen for a cell."""
+        document: dict[str, Any] = yaml.safe_load((self.cell(cell_id) / "cell.yaml").read_text())
+        return document
+
+    def save_run(self, run: RunRecord) -> Path:
+        """Write a run's record; readers see nothing or the whole of it."""
+        path = self.cell(run.cell_id) / "runs" / f"{run.run_id}.json"
+        write_atomically(path, run.to_json())
+        return path
+
+    def runs(self) -> Iterator[RunRecord]:
+        """Yield every readable run record; damaged ones are named in a warning and left out.
+
+        Raises:
+            NewerSchemaError: a record was written by a later vitsweep; its file is named.
+        """
+        for path in sorted(self.cells.glob("*/runs/*.json")):
+            try:
+                yield RunRecord.from_json(path.read_text())
+            except NewerSchemaError as error:
+                raise NewerSchemaError(f"{path}: {error}") from error
+            except (ValueError, OSError) as error:
+                warnings.warn(
+                    f"{path} is damaged and left out ({error})", DamagedRecordWarning, stacklevel=2
+                )
+
+    def append_command(self, entry: dict[str, Any]) -> None:
+        """Note who asked for what."""
+        append_line(self.root / "commands.jsonl", entry)
+
+    def commands(self) -> list[dict[str, Any]]:
+        """Return all commands, oldest first; a half-written last line is left out."""
+        return read_lines(self.root / "commands.jsonl")
+
+    def baselines(self) -> dict[str, str | None]:
+        """Return cell -> baseline cell (None where there is none), the latest command winning."""
+        merged: dict[str, str | None] = {}
+        for command in self.commands():
+            merged |= command.get("baselines", {})
+        return merged
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write to a temporary name, flush to disk, rename: a crash leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        with draft.open("w") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def append_line(path: Path, entry: dict[str, Any]) -> None:
+    """Append one JSON line with a single write, so that lines of two writers never mix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(entry) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON lines of a file; lines cut in half are left out."""
+    entries = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            continue
+    return entries

@@ -1,0 +1,10 @@
+"""No sequence parallelism."""
+
+from dataclasses import dataclass
+
+from vitsweep.spec.technique import SequenceParallel
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoSequenceParallel(SequenceParallel):
+    """Every rank sees whole images."""

@@ -1,0 +1,1 @@
+"""Sharding: who holds parameters, gradients and optimizer state among data-parallel ranks."""

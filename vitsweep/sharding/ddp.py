@@ -1,0 +1,62 @@
+"""Distributed data parallel: full replicas, gradients averaged by all-reduce during backward."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, cast
+
+from annotated_types import Gt
+
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.technique import PrecisionPlan, Sharding
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ddp(Sharding):
+    """torch's DistributedDataParallel.
+
+    Attributes:
+        bucket_mib: gradients are exchanged in buckets of this size.
+        gradient_as_bucket_view: gradients live in the buckets, which saves a copy of them; resolved
+            from auto: false only where the optimizer keeps gradients in a buffer of its own.
+        static_graph: promise that every step uses the same parameters in the same order.
+    """
+
+    bucket_mib: Annotated[float, Gt(0)]
+    gradient_as_bucket_view: bool
+    static_graph: bool
+
+    def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
+        """Wrap the model."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(
+            model,
+            device_ids=[world.device.index] if world.device.type == "cuda" else None,
+            process_group=world.data_parallel_group(),
+            bucket_cap_mb=self.bucket_mib,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            static_graph=self.static_graph,
+        )
+
+    def gradient_sync(
+        self, model: "nn.Module", is_last_micro_batch: bool
+    ) -> AbstractContextManager[None]:
+        """Skip the all-reduce for all but the last micro-batch."""
+        if is_last_micro_batch:
+            return nullcontext()
+        return cast("DistributedDataParallel", model).no_sync()
+
+    def conflicts(self, cell: CellSpec) -> Iterator[str]:
+        """A static graph has one backward per forward; accumulation without exchange breaks that."""
+        if self.static_graph and cell.batch.accumulation_steps > 1:
+            yield (
+                f"`sharding.static_graph=true` does not allow "
+                f"`batch.accumulation_steps={cell.batch.accumulation_steps}`: set it to false."
+            )

@@ -1,0 +1,154 @@
+"""The border: a composed configuration becomes typed, frozen objects here and nowhere else."""
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from vitsweep.errors import BadValueError
+from vitsweep.spec.cell_spec import CellSpec
+
+Tree = dict[str, Any]
+
+
+def cell_from_tree(tree: Mapping[str, Any]) -> CellSpec:
+    """Build the spec of one cell from its resolved tree.
+
+    Args:
+        tree: composed configuration without `auto` values; keys that are no part of a cell
+            (`sweep`, `tracker`) are left alone.
+
+    Raises:
+        BadValueError: a key is missing, unknown, or its value is not allowed; all such are named.
+    """
+    hints = _hints(CellSpec)
+    missing = [name for name in hints if name not in tree]
+    if missing:
+        raise BadValueError(f"The configuration lacks {_quoted(missing)}.")
+    parts: Tree = {}
+    problems: list[str] = []
+    for name, kind in hints.items():
+        try:
+            parts[name] = _build(tree[name], name, kind)
+        except BadValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise BadValueError("\n".join(problems))
+    return CellSpec(**parts)
+
+
+def part_from_tree(tree: Mapping[str, Any], name: str) -> Any:
+    """Build one part of a cell (`data`, `precision`, ...), for whoever needs it before the rest."""
+    return _build(tree[name], name, _hints(CellSpec)[name])
+
+
+def target_class(node: Mapping[str, Any], path: str) -> type:
+    """Return the class that `_target_` of a node names.
+
+    Raises:
+        BadValueError: there is no such class, or it is none of vitsweep's or a plugin's techniques.
+    """
+    target = node.get("_target_")
+    if not isinstance(target, str) or "." not in target:
+        raise BadValueError(
+            f"`{path}._target_={target}` must name a class, like `package.module.Class`."
+        )
+    module, _, name = target.rpartition(".")
+    try:
+        return getattr(_module(module), name)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError) as error:
+        raise BadValueError(f"`{path}._target_={target}` cannot be imported ({error}).") from error
+
+
+def _build(node: Any, path: str, kind: Any) -> Any:
+    if isinstance(node, Mapping):
+        cls = target_class(node, path) if "_target_" in node else kind
+        if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls)):
+            raise BadValueError(f"`{path}` takes a single value, not a section.")
+        if inspect.isclass(kind) and not issubclass(cls, kind):
+            raise BadValueError(
+                f"`{path}._target_` names `{cls.__name__}`, which is no {kind.__name__}."
+            )
+        return _build_dataclass(cls, {k: v for k, v in node.items() if k != "_target_"}, path)
+    if inspect.isclass(kind) and dataclasses.is_dataclass(kind):
+        raise BadValueError(f"`{path}={node}` is no choice of the group `{path}`.")
+    return _leaf(kind, node, path)
+
+
+def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
+    hints = _hints(cls)
+    problems = [_unknown_key(path, key, hints) for key in node if key not in hints]
+    problems += [f"`{path}.{key}` is missing." for key in hints if key not in node]
+    values: Tree = {}
+    for key in hints.keys() & node.keys():
+        try:
+            values[key] = _leaf(hints[key], node[key], f"{path}.{key}")
+        except BadValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise BadValueError("\n".join(problems))
+    return cls(**values)
+
+
+def _leaf(kind: Any, value: Any, path: str) -> Any:
+    value = tuple(value) if isinstance(value, list) else value
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        told = "; or ".join(dict.fromkeys(_sentence(problem) for problem in error.errors()))
+        raise BadValueError(f"`{path}={value}`: {told}.") from error
+
+
+_WORDS = {
+    "int_type": "a whole number is needed",
+    "int_parsing": "a whole number is needed",
+    "int_from_float": "a whole number is needed",
+    "float_type": "a number is needed",
+    "bool_type": "true or false is needed",
+    "string_type": "a text is needed",
+    "none_required": "null",
+}
+
+
+def _sentence(problem: Any) -> str:
+    context = problem.get("ctx", {})
+    match problem["type"]:
+        case "greater_than":
+            return f"must be greater than {context['gt']}"
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}"
+        case "literal_error":
+            return f"must be one of {context['expected']}"
+        case kind:
+            return _WORDS.get(kind, problem["msg"])
+
+
+def _unknown_key(path: str, key: str, known: Mapping[str, Any]) -> str:
+    close = get_close_matches(key, known, n=1)
+    hint = f" Did you mean `{path}.{close[0]}`?" if close else ""
+    return f"`{path}.{key}` does not exist; `{path}` has {_quoted(known)}.{hint}"
+
+
+def _quoted(names: Any) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+@cache
+def _module(name: str) -> Any:
+    return importlib.import_module(name)

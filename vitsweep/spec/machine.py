@@ -1,0 +1,51 @@
+"""What the machine offers on which a sweep is made: the source of every `auto`."""
+
+import os
+from dataclasses import dataclass
+
+from vitsweep.spec.resources import Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Facts of a node.
+
+    Attributes:
+        device: `cuda` where GPUs are usable.
+        cores_per_node: cores this process may use.
+        devices_per_node: usable GPUs.
+        described_by: where the facts come from (`this machine`, or the name of a site profile).
+    """
+
+    device: Device
+    cores_per_node: int
+    devices_per_node: int
+    described_by: str = "this machine"
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """Look at this machine, without loading torch (a login node plans thousands of cells)."""
+        gpus = count_gpus()
+        return cls(
+            device="cuda" if gpus else "cpu",
+            cores_per_node=len(os.sched_getaffinity(0)),
+            devices_per_node=gpus,
+        )
+
+
+def count_gpus() -> int:
+    """Count the GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 without a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        present = int(pynvml.nvmlDeviceGetCount())
+        pynvml.nvmlShutdown()
+    except Exception:  # no driver, no library, no permission: all mean that no GPU can be used
+        return 0
+    if visible is None:
+        return present
+    return min(
+        present, len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    )

@@ -1,0 +1,114 @@
+"""Every `auto` gets its value here, once, when the sweep is made; the worker reads only results."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from vitsweep.errors import BadValueError
+from vitsweep.spec.from_yaml import part_from_tree, target_class
+from vitsweep.spec.machine import Machine
+from vitsweep.spec.mesh_shape import AXES
+from vitsweep.spec.technique import Data
+
+Tree = dict[str, Any]
+AUTO = "auto"
+
+
+def resolve(tree: Tree, machine: Machine) -> Tree:
+    """Return the tree with every `auto` replaced.
+
+    Args:
+        tree: composed configuration of one cell; not changed.
+        machine: where the cell will run.
+
+    Raises:
+        BadValueError: a value cannot be resolved, or `auto` is not allowed where it stands.
+    """
+    resolved = {key: dict(node) if isinstance(node, dict) else node for key, node in tree.items()}
+    for settings in ("resources", "mesh"):  # their choices are shorthands, not what is measured
+        resolved[settings].pop("name", None)
+    data: Data = part_from_tree(resolved, "data")
+    _fill(resolved, "batch", "resolution_px", lambda: data.native_resolution_px)
+    _fill(resolved, "model", "in_channels", lambda: data.num_channels)
+    _fill(resolved, "model", "num_classes", lambda: data.num_classes)
+    _resolve_resources(resolved["resources"], machine)
+    _resolve_precision(resolved["precision"], resolved["resources"]["device"])
+    keeps_views = getattr(
+        target_class(resolved["optimizer"], "optimizer"), "keeps_gradient_views", 0
+    )
+    _fill(resolved, "sharding", "gradient_as_bucket_view", lambda: not keeps_views)
+    resolved["mesh"] = _resolve_mesh(resolved)
+    return resolved
+
+
+def _fill(tree: Tree, group: str, key: str, value: Callable[[], Any]) -> None:
+    if isinstance(tree.get(group), dict) and tree[group].get(key) == AUTO:
+        tree[group][key] = value()
+
+
+def _resolve_resources(node: Tree, machine: Machine) -> None:
+    if node.get("device") == AUTO:
+        node["device"] = machine.device
+    on_gpu = node.get("device") == "cuda"
+    node["cores_per_node"] = machine.cores_per_node
+    node["devices_per_node"] = machine.devices_per_node
+    if node.get("ranks_per_node") == AUTO:
+        node["ranks_per_node"] = max(1, machine.devices_per_node) if on_gpu else 2
+    ranks = node.get("ranks_per_node")
+    if node.get("threads_per_rank") == AUTO and isinstance(ranks, int) and ranks > 0:
+        node["threads_per_rank"] = max(1, machine.cores_per_node // ranks)
+
+
+def _resolve_precision(node: Tree, device: str) -> None:
+    """float16 on GPUs as in the blog; bfloat16 on CPUs, where float16 is emulated (25x slower)."""
+    if node.get("half_dtype") == AUTO:
+        node["half_dtype"] = "float16" if device == "cuda" else "bfloat16"
+    if node.get("loss_scale") == AUTO:
+        node["loss_scale"] = "dynamic" if node.get("half_dtype") == "float16" else None
+
+
+def _resolve_mesh(tree: Tree) -> Tree:
+    resources, asked = tree["resources"], dict(tree["mesh"])
+    for key in ("nodes", "ranks_per_node"):
+        if type(resources.get(key)) is not int or resources[key] < 1:
+            raise BadValueError(
+                f"`resources.{key}={resources.get(key)}`: a whole number of at least 1 is needed."
+            )
+    world = resources["nodes"] * resources["ranks_per_node"]
+    wrong = {a: d for a, d in asked.items() if d != AUTO and (type(d) is not int or d < 1)}
+    if wrong:
+        axis, degree = next(iter(wrong.items()))
+        raise BadValueError(f"`mesh.{axis}={degree}`: a whole number of at least 1, or `auto`.")
+    mesh = {axis: asked.get(axis, AUTO) for axis in AXES if axis != "replicate"}
+    _take(mesh, _open_axes(tree, mesh), world)
+    _take_shards(mesh, tree, world)
+    mesh = {axis: 1 if degree == AUTO else degree for axis, degree in mesh.items()}
+    replicas, rest = divmod(world, prod(mesh.values()))
+    return {**asked, **mesh, "replicate": replicas if not rest else 0}
+
+
+def _open_axes(tree: Tree, mesh: Tree) -> list[str]:
+    """Axes of model parallelism that a chosen technique uses and nobody gave a degree."""
+    groups = ("pipeline_parallel", "sequence_parallel", "tensor_parallel")
+    wanted = [a for g in groups for a in target_class(tree[g], g).axes]  # type: ignore[attr-defined]
+    return [axis for axis in dict.fromkeys(wanted) if mesh[axis] == AUTO]
+
+
+def _take(mesh: Tree, open_axes: list[str], world: int) -> None:
+    """The one open axis takes what explicit degrees leave of the world; two would be a guess."""
+    if len(open_axes) > 1:
+        knobs = ", ".join(f"`mesh.{axis}`" for axis in open_axes)
+        raise BadValueError(
+            f"The chosen techniques share the {world} ranks: give all but one of {knobs}."
+        )
+    for axis in open_axes:
+        mesh[axis] = max(1, world // prod(d for d in mesh.values() if d != AUTO))
+
+
+def _take_shards(mesh: Tree, tree: Tree, world: int) -> None:
+    sharding = target_class(tree["sharding"], "sharding")
+    if mesh["shard"] != AUTO or "shard" not in sharding.axes:  # type: ignore[attr-defined]
+        return
+    left = max(1, world // prod(d for d in mesh.values() if d != AUTO))
+    default = getattr(sharding, "default_shards", None)
+    mesh["shard"] = default(left, tree["resources"]) if default else left

@@ -1,0 +1,79 @@
+"""What cannot run, with every reason, before a process starts or a job is queued."""
+
+from collections.abc import Iterator
+
+from vitsweep.spec.cell_spec import CellSpec
+
+
+def conflicts(cell: CellSpec) -> list[str]:
+    """Return all reasons why a cell cannot run; empty means that it can."""
+    own = [_mesh(cell), _devices(cell), _shapes(cell), _batch(cell), cell.data.conflicts(cell)]
+    chosen = [technique.conflicts(cell) for technique in cell.techniques.values()]
+    return list(dict.fromkeys(reason for reasons in own + chosen for reason in reasons))
+
+
+def _mesh(cell: CellSpec) -> Iterator[str]:
+    mesh, world = cell.mesh, cell.resources.world_size
+    if mesh.world_size != world:
+        given = " x ".join(f"{a}={d}" for a, d in vars(mesh).items() if d > 1 and a != "replicate")
+        yield (
+            f"`mesh` asks for {given}, which does not divide the world of {world} ranks "
+            f"(`resources.nodes={cell.resources.nodes}` x "
+            f"`resources.ranks_per_node={cell.resources.ranks_per_node}`): "
+            "choose degrees whose product divides it."
+        )
+
+
+def _devices(cell: CellSpec) -> Iterator[str]:
+    asked = cell.resources
+    if asked.device != "cuda":
+        return
+    if not asked.devices_per_node:
+        yield (
+            "`resources.device=cuda` needs a GPU and this machine shows none: use "
+            "`resources.device=cpu`, or send the sweep to a cluster with `hydra/launcher=slurm`."
+        )
+    elif asked.ranks_per_node > asked.devices_per_node:
+        yield (
+            f"`resources.ranks_per_node={asked.ranks_per_node}` is more than the "
+            f"{asked.devices_per_node} GPUs of a node, and two ranks on one GPU measure neither: "
+            f"use `resources.ranks_per_node={asked.devices_per_node}`."
+        )
+
+
+def _shapes(cell: CellSpec) -> Iterator[str]:
+    model, side = cell.model, cell.batch.resolution_px
+    if side % model.patch_px:
+        below = side - side % model.patch_px or model.patch_px
+        yield (
+            f"`batch.resolution_px={side}` is not divisible by `model.patch_px={model.patch_px}`: "
+            f"try `batch.resolution_px={below}`."
+        )
+    if model.width % model.num_heads:
+        yield (
+            f"`model.width={model.width}` is not divisible by `model.num_heads={model.num_heads}`: "
+            "every head needs the same width."
+        )
+    if model.in_channels != cell.data.num_channels:
+        yield (
+            f"`model.in_channels={model.in_channels}` does not fit `data={cell.data.name}`, whose "
+            f"images have {cell.data.num_channels}: use `model.in_channels=auto`."
+        )
+    if model.num_classes < cell.data.num_classes:
+        yield (
+            f"`model.num_classes={model.num_classes}` is fewer than the {cell.data.num_classes} of "
+            f"`data={cell.data.name}`: use `model.num_classes=auto`."
+        )
+
+
+def _batch(cell: CellSpec) -> Iterator[str]:
+    replicas, steps = cell.mesh.data_parallel_size, cell.batch.accumulation_steps
+    if not replicas or cell.images_per_step % (replicas * steps) == 0:
+        return
+    share = replicas * steps
+    near = max(share, round(cell.images_per_step / share) * share)
+    yield (
+        f"`batch.images_per_step={cell.batch.images_per_step}` (`batch.scope={cell.batch.scope}`) "
+        f"does not split evenly over {replicas} replicas x "
+        f"`batch.accumulation_steps={steps}`: try `batch.images_per_step={near}`."
+    )

@@ -1,0 +1,69 @@
+"""Views of a sweep folder: parquet and CSV, made anew from `cells/`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pandas import DataFrame
+
+from vitsweep.results.record import RunRecord
+from vitsweep.results.store import Store, write_atomically
+from vitsweep.tables.cells import cells
+from vitsweep.tables.load import unrun_of
+
+
+def collect(store: Store) -> DataFrame:
+    """Write `runs.parquet`, `samples.parquet`, `cells.parquet`, `cells.csv` and each `record.json`.
+
+    Returns:
+        One row per cell, whatever became of it.
+    """
+    records = list(store.runs())
+    runs = DataFrame([record.row() for record in records])
+    table = cells(runs, store.baselines(), unrun_of(store))
+    _write_parquet(runs, store.root / "runs.parquet")
+    _write_parquet(samples(records), store.root / "samples.parquet")
+    _write_parquet(table, store.root / "cells.parquet")
+    write_atomically(store.root / "cells.csv", table.to_csv(index=False))
+    for row in json.loads(table.to_json(orient="records", date_format="iso")):
+        write_atomically(store.cell(row["cell_id"]) / "record.json", json.dumps(row, indent=1))
+    return table
+
+
+def samples(records: list[RunRecord]) -> DataFrame:
+    """Return the raw step times, one row per run, rank and step."""
+    return DataFrame(
+        [
+            {
+                "run_id": record.run_id,
+                "cell_id": record.cell_id,
+                "block": record.block,
+                "rank": rank,
+                "step": step,
+                "step_time_ms": time_ms,
+                "warm_up": step < record.samples["warm_up_steps"],
+                "skipped": record.samples["skipped"][step],
+            }
+            for record in records
+            for rank, times in enumerate(record.samples.get("step_time_ms", []))
+            for step, time_ms in enumerate(times)
+        ]
+    )
+
+
+def _write_parquet(table: DataFrame, path: Path) -> None:
+    """Columns that hold lists or several types are written as text: parquet has one type each."""
+    plain = table.apply(_uniform) if len(table.columns) else table
+    draft = path.with_name(f".{path.name}.draft")
+    plain.to_parquet(draft, index=False)
+    draft.replace(path)
+
+
+def _uniform(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    kinds = {type(v) for v in column.dropna()} if column.dtype == object else set()
+    if len(kinds) > 1 or kinds & {list, dict, tuple}:
+        if kinds <= {int, float}:
+            return column.astype(float)
+        return column.map(lambda v: v if v is None else str(v))
+    return column

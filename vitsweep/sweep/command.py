@@ -1,0 +1,12 @@
+"""What the user typed."""
+
+import shlex
+import sys
+from pathlib import Path
+
+
+def command_line() -> str:
+    """Return the command, quoted so that it can be typed again."""
+    program = Path(sys.argv[0])
+    typed = "python -m vitsweep" if program.name == "__main__.py" else program.name
+    return " ".join([typed, *map(shlex.quote, sys.argv[1:])])

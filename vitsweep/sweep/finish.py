@@ -1,0 +1,64 @@
+"""The end of a command: tables, charts, report, and the exit code."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pandas import DataFrame
+from rich.console import Console
+
+from vitsweep.errors import ImpossibleCellError
+from vitsweep.report.html import write_report
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store
+from vitsweep.sweep.collect import collect
+from vitsweep.sweep.roster import Roster
+from vitsweep.tables.show import printed
+
+OK, BAD_INPUT, ENDED_OTHERWISE, INTERRUPTED = 0, 2, 3, 130
+
+
+def finish(
+    store: Store, roster: Roster, console: Console, interrupted: bool
+) -> list[Mapping[str, Any]]:
+    """Write the views, show the table, and return the rows of the command's cells.
+
+    Raises:
+        SystemExit: 130 after an interruption, 3 where cells ended otherwise.
+        ImpossibleCellError: every cell is refused.
+    """
+    table = collect(store)
+    mine = table[table["cell_id"].isin(roster.entries)]
+    if not roster.runnable:
+        raise ImpossibleCellError([r for e in roster.entries.values() for r in e.reasons])
+    console.print()
+    console.print(printed(mine, title=f"Sweep {store.name}"))
+    _explain(mine, console)
+    if (mine["status"] == Status.measured).any():
+        console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
+    code = exit_code(mine, interrupted)
+    if interrupted:
+        console.print("Stopped. What was measured is kept; the same command continues.")
+    if code:
+        raise SystemExit(code)
+    rows = {row["cell_id"]: row for row in mine.to_dict("records")}
+    return [rows[cell_id] for cell_id, entry in roster.entries.items() if not entry.added]
+
+
+def exit_code(cells: DataFrame, interrupted: bool) -> int:
+    """Return 0 if all cells are measured, 3 if some ended otherwise, 130 if the user stopped."""
+    if interrupted:
+        return INTERRUPTED
+    return OK if (cells["status"] == Status.measured).all() else ENDED_OTHERWISE
+
+
+def _explain(cells: DataFrame, console: Console) -> None:
+    notes = {
+        "oversubscribed": "Ranks shared cores (`oversubscribed`): speedups between cells of the same "
+        "world hold, scaling does not.",
+        "shared_device": "Other processes used the machine while some cells were timed "
+        "(`shared_device`): close them for tighter intervals.",
+        "drifting": "Some step times still drifted within a run (`drifting`): more warm-up helps.",
+    }
+    for flag, note in notes.items():
+        if flag in cells and cells[flag].eq(True).any():
+            console.print(f"Note: {note}", style="dim", highlight=False)

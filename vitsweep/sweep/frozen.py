@@ -1,0 +1,33 @@
+"""The frozen cell: what is written when a sweep is made, and all that a worker reads."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitsweep.results.store import Store
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.from_yaml import cell_from_tree
+
+
+def frozen_document(
+    cell: CellSpec, tree: Mapping[str, Any], overrides: tuple[str, ...], code: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the content of `cell.yaml`.
+
+    Args:
+        cell: the spec.
+        tree: the resolved tree it was built from.
+        overrides: what to type to get this cell.
+        code: git state, diff and package versions at the time the sweep was made.
+    """
+    parts = {name: tree[name] for name in vars(cell)}
+    return {
+        "cell_id": cell.cell_id,
+        "overrides": list(overrides),
+        "cell": parts,
+        "code": dict(code),
+    }
+
+
+def read_cell(store: Store, cell_id: str) -> CellSpec:
+    """Build the spec of a frozen cell."""
+    return cell_from_tree(store.frozen(cell_id)["cell"])

@@ -1,0 +1,71 @@
+"""Making a sweep: from what was asked to frozen cells in a folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitsweep.measure.clock import now
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store, write_atomically
+from vitsweep.spec.flatten import flatten
+from vitsweep.spec.machine import Machine
+from vitsweep.sweep.asked import Asked
+from vitsweep.sweep.baseline import baseline_of
+from vitsweep.sweep.command import command_line
+from vitsweep.sweep.compose import Composer
+from vitsweep.sweep.frozen import frozen_document
+from vitsweep.sweep.roster import Entry, Roster, make_roster
+
+
+def roster_of(asked: Sequence[Asked], machine: Machine, composer: Composer) -> Roster:
+    """Type and check the cells and add their baselines.
+
+    Raises:
+        BadValueError: a value is wrong, of a cell or of `sweep.baseline`.
+    """
+    return make_roster(asked, machine, lambda cell: baseline_of(cell, composer))
+
+
+def store_of(config: Mapping[str, Any]) -> Store:
+    """Return the store of a command, which need not exist yet."""
+    settings = config["sweep"]
+    return Store(Path(settings["folder"]) / settings["name"])
+
+
+def open_store(config: Mapping[str, Any]) -> Store:
+    """Make the sweep folder.
+
+    Raises:
+        VitsweepError: it cannot be written.
+    """
+    return store_of(config).create()
+
+
+def freeze(store: Store, roster: Roster, config: dict[str, Any], code: dict[str, Any]) -> None:
+    """Write every cell, the refused ones with their reasons, and note the command."""
+    for entry in roster.entries.values():
+        document = frozen_document(entry.cell, entry.tree, entry.asked.overrides, code)
+        store.freeze(entry.cell_id, document)
+        if entry.reasons:
+            _record_invalid(store, entry)
+    store.append_command(
+        {
+            "time": now(),
+            "command": command_line(),
+            "question": config["sweep"].get("question") or "",
+            "cells": [e.cell_id for e in roster.entries.values() if not e.added],
+            "baselines": roster.baselines,
+        }
+    )
+
+
+def _record_invalid(store: Store, entry: Entry) -> None:
+    row = {
+        "cell_id": entry.cell_id,
+        "sweep": store.name,
+        "status": str(Status.invalid),
+        "reason": " ".join(entry.reasons),
+    }
+    path = store.cell(entry.cell_id) / "record.json"
+    write_atomically(path, json.dumps(row | flatten(entry.cell), indent=1))

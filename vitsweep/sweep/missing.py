@@ -1,0 +1,88 @@
+"""What is measured already, and so need not run again."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vitsweep.results.record import SCHEMA_VERSION, RunRecord, Status
+from vitsweep.sweep.roster import Entry, Roster
+
+ENDED_FROM_OUTSIDE = (Status.killed, Status.preempted)
+"""These say nothing about the cell: the same command runs it again. Other ends are results."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a store says about the cells of a command.
+
+    Attributes:
+        missing: cell -> runs that it lacks.
+        ended: cells whose latest run ended otherwise and is not repeated.
+        other_code: cells that were measured with another state of the code.
+    """
+
+    missing: dict[str, int]
+    ended: dict[str, RunRecord]
+    other_code: tuple[str, ...]
+
+
+def known(
+    roster: Roster,
+    runs: Iterable[RunRecord],
+    *,
+    torch_version: str,
+    git_commit: str | None,
+    remeasure: bool,
+    retry: tuple[str, ...] = (),
+) -> Known:
+    """Compare a command with what is in the store.
+
+    A run counts if cell, device type, torch's minor version and schema are the same.
+
+    Args:
+        roster: the cells of the command.
+        runs: records of the store, oldest first for each cell.
+        torch_version: of this environment.
+        git_commit: of the code that would measure now.
+        remeasure: count nothing.
+        retry: statuses whose cells run again.
+    """
+    counts: Counter[str] = Counter()
+    latest: dict[str, RunRecord] = {}
+    other: dict[str, None] = {}
+    for run in runs if not remeasure else ():
+        entry = roster.entries.get(run.cell_id)
+        if entry is None or not _comparable(run, entry, torch_version):
+            continue
+        latest[run.cell_id] = run
+        if run.status == Status.measured:
+            counts[run.cell_id] += 1
+            if run.environment.get("git_commit") != git_commit:
+                other[run.cell_id] = None
+    again = (*ENDED_FROM_OUTSIDE, Status.measured, *retry)
+    ended = {c: r for c, r in latest.items() if r.status not in again and not counts[c]}
+    missing = {
+        e.cell_id: e.cell.measurement.blocks - counts[e.cell_id]
+        for e in roster.runnable
+        if e.cell_id not in ended and not (e.added and _all_done(e, roster, counts, ended))
+    }
+    return Known({c: n for c, n in missing.items() if n > 0}, ended, tuple(other))
+
+
+def _all_done(
+    entry: Entry, roster: Roster, counts: Counter[str], ended: dict[str, RunRecord]
+) -> bool:
+    """An added baseline runs only in the blocks of cells that need it."""
+    return counts[entry.cell_id] > 0 or all(
+        e.cell_id in ended for e in roster.runnable if e.baseline_id == entry.cell_id and e != entry
+    )
+
+
+def _comparable(run: RunRecord, entry: Entry, torch_version: str) -> bool:
+    of_run = str(run.environment.get("torch") or torch_version)
+    return (
+        run.schema_version == SCHEMA_VERSION
+        and run.environment.get("device_type", entry.cell.resources.device)
+        == entry.cell.resources.device
+        and of_run.split(".")[:2] == torch_version.split(".")[:2]
+    )

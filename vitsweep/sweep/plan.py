@@ -1,0 +1,87 @@
+"""`vitsweep plan`: what a sweep would run, without training anything."""
+
+from collections import Counter
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from vitsweep.results.store import Store
+from vitsweep.spec.machine import Machine
+from vitsweep.sweep.asked import Asked
+from vitsweep.sweep.code_state import code_state
+from vitsweep.sweep.compose import Composer
+from vitsweep.sweep.make import roster_of, store_of
+from vitsweep.sweep.missing import Known, known
+from vitsweep.sweep.progress import labels
+from vitsweep.sweep.roster import Entry, Roster
+
+RUNNABLE, INVALID, MEASURED, ENDED = "runnable", "invalid", "measured", "ended"
+
+
+def plan(
+    asked: Sequence[Asked], config: dict[str, Any], fields: dict[str, Any], composer: Composer
+) -> list[dict[str, Any]]:
+    """Print every cell with its state and return one row per cell."""
+    roster = roster_of(asked, Machine.here(), composer)
+    store = store_of(config)
+    rows = plan_rows(roster, _known(roster, store, config))
+    _show(rows, store, Console())
+    return rows
+
+
+def plan_rows(roster: Roster, known: Known) -> list[dict[str, Any]]:
+    """Return one row per cell: id, label, state, runs it lacks, reasons."""
+    named = labels(roster)
+    return [
+        {
+            "cell_id": entry.cell_id,
+            "cell": named[entry.cell_id],
+            "state": _state(entry, known),
+            "runs": known.missing.get(entry.cell_id, 0),
+            "is_baseline": entry.added,
+            "reasons": list(entry.reasons) or _ended_reason(entry, known),
+        }
+        for entry in roster.entries.values()
+    ]
+
+
+def _known(roster: Roster, store: Store, config: dict[str, Any]) -> Known:
+    settings = config["sweep"]
+    return known(
+        roster,
+        store.runs() if store.cells.is_dir() else (),
+        torch_version=version("torch"),
+        git_commit=code_state()["git_commit"],
+        remeasure=bool(settings["remeasure"]),
+        retry=tuple(settings.get("retry") or ()),
+    )
+
+
+def _state(entry: Entry, known: Known) -> str:
+    if entry.reasons:
+        return INVALID
+    if entry.cell_id in known.ended:
+        return ENDED
+    return RUNNABLE if known.missing.get(entry.cell_id) or entry.added else MEASURED
+
+
+def _ended_reason(entry: Entry, known: Known) -> list[str]:
+    run = known.ended.get(entry.cell_id)
+    return [f"{run.status}: {run.reason}"] if run else []
+
+
+def _show(rows: list[dict[str, Any]], store: Store, console: Console) -> None:
+    table = Table(title=f"Plan of sweep {store.name}", title_justify="left", pad_edge=False)
+    for column in ("cell", "state", "runs", "reasons"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        name = row["cell"] + (" (baseline)" if row["is_baseline"] else "")
+        table.add_row(name, row["state"], str(row["runs"] or ""), "\n".join(row["reasons"]))
+    console.print(table)
+    counts = Counter(row["state"] for row in rows)
+    console.print(
+        " · ".join(f"{state} {count}" for state, count in counts.items()), highlight=False
+    )

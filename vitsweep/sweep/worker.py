@@ -1,0 +1,215 @@
+"""One rank of one run: a fresh process that reads a frozen cell, runs it, and says how it ended."""
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from vitsweep.errors import VitsweepError
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.store import Store, write_atomically
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.flatten import flatten
+from vitsweep.spec.resources import Resources
+from vitsweep.sweep.frozen import read_cell
+from vitsweep.sweep.request import RunRequest
+from vitsweep.world import World
+
+MIB, GIB = 2**20, 2**30
+PR_SET_PDEATHSIG = 1
+
+
+def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
+    """Run one rank to its end; the process exits with 0 only if it has done all its work.
+
+    Rank 0 writes the record of a measured run. Any rank that fails leaves `failure-<rank>.json`
+    for the supervisor, which writes the record then.
+    """
+    _die_with_parent()
+    request.folder.mkdir(parents=True, exist_ok=True)
+    _log_to(request.folder / f"rank{rank}.log")
+    try:
+        cell = read_cell(Store(request.sweep_folder), request.cell_id)
+        with joined_world(cell, rank, local_rank, request.init_method) as world:
+            _run_and_record(request, cell, world)
+    except BaseException as error:  # whatever it is, the supervisor must know why
+        _leave_failure(request, rank, error)
+        _exit_now(1)
+    _exit_now(0)
+
+
+def _run_and_record(request: RunRequest, cell: CellSpec, world: World) -> None:
+    from vitsweep.cell import Around, run_cell
+    from vitsweep.measure.clock import now
+
+    started_at, begin = now(), time.time()
+    around = Around(
+        calibration=request.calibration, proved=request.proved, trace_folder=request.folder
+    )
+    summary = run_cell(cell, world, around)
+    if world.rank:
+        return
+    times = {"started_at": started_at, "run_seconds": round(time.time() - begin, 3)}
+    Store(request.sweep_folder).save_run(
+        RunRecord(
+            run_id=request.run_id,
+            sweep=request.sweep_folder.name,
+            cell_id=request.cell_id,
+            block=request.block,
+            position=request.position,
+            attempt=request.attempt,
+            status=Status.measured,
+            spec=flatten(cell),
+            metrics=summary.metrics,
+            validity=summary.validity,
+            environment=summary.environment | dict(request.environment) | times,
+            samples=summary.samples,
+        )
+    )
+
+
+@contextlib.contextmanager
+def joined_world(cell: CellSpec, rank: int, local_rank: int, init_method: str) -> Iterator[World]:
+    """Join the process group and its mesh; leave it in a way that aborts nobody."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from vitsweep.spec.mesh_shape import AXES
+
+    asked = cell.resources
+    device = _device(asked, local_rank)
+    torch.set_num_threads(asked.threads_per_rank)
+    dist.init_process_group(
+        "nccl" if asked.device == "cuda" else "gloo",
+        init_method=init_method,
+        rank=rank,
+        world_size=asked.world_size,
+        timeout=timedelta(minutes=cell.measurement.timeout_min),
+        device_id=device if asked.device == "cuda" else None,
+    )
+    mesh = init_device_mesh(asked.device, cell.mesh.degrees(), mesh_dim_names=AXES)
+    limit_memory(asked)
+    yield World(
+        rank=rank,
+        local_rank=local_rank,
+        size=asked.world_size,
+        device=device,
+        shape=cell.mesh,
+        mesh=mesh,
+    )
+    # gloo aborts now and then where one rank tears down while another still uses the connection
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _device(asked: Resources, local_rank: int) -> Any:
+    import torch
+
+    if asked.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise VitsweepError(
+            "The cell was frozen for `resources.device=cuda`, but this node shows no usable GPU."
+        )
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def limit_memory(asked: Resources) -> None:
+    """Let allocations fail beyond `resources.memory_gib_per_rank` of what is in use by now."""
+    if asked.memory_gib_per_rank is None or asked.device != "cpu":
+        return
+    in_use = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    limit = in_use + int(asked.memory_gib_per_rank * GIB)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _leave_failure(request: RunRequest, rank: int, error: BaseException) -> None:
+    status, reason = classify(error)
+    failure = {
+        "rank": rank,
+        "status": str(status),
+        "reason": reason,
+        "time": time.time(),
+        "peak": _peak(),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    traceback.print_exception(error)
+    with contextlib.suppress(OSError):  # a full disk: the exit code has to do
+        write_atomically(request.folder / f"failure-{rank}.json", json.dumps(failure))
+
+
+def classify(error: BaseException) -> tuple[Status, str]:
+    """Return the status that an exception means, and one sentence about it."""
+    import torch
+
+    from vitsweep.cell import DivergedError
+    from vitsweep.prove import WrongResultError
+
+    text = str(error).strip() or type(error).__name__
+    first_line = text.splitlines()[0][:500]
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _is_allocation_failure(text):
+        return Status.out_of_memory, first_line
+    if isinstance(error, DivergedError):
+        return Status.diverged, text
+    if isinstance(error, WrongResultError):
+        return Status.wrong, text
+    if isinstance(error, VitsweepError):
+        return Status.failed, text
+    return Status.failed, f"{type(error).__name__}: {first_line}"
+
+
+def _is_allocation_failure(text: str) -> bool:
+    needles = (
+        "can't allocate memory",
+        "not enough memory",
+        "out of memory",
+        "Cannot allocate memory",
+    )
+    return any(needle in text for needle in needles)
+
+
+def _peak() -> dict[str, float | None]:
+    import torch
+
+    from vitsweep.measure.memory_peak import peak_memory
+
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    try:
+        return peak_memory(torch.device("cuda" if on_gpu else "cpu"))
+    except Exception:  # only a column of a failed run
+        return {}
+
+
+def _log_to(path: Path) -> None:
+    """Send everything this rank prints, C++ libraries included, to its own file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def _die_with_parent() -> None:
+    """A rank must not outlive its launcher; Ctrl-C is the launcher's to handle."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _exit_now(code: int) -> None:
+    """Leave without running exit handlers: they wait for threads that no longer matter."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

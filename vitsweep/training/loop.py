@@ -1,0 +1,67 @@
+"""Steps to be timed, and epochs towards an accuracy."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from vitsweep.measure.phases import PhaseClock
+from vitsweep.measure.step_clock import StepClock
+from vitsweep.spec.technique import Batches
+from vitsweep.training.evaluate import accuracy_top1
+from vitsweep.training.schedule import set_learning_rate
+from vitsweep.training.trainee import MicroBatch, Trainee
+
+
+def endless(batches: Batches, from_epoch: int = 0) -> Iterator[MicroBatch]:
+    """Yield micro-batches, epoch after epoch."""
+    epoch = from_epoch
+    while True:
+        yield from batches.train(epoch)
+        epoch += 1
+
+
+def timed_steps(
+    trainee: Trainee, stream: Iterator[MicroBatch], steps: int
+) -> tuple[list[float], list[torch.Tensor]]:
+    """Train for some steps; return each step's time in milliseconds and its loss on the device.
+
+    Nothing but the step lies between two marks, and no loss is read before the last step is over.
+    """
+    clock = StepClock(trainee.world.device)
+    losses = []
+    clock.mark()
+    for _ in range(steps):
+        losses.append(trainee.step(stream))
+        clock.mark()
+    return clock.times_ms(), losses
+
+
+def instrumented_steps(
+    trainee: Trainee, stream: Iterator[MicroBatch], steps: int
+) -> dict[str, float]:
+    """Train for some steps with a wait at every border; return phase -> median milliseconds."""
+    clock = PhaseClock(trainee.world.device)
+    for _ in range(steps):
+        clock.begin_step()
+        trainee.step(stream, clock)
+    return clock.medians_ms()
+
+
+def train_epochs(trainee: Trainee, batches: Batches) -> dict[str, float]:
+    """Train for `task.epochs`; return the accuracy on held-out images and the seconds it took."""
+    cell = trainee.cell
+    per_epoch = batches.num_train // cell.images_per_step
+    total, done = cell.task.epochs * per_epoch, 0
+    begin = time.perf_counter()
+    for epoch in range(cell.task.epochs):
+        stream = batches.train(epoch)
+        for _ in range(per_epoch):
+            set_learning_rate(trainee.optimizer, cell, done, total)
+            trainee.step(stream)
+            done += 1
+    if dist.is_initialized():
+        dist.barrier()
+    seconds = time.perf_counter() - begin
+    return {"accuracy_top1": accuracy_top1(trainee, batches), "train_seconds": seconds}

@@ -1,0 +1,48 @@
+"""float32 copies of half-precision parameters, for the optimizer to update (apex O2)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class MasterWeights:
+    """Masters of all parameters below float32; float32 parameters are their own masters.
+
+    Attributes:
+        groups: parameter groups over the masters, for the optimizer.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        self._model: list[Tensor] = []
+        self._masters: list[Tensor] = []
+        self.groups = [{**g, "params": [self._master(p) for p in g["params"]]} for g in groups]
+
+    def _master(self, parameter: Tensor) -> Tensor:
+        if parameter.dtype in (torch.float32, torch.float64):
+            return parameter
+        master = torch.nn.Parameter(parameter.detach().float())
+        self._model.append(parameter)
+        self._masters.append(master)
+        return master
+
+    def take_gradients(self) -> None:
+        """Copy the model's gradients to the masters, in place where the optimizer holds buffers."""
+        for parameter, master in zip(self._model, self._masters, strict=True):
+            if parameter.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad.copy_(parameter.grad)
+
+    def publish(self) -> None:
+        """Copy the updated masters back to the model."""
+        with torch.no_grad():
+            if self._model:
+                torch._foreach_copy_(self._model, self._masters)
+
+    def zero_model_gradients(self) -> None:
+        """Drop the model's own gradients; the masters' belong to the optimizer."""
+        for parameter in self._model:
+            parameter.grad = None

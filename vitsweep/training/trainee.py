@@ -1,0 +1,126 @@
+"""Trainee: a parallelized model with its optimizer, and the one step that all of training repeats."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.technique import PrecisionPlan
+from vitsweep.training.master_weights import MasterWeights
+from vitsweep.training.scaler import LossScaler
+from vitsweep.world import World
+
+MicroBatch = tuple[Tensor, Tensor]
+
+
+class PhaseMarks(Protocol):
+    """Told where a phase of the step ends (see `measure.phases`)."""
+
+    def end(self, phase: str) -> None:
+        """The named phase ends here."""
+
+
+class _NoMarks:
+    def end(self, phase: str) -> None:
+        pass
+
+
+@dataclass(kw_only=True)
+class Trainee:
+    """What is trained, and how one optimizer step goes.
+
+    Attributes:
+        model: wrapped by all techniques.
+        optimizer: over the model's (sharded) parameters, or over their masters.
+        masters: float32 copies, where the plan asks for them and the sharding keeps none.
+        scaler: loss scaling, where the plan asks for it.
+        skipped: per step, 1 where an overflow made all ranks skip the update; on the device.
+        non_finite: whether any loss so far was inf or NaN; on the device, so that no step waits.
+    """
+
+    cell: CellSpec
+    world: World
+    plan: PrecisionPlan
+    model: nn.Module
+    optimizer: Optimizer
+    masters: MasterWeights | None
+    scaler: LossScaler | None
+    skipped: list[Tensor]
+    non_finite: Tensor
+
+    def step(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
+        """Train on one optimizer step's micro-batches.
+
+        Returns:
+            The mean loss over this rank's images, detached, still on the device.
+        """
+        marks = marks or _NoMarks()
+        micro_batches = self.cell.batch.accumulation_steps
+        total = torch.zeros((), device=self.world.device, dtype=torch.float64)
+        for index in range(micro_batches):
+            images, labels = next(batches)
+            marks.end("data")
+            sync = self.cell.sharding.gradient_sync(self.model, index == micro_batches - 1)
+            with sync, self.cell.memory.saved_activations():
+                loss = self.loss(images, labels) / micro_batches
+                marks.end("forward")
+                (self.scaler.scale(loss) if self.scaler else loss).backward()
+            marks.end("backward")
+            total += loss.detach()
+        self._update()
+        self.non_finite |= ~torch.isfinite(total)
+        marks.end("optimizer")
+        return total
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of one micro-batch, in float32 or better."""
+        with self._autocast():
+            outputs = self.model(self._cast(images))
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        if self.cell.model.head == "dense":
+            return F.mse_loss(outputs, labels.to(outputs.dtype))
+        return F.cross_entropy(outputs, labels, label_smoothing=self.cell.task.label_smoothing)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return outputs without gradients."""
+        with torch.no_grad(), self._autocast():
+            outputs: Tensor = self.model(self._cast(images))
+        return outputs
+
+    def _update(self) -> None:
+        if self.masters:
+            self.masters.take_gradients()
+        if self.scaler:
+            self.skipped.append(self.scaler.unscale(self.optimizer))
+        self._clip()
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+        else:
+            self.optimizer.step()
+        if self.masters:
+            self.masters.publish()
+            self.masters.zero_model_gradients()
+        self.optimizer.zero_grad()
+
+    def _clip(self) -> None:
+        limit = self.cell.optimizer.clip_norm
+        if limit is not None:
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, limit)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.plan.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.world.device.type, getattr(torch, self.plan.autocast_dtype))
+
+    def _cast(self, images: Tensor) -> Tensor:
+        images = images.to(getattr(torch, self.plan.param_dtype))
+        if self.cell.layout.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return images

@@ -1,0 +1,153 @@
+"""The verbs of the command line, taken off before Hydra's parser sees the rest."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from vitsweep.errors import VitsweepError
+
+USAGE = """\
+vitsweep: sweep the techniques that make Vision-Transformer training fast, and trust the numbers.
+
+  python -m vitsweep precision=O2 sharding=fsdp              one cell, here
+  python -m vitsweep -m precision=O1,O2 sharding=ddp,fsdp    a sweep of four, and their baseline
+  python -m vitsweep plan -m ...      what a sweep would run, what is invalid and why, what is known
+  python -m vitsweep report [SWEEP]   tables, charts and one HTML page of a sweep
+  python -m vitsweep collect [SWEEP]  write parquet and CSV anew from the cells, and show the table
+  python -m vitsweep retry [SWEEP] [--status failed,timed_out]   run cells again that ended otherwise
+  python -m vitsweep doctor           what this machine can do
+
+SWEEP is a name under results/ or a folder; `sweep.name=NAME` chooses it when cells run.
+Keys are set as group.key=value, swept as group.key=a,b or group.key=range(1,4).
+"""
+
+Verb = Callable[[Sequence[str]], int]
+
+
+def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run what was typed and return the exit code; mendable errors print as sentences."""
+    try:
+        return _dispatch(list(arguments), environment)
+    except VitsweepError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
+    verbs = _verbs()
+    if arguments and arguments[0] in verbs:
+        return verbs[arguments[0]](arguments[1:])
+    if {"-h", "--help"} & set(arguments):
+        return _help()
+    from vitsweep.world import environment_rank
+
+    if environment_rank() is not None:
+        from vitsweep.sweep.in_place import run_in_place
+
+        return run_in_place(arguments)
+    return run_hydra(arguments)
+
+
+def _verbs() -> dict[str, Verb]:
+    return {"plan": plan, "report": report, "collect": collect, "retry": retry, "doctor": doctor}
+
+
+def run_hydra(arguments: Sequence[str]) -> int:
+    """Compose and launch through Hydra; a single cell is a sweep of one."""
+    import hydra
+
+    from vitsweep.conf_dir import conf_dir
+
+    flags = {"-m", "--multirun", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion"}
+    added = [] if any(a.split("=")[0] in flags for a in arguments) else ["--multirun"]
+    if added:
+        _refuse_commas(arguments)
+    sys.argv = [sys.argv[0], *added, *arguments]
+
+    @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
+    def task(config: object) -> None:
+        """Only stock launchers of Hydra call it: one cell, in this process's place."""
+        from vitsweep.sweep.in_place import run_composed
+
+        run_composed(config)
+
+    task()
+    return 0
+
+
+def _refuse_commas(arguments: Sequence[str]) -> None:
+    """Without -m a comma would silently make a list or a string of what was meant as a sweep."""
+    from vitsweep.sweep.compose import Composer
+
+    overrides = [a for a in arguments if "=" in a and not a.startswith("-")]
+    for override in Composer().parse(overrides):
+        if override.is_sweep_override():
+            raise VitsweepError(
+                f"`{override.input_line}` asks for several cells: add `-m` "
+                f"(`python -m vitsweep -m {' '.join(arguments)}`)."
+            )
+
+
+def plan(arguments: Sequence[str]) -> int:
+    """List cells as runnable, invalid or measured already; nothing is trained."""
+    rest = [a for a in arguments if a not in ("-m", "--multirun")]
+    return run_hydra(["--multirun", *rest, "hydra.sweeper.plan_only=true"])
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Write the report of a sweep folder."""
+    from vitsweep.report.html import write_report
+    from vitsweep.sweep.collect import collect as collect_views
+
+    store = _store(arguments)
+    collect_views(store)
+    print(write_report(store))
+    return 0
+
+
+def collect(arguments: Sequence[str]) -> int:
+    """Write the views of a sweep folder anew and show its table."""
+    from rich.console import Console
+
+    from vitsweep.sweep.collect import collect as collect_views
+    from vitsweep.tables.show import printed
+
+    store = _store(arguments)
+    Console().print(printed(collect_views(store), title=f"Sweep {store.name}"))
+    return 0
+
+
+def retry(arguments: Sequence[str]) -> int:
+    """Run cells of a sweep again that ended otherwise."""
+    from vitsweep.sweep.retry import retry_arguments
+
+    return run_hydra(retry_arguments(arguments))
+
+
+def doctor(arguments: Sequence[str]) -> int:
+    """Say what this machine can do, what is missing, and how to get it."""
+    from vitsweep.doctor import examine
+
+    return examine()
+
+
+def _store(arguments: Sequence[str]):  # type: ignore[no-untyped-def]
+    from vitsweep.results.store import Store
+
+    name = arguments[0] if arguments else "default"
+    for folder in (Path(name), Path("results") / name):
+        if (folder / "cells").is_dir():
+            return Store(folder)
+    known = sorted(path.parent.name for path in Path("results").glob("*/cells"))
+    listed = ", ".join(known) or "none yet"
+    raise VitsweepError(f"There is no sweep `{name}` under `results/`; there are: {listed}.")
+
+
+def _help() -> int:
+    from vitsweep.sweep.menu import menu
+
+    print(USAGE)
+    print(menu())
+    return 0
