@@ -1,0 +1,48 @@
+# `make` lists what there is. Everything is installed into .venv; nothing needs root or a GPU.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help sweep test test-fast test-full check bench bench-gpu clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	$(INSTALL) --editable .
+	@touch $@
+
+.venv/installed-tests: .venv/installed
+	$(INSTALL) --group test --group check --editable '.[fp8]'
+	@touch $@
+
+sweep: .venv/installed  ## which precision and sharding train a ViT fastest here: table and report in minutes
+	$(BIN)/python -m vitsweep -m precision=O1,O2 sharding=ddp,fsdp
+
+test: .venv/installed-tests  ## the tests, under 20 minutes on 2 cores
+	$(PYTEST) -m "not full"
+
+test-fast: .venv/installed-tests  ## the tests that take seconds, under 3 minutes
+	$(PYTEST) -m "not slow and not full"
+
+test-full: .venv/installed-tests  ## with cross products and long statistics
+	$(PYTEST)
+
+check: .venv/installed-tests  ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: .venv/installed-tests  ## vitsweep beside its peers, and its own overhead
+	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/sweep_overhead.py
+	$(BIN)/python benchmarks/compose_cells.py
+
+bench-gpu:  ## the techniques of the blog and the peers on one GPU; OUT=folder for the results
+	python3 benchmarks/gpu.py --out $(or $(OUT),benchmarks/results)
+
+clean:  ## remove the environment and caches, never results
+	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache
