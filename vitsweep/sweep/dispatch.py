@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 
@@ -16,6 +18,14 @@ from vitsweep.sweep.grid import expand
 def composer_of(config: DictConfig, loader: Any) -> Composer:
     """Return a composer over the configuration of a running Hydra application."""
     return Composer(loader, config.hydra.job.config_name, list(config.hydra.overrides.hydra))
+
+
+def running_cell() -> tuple[Asked, Composer]:
+    """Return the cell that a stock launcher of Hydra is running in this process."""
+    config = HydraConfig.instance().cfg
+    assert config is not None, "called inside a job of Hydra"
+    composer = composer_of(config, GlobalHydra.instance().config_loader())
+    return composer.compose(list(config.hydra.overrides.task)), composer
 
 
 def dispatch(

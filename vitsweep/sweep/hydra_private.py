@@ -69,12 +69,17 @@ def value_text(value: Any) -> str:
     return Override._get_value_element_as_str(value)
 
 
+def own_text(override: Override) -> str:
+    """Write the one value of an override that is not swept."""
+    return override.get_value_element_as_str()
+
+
 def axis_texts(override: Override) -> Iterator[str]:
     """Yield one override per value of a swept one, as Hydra's own sweeper writes them."""
     key = override.get_key_element()
     if override.is_sweep_override():
         return (f"{key}={value}" for value in override.sweep_string_iterator())
-    return iter([f"{key}={override.get_value_element_as_str()}"])
+    return iter([f"{key}={own_text(override)}"])
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
