@@ -26,7 +26,7 @@ class Block(nn.Module):
     def __init__(self, spec: ViTSpec, *, batch_first: bool) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(spec.width, eps=spec.norm_eps)
-        self.attention = Attention(spec.width, spec.num_heads, batch_first=batch_first)
+        self.attention: nn.Module = Attention(spec.width, spec.num_heads, batch_first=batch_first)
         self.norm_mlp = nn.LayerNorm(spec.width, eps=spec.norm_eps)
         self.mlp = Mlp(spec.width, spec.mlp_width)
 
@@ -34,3 +34,14 @@ class Block(nn.Module):
         """Transform the tokens of each image; the shape stays."""
         x = x + self.attention(self.norm_attention(x))
         return x + self.mlp(self.norm_mlp(x))
+
+
+def become(model: nn.Module, kind: type[Block]) -> nn.Module:
+    """Turn every block of `model` into a `kind`, a subclass with another `forward`.
+
+    The block stays the same object with the same parameters, names and hooks.
+    """
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.__class__ = kind
+    return model

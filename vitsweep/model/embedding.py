@@ -40,8 +40,6 @@ class Embedding(nn.Module):
             stride=spec.patch_px,
             groups=groups,
         )
-        if channels_last:
-            self.patch.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         num_tokens = spec.num_patches(resolution_px) + class_token
         self.position = nn.Parameter(torch.zeros(num_tokens, spec.width))
         self.class_token = nn.Parameter(torch.zeros(spec.width)) if class_token else None

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -55,6 +56,8 @@ class ViT(nn.Module):
         pixels = spec.patch_px**2 if spec.head == "dense" else 1
         self.head = nn.Linear(spec.width, spec.num_classes * pixels)
         initialize(self)
+        if channels_last:  # after the draw, which follows the order in memory
+            self.embedding.patch.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Embed, transform, read out."""

@@ -1,0 +1,30 @@
+from types import SimpleNamespace
+
+import pytest
+from choices import choice
+from shapes import NANO, replace
+
+from vitsweep.errors import VitsweepError
+
+
+def test_only_the_pooled_classifier_is_another_model():
+    assert choice("classifier", "pooled").changes_model
+    assert not choice("classifier", "token").changes_model
+
+
+def test_pooled_is_refused_where_every_token_is_read():
+    dense = SimpleNamespace(model=replace(NANO, head="dense"))
+    (reason,) = choice("classifier", "pooled").conflicts(dense)
+
+    assert reason.startswith("`classifier=pooled` changes nothing with `model.head=dense`")
+    assert not list(choice("classifier", "token").conflicts(dense))
+    assert not list(choice("classifier", "pooled").conflicts(SimpleNamespace(model=NANO)))
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "knob", "value"),
+    [("classifier", "pooled", "pooling", "token"), ("layout", "batch_first", "batch_first", False)],
+)
+def test_a_choice_cannot_be_overridden_into_the_other(group, name, knob, value):
+    with pytest.raises(VitsweepError, match=knob):
+        choice(group, name, **{knob: value})

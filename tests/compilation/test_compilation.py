@@ -1,0 +1,91 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from choices import choice
+from shapes import CASES, build, step
+from torch._dynamo.utils import counters
+
+COMPILED = ["compile_blocks", "compile_model"]
+
+
+def cell(device="cpu", sharding="ddp", accumulation_steps=1):
+    return SimpleNamespace(
+        resources=SimpleNamespace(device=device),
+        sharding=SimpleNamespace(name=sharding),
+        batch=SimpleNamespace(accumulation_steps=accumulation_steps),
+    )
+
+
+def assert_compiled_equals_plain(name, memory="keep_all", attention="sdpa_auto", **kwargs):
+    """Output and gradients in float64, and no part of the model left uncompiled."""
+    plain = step(build(**kwargs))
+    torch._dynamo.reset()
+    counters.clear()
+    model = choice("memory", memory).apply(choice("attention", attention).apply(build(**kwargs)))
+    compiled = step(choice("compilation", name).apply(model))
+
+    torch.testing.assert_close(compiled, plain, rtol=1e-9, atol=1e-11)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [
+        ("compile_blocks", "keep_all"),
+        ("compile_blocks", "recompute_blocks"),
+        ("compile_blocks", "recompute_selected"),
+        ("compile_model", "keep_all"),
+    ],
+)
+def test_compiled_gradients_equal_those_of_the_plain_model(name, memory):
+    assert_compiled_equals_plain(name, memory)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kwargs", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("attention", ["sdpa_auto", "sdpa_math", "sdpa_flash", "mha_module"])
+@pytest.mark.parametrize("memory", ["keep_all", "recompute_blocks", "recompute_selected"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_gradients_equal_in_every_combination(name, memory, attention, kwargs):
+    assert_compiled_equals_plain(name, memory, attention, **kwargs)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_names_of_parameters_stay(name):
+    model = choice("compilation", name).apply(build())
+
+    assert list(model.state_dict()) == list(build().state_dict())
+
+
+def test_only_what_compiles_asks_for_a_spawned_process():
+    asks = {n: choice("compilation", n).needs_spawn for n in ("eager", "cuda_graphs", *COMPILED)}
+
+    assert asks == {"eager": False, "cuda_graphs": True, **dict.fromkeys(COMPILED, True)}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_missing_compiler_is_named(name, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler -m64")
+    (reason,) = choice("compilation", name).conflicts(cell())
+
+    assert reason == (
+        f"`compilation={name}` needs a C++ compiler on cpu; found no `no-such-compiler -m64`. "
+        "Install one (Debian: `apt-get install g++`), name it in CXX, or use `compilation=eager`."
+    )
+    assert not list(choice("compilation", name).conflicts(cell("cuda")))
+
+
+def test_cuda_graphs_refuse_what_moves_in_memory():
+    def reasons(**kwargs):
+        return list(choice("compilation", "cuda_graphs").conflicts(cell(**kwargs)))
+
+    (reason,) = reasons(device="cpu")
+    assert "got cpu, which has no CUDA graphs. Use `compilation=compile_blocks`." in reason
+    (reason,) = reasons(device="cuda", sharding="fsdp")
+    assert "`sharding=fsdp` gathers parameters anew in every step" in reason
+    (reason,) = reasons(device="cuda", accumulation_steps=4)
+    assert "`batch.accumulation_steps=4` would add to overwritten ones" in reason
+    assert not reasons(device="cuda")

@@ -1,0 +1,110 @@
+import math
+
+import pytest
+import torch
+from shapes import CASES, NANO, build, replace, step
+from torch import nn
+
+SHAPES = {
+    "plain": NANO,
+    "tokens_per_channel": replace(NANO, tokens_per_channel=True),
+    "dense": replace(NANO, head="dense"),
+    "dense_tokens_per_channel": replace(NANO, head="dense", tokens_per_channel=True),
+}
+
+
+@pytest.mark.parametrize("pooling", ["token", "mean"])
+@pytest.mark.parametrize("spec", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_batch_second_equals_batch_first(spec, pooling, channels_last):
+    first = step(build(spec, pooling=pooling), spec)
+    second = step(
+        build(spec, pooling=pooling, batch_first=False, channels_last=channels_last), spec
+    )
+
+    torch.testing.assert_close(second, first, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", SHAPES.values(), ids=SHAPES)
+def test_every_parameter_has_a_gradient_in_the_first_step(spec):
+    for name, gradient in step(build(spec), spec)[1].items():
+        assert gradient is not None, name
+        assert gradient.abs().max() > 0, name
+
+
+def test_the_same_seed_gives_the_same_weights_in_every_layout():
+    first, second = build(), build(batch_first=False, channels_last=True)
+
+    torch.testing.assert_close(dict(first.named_parameters()), dict(second.named_parameters()))
+
+
+def test_the_first_loss_is_near_that_of_a_guess():
+    spec = replace(NANO, num_classes=1000)
+    logits, _ = step(build(spec), spec)
+    loss = nn.functional.cross_entropy(logits, torch.arange(len(logits)))
+
+    assert loss == pytest.approx(math.log(1000), rel=0.05)
+
+
+def test_only_a_class_token_that_is_read_exists():
+    assert build(pooling="token").embedding.class_token is not None
+    assert build(pooling="mean").embedding.class_token is None
+    assert build(replace(NANO, head="dense"), pooling="token").embedding.class_token is None
+
+
+@pytest.mark.parametrize("kwargs", CASES.values(), ids=CASES)
+def test_blocks_see_tokens_in_the_order_asked_for_and_side_by_side(kwargs):
+    model, seen = build(**kwargs), []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    step(model)
+    tokens = NANO.num_tokens(8, kwargs["pooling"])
+    shape = (3, tokens, 32) if kwargs.get("batch_first", True) else (tokens, 3, 32)
+
+    assert [tuple(x.shape) for x in seen] == [shape] * NANO.depth
+    assert all(x.is_contiguous() for x in seen)
+
+
+def test_batch_second_blocks_copy_no_more_than_batch_first_blocks():
+    """A transpose that moves elements would undo the layout; views cost nothing."""
+    copies = {}
+    for batch_first, shape in ((True, (3, 16, 32)), (False, (16, 3, 32))):
+        block = build(batch_first=batch_first).blocks[0]
+        with torch.profiler.profile() as profile:
+            block(torch.randn(shape, dtype=torch.float64))
+        names = [event.name for event in profile.events()]
+        copies[batch_first] = sum(n in ("aten::clone", "aten::contiguous") for n in names)
+
+    assert copies == {True: 0, False: 0}
+
+
+def test_a_dense_head_puts_each_patch_where_it_was():
+    spec = replace(NANO, head="dense", num_classes=2)
+    model = build(spec).eval()
+    with torch.no_grad():
+        model.norm.weight.zero_()  # every token predicts the bias of the head
+        model.head.bias.copy_(torch.arange(8))  # two fields of 2 x 2 pixels per patch
+        field_CHW = model(torch.zeros(1, 3, 8, 8, dtype=torch.float64))[0]
+
+    patch = torch.tensor([[0.0, 1.0], [2.0, 3.0]], dtype=torch.float64)
+    torch.testing.assert_close(field_CHW, torch.stack([patch, patch + 4]).repeat(1, 4, 4))
+
+
+def test_a_dense_head_reads_a_patch_from_its_own_token():
+    spec = replace(NANO, head="dense", depth=1)
+    model = build(spec).eval()
+    with torch.no_grad():
+        for linear in (model.blocks[0].attention.out, model.blocks[0].mlp.down):
+            linear.weight.zero_()  # tokens do not mix
+        image = torch.zeros(1, 3, 8, 8, dtype=torch.float64)
+        before = model(image)
+        image[..., 4:6, 2:4] = 1.0
+        changed = (model(image) != before).any(dim=1)[0]
+
+    assert changed[4:6, 2:4].all()
+    assert changed.sum() == 4
+
+
+def test_an_image_of_another_size_is_refused():
+    with pytest.raises(RuntimeError):
+        build()(torch.zeros(1, 3, 16, 16, dtype=torch.float64))

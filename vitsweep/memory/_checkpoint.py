@@ -1,0 +1,75 @@
+"""Checkpointed blocks (needs torch; imported when applied)."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from vitsweep.model.block import Block
+
+aten = torch.ops.aten
+
+LINEARS = {aten.mm.default, aten.addmm.default}
+
+PRODUCTS = LINEARS | {
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten._scaled_mm.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.higher_order.flex_attention,
+}
+"""Operations whose results are kept; all others take little time and are computed again."""
+
+
+class RecomputedBlock(Block):
+    """A block under a non-reentrant checkpoint.
+
+    The class of a block is swapped rather than a wrapper put around it: module and parameters keep
+    their names, hooks of sharding, which gather parameters, run outside the checkpoint, and
+    torch.compile sees a plain method (it would pass over a `forward` set on the instance).
+    """
+
+    options: ClassVar[dict[str, Any]] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform the tokens, keeping `x` alone."""
+        # There is no dropout, and saving the state of the random generator takes time.
+        return checkpoint(
+            super().forward, x, use_reentrant=False, preserve_rng_state=False, **self.options
+        )
+
+
+def keep_products() -> Any:
+    """Return the contexts of forward and recomputation that keep products and attention."""
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if operation in PRODUCTS and not _narrows(operation, args):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _narrows(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether this is a linear with fewer outputs than inputs: `mlp.down`, the end of a block.
+
+    Nothing in the backward pass reads its output, and recomputation stops before it.
+    """
+    if operation not in LINEARS:
+        return False
+    inputs, outputs = args[-1].shape
+    return outputs < inputs
+
+
+class SelectivelyRecomputedBlock(RecomputedBlock):
+    """A block under a checkpoint that keeps products and attention."""
+
+    options: ClassVar[dict[str, Any]] = {"context_fn": keep_products}
