@@ -1,7 +1,7 @@
 import matplotlib
 import pytest
-from builders import run, table
 
+from tests.builders import run, table
 from vitsweep.charts import phases, speedup, style
 from vitsweep.charts.caption import caption
 from vitsweep.results.record import Status

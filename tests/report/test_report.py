@@ -3,8 +3,8 @@ import re
 
 import pandas as pd
 import pytest
-from builders import run
 
+from tests.builders import run
 from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers
 from vitsweep.report.html import write_report

@@ -1,8 +1,8 @@
 import pandas as pd
 import pytest
-from builders import run, table
 from pandas import DataFrame
 
+from tests.builders import run, table
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.columns import varying

@@ -1,9 +1,9 @@
 import math
 
 import pytest
-from builders import run, table
 from rich.console import Console
 
+from tests.builders import run, table
 from vitsweep.results.record import Status
 from vitsweep.tables import words
 from vitsweep.tables.cells import cells

@@ -2,10 +2,10 @@ import math
 
 import numpy as np
 import pytest
-from builders import run, table
 from pandas import DataFrame, Series
 from scipy import stats
 
+from tests.builders import run, table
 from vitsweep.results.record import Status
 from vitsweep.tables.speedup import holm, speedup_over
 

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitsweep.results.metrics import METRICS
+from vitsweep.tables.menu import ORDER
 
 INK, QUIET, GRID, PAPER = "#1b1c20", "#6b6e76", "#d8dade", "#fefefe"
 """Text, secondary text, grid and ground; the report replaces them by the colours of its theme."""
@@ -41,25 +42,12 @@ PHASES = {
 MARKERS = "osD^vPX*"
 """A second sign beside the colour, for print in grey."""
 
-ORDER = {
-    "precision": "fp32 O1 O2 O3 bf16 tf32 bf16_params fp8 O0",
-    "sharding": "ddp fsdp zero1 zero2 hsdp none",
-    "optimizer": "adamw_loop adamw_foreach adamw_fused adamw_contiguous adamw_apex sgd_loop "
-    "sgd_foreach sgd_fused",
-    "layout": "batch_first batch_second",
-    "classifier": "token pooled",
-    "attention": "sdpa_auto mha_module sdpa_math sdpa_flash sdpa_efficient sdpa_cudnn flex",
-    "sequence_parallel": "none ulysses ring dsp usp lasp megatron segmented lss",
-    "tensor_parallel": "none megatron megatron_sequence",
-    "pipeline_parallel": "none gpipe one_f_one_b interleaved zero_bubble",
-    "memory": "keep_all recompute_blocks recompute_selected offload_activations",
-    "compilation": "eager compile_blocks compile_model cuda_graphs",
-}
-"""Place of each known choice in the palette; an unknown one gets a place by its name."""
-
-
 def place(group: str, choice: str) -> int:
-    """Return the place of a choice in the palette: the same in every chart and on every day."""
+    """Return the place of a choice in the palette: the same in every chart and on every day.
+
+    Known choices come in menu order, so that the first eight of a group differ; an unknown one gets
+    a place by its name.
+    """
     known = ORDER.get(group, "").split()
     if choice in known:
         return known.index(choice) % len(PALETTE)

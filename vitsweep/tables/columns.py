@@ -40,7 +40,7 @@ COMPARISON = (
     "speedup_note",
 )
 FLAGS = ("oversubscribed", "shared_device", "throttled", "drifting")
-VALIDITY = (*FLAGS, "proved")
+VALIDITY = (*FLAGS, "proved", "steps_skipped", "steps_counted")
 BOOKKEEPING = ("measurement",)
 """Spec columns that change how sure a number is, not what was run."""
 

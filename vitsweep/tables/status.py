@@ -35,7 +35,16 @@ def final_status(runs: DataFrame) -> DataFrame:
 
 
 def counted(runs: DataFrame) -> DataFrame:
-    """Return the runs whose numbers count: measured, of cells that ended `measured`."""
+    """Return the runs whose numbers count: measured, of cells that ended `measured`.
+
+    Where a cell was measured on several kinds of device, only the latest one counts: a median over
+    two machines describes neither.
+    """
     status = final_status(runs).set_index("cell_id")["status"]
     ended_well = runs["cell_id"].map(status) == Status.measured
-    return runs[ended_well & (runs["status"] == Status.measured)]
+    good = runs[ended_well & (runs["status"] == Status.measured)]
+    if "device" not in good:
+        return good
+    latest = in_order(good).groupby("cell_id", observed=True)["device"].last()
+    elsewhere = good["device"].notna() & (good["device"] != good["cell_id"].map(latest))
+    return good[~elsewhere]

@@ -1,0 +1,158 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pandas as pd
+import pytest
+
+from tests.builders import run, table
+from vitsweep.errors import VitsweepError
+from vitsweep.results.record import NewerSchemaError, Status
+from vitsweep.results.store import DamagedRecordWarning, Store
+from vitsweep.tables.load import load
+from vitsweep.tables.load_wandb import from_wandb
+from vitsweep.tables.tidy import UnknownUnitWarning, one_device, tidy
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "first").create()
+    for i in range(3):
+        store.save_run(run("base", f"b{i}", 100, sweep="first"))
+        store.save_run(run("fast", f"b{i}", 200, precision="O2", sweep="first"))
+    store.save_run(run("dead", status=Status.killed, reason="SIGKILL", precision="bf16"))
+    store.append_command({"baselines": {"base": "base", "fast": "base"}})
+    return store
+
+
+def test_a_folder_gives_one_row_per_cell_or_per_run(store):
+    assert load(store.root)["cell_id"].tolist() == ["base", "dead", "fast"]
+    assert len(load(store.root, rows="runs")) == 7
+
+
+def test_choices_are_ordered_as_in_the_menu(store):
+    cells = load(store.root)
+    assert cells["precision"].cat.categories.tolist() == ["fp32", "O2", "bf16"]
+    assert cells.sort_values("precision")["cell_id"].tolist() == ["base", "fast", "dead"]
+    assert cells["images_per_second"].dtype == float
+
+
+def test_a_folder_of_sweeps_and_several_sources_are_read_together(store, tmp_path):
+    second = Store(tmp_path / "second").create()
+    second.save_run(run("other", sweep="second"))
+    assert set(load(tmp_path)["sweep"]) == {"first", "second", "sample"}
+    assert len(load(store.root, second.root)) == 4
+
+
+def test_parquet_of_runs_and_of_cells_is_read(store):
+    load(store.root, rows="runs").to_parquet(store.root / "runs.parquet")
+    load(store.root).to_parquet(store.root / "cells.parquet")
+    from_runs = load(store.root / "runs.parquet").set_index("cell_id")
+    from_cells = load(store.root / "cells.parquet").set_index("cell_id")
+    assert from_runs.loc["fast", "speedup"] == from_cells.loc["fast", "speedup"] == pytest.approx(2)
+    with pytest.raises(VitsweepError, match="holds cells, not runs"):
+        load(store.root / "cells.parquet", rows="runs")
+
+
+def test_a_waiting_cell_is_read_from_its_frozen_spec(store):
+    frozen = {"cell": {"precision": {"name": "O1", "loss_scale": None}, "seed": 3}}
+    store.freeze("waiting", frozen)
+    row = load(store.root).set_index("cell_id").loc["waiting"]
+    assert (row["precision"], row["seed"]) == ("O1", 3)
+    assert pd.isna(row["status"])
+
+
+def test_a_folder_without_records_is_named(tmp_path):
+    with pytest.raises(VitsweepError, match="holds no records"):
+        load(tmp_path)
+
+
+def test_a_damaged_record_is_named_and_left_out(store):
+    (store.cell("base") / "runs" / "cut.json").write_text('{"schema_version": 1, "run')
+    with pytest.warns(DamagedRecordWarning, match=r"cut\.json is damaged"):
+        assert len(load(store.root, rows="runs")) == 7
+
+
+def test_a_newer_record_is_refused_by_name(store):
+    path = next((store.cell("base") / "runs").iterdir())
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 99}))
+    with pytest.raises(NewerSchemaError, match=rf"{path.name}.*schema 99"):
+        load(store.root)
+
+
+def test_non_finite_numbers_are_missing(store):
+    store.save_run(run("odd", metrics={"mfu": float("inf"), "hfu": float("nan")}))
+    row = load(store.root).set_index("cell_id").loc["odd"]
+    assert row[["mfu", "hfu"]].isna().all()
+
+
+def test_text_in_a_metric_is_refused():
+    with pytest.raises(VitsweepError, match="`step_time_ms` must hold numbers in ms"):
+        tidy(table(run("a")).assign(step_time_ms="fast"))
+
+
+def test_a_measured_column_without_definition_is_named():
+    with pytest.warns(UnknownUnitWarning, match="gather_ms"):
+        tidy(table(run("a")).assign(gather_ms=1.0))
+
+
+def test_two_devices_are_not_compared_unasked():
+    both = table(run("a"), run("b", environment={"device": "NVIDIA H200"}))
+    with pytest.raises(VitsweepError, match=r"EPYC.*H200.*mixed_hardware=True"):
+        one_device(both)
+    assert len(one_device(both, mixed_hardware=True)) == 2
+
+
+def test_a_wandb_project_is_read_as_rows():
+    class Run:  # what wandb.Api().runs yields, as far as it is used
+        config: ClassVar = {"cell_id": "a", "precision": "O1", "_wandb": {}}
+        summary: ClassVar = {"images_per_second": 12.5, "_step": 3}
+
+    class Api:
+        def runs(self, project):
+            return [Run()] if project == "me/vit" else []
+
+    assert from_wandb("me/vit", Api()).to_dict("records") == [
+        {"cell_id": "a", "precision": "O1", "images_per_second": 12.5}
+    ]
+    with pytest.raises(VitsweepError, match="wandb:me/none"):
+        from_wandb("me/none", Api())
+
+
+MEASURE = """
+import resource, sys, time
+from vitsweep.tables.load import load
+start = time.process_time()
+table = load(sys.argv[1], rows="runs")
+print(len(table), time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+"""CPU seconds of the one thread that reads, so that a busy machine does not fail the test."""
+
+
+def measured(source: Path) -> tuple[int, float, float]:
+    done = subprocess.run([sys.executable, "-c", MEASURE, source], capture_output=True, check=True)
+    rows, seconds, kib = done.stdout.split()
+    return int(rows), float(seconds), int(kib) / 2**20
+
+
+@pytest.mark.full
+def test_100_000_records_load_in_20_seconds_and_their_parquet_in_2_within_1_gib(tmp_path):
+    spec = {f"group.field_{i}": i for i in range(50)}
+    metrics = {"peak_rss_gib": 1.0, "data_ms": 0.1, "forward_ms": 1.0, "backward_ms": 2.0}
+    text = run("CELL", "b0", 100.0, metrics=metrics, **spec).to_json()
+    tree = json.loads(text) | {"samples": {"step_time_ms": [[1.2345] * 30] * 2}}
+    text = json.dumps(tree, indent=1)
+    for i in range(20_000):
+        folder = tmp_path / "big" / "cells" / f"{i:012x}" / "runs"
+        folder.mkdir(parents=True)
+        for block in range(5):
+            (folder / f"r{block}.json").write_text(text.replace("CELL", f"{i:012x}"))
+    rows, seconds, gib = measured(tmp_path / "big")
+    print(f"{rows} records in {seconds:.1f} s, {gib:.2f} GiB")
+    assert (rows, seconds < 20, gib < 1) == (100_000, True, True)
+    load(tmp_path / "big", rows="runs").to_parquet(tmp_path / "runs.parquet")
+    rows, seconds, gib = measured(tmp_path / "runs.parquet")
+    print(f"parquet: {rows} rows in {seconds:.1f} s, {gib:.2f} GiB")
+    assert (rows, seconds < 2, gib < 1) == (100_000, True, True)
