@@ -1,19 +1,18 @@
 """What a step sends: bytes counted at the real collectives, time read from a profiler."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Purpose = Literal["parameter", "gradient", "activation"]
+from vitsweep.collectives.purpose import Purpose, current_purpose
 
-_purpose: ContextVar[Purpose | None] = ContextVar("purpose", default=None)
+RECEIVES = {torch.ops.c10d.recv_.default, torch.ops.c10d.recv_any_source_.default}
+"""Counted where they are sent."""
 
 _BY_COLLECTIVE: dict[str, Purpose] = {
     "all_gather": "parameter",
@@ -22,16 +21,6 @@ _BY_COLLECTIVE: dict[str, Purpose] = {
     "reduce_scatter": "gradient",
 }
 """What data parallelism sends with a collective; parallelism of activations says so itself."""
-
-
-@contextmanager
-def sent_as(purpose: Purpose) -> Iterator[None]:
-    """Book collectives inside under `purpose`."""
-    token = _purpose.set(purpose)
-    try:
-        yield
-    finally:
-        _purpose.reset(token)
 
 
 class CommunicationCounter(TorchDispatchMode):
@@ -56,7 +45,7 @@ class CommunicationCounter(TorchDispatchMode):
     ) -> Any:
         """Run the operation; book it if it is a collective."""
         result = func(*args, **(kwargs or {}))
-        if func in collective_ops and func not in sync_ops:
+        if func in collective_ops and func not in sync_ops and func not in RECEIVES:
             self._book(func, result, args, kwargs or {})
         return result
 
@@ -74,7 +63,7 @@ class CommunicationCounter(TorchDispatchMode):
     def _book(self, func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = _collective(func)
         ranks = CollectiveOp.get_process_group(func, args).size()
-        purpose = _purpose.get() or _BY_COLLECTIVE.get(name, "activation")
+        purpose = current_purpose() or _BY_COLLECTIVE.get(name, "activation")
         self.calls[name, purpose] += 1
         self.bytes[name, purpose] += _sent(name, ranks, _whole_bytes(func, result, args, kwargs))
 

@@ -1,0 +1,1 @@
+"""Collectives that autograd can go through, and what they are booked as."""

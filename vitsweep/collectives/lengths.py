@@ -1,0 +1,45 @@
+"""How an axis is dealt out over ranks: contiguous, evenly, padded at the end."""
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+
+def share(length: int, ranks: int) -> int:
+    """Length of every rank's part, padding included."""
+    return -(-length // ranks)
+
+
+def real(length: int, ranks: int, rank: int) -> int:
+    """How much of a rank's part is no padding."""
+    own = share(length, ranks)
+    return min(own, max(0, length - rank * own))
+
+
+def pad(x: Tensor, axis: int, ranks: int) -> Tensor:
+    """Append zeros along `axis` until its length is a multiple of `ranks`."""
+    missing = share(x.shape[axis], ranks) * ranks - x.shape[axis]
+    return pad_to(x, axis, x.shape[axis] + missing)
+
+
+def pad_to(x: Tensor, axis: int, length: int) -> Tensor:
+    """Append zeros along `axis` up to `length`."""
+    missing = length - x.shape[axis]
+    if not missing:
+        return x
+    return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, missing])
+
+
+def check_share(x: Tensor, axis: int, length: int, group: ProcessGroup) -> None:
+    """Make sure that a rank holds its share of an axis: unequal shares would hang a collective.
+
+    Raises:
+        ValueError: the local length is another than `share(length, size)`.
+    """
+    expected = share(length, group.size())
+    if x.shape[axis] != expected:
+        raise ValueError(
+            f"Axis {axis} of a tensor {tuple(x.shape)} has {x.shape[axis]} positions on rank "
+            f"{group.rank()}; {length} positions over {group.size()} ranks are {expected} on each, "
+            "padding included. Deal it out with `split`."
+        )

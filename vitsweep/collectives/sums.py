@@ -1,0 +1,76 @@
+"""The two pairs of Megatron's operators around a pair of split matrices (arXiv:1909.08053, 2205.05198).
+
+Each backward pass is the other one's forward pass. The loss is counted once per group here: no
+gradient is scaled.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from vitsweep.collectives import raw
+
+
+def enter(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Hand a tensor that all ranks have to their split matrices (f): backward is an all-reduce."""
+    return _Enter.apply(x, group)
+
+
+def leave(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Sum the ranks' partial products (g): an all-reduce; backward is the identity."""
+    return _Leave.apply(x, group)
+
+
+def enter_gathering(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
+    """Join the ranks' tokens (g-bar): an all-gather; backward is a reduce-scatter."""
+    return _Join.apply(x, axis, group)
+
+
+def leave_scattering(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
+    """Sum partial products and keep own tokens: a reduce-scatter; backward is an all-gather."""
+    return _Deal.apply(x, axis, group)
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return raw.all_reduce(gradient, ctx.group), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        return raw.all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return gradient, None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
+        ctx.axis, ctx.group = axis, group
+        return raw.all_gather(x, axis, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return raw.reduce_scatter(gradient, ctx.axis, ctx.group), None, None
+
+
+class _Deal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
+        ctx.axis, ctx.group = axis, group
+        return raw.reduce_scatter(x, axis, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return raw.all_gather(gradient, ctx.axis, ctx.group), None, None
