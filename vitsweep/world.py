@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitsweep.spec.mesh_shape import AXES, MeshShape
+from vitsweep.spec.mesh_shape import AXES, TOKEN_AXES, MeshShape
 
 if TYPE_CHECKING:
     import torch
@@ -57,11 +57,36 @@ class World:
         assert self.mesh is not None, "a mesh needs a process group"
         return self.mesh[names if len(names) > 1 else names[0]]
 
-    def data_parallel_group(self) -> "ProcessGroup | None":
-        """Group of the ranks that see different images; None stands for all ranks."""
-        if self.mesh is None or self.data_parallel_size == self.size:
+    def joint_axis(self, name: str, *names: str) -> "DeviceMesh":
+        """Return adjacent axes as one, called `name`."""
+        assert self.mesh is not None, "a mesh needs a process group"
+        return self.mesh[names]._flatten(name)
+
+    def gradient_group(self) -> "ProcessGroup | None":
+        """Group of the ranks whose gradients are averaged; None stands for all ranks.
+
+        They see different images or different tokens of one image; ranks of one pipeline or tensor
+        group hold different weights.
+        """
+        if self.mesh is None or self.shape.gradient_shares == self.size:
             return None
-        return self.mesh["replicate", "shard"]._flatten("data_parallel").get_group()
+        return self.joint_axis("gradient", "replicate", "shard", *TOKEN_AXES).get_group()
+
+    def token_group(self) -> "ProcessGroup":
+        """Group of the ranks that share the tokens of one image."""
+        return self.joint_axis("token", *TOKEN_AXES).get_group()
+
+    def state_mesh(self, *, replicated: bool) -> "DeviceMesh":
+        """Mesh over which parameters, gradients and optimizer state are spread (USP, tip 3).
+
+        Ranks that share tokens hold shards of their own. With `replicated` there is an axis of
+        copies in front.
+        """
+        shards = self.joint_axis("state", "shard", *TOKEN_AXES)
+        if not replicated:
+            return shards
+        assert self.mesh is not None
+        return self.mesh["replicate", "state"]
 
 
 def environment_rank() -> tuple[int, int, int] | None:

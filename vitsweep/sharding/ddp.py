@@ -39,7 +39,7 @@ class Ddp(Sharding):
         return DistributedDataParallel(
             model,
             device_ids=[world.device.index] if world.device.type == "cuda" else None,
-            process_group=world.data_parallel_group(),
+            process_group=world.gradient_group(),
             bucket_cap_mb=self.bucket_mib,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,

@@ -39,7 +39,7 @@ class Fsdp(Sharding):
 
     def mesh(self, world: "World") -> "DeviceMesh":
         """Return the mesh over which one copy of the state is spread."""
-        return world.axis("shard")
+        return world.state_mesh(replicated=False)
 
     def gradient_sync(
         self, model: "nn.Module", is_last_micro_batch: bool
@@ -71,15 +71,15 @@ class Hsdp(Fsdp):
 
     def mesh(self, world: "World") -> "DeviceMesh":
         """Replicate over the first axis, shard over the second."""
-        return world.axis("replicate", "shard")
+        return world.state_mesh(replicated=True)
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """At least two copies of at least two shards, otherwise it is DDP or FSDP."""
         mesh = cell.mesh
-        if mesh.replicate == 1 or mesh.shard == 1:
+        if mesh.replicate == 1 or mesh.state_shards == 1:
             yield (
                 f"`sharding={self.name}` needs at least 2 replicas of at least 2 shards; "
-                f"`mesh.shard={mesh.shard}` over {mesh.data_parallel_size} data-parallel ranks "
-                f"gives {mesh.replicate} x {mesh.shard}: use a world that factors (4, 6, 8, ...) "
+                f"`mesh.shard={mesh.shard}` over {mesh.gradient_shares} ranks "
+                f"gives {mesh.replicate} x {mesh.state_shards}: use a world that factors (4, 6, 8, ...) "
                 "with a fitting `mesh.shard`, or `sharding=fsdp`."
             )

@@ -23,8 +23,8 @@ class Unsharded(Sharding):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Several replicas would train apart."""
-        if cell.mesh.data_parallel_size > 1:
+        if cell.mesh.gradient_shares > 1:
             yield (
-                f"`sharding={self.name}` leaves {cell.mesh.data_parallel_size} replicas that never "
+                f"`sharding={self.name}` leaves {cell.mesh.gradient_shares} ranks that never "
                 "exchange gradients: use `sharding=ddp`, or `resources.ranks_per_node=1`."
             )

@@ -31,5 +31,5 @@ class Zero1(Ddp):
         return ZeroRedundancyOptimizer(
             groups,
             optimizer_class=lambda params, **_: build(params),  # type: ignore[arg-type]
-            process_group=world.data_parallel_group(),
+            process_group=world.gradient_group(),
         )

@@ -6,6 +6,9 @@ from math import prod
 AXES = ("pipeline", "replicate", "shard", "sequence", "ring", "ulysses", "tensor")
 """Outermost first, so that the chattiest axis (tensor) lies on adjacent ranks (USP, arXiv:2405.07719, tip 7)."""
 
+TOKEN_AXES = ("sequence", "ring", "ulysses")
+"""Axes along which ranks share the tokens of one image."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeshShape:
@@ -40,3 +43,13 @@ class MeshShape:
     def sequence_parallel_size(self) -> int:
         """Ranks that share the tokens of one image."""
         return self.sequence * self.ring * self.ulysses
+
+    @property
+    def gradient_shares(self) -> int:
+        """Ranks whose gradients of one weight are averaged."""
+        return self.data_parallel_size * self.sequence_parallel_size
+
+    @property
+    def state_shards(self) -> int:
+        """Ranks over which one copy of the state is spread where it is sharded."""
+        return self.shard * self.sequence_parallel_size
