@@ -1,0 +1,41 @@
+"""DeepSpeed-Ulysses: attention on whole images with a share of the heads."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vitsweep.sequence_parallel._reasons import heads_reasons
+from vitsweep.spec.technique import SequenceParallel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ulysses(SequenceParallel):
+    """Two all-to-alls around each attention (Jacobs et al., arXiv:2309.14509).
+
+    Tokens are sharded everywhere but inside attention, where heads are. Any attention kernel runs
+    unchanged. Odd numbers of tokens are padded at the end of the last share; attention never sees
+    the padding.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("ulysses",)
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Heads are what is dealt out."""
+        yield from heads_reasons(cell, self.name)
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Deal out tokens and exchange them for heads around each attention along them."""
+        from vitsweep.model.tokens import token_axes
+        from vitsweep.sequence_parallel._tokens import deal_tokens, replace_attend
+        from vitsweep.sequence_parallel._ulysses import over_heads
+
+        along, group = token_axes(model)[0], world.token_group()
+        deal_tokens(model, along, along, group)
+        replace_attend(model, along, lambda attend: over_heads(attend, along.length, group))
+        return model
