@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from choices import choice
-from places import cell, world
 
+from tests.choices import choice
+from tests.data.places import cell, world
 from vitsweep.data import digits_file
 from vitsweep.errors import VitsweepError
 

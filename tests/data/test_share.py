@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from places import cell, world
 
+from tests.data.places import cell, world
 from vitsweep.data.share import Share
 
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
-from choices import choice
-from places import cell, world
+
+from tests.choices import choice
+from tests.data.places import cell, world
 
 SMALL = {"num_train": 100, "num_test": 10, "num_distinct": 6}
 

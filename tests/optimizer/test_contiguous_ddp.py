@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from choices import choice
-from test_implementations import loss, model, trained
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.choices import choice
+from tests.optimizer.test_implementations import loss, model, trained
 from vitsweep.optimizer.groups import parameter_groups
 
 

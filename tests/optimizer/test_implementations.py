@@ -1,8 +1,8 @@
 import pytest
 import torch
-from choices import choice
 from torch import nn
 
+from tests.choices import choice
 from vitsweep.optimizer.flat_buffer import ALIGNMENT_BYTES
 from vitsweep.optimizer.groups import parameter_groups
 

@@ -2,8 +2,8 @@ import importlib.machinery
 from types import SimpleNamespace
 
 import pytest
-from choices import choice
 
+from tests.choices import choice
 from vitsweep.optimizer import apex_adamw
 
 

@@ -1,0 +1,54 @@
+"""Which part of an image becomes a training or test image."""
+
+from math import exp, log
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+ATTEMPTS = 10
+"""How often a random part is drawn before the centre is taken, as in torchvision."""
+
+
+class Box(NamedTuple):
+    """A part of an image in its own pixels; edges may lie between pixels."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+def random_box(width: int, height: int, smallest_share: float, random: np.random.Generator) -> Box:
+    """Draw a part of `smallest_share` to 1 of the area, sides 3:4 to 4:3, anywhere.
+
+    The method of torchvision's RandomResizedCrop; an image too long for any of it gives its centre.
+    """
+    for _ in range(ATTEMPTS):
+        area = width * height * random.uniform(smallest_share, 1.0)
+        ratio = exp(random.uniform(log(3 / 4), log(4 / 3)))
+        w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+        if 0 < w <= width and 0 < h <= height:
+            left, top = random.integers(width - w + 1), random.integers(height - h + 1)
+            return Box(left, top, left + w, top + h)
+    ratio = min(max(width / height, 3 / 4), 4 / 3)
+    return _centred(width, height, min(width, height * ratio), min(height, width / ratio))
+
+
+def centre_box(width: int, height: int, share: float) -> Box:
+    """Return the centred square with `share` of the shorter side."""
+    side = share * min(width, height)
+    return _centred(width, height, side, side)
+
+
+def _centred(width: int, height: int, w: float, h: float) -> Box:
+    left, top = (width - w) / 2, (height - h) / 2
+    return Box(left, top, left + w, top + h)
+
+
+def cut(image: Image.Image, box: Box, side: int, mirrored: bool = False) -> NDArray[np.uint8]:
+    """Return a part of an RGB image as (side, side, 3), averaged bilinearly."""
+    small = image.resize((side, side), Image.Resampling.BILINEAR, box=box)
+    pixels = np.asarray(small)
+    return pixels[:, ::-1] if mirrored else pixels

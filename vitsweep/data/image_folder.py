@@ -1,0 +1,71 @@
+"""A folder of images in ImageNet's layout."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge, Gt, Le
+
+from vitsweep.data.folder_scan import class_names, count_up_to
+from vitsweep.data.sufficiency import count_reasons, head_reasons
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.technique import Batches, Data
+
+if TYPE_CHECKING:
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder(Data):
+    """`train/<class>/*.jpg` and `val/<class>/*.jpg` (also `.jpeg`, `.png`), decoded as they come.
+
+    Training images are cut at random (Szegedy et al., arXiv:1409.4842: 8 % to 100 % of the area,
+    sides 3:4 to 4:3) and mirrored; held-out ones are cut at the centre. Which cut an image gets
+    depends on seed, epoch and image only. Labels are the sorted names of the class folders.
+
+    Attributes:
+        folder: where `train` and `val` lie; every node must see it. None is refused.
+        native_resolution_px: side of a cut where `batch.resolution_px=auto`.
+        num_workers: processes per rank that decode; 0 decodes in the rank itself.
+        prefetch_batches: micro-batches that each worker prepares ahead.
+        smallest_crop_share: least share of an image's area that a random cut keeps; at most 1.
+        test_crop_share: share of the shorter side that the centre cut keeps.
+        max_damaged_share: images that cannot be read are named, skipped and replaced by the next
+            readable one, up to this share of a split; beyond it the run fails.
+    """
+
+    folder: str | None
+    native_resolution_px: Annotated[int, Gt(0)]
+    num_workers: Annotated[int, Ge(0)]
+    prefetch_batches: Annotated[int, Gt(0)]
+    smallest_crop_share: Annotated[float, Gt(0), Le(1)]
+    test_crop_share: Annotated[float, Gt(0), Le(1)]
+    max_damaged_share: Annotated[float, Ge(0), Le(1)]
+
+    @property
+    def num_channels(self) -> int:
+        """Red, green, blue; grey images are converted."""
+        return 3
+
+    @property
+    def num_classes(self) -> int:
+        """Number of class folders in `train`.
+
+        Raises:
+            BadValueError: the folder is missing, empty, or not laid out as it should be.
+        """
+        return len(class_names(self.folder))
+
+    def conflicts(self, cell: CellSpec) -> Iterator[str]:
+        """Enough images for a step and for a test, counted no further than needed."""
+        yield from head_reasons(cell, "classify")
+        if self.folder is not None:
+            train = count_up_to(self.folder, "train", cell.images_per_step)
+            test = count_up_to(self.folder, "val", cell.mesh.data_parallel_size)
+            yield from count_reasons(cell, train, test, "more images in `data.folder`")
+
+    def open(self, cell: CellSpec, world: "World") -> Batches:
+        """List the files and get ready to read them."""
+        from vitsweep.data.loaded import open_image_folder
+
+        return open_image_folder(self, cell, world)
