@@ -59,6 +59,8 @@ _ALL = (
            "torch.cuda.max_memory_reserved; empty on CPU"),
     Metric("peak_rss_gib", "GiB", "Peak resident memory, worst rank", "lower",
            "VmHWM of the process since the model was built; CPU"),
+    Metric("peak_gib", "GiB", "Peak memory, worst rank", "lower",
+           "peak_allocated_gib on a GPU, peak_rss_gib on CPU; made by the tables"),
     Metric("parameter_bytes_per_step", "B", "Parameters sent per rank and step", "lower",
            "counted at the collectives, mean of ranks: all-gathers and broadcasts of parameters"),
     Metric("gradient_bytes_per_step", "B", "Gradients sent per rank and step", "lower",

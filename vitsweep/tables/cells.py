@@ -61,6 +61,7 @@ def in_record_order(table: DataFrame) -> DataFrame:
         *before,
         *(c for c in col.COMPARISON if c in table),
         *(m for m in metrics if m not in before and m not in col.COMPARISON),
+        *col.predicted_columns(table),
         *(c for c in col.VALIDITY if c in table),
     ]
     return table[[*order, *(c for c in col.environment_columns(table) if c not in order)]]

@@ -56,9 +56,15 @@ def metric_columns(table: DataFrame) -> list[str]:
     return [c for c in METRICS if c in table]
 
 
+def predicted_columns(table: DataFrame) -> list[str]:
+    """Return the columns that were predicted before the run: `predicted_<metric>`."""
+    return [str(c) for c in table if str(c).startswith("predicted_")]
+
+
 def environment_columns(table: DataFrame) -> list[str]:
-    """Return what is neither head, spec, metric, comparison nor validity."""
-    other = {*HEAD, *RUN_ONLY, *spec_columns(table), *METRICS, *COMPARISON, *VALIDITY}
+    """Return what is neither head, spec, metric, prediction, comparison nor validity."""
+    measured = {*METRICS, *predicted_columns(table), *COMPARISON, *VALIDITY}
+    other = {*HEAD, *RUN_ONLY, *spec_columns(table), *measured}
     return [str(c) for c in table if c not in other]
 
 

@@ -1,0 +1,90 @@
+import math
+
+import pytest
+
+from tests.builders import run, table
+from vitsweep.errors import VitsweepError
+from vitsweep.results.record import Status
+from vitsweep.tables.budget import best_under, cost, epoch_hours, pareto_front
+from vitsweep.tables.cells import cells
+
+BASELINES = dict.fromkeys(["base", "fast", "lean", "worse"], "base")
+
+
+@pytest.fixture
+def four():
+    speeds = {"base": (100, 4.0), "fast": (200, 6.0), "lean": (120, 2.0), "worse": (110, 5.0)}
+    spec = {
+        "base": {},
+        "fast": {"precision": "O2"},
+        "lean": {"sharding": "fsdp"},
+        "worse": {"memory": "recompute_blocks"},
+    }
+    return cells(
+        table(
+            *[
+                run(c, f"b{i}", s, metrics={"peak_rss_gib": gib}, **spec[c])
+                for c, (s, gib) in speeds.items()
+                for i in range(3)
+            ],
+            run("dead", status=Status.out_of_memory, reason="no room", precision="bf16"),
+        ),
+        BASELINES,
+    )
+
+
+def test_epoch_hours_of_the_blog():
+    # 0.65 h and 0.43 h per ImageNet-1k epoch are 547.5 and 827.6 img/s
+    runs = table(
+        *[run("base", f"b{i}", 547.5) for i in range(3)],
+        *[run("fast", f"b{i}", 827.6, precision="O1") for i in range(3)],
+    )
+    hours = epoch_hours(cells(runs, BASELINES)).set_index("cell_id")
+    assert hours.loc["fast", "epoch_hours"] == pytest.approx(0.43, abs=0.001)
+    assert hours.loc["fast", "baseline_epoch_hours"] == pytest.approx(0.65, abs=0.001)
+    assert hours.loc["fast", "epoch_hours_low"] == pytest.approx(hours.loc["fast", "epoch_hours"])
+
+
+def test_cost_counts_every_rank(four):
+    table = cost(four, price_per_rank_hour=2.0, epochs=10).set_index("cell_id")
+    hours = 1_281_167 / 200 / 3600 * 10
+    assert table.loc["fast", "rank_hours"] == pytest.approx(2 * hours)
+    assert table.loc["fast", "money"] == pytest.approx(4 * hours)
+    assert table.loc["fast", "saved"] == pytest.approx(4 * hours)
+    assert "dead" not in table.index
+    with pytest.raises(VitsweepError, match="price of at least 0"):
+        cost(four, price_per_rank_hour=-1, epochs=1)
+
+
+def test_the_front_holds_what_nothing_beats(four):
+    front = pareto_front(four).set_index("cell_id")["on_front"]
+    assert front.to_dict() == {"fast": True, "lean": True, "worse": False, "base": False}
+
+
+def test_objectives_that_nobody_measured_are_left_out(four):
+    assert pareto_front(four)["objectives"].iloc[0] == "images_per_second, peak_gib"
+    with pytest.raises(VitsweepError, match="accuracy_top1"):
+        pareto_front(four, ["accuracy_top1"])
+    with pytest.raises(VitsweepError, match="loss_first"):
+        pareto_front(four.assign(loss_first=1.0), ["loss_first"])
+
+
+def test_best_under_a_budget(four):
+    assert best_under(four, memory_gib=4.5)["cell_id"].tolist() == ["lean", "base"]
+    assert best_under(four, memory_gib=1).empty
+    assert best_under(four, accuracy=0.9).empty
+    assert best_under(four, ranks=1).empty
+    assert best_under(four)["cell_id"].iloc[0] == "fast"
+
+
+def test_budgets_do_not_mix_devices(four):
+    mixed = four.assign(device=["A", "A", "B", "B", "B"])
+    with pytest.raises(VitsweepError, match="different devices"):
+        best_under(mixed)
+    assert not best_under(mixed, mixed_hardware=True).empty
+
+
+def test_a_cell_without_baseline_has_hours_all_the_same():
+    hours = epoch_hours(cells(table(run("base", "b0", 100)), {})).iloc[0]
+    assert hours["epoch_hours"] > 0
+    assert math.isnan(hours["baseline_epoch_hours"])

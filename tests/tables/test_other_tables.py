@@ -1,0 +1,95 @@
+import math
+
+import pytest
+
+from tests.builders import run, table
+from vitsweep.errors import VitsweepError
+from vitsweep.results.record import Status
+from vitsweep.tables.cells import cells
+from vitsweep.tables.communication import communication
+from vitsweep.tables.optimizer_steps import optimizer_steps
+from vitsweep.tables.per_chip import per_chip
+from vitsweep.tables.prediction import predicted_vs_measured, prediction_error
+
+
+def test_per_chip_is_relative_to_the_baseline_of_the_slowest_device():
+    old, new = {"device": "V100"}, {"device": "A100"}
+    runs = [
+        ("v32", 100, old, "fp32"), ("v16", 200, old, "O2"),
+        ("a32", 180, new, "fp32"), ("a16", 405, new, "O2"),
+    ]  # fmt: skip
+    both = cells(
+        table(*[run(c, "b0", s, environment=e, precision=p) for c, s, e, p in runs]),
+        {"v32": "v32", "v16": "v32", "a32": "a32", "a16": "a32"},
+    )
+    relative = per_chip(both).set_index("cell_id")["relative_throughput"]
+    assert relative.to_dict() == pytest.approx({"v32": 1.0, "v16": 2.0, "a32": 1.8, "a16": 4.05})
+    other = per_chip(both, {"device": "A100", "precision": "fp32"}).set_index("cell_id")
+    assert other.loc["a16", "relative_throughput"] == pytest.approx(2.25)
+    with pytest.raises(VitsweepError, match="2 rows fit"):
+        per_chip(both, {"device": "A100"})
+
+
+def test_per_chip_counts_ranks_not_machines():
+    both = cells(
+        table(
+            run("one", "b0", 100, world_size=1, environment={"device": "V100"}),
+            run("eight", "b0", 1600, world_size=8, environment={"device": "A100"}),
+        ),
+        {},
+    )
+    assert per_chip(both)["relative_throughput"].tolist() == pytest.approx([1.0, 2.0])
+
+
+def test_communication_sums_purposes_and_shows_the_paper_with_its_unit():
+    sent = {"gradient_bytes_per_step": 1000.0, "activation_bytes_per_step": 600.0}
+    runs = table(
+        run("ring", metrics=sent, sequence_parallel="ring"),
+        run("dsp", metrics=sent | {"activation_bytes_per_step": 200.0}, sequence_parallel="dsp"),
+        run("plain", metrics={"gradient_bytes_per_step": 1000.0}),
+    )
+    rows = communication(cells(runs, {})).set_index("cell_id")
+    assert rows["bytes_per_step"].to_dict() == {"ring": 1600, "dsp": 1200, "plain": 1000}
+    assert rows.loc["ring", "bytes_per_image"] == 1600 * 2 / 64
+    assert rows.loc["dsp", "published_formula"] == "2M/N"
+    assert "per device" in rows.loc["dsp", "published_unit"]
+    assert "total" in rows.loc["ring", "published_unit"]
+    assert rows.loc["plain", "published_formula"] is None
+
+
+def test_the_loop_is_what_implementations_are_compared_with():
+    def step(cell, optimizer, ms, **spec):
+        return run(cell, metrics={"optimizer_ms": ms}, optimizer=optimizer, **spec)
+
+    runs = table(
+        step("al", "adamw_loop", 8.0), step("af", "adamw_foreach", 2.0),
+        step("sl", "sgd_loop", 4.0), step("sf", "sgd_foreach", 1.0),
+        step("only", "adamw_fused", 1.0, sharding="fsdp"),
+    )  # fmt: skip
+    rows = optimizer_steps(cells(runs, {})).set_index("cell_id")
+    assert rows["step_ratio"].dropna().to_dict() == {"al": 1.0, "af": 4.0, "sl": 1.0, "sf": 4.0}
+    assert rows.loc["af", ["family", "implementation"]].tolist() == ["adamw", "foreach"]
+    assert rows.loc["af", "share_of_step"] == pytest.approx(2.0 / 640)
+
+
+def test_predictions_stand_beside_measurements():
+    runs = table(
+        run("a", "b0", 100, metrics={"predicted_step_time_ms": 704.0}),
+        run(
+            "b",
+            status=Status.killed,
+            reason="x",
+            metrics={"predicted_step_time_ms": 5.0},
+            precision="O1",
+        ),
+    )
+    both = predicted_vs_measured(cells(runs, {})).set_index("cell_id")
+    assert both.loc["a", ["metric", "unit", "measured"]].tolist() == ["step_time_ms", "ms", 640.0]
+    assert both.loc["a", "error"] == pytest.approx(0.1)
+    assert math.isnan(both.loc["b", "ratio"])
+    summary = prediction_error(both.reset_index()).iloc[0]
+    assert (summary["num_cells"], summary["worst_error"]) == (1, pytest.approx(0.1))
+
+
+def test_without_predictions_the_table_is_empty():
+    assert predicted_vs_measured(cells(table(run("a")), {})).empty

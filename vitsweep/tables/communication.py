@@ -1,0 +1,73 @@
+"""Bytes on the wire: counted at the collectives, and the formulas of the papers beside them."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+from pandas import DataFrame, Series
+
+from vitsweep.results.record import Status
+from vitsweep.tables.columns import varying
+
+PURPOSES = ("parameter_bytes_per_step", "gradient_bytes_per_step", "activation_bytes_per_step")
+
+
+@dataclass(frozen=True)
+class PublishedVolume:
+    """A communication volume as its source prints it.
+
+    Attributes:
+        formula: as printed; M activation size of one block, N devices (D: DSP Table 3), or
+            b batch, s sequence, L length, d hidden (E: USP Table 2).
+        per: what the source counts.
+        source: where it is printed and how sure the transcription is.
+    """
+
+    formula: str
+    per: str
+    source: str
+
+
+_DSP = "DSP ICLR'25 submission, Table 3 (SECONDARY: review text)"
+_PAIR = "forward of one spatial + one temporal block"
+
+PUBLISHED_VOLUMES = {
+    "dsp": PublishedVolume("2M/N", f"{_PAIR}, per device", _DSP),
+    "ulysses": PublishedVolume("4M/N", f"{_PAIR}, per device", _DSP),
+    "megatron": PublishedVolume("8M", f"{_PAIR}, total", _DSP),
+    "ring": PublishedVolume("2M", f"{_PAIR}, total", _DSP),
+}
+"""Not one unit: a reviewer found per-device and total volumes mixed. Shown, never asserted."""
+
+
+def communication(cells: DataFrame) -> DataFrame:
+    """Return bytes sent per rank and step by purpose, in total and per image, most first.
+
+    Counted values are the mean of ranks at the real collectives. `predicted_...` columns, where the
+    plan made them, are each method's exact formula of its own implementation; `published_formula`
+    is the paper's, with what it counts, and is not comparable without its unit.
+    """
+    counted = [p for p in PURPOSES if p in cells and cells[p].notna().any()]
+    formulas = [f"predicted_{p}" for p in PURPOSES if f"predicted_{p}" in cells]
+    measured = cells[cells["status"] == Status.measured].dropna(subset=counted, how="all")
+    columns = list(
+        dict.fromkeys([*varying(cells), "sequence_parallel", "world_size", "num_tokens"])
+    )
+    times = [c for c in ("communication_ms", "step_time_ms", "blocks") if c in measured]
+    total = measured[counted].apply(pd.to_numeric).sum(axis=1, min_count=1)
+    return (
+        measured[["cell_id", *columns, *counted, *formulas, *times, "images_per_step"]]
+        .assign(
+            bytes_per_step=total,
+            bytes_per_image=total * measured["world_size"] / measured["images_per_step"],
+            published_formula=_published(measured, "formula"),
+            published_unit=_published(measured, "per"),
+            published_source=_published(measured, "source"),
+        )
+        .sort_values("bytes_per_step", ascending=False)
+    )
+
+
+def _published(table: DataFrame, field: str) -> Series:
+    volumes = [PUBLISHED_VOLUMES.get(str(method)) for method in table["sequence_parallel"]]
+    texts = [getattr(volume, field) if volume else None for volume in volumes]
+    return Series(texts, table.index, dtype=object)

@@ -1,0 +1,34 @@
+"""The optimizer step alone, by implementation, and what it brings end to end."""
+
+from pandas import DataFrame
+
+from vitsweep.results.record import Status
+from vitsweep.tables.columns import varying
+
+
+def optimizer_steps(cells: DataFrame) -> DataFrame:
+    """Return optimizer-step time by optimizer and implementation, beside the whole step.
+
+    `optimizer` is split into family and implementation (`adamw_foreach`: adamw, foreach).
+    `step_ratio` is the loop implementation's optimizer time / this one's with everything else the
+    same, empty where the loop was not measured; `speedup` is end to end over the cell's baseline.
+    """
+    measured = cells[(cells["status"] == Status.measured) & cells["optimizer_ms"].notna()]
+    names = measured["optimizer"].astype(str).str.split("_", n=1, expand=True)
+    others = [c for c in varying(cells) if c != "optimizer"]
+    table = measured.assign(family=names[0], implementation=names[1] if 1 in names else "")
+    keys = [*others, "family"]
+    loops = (
+        table[table["implementation"] == "loop"].set_index(keys)["optimizer_ms"].rename("loop_ms")
+    )
+    kept = ["cell_id", *others, "family", "implementation", "optimizer_ms", "step_time_ms"]
+    compared = ["speedup", "speedup_low", "speedup_high", "claim", "throughput_spread", "blocks"]
+    return (
+        table[[*kept, *(c for c in compared if c in table)]]
+        .join(loops, on=keys)
+        .assign(
+            step_ratio=lambda t: t["loop_ms"] / t["optimizer_ms"],
+            share_of_step=lambda t: t["optimizer_ms"] / t["step_time_ms"],
+        )
+        .sort_values([*others, "family", "optimizer_ms"])
+    )
