@@ -127,7 +127,12 @@ def _global_batch(twin: CellSpec, step: int, world: World) -> MicroBatch:
         labels = torch.randn((shape[0], model.num_classes, side, side), generator=generator)
     else:
         labels = torch.randint(model.num_classes, (shape[0],), generator=generator)
+        images += _patterns(shape[1:], model.num_classes)[labels]  # something to learn
     return images.to(world.device), labels.to(world.device)
+
+
+def _patterns(shape: tuple[int, ...], classes: int) -> torch.Tensor:
+    return torch.randn((classes, *shape), generator=torch.Generator().manual_seed(0))
 
 
 def _my_share(

@@ -1,14 +1,19 @@
 """AdamW (Loshchilov and Hutter, arXiv:1711.05101) in the implementations that PyTorch has."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
 
+from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import OptimizerChoice
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+FLOAT16_TINIEST = 2.0**-24
+"""Smallest positive float16 (subnormal)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,16 @@ class AdamW(OptimizerChoice):
         import torch
 
         return torch.optim.AdamW(groups, **self.arguments())
+
+    def conflicts(self, cell: CellSpec) -> Iterator[str]:
+        """In float16 the second moment underflows, and so must not `eps`."""
+        plan = cell.precision.plan()
+        if plan.param_dtype == "float16" and not plan.master_weights and self.eps < FLOAT16_TINIEST:
+            yield (
+                f"`optimizer.eps={self.eps:g}` is zero in float16 (`precision={cell.precision.name}` "
+                "without master weights), so that AdamW would divide by zero: use "
+                "`optimizer.eps=auto`, or `precision=O2`."
+            )
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of torch's AdamW."""

@@ -53,3 +53,11 @@ class SGD(OptimizerChoice):
                 f"`sharding={cell.sharding.name}` (PyTorch has no sharding strategy for "
                 "`aten._fused_sgd_`): use `optimizer=sgd_foreach`, or `sharding=ddp`."
             )
+        plan = cell.precision.plan()
+        in_half = plan.param_dtype in ("float16", "bfloat16") and not plan.master_weights
+        if self.implementation == "fused" and in_half and cell.resources.device == "cpu":
+            yield (
+                f"`optimizer={self.name}` leaves {plan.param_dtype} parameters as they are on CPU "
+                "(found by the equivalence tests on torch 2.13: the kernel updates nothing): use "
+                "`optimizer=sgd_foreach`, or a precision with float32 or master weights."
+            )

@@ -33,6 +33,7 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
     _fill(resolved, "model", "num_classes", lambda: data.num_classes)
     _resolve_resources(resolved["resources"], machine)
     _resolve_precision(resolved["precision"], resolved["resources"]["device"])
+    _fill(resolved, "optimizer", "eps", lambda: 1e-4 if _all_float16(resolved["precision"]) else 1e-8)
     keeps_views = getattr(
         target_class(resolved["optimizer"], "optimizer"), "keeps_gradient_views", 0
     )
@@ -67,6 +68,15 @@ def _resolve_precision(node: Tree, device: str) -> None:
         node["loss_scale"] = "dynamic" if node.get("half_dtype") == "float16" else None
 
 
+def _all_float16(precision: Tree) -> bool:
+    """Whether Adam's second moment is float16, whose smallest positive number is 6e-8."""
+    return (
+        precision.get("cast_model_type") == "half"
+        and precision.get("half_dtype") == "float16"
+        and not precision.get("master_weights")
+    )
+
+
 def _resolve_mesh(tree: Tree) -> Tree:
     resources, asked = tree["resources"], dict(tree["mesh"])
     for key in ("nodes", "ranks_per_node"):
@@ -80,6 +90,7 @@ def _resolve_mesh(tree: Tree) -> Tree:
         axis, degree = next(iter(wrong.items()))
         raise BadValueError(f"`mesh.{axis}={degree}`: a whole number of at least 1, or `auto`.")
     mesh = {axis: asked.get(axis, AUTO) for axis in AXES if axis != "replicate"}
+    _take_defaults(mesh, tree, world)
     _take(mesh, _open_axes(tree, mesh), world)
     _take_shards(mesh, tree, world)
     mesh = {axis: 1 if degree == AUTO else degree for axis, degree in mesh.items()}
@@ -87,10 +98,22 @@ def _resolve_mesh(tree: Tree) -> Tree:
     return {**asked, **mesh, "replicate": replicas if not rest else 0}
 
 
+_MODEL_PARALLEL = ("pipeline_parallel", "sequence_parallel", "tensor_parallel")
+
+
+def _take_defaults(mesh: Tree, tree: Tree, world: int) -> None:
+    """Let a technique over several axes split what the open axes share, if no other shares it."""
+    open_axes = _open_axes(tree, mesh)
+    for group in _MODEL_PARALLEL:
+        technique = target_class(tree[group], group)
+        default = getattr(technique, "default_degrees", None)
+        if default and sorted(open_axes) == sorted(technique.axes):  # type: ignore[attr-defined]
+            mesh |= default(max(1, world // prod(d for d in mesh.values() if d != AUTO)), tree)
+
+
 def _open_axes(tree: Tree, mesh: Tree) -> list[str]:
     """Axes of model parallelism that a chosen technique uses and nobody gave a degree."""
-    groups = ("pipeline_parallel", "sequence_parallel", "tensor_parallel")
-    wanted = [a for g in groups for a in target_class(tree[g], g).axes]  # type: ignore[attr-defined]
+    wanted = [a for g in _MODEL_PARALLEL for a in target_class(tree[g], g).axes]  # type: ignore[attr-defined]
     return [axis for axis in dict.fromkeys(wanted) if mesh[axis] == AUTO]
 
 

@@ -1,36 +1,45 @@
 """Plain training: one process, one replica, no technique. What every technique is held against."""
 
+from dataclasses import replace
+
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from vitsweep.model.vit import ViT
+from vitsweep.model.build import build_model
 from vitsweep.optimizer.groups import parameter_groups
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.trainee import MicroBatch
 
 
-def plain_model(cell: CellSpec, device: torch.device) -> ViT:
+def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:
     """Build the cell's model with plain attention and layout, from the cell's seed.
 
-    It has the cell's classifier, which changes the model: that is compared with its own plain twin.
+    It has what changes the model (classifier, linear or segmented attention): such a technique is
+    compared with its own plain twin.
     """
     torch.manual_seed(cell.seed)
-    model = ViT(
-        cell.model,
-        resolution_px=cell.batch.resolution_px,
-        pooling=cell.classifier.pooling,
-        batch_first=True,
-    )
+    layout = replace(cell.layout, batch_first=True, channels_last=False)
+    model: nn.Module = build_model(replace(cell, layout=layout))
+    for technique in cell.techniques.values():
+        model = technique.plain_twin(model)
     return model.to(device)
 
 
-def plain_losses(cell: CellSpec, batches: list[MicroBatch], device: torch.device) -> list[float]:
-    """Train on whole global batches with the cell's optimizer; return each step's loss.
+def plain_losses(
+    cell: CellSpec, batches: list[MicroBatch], device: torch.device
+) -> list[float]:
+    """Train the plain model of a cell on whole global batches; return each step's loss."""
+    return train_plain(plain_model(cell, device), cell, batches)
+
+
+def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> list[float]:
+    """Train `model` with the cell's optimizer, in place; return the loss of each step.
 
     Float32, or float64 where the cell computes in it.
     """
     dtype = torch.float64 if cell.precision.plan().param_dtype == "float64" else torch.float32
-    model = plain_model(cell, device).to(dtype)
+    model.to(dtype)
     optimizer = cell.optimizer.build(parameter_groups(model, cell.optimizer.weight_decay))
     losses = []
     for images, labels in batches:

@@ -1,0 +1,65 @@
+"""What the equivalence tests run on every rank: a cell's training beside plain training."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitsweep.model.build import build_model
+from vitsweep.model.names import plain_name
+from vitsweep.parallelize import parallelize
+from vitsweep.prove import _global_batch, _mean_over_replicas, _my_share, _plain
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.reference import plain_model, train_plain
+from vitsweep.world import World
+
+STEPS = 3
+
+
+def differences(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
+    """Train each cell and its plain twin; return the largest differences of losses and weights.
+
+    Cells share one world, so that many combinations cost one start of processes.
+    """
+    return [_difference(world, cell) for cell in cells]
+
+
+def _difference(world: World, cell: CellSpec) -> dict[str, Any]:
+    batches = [_global_batch(cell, step, world) for step in range(STEPS)]
+    try:
+        losses, weights = _trained(world, cell, batches)
+        plain = plain_model(cell, world.device)
+        wanted = train_plain(plain, replace(cell, optimizer=_plain(cell)), batches)
+        reference = whole_weights(plain.named_parameters())
+    except Exception as error:
+        raise AssertionError(f"{ {g: t.name for g, t in cell.techniques.items()} }: {error!r}") from error
+    return {
+        "loss": max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True)),
+        "weights": max(
+            float((weights[name] - value).abs().max() / value.abs().max().clamp_min(1e-3))
+            for name, value in reference.items()
+        ),
+        "moved": abs(wanted[-1] - wanted[0]),
+    }
+
+
+def _trained(
+    world: World, cell: CellSpec, batches: list[tuple[Tensor, Tensor]]
+) -> tuple[list[float], dict[str, Tensor]]:
+    torch.manual_seed(cell.seed)
+    trainee = parallelize(build_model(cell).to(world.device), cell, world)
+    losses = [
+        _mean_over_replicas(trainee.step(iter(_my_share(cell, *batch, world))), world)
+        for batch in batches
+    ]
+    return losses, whole_weights(trainee.model.named_parameters())
+
+
+def whole_weights(named: Any) -> dict[str, Tensor]:
+    """Return whole weights in float64, flat, under names that no wrapper or kernel changes."""
+    found = {}
+    for name, parameter in named:
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        found[plain_name(name)] = whole.detach().double().reshape(-1)
+    return found

@@ -1,0 +1,76 @@
+"""Run a function on several gloo ranks, forked from a server that has imported torch once."""
+
+import json
+import pickle
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vitsweep.sweep.supervise import fork_server, rendezvous
+from vitsweep.world import World
+
+SECONDS_AT_MOST = 300
+
+
+class RankFailedError(AssertionError):
+    """A rank raised; the text holds its traceback."""
+
+
+def on_ranks(
+    world_size: int, function: Callable[..., Any], cell: Any, *arguments: Any, folder: Path
+) -> list[Any]:
+    """Return what `function(world, *arguments)` returned on each rank.
+
+    `cell` gives the mesh and the threads of the world; the function runs inside it.
+    """
+    with rendezvous() as init_method:
+        processes = [
+            fork_server().Process(
+                target=_rank, args=(function, cell, rank, init_method, arguments, folder), daemon=True
+            )
+            for rank in range(world_size)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(SECONDS_AT_MOST)
+            process.kill()
+            process.join()
+    return [_answer(folder / f"answer-{rank}", rank) for rank in range(world_size)]
+
+
+def _answer(path: Path, rank: int) -> Any:
+    if not path.exists():
+        raise RankFailedError(f"rank {rank} left no answer")
+    kind, value = pickle.loads(path.read_bytes())
+    path.unlink()
+    if kind == "error":
+        raise RankFailedError(f"rank {rank}:\n{value}")
+    return value
+
+
+def _rank(
+    function: Callable[..., Any],
+    cell: Any,
+    rank: int,
+    init_method: str,
+    arguments: tuple[Any, ...],
+    folder: Path,
+) -> None:
+    from vitsweep.sweep.worker import joined_world
+
+    try:
+        with joined_world(cell, rank, rank, init_method) as world:
+            answer = ("value", function(world, *arguments))
+    except BaseException:
+        answer = ("error", traceback.format_exc())
+    (folder / f"answer-{rank}").write_bytes(pickle.dumps(answer))
+
+
+def as_json(value: Any) -> str:
+    """Compare nested plain values as text."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+__all__ = ["RankFailedError", "World", "as_json", "on_ranks"]

@@ -1,0 +1,132 @@
+"""Every technique trains what the plain single-process model trains.
+
+Each combination is trained for a few steps on 1, 2 or 4 ranks and compared with plain training on
+the whole batch: losses, and every weight at the end. `make test` takes all pairs of choices, `make
+test-full` the product; the same tests run on GPUs where there are any.
+"""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cells import GPU_NODE, LAPTOP, TINY, entry
+from tests.equivalence import differences
+from tests.pairs import Combination, all_pairs
+from tests.ranks import on_ranks
+from vitsweep.spec.cell_spec import CellSpec
+
+GROUPS = {
+    "precision": ["fp32", "O0", "O1", "O2", "O3", "bf16", "bf16_params"],
+    "sharding": ["none", "ddp", "zero1", "zero2", "fsdp", "hsdp"],
+    "optimizer": [
+        "adamw_loop", "adamw_foreach", "adamw_fused", "adamw_contiguous",
+        "sgd_loop", "sgd_foreach", "sgd_fused", "sgd_contiguous",
+    ],
+    "layout": ["batch_first", "batch_second"],
+    "classifier": ["token", "pooled"],
+    "attention": ["sdpa_auto", "mha_module", "sdpa_math", "sdpa_flash"],
+    "memory": ["keep_all", "recompute_blocks", "recompute_selected"],
+    "batch.accumulation_steps": ["1", "2"],
+    "optimizer.clip_norm": ["null", "0.5"],
+}  # fmt: skip
+
+LOSS_TOLERANCE = {
+    # relative; full precision runs in float64 here, where only the order of sums differs
+    "fp32": 1e-10,
+    "O0": 1e-5,
+    "O1": 5e-3,
+    "O2": 5e-3,
+    "O3": 1e-2,
+    "bf16": 5e-3,
+    "bf16_params": 1e-2,
+}
+WEIGHT_TOLERANCE = {
+    # of the largest weight of a tensor, under SGD; AdamW's first steps are signs of gradients, so
+    # that rounding decides them wherever a gradient is nearly zero
+    "fp32": 1e-9,
+    "O0": 1e-3,
+    "O1": 5e-2,
+    "O2": 5e-2,
+    "O3": 1e-1,  # no master weights: an update below a weight's last digit is lost
+    "bf16": 5e-2,
+    "bf16_params": 1e-1,
+}
+
+
+def overrides(combination: Combination, ranks: int) -> list[str]:
+    chosen = [f"{group}={choice}" for group, choice in combination.items()]
+    rate = "0.05" if combination["optimizer"].startswith("sgd") else "0.003"
+    exact = ["precision.dtype=float64"] if combination["precision"] == "fp32" else []
+    world = [f"resources.ranks_per_node={ranks}", "resources.threads_per_rank=1"]
+    return [*TINY, *chosen, *world, f"optimizer.learning_rate={rate}", *exact]
+
+
+def possible(combination: Combination, ranks: int) -> bool:
+    return not entry(*overrides(combination, ranks)).reasons
+
+
+def by_mesh(cells: list[CellSpec]) -> list[list[CellSpec]]:
+    """Cells with the same mesh can share one world."""
+    groups: dict[object, list[CellSpec]] = {}
+    for cell in cells:
+        groups.setdefault((cell.mesh, cell.resources), []).append(cell)
+    return list(groups.values())
+
+
+def assert_equal_training(combinations: list[Combination], ranks: int, folder: Path) -> None:
+    machine = GPU_NODE if torch.cuda.device_count() >= ranks else LAPTOP
+    cells = [entry(*overrides(c, ranks), machine=machine).cell for c in combinations]
+    wrong = []
+    for sharing in by_mesh(cells):
+        answers = on_ranks(ranks, differences, sharing[0], sharing, folder=folder)[0]
+        wrong += [(names(c), a) for c, a in zip(sharing, answers, strict=True) if not is_equal(c, a)]
+    assert not wrong, "\n".join(f"{name}: {answer}" for name, answer in wrong)
+
+
+def is_equal(cell: CellSpec, answer: dict[str, float]) -> bool:
+    precision, exact = cell.precision.name, cell.precision.name == "fp32"
+    weights_count = exact or cell.optimizer.name.startswith("sgd")
+    return (
+        answer["moved"] > 1e-3  # a training that stands still would prove nothing
+        and answer["loss"] <= LOSS_TOLERANCE[precision]
+        and (answer["weights"] <= WEIGHT_TOLERANCE[precision] or not weights_count)
+    )
+
+
+def names(cell: CellSpec) -> str:
+    chosen = {group: technique.name for group, technique in cell.techniques.items()}
+    return " ".join(f"{g}={n}" for g, n in chosen.items() if not g.endswith("parallel"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_pair_of_techniques_trains_as_the_plain_model(ranks: int, tmp_path: Path) -> None:
+    combinations = all_pairs(GROUPS, lambda c: possible(c, ranks), seed=ranks)
+    assert len(combinations) > 40
+    assert_equal_training(combinations, ranks, tmp_path)
+
+
+def test_precision_by_sharding_trains_as_the_plain_model(tmp_path: Path) -> None:
+    plain = {group: choices[0] for group, choices in GROUPS.items()} | {"optimizer": "sgd_loop"}
+    chosen = [
+        plain | {"precision": precision, "sharding": sharding}
+        for precision, sharding in product(GROUPS["precision"], ["ddp", "zero1", "zero2", "fsdp"])
+    ]
+    assert_equal_training(chosen, 2, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("precision", GROUPS["precision"])
+def test_the_product_of_techniques_trains_as_the_plain_model(
+    precision: str, ranks: int, tmp_path: Path
+) -> None:
+    varied = ("sharding", "optimizer", "memory", "layout", "classifier", "attention")
+    plain = {group: choices[0] for group, choices in GROUPS.items()} | {"precision": precision}
+    everything = [
+        plain | dict(zip(varied, choices, strict=True))
+        for choices in product(*(GROUPS[group] for group in varied))
+    ]
+    assert_equal_training([c for c in everything if possible(c, ranks)], ranks, tmp_path)
