@@ -70,6 +70,32 @@ def test_cuts_follow_seed_epoch_and_image_alone(tmp_path):
     assert not torch.equal(whole[0], next(opened(root).train(5))[0])
 
 
+@pytest.mark.parametrize("epochs", [(0, 1, 2), (3, 3), (2, 0)])
+def test_epochs_may_come_in_any_order(tmp_path, epochs):
+    root = write_folder(tmp_path)
+    batches = opened(root)
+    for epoch in epochs:
+        for (ours, _), (theirs, _) in zip(
+            opened(root).train(epoch), batches.train(epoch), strict=True
+        ):
+            assert torch.equal(ours, theirs)
+
+
+def test_an_epoch_left_half_way_does_not_disturb_the_next(tmp_path):
+    root = write_folder(tmp_path)
+    batches = opened(root)
+    half = batches.train(0)
+    next(half)
+    images, _ = next(batches.train(1))
+
+    assert torch.equal(images, next(opened(root).train(1))[0])
+    assert torch.equal(next(half)[0], list(opened(root).train(0))[1][0])
+
+
+def test_a_batch_larger_than_the_folder_gives_an_empty_epoch(tmp_path):
+    assert list(opened(write_folder(tmp_path), images_per_step=25).train(0)) == []
+
+
 def test_grey_palette_and_transparent_images_become_rgb(tmp_path):
     root = write_folder(tmp_path, per_class=1)
     for mode in ("L", "P", "RGBA", "LA", "I;16"):
@@ -136,7 +162,12 @@ def test_workers_deliver_what_the_rank_itself_would_read_and_then_end(tmp_path):
     assert list(batches.damage["train"].found) == [str(root / "train" / "bee" / "bee_1.jpg")]
     assert torch.equal(state, torch.get_rng_state())
 
-    left_half_way = batches.train(2)
+    same_workers = {worker.pid for worker in multiprocessing.active_children()}
+    second = batches.train(2)
+    assert [len(next(second)[0]) for _ in range(3)] == [8, 8, 8]
+    next(batches.train(3))
+    assert {worker.pid for worker in multiprocessing.active_children()} == same_workers
+    left_half_way = batches.train(4)
     next(left_half_way)
     assert len(next(batches.test())[0]) == 8
     batches.close()

@@ -2,6 +2,8 @@
 
 import weakref
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -33,8 +35,9 @@ class LoadedBatches(Batches):
     """Batches out of a DataLoader.
 
     `next()` returns at once if a batch is ready and waits for the workers otherwise: its time is
-    how late the data are, plus the launch of transfer and normalisation. Workers start anew with
-    every epoch and every test, so that an epoch may be left half way.
+    how late the data are, plus the launch of transfer and normalisation. Workers read across the
+    border of epochs; where epochs do not follow one another, or one is left half way, they start
+    anew.
 
     Attributes:
         damage: what could not be read so far, by split.
@@ -45,34 +48,48 @@ class LoadedBatches(Batches):
         self._train_files, self._test_files = (files(data.folder, s) for s in ("train", "val"))
         self.num_train, self.num_test = len(self._train_files), len(self._test_files)
         self.damage = {
-            split: Damage(count, data.max_damaged_share)
-            for split, count in (("train", self.num_train), ("val", self.num_test))
+            split: Damage(num_images, data.max_damaged_share)
+            for split, num_images in (("train", self.num_train), ("val", self.num_test))
         }
         self._data, self._share, self._side, self._device = data, share, side, device
         self._mean = 255 * torch.tensor(MEAN, device=device).view(3, 1, 1)
         self._deviation = 255 * torch.tensor(DEVIATION, device=device).view(3, 1, 1)
+        self._reads: Iterator[Read] = iter(())
+        self._next_epoch: int | None = None  # whose first batch `_reads` will give; None inside one
         self._running: weakref.WeakSet[Generator[Pair]] = weakref.WeakSet()
         if data.num_workers:
             start_fork_server()
 
     def train(self, epoch: int) -> Iterator[Pair]:
-        """Start to read an epoch."""
-        requests = [Request(epoch, rows) for rows in self._share.train(self.num_train, epoch)]
-        return self._start("train", requests)
+        """Start to read an epoch, or go on from the one before."""
+        if self._next_epoch != epoch:
+            requests = Endless(self._share, self.num_train, epoch)
+            self._reads = iter(self._loader(self._reader("train"), requests))
+        self._next_epoch = None
+        return self._kept(self._epoch(self._reads, epoch))
 
     def test(self) -> Iterator[Pair]:
         """Start to read this replica's held-out images; damaged ones are left out."""
-        return self._start("val", [Request(0, rows) for rows in self._share.test(self.num_test)])
+        requests = [Request(0, rows) for rows in self._share.test(self.num_test)]
+        reads = iter(self._loader(self._reader("val"), requests))
+        return self._kept(self._deliver(read, "val") for read in reads)
 
     def close(self) -> None:
         """Stop all workers."""
         for running in list(self._running):
             running.close()
+        self._reads, self._next_epoch = iter(()), None
 
-    def _start(self, split: str, requests: list[Request]) -> Iterator[Pair]:
-        running = self._deliver(iter(self._loader(self._reader(split), requests)), split)
+    def _kept(self, running: Generator[Pair]) -> Iterator[Pair]:
         self._running.add(running)
         return running
+
+    def _epoch(self, reads: Iterator[Read], epoch: int) -> Generator[Pair]:
+        for left in reversed(range(self._share.micro_batches(self.num_train))):
+            read = next(reads)
+            if not left and reads is self._reads:  # before the last batch: who counts stops there
+                self._next_epoch = epoch + 1
+            yield self._deliver(read, "train")
 
     def _reader(self, split: str) -> ImageReader:
         training = split == "train"
@@ -98,14 +115,13 @@ class LoadedBatches(Batches):
             sampler=requests,
             collate_fn=as_read,
             pin_memory=self._device.type == "cuda",
-            generator=torch.Generator(),  # torch's own would lose a number for each epoch
+            generator=torch.Generator(),  # torch's own would lose a number for each loader
             **(workers if self._data.num_workers else {}),
         )
 
-    def _deliver(self, reads: Iterator[Read], split: str) -> Generator[Pair]:
-        for read in reads:
-            self.damage[split].add(read.damaged)
-            yield self._normalised(read.images), self._there(read.labels)
+    def _deliver(self, read: Read, split: str) -> Pair:
+        self.damage[split].add(read.damaged)
+        return self._normalised(read.images), self._there(read.labels)
 
     def _there(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)
@@ -115,3 +131,19 @@ class LoadedBatches(Batches):
         pixels = self._there(images).permute(0, 3, 1, 2)
         pixels = pixels.to(torch.float32, memory_format=torch.contiguous_format)
         return pixels.sub_(self._mean).div_(self._deviation)
+
+
+@dataclass(frozen=True)
+class Endless:
+    """Requests for an epoch and all that follow; a class, since a loader takes no generator."""
+
+    share: Share
+    num_images: int
+    from_epoch: int
+
+    def __iter__(self) -> Iterator[Request]:
+        """Yield the requests of one epoch after the other, or none if a batch fills no epoch."""
+        epochs = count(self.from_epoch) if self.share.micro_batches(self.num_images) else ()
+        for epoch in epochs:
+            for rows in self.share.train(self.num_images, epoch):
+                yield Request(epoch, rows)

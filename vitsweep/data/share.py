@@ -52,6 +52,10 @@ class Share:
         """Images of one optimizer step over all replicas."""
         return self.replicas * self.accumulation_steps * self.micro_batch
 
+    def micro_batches(self, num_images: int) -> int:
+        """Return how many of them an epoch has on this replica."""
+        return num_images // self.images_per_step * self.accumulation_steps
+
     def train(self, num_images: int, epoch: int) -> Indices:
         """Return the images of an epoch as (micro-batches, micro_batch), remainder dropped."""
         order = np.random.default_rng((self.seed, epoch)).permutation(num_images)
