@@ -2,10 +2,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from choices import choice
-from shapes import CASES, NANO, assert_equal_step, build, replace, step
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.choices import choice
+from tests.shapes import CASES, NANO, assert_equal_step, build, replace, step
 from vitsweep.model.names import plain_name
 from vitsweep.spec.technique import PrecisionPlan
 

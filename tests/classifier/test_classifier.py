@@ -1,9 +1,9 @@
 from types import SimpleNamespace
 
 import pytest
-from choices import choice
-from shapes import NANO, replace
 
+from tests.choices import choice
+from tests.shapes import NANO, replace
 from vitsweep.errors import VitsweepError
 
 

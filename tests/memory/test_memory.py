@@ -2,11 +2,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from choices import choice
-from shapes import CASES, NANO, assert_equal_step, build, replace, step
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.choices import choice
+from tests.shapes import CASES, NANO, assert_equal_step, build, replace, step
 from vitsweep.model.flops import train_flops
 
 ALL = ["keep_all", "recompute_blocks", "recompute_selected", "offload_activations"]

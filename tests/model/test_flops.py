@@ -1,8 +1,8 @@
 import pytest
 import torch
-from shapes import NANO, build, replace, step
 from torch.utils import flop_counter
 
+from tests.shapes import NANO, build, replace, step
 from vitsweep.model import flops
 
 aten = torch.ops.aten

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from choices import choice
 
+from tests.choices import choice
 from vitsweep.model.flops import forward_flops, num_parameters
 from vitsweep.model.vit import ViT
 

@@ -2,8 +2,9 @@ import math
 
 import pytest
 import torch
-from shapes import CASES, NANO, build, replace, step
 from torch import nn
+
+from tests.shapes import CASES, NANO, build, replace, step
 
 SHAPES = {
     "plain": NANO,

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from shapes import NANO, replace
 
+from tests.shapes import NANO, replace
 from vitsweep.model.vit import ViT
 from vitsweep.model.weights import load_transformers_weights, translated
 
