@@ -121,7 +121,7 @@ def _global_batch(twin: CellSpec, step: int, world: World) -> MicroBatch:
     """Images (B, C, H, W) and labels (B,) of all replicas, the same on every rank."""
     generator = torch.Generator().manual_seed(1000 * twin.seed + step)
     side, model = twin.batch.resolution_px, twin.model
-    shape = (twin.images_per_step, model.in_channels, side, side)
+    shape = (twin.images_per_step, *model.input_shape(side))
     images = torch.randn(shape, generator=generator)
     if model.head == "dense":
         labels = torch.randn((shape[0], model.num_classes, side, side), generator=generator)

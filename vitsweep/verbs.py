@@ -3,7 +3,9 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import vitsweep.sweep.command  # noqa: F401  (notes what was typed before Hydra's share is changed)
 from vitsweep.errors import VitsweepError
 
 USAGE = """\
@@ -20,6 +22,18 @@ vitsweep: sweep the techniques that make Vision-Transformer training fast, and t
 SWEEP is a name under results/ or a folder; `sweep.name=NAME` chooses it when cells run.
 Keys are set as group.key=value, swept as group.key=a,b or group.key=range(1,4).
 """
+
+HYDRA_SHOWS = (
+    "-c",
+    "--cfg",
+    "-i",
+    "--info",
+    "-sc",
+    "--shell-completion",
+    "--hydra-help",
+    "--version",
+)
+"""Flags that make Hydra print something instead of running."""
 
 Verb = Callable[[Sequence[str]], int]
 
@@ -60,29 +74,44 @@ def run_hydra(arguments: Sequence[str]) -> int:
 
     from vitsweep.conf_dir import conf_dir
 
-    flags = {"-m", "--multirun", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion"}
-    added = [] if any(a.split("=")[0] in flags for a in arguments) else ["--multirun"]
-    if added:
-        _refuse_commas(arguments)
-    sys.argv = [sys.argv[0], *added, *arguments]
+    sys.argv = [sys.argv[0], *_for_hydra(arguments)]
 
     @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
     def task(config: object) -> None:
-        """Only stock launchers of Hydra call it: one cell, in this process's place."""
+        """Only stock launchers of Hydra call it."""
         from vitsweep.sweep.in_place import run_composed
 
-        run_composed(config)
+        run_composed()
 
     task()
     return 0
 
 
-def _refuse_commas(arguments: Sequence[str]) -> None:
-    """Without -m a comma would silently make a list or a string of what was meant as a sweep."""
-    from vitsweep.sweep.compose import Composer
+def _for_hydra(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with what belongs to cells left to our sweeper.
 
-    overrides = [a for a in arguments if "=" in a and not a.startswith("-")]
-    for override in Composer().parse(overrides):
+    Raises:
+        VitsweepError: several cells are asked for without `-m`.
+    """
+    from vitsweep.sweep.compose import Composer
+    from vitsweep.sweep.deferred import deferred
+
+    if any(a.split("=")[0] in HYDRA_SHOWS for a in arguments):
+        return list(arguments)
+    composer, overrides = Composer(), [a for a in arguments if _is_override(a)]
+    if not {"-m", "--multirun"} & set(arguments):
+        _refuse_sweeps(composer.parse(overrides), arguments)
+    flags = [a for a in arguments if a not in overrides and a not in ("-m", "--multirun")]
+    return ["--multirun", *flags, *deferred(overrides, composer)]
+
+
+def _is_override(argument: str) -> bool:
+    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
+
+
+def _refuse_sweeps(overrides: Sequence[Any], arguments: Sequence[str]) -> None:
+    """Without -m a comma would silently make a list or a text of what was meant as a sweep."""
+    for override in overrides:
         if override.is_sweep_override():
             raise VitsweepError(
                 f"`{override.input_line}` asks for several cells: add `-m` "

@@ -2,12 +2,12 @@
 
 import os
 import platform
-import re
 import socket
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from vitsweep.measure.cpu import cpu_model
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -26,12 +26,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
     }
-
-
-def cpu_model() -> str:
-    """Return the processor's name."""
-    found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def _driver() -> str | None:

@@ -5,7 +5,7 @@ from typing import Any
 from vitsweep.measure.hardware import published_peak
 from vitsweep.model.flops import Pooling, train_flops
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.model_spec import ViTSpec
+from vitsweep.spec.model_spec import ModelSpec
 
 IMAGENET_1K_IMAGES = 1_281_167
 """Training images of ImageNet-1k (ILSVRC 2012)."""
@@ -62,5 +62,5 @@ def utilization(
     return columns, {"peak_tflops": peak, "peak_source": source, "compute_dtype": dtype}
 
 
-def _shape(cell: CellSpec) -> tuple[ViTSpec, int, Pooling]:
+def _shape(cell: CellSpec) -> tuple[ModelSpec, int, Pooling]:
     return cell.model, cell.batch.resolution_px, cell.classifier.pooling

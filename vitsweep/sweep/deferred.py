@@ -8,23 +8,42 @@ from vitsweep.sweep import hydra_private
 from vitsweep.sweep.assign import root_of
 from vitsweep.sweep.compose import Composer
 
+_SHOW_ONE = ("-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "-r", "--run")
+"""Flags of Hydra under which there is one configuration and no sweep."""
 
-def deferred(overrides: Sequence[str], composer: Composer) -> list[str]:
+
+def deferred(arguments: Sequence[str], composer: Composer) -> list[str]:
     """Write the overrides of cells as sweeps of one value, which Hydra leaves to the sweeper.
 
     Before a sweep Hydra composes one configuration from all that is not swept. It would refuse
     `precision=O1,O2 precision.loss_scale=128`, because the default precision has no such key, and
-    its words for a mistyped group are not ours. What `sweep.*` and `hydra.*` say stays as typed.
+    its words for a mistyped group are not ours. What `sweep.*` and `hydra.*` say stays as typed,
+    and so does everything where another sweeper was chosen or nothing is swept.
+
+    Args:
+        arguments: the command line, flags of Hydra among it.
+        composer: parses.
 
     Raises:
         BadValueError: an override cannot be read.
     """
-    return [_deferred(override) for override in composer.parse(overrides)]
+    names = {argument.partition("=")[0] for argument in arguments}
+    if names & {*_SHOW_ONE, "hydra/sweeper"}:
+        return list(arguments)
+    return [_deferred(text, composer) if _is_override(text) else text for text in arguments]
 
 
-def _deferred(override: Override) -> str:
-    is_cells = root_of(override) != "sweep" and not override.is_hydra_override()
-    sets = override.type in (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD)
-    if not is_cells or not sets or override.is_sweep_override():
-        return str(override.input_line)
+def _is_override(argument: str) -> bool:
+    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
+
+
+def _deferred(text: str, composer: Composer) -> str:
+    [override] = composer.parse([text])
+    if _belongs_to_the_sweep(override) or override.is_sweep_override():
+        return text
     return f"{override.get_key_element()}=choice({hydra_private.own_text(override)})"
+
+
+def _belongs_to_the_sweep(override: Override) -> bool:
+    sets = override.type in (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD)
+    return not sets or root_of(override) == "sweep" or bool(override.is_hydra_override())

@@ -1,28 +1,28 @@
 """A cell in processes that something else has started: torchrun, srun, or a stock Hydra launcher."""
 
 import os
-import secrets
-from collections.abc import Mapping, Sequence
-from importlib.metadata import version
-from typing import Any
+import subprocess
+import sys
+from collections.abc import Sequence
 
 from vitsweep.errors import ImpossibleCellError, VitsweepError
-from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
+from vitsweep.sweep.asked import Asked
 from vitsweep.sweep.code_state import code_state
 from vitsweep.sweep.compose import Composer
 from vitsweep.sweep.grid import expand
 from vitsweep.sweep.make import freeze, open_store, roster_of
 from vitsweep.sweep.request import RunRequest
-from vitsweep.sweep.roster import Entry
 from vitsweep.world import environment_rank
+
+FIRST_PORT, NUM_PORTS = 20_000, 40_000
 
 
 def run_in_place(overrides: Sequence[str]) -> int:
     """Run one cell as one of the ranks that torchrun or srun started.
 
     Raises:
-        VitsweepError: several cells are asked for, or the world is not what the cell needs.
+        VitsweepError: several cells are asked for, or the cell cannot run in this world.
     """
     composer = Composer()
     asked = expand([o for o in overrides if not o.startswith("-")], composer)
@@ -31,48 +31,80 @@ def run_in_place(overrides: Sequence[str]) -> int:
             f"{len(asked)} cells are asked for, but the ranks that are running make one cell: give "
             "single values, or sweep without torchrun and srun."
         )
+    return run_rank(asked[0], composer)
+
+
+def run_rank(asked: Asked, composer: Composer) -> int:
+    """Do one rank's part of a cell; rank 0 freezes and records it."""
+    from vitsweep.sweep.worker import rank_here
+
     place = environment_rank()
-    assert place is not None, "called in a distributed environment only"
+    assert place is not None, "called where a launcher has set ranks only"
     rank, local_rank, size = place
-    per_node = int(
-        os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", size))
-    )
-    tree = asked[0].tree
-    tree["resources"] |= {"nodes": size // per_node, "ranks_per_node": per_node}
-    tree["sweep"]["baseline"] = None
-    roster = roster_of(asked, Machine.here(), composer)
+    per_node = ranks_per_node(size)
+    asked.tree["resources"] |= {"nodes": size // per_node, "ranks_per_node": per_node}
+    asked.tree["sweep"]["baseline"] = None  # ranks of one cell cannot run another
+    roster = roster_of([asked], Machine.here(), composer)
     entry = next(iter(roster.entries.values()))
     if entry.reasons:
         raise ImpossibleCellError(entry.reasons)
-    store = open_store(tree)
+    store, code = open_store(asked.tree), code_state()
     if rank == 0:
-        freeze(store, roster, tree, code_state())
-    _run_rank(store, entry, rank, local_rank)
-    return 0
-
-
-def run_composed(config: Any) -> None:
-    """Run one composed cell for a stock launcher of Hydra, with ranks of its own on this node."""
-    from omegaconf import OmegaConf
-
-    from vitsweep.sweep.asked import Asked
-    from vitsweep.sweep.local import launch
-
-    tree: Mapping[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    raise NotImplementedError((Asked, launch, tree))
-
-
-def _run_rank(store: Store, entry: Entry, rank: int, local_rank: int) -> None:
-    """Meet the other ranks, then do what a worker does; the environment names the rendezvous."""
-    from vitsweep.sweep.worker import rank_here
-
+        freeze(store, roster, asked.tree, code)
     request = RunRequest(
         sweep_folder=store.root.absolute(),
         cell_id=entry.cell_id,
-        run_id=f"in-place-{secrets.token_hex(4)}",
-        block=f"in-place-{secrets.token_hex(4)}",
+        run_id="",  # rank 0 names the run
+        block="",
         position=0,
-        init_method="env://",
-        environment={"launcher": "in place", "vitsweep": version("vitsweep")},
+        init_method=init_method(),
+        environment={"launcher": "in place", "git_commit": code["git_commit"]},
     )
-    rank_here(request, entry.cell, rank, local_rank)
+    summary = rank_here(request, entry.cell, rank, local_rank)
+    if rank == 0:
+        print(f"{summary} -> {store.root}", file=sys.stdout)
+    return 0
+
+
+def run_composed() -> None:
+    """Run the cell that a stock launcher of Hydra (submitit, joblib) is running in this process.
+
+    A task of several is a rank of the cell; a task alone starts the cell's ranks on its node.
+    """
+    from vitsweep.sweep.dispatch import running_cell
+    from vitsweep.sweep.local import launch
+
+    asked, composer = running_cell()
+    place = environment_rank()
+    if place is not None and place[2] > 1:
+        run_rank(asked, composer)
+    else:
+        launch([asked], asked.tree, {}, composer)
+
+
+def ranks_per_node(size: int) -> int:
+    """Return how many ranks torchrun or Slurm started on each node.
+
+    Raises:
+        VitsweepError: nodes hold different numbers of them.
+    """
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", str(size))  # "2(x4)" or "2,1"
+    if "," in tasks:
+        raise VitsweepError(
+            f"Slurm put {tasks} ranks on the nodes; a mesh needs the same number on each: start "
+            "with `srun --ntasks-per-node=N`."
+        )
+    return int(tasks.split("(")[0])
+
+
+def init_method() -> str:
+    """Return where the ranks meet: torchrun's own address, or the first node of the Slurm step."""
+    if "MASTER_ADDR" in os.environ:
+        return "env://"
+    nodes = os.environ["SLURM_STEP_NODELIST"]
+    shown = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
+    first = shown.stdout.split()[0] if shown.returncode == 0 else nodes
+    step = int(os.environ["SLURM_JOB_ID"]) * 97 + int(os.environ.get("SLURM_STEP_ID", 0))
+    return f"tcp://{first}:{FIRST_PORT + step % NUM_PORTS}"

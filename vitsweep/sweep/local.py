@@ -119,7 +119,7 @@ class _Runner:
                 f"`vitsweep retry {self.store.name}` runs them again.",
                 highlight=False,
             )
-        if not planned:
+        if not planned and self.roster.runnable:
             self.console.print("Everything that was asked for is measured already.")
 
     def _run_block(self, block: Block, progress: Progress) -> None:

@@ -5,11 +5,13 @@ import ctypes
 import json
 import os
 import resource
+import secrets
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,20 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
         _leave_failure(request, rank, error)
         _exit_now(1)
     _exit_now(0)
+
+
+def rank_here(request: RunRequest, cell: CellSpec, rank: int, local_rank: int) -> str:
+    """Run one rank in this very process, which torchrun or srun started; return how it went.
+
+    Nobody supervises here: an exception ends the process, and the launcher of the ranks sees it.
+    """
+    import torch.distributed as dist
+
+    with joined_world(cell, rank, local_rank, request.init_method) as world:
+        name = [f"in-place-{secrets.token_hex(4)}"]
+        dist.broadcast_object_list(name)
+        _run_and_record(replace(request, run_id=name[0], block=name[0]), cell, world)
+    return f"cell {cell.cell_id}, run {name[0]}: measured"
 
 
 def _run_and_record(request: RunRequest, cell: CellSpec, world: World) -> None:
