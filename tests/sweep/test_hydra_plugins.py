@@ -124,6 +124,25 @@ def test_deferred_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
     assert calls.config["sweep"]["name"] == "mine"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["--cfg", "job", "seed=1"], ["hydra/sweeper=optuna", "seed=1"], ["-m", "seed=1,2"]],
+)
+def test_nothing_is_deferred_that_another_must_read(arguments: list[str]) -> None:
+    assert deferred(arguments, Composer()) == arguments
+
+
+def test_flags_may_stand_between_overrides() -> None:
+    arguments = ["-m", "seed=1", "--config-dir", "mine", "~memory"]
+    assert deferred(arguments, Composer()) == [
+        "-m",
+        "seed=choice(1)",
+        "--config-dir",
+        "mine",
+        "~memory",
+    ]
+
+
 def test_the_plugins_load_next_to_nothing() -> None:
     code = (
         "import sys; from hydra_plugins.vitsweep_launchers import sweeper, local; "
