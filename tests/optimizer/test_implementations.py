@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.choices import choice
+from tests.cells import cell
 from vitsweep.optimizer.flat_buffer import ALIGNMENT_BYTES
 from vitsweep.optimizer.groups import parameter_groups
+from vitsweep.spec.technique import OptimizerChoice
 
 OTHERS = [
     ("adamw_foreach", "adamw_loop", {}),
@@ -30,10 +31,14 @@ def loss(net: nn.Module, step: int) -> torch.Tensor:
     return net(images.to(next(net.parameters()))).square().mean()
 
 
+def chosen(name: str, **overrides) -> OptimizerChoice:
+    given = [f"optimizer.{key}={value}" for key, value in overrides.items()]
+    return cell(f"optimizer={name}", *given).optimizer
+
+
 def trained(name: str, steps: int = 5, net: nn.Module | None = None, **overrides) -> nn.Module:
     net = net or model()
-    chosen = choice("optimizer", name, learning_rate=0.01, weight_decay=0.3, **overrides)
-    optimizer = chosen.build(parameter_groups(net, chosen.weight_decay))
+    optimizer = chosen(name, learning_rate=0.01, **overrides).build(parameter_groups(net, 0.3))
     for step in range(steps):
         loss(net, step).backward()
         optimizer.step()
@@ -57,7 +62,7 @@ def test_every_implementation_makes_the_steps_of_the_loop(name, plain, overrides
     ("name", "key"), [("adamw_loop", None), ("adamw_foreach", "foreach"), ("adamw_fused", "fused")]
 )
 def test_the_implementation_is_the_one_that_was_asked_for(name, key):
-    optimizer = choice("optimizer", name).build(parameter_groups(model(), 0.1))
+    optimizer = chosen(name).build(parameter_groups(model(), 0.1))
 
     asked = {k: optimizer.defaults[k] for k in ("foreach", "fused")}
     assert asked == {"foreach": key == "foreach", "fused": key == "fused"}
@@ -71,7 +76,7 @@ def test_nesterov_looks_ahead():
 
 def test_contiguous_keeps_parameters_and_gradients_in_aligned_views():
     net = model()
-    optimizer = choice("optimizer", "adamw_contiguous").build(parameter_groups(net, 0.1))
+    optimizer = chosen("adamw_contiguous").build(parameter_groups(net, 0.1))
     for step in range(2):
         loss(net, step).backward()
         optimizer.step()
@@ -92,7 +97,7 @@ def test_contiguous_keeps_parameters_and_gradients_in_aligned_views():
 def test_contiguous_takes_one_buffer_per_dtype_and_keeps_channels_last():
     net = model().to(memory_format=torch.channels_last)
     net[2].float()
-    optimizer = choice("optimizer", "sgd_contiguous").build([{"params": list(net.parameters())}])
+    optimizer = chosen("sgd_contiguous").build([{"params": list(net.parameters())}])
 
     assert [p.dtype for p in optimizer.param_groups[0]["params"]] == [torch.float64, torch.float32]
     assert net[0].weight.is_contiguous(memory_format=torch.channels_last)
@@ -103,7 +108,7 @@ def test_contiguous_takes_over_gradients_that_exist_already():
     net = model()
     loss(net, 0).backward()
     before = [p.grad.clone() for p in net.parameters()]
-    choice("optimizer", "sgd_contiguous").build(parameter_groups(net, 0.1))
+    chosen("sgd_contiguous").build(parameter_groups(net, 0.1))
 
     assert all(torch.equal(a, p.grad) for a, p in zip(before, net.parameters(), strict=True))
 
@@ -111,7 +116,7 @@ def test_contiguous_takes_over_gradients_that_exist_already():
 @pytest.mark.parametrize("kind", ["gradient", "parameter"])
 def test_contiguous_refuses_to_step_after_views_were_replaced(kind):
     net = model()
-    optimizer = choice("optimizer", "adamw_contiguous").build(parameter_groups(net, 0.1))
+    optimizer = chosen("adamw_contiguous").build(parameter_groups(net, 0.1))
     loss(net, 0).backward()
     if kind == "gradient":
         net.zero_grad(set_to_none=True)
@@ -125,7 +130,7 @@ def test_contiguous_refuses_to_step_after_views_were_replaced(kind):
 def test_contiguous_works_with_clipping_and_gradient_scaling():
     plain, flat = model(), model()
     for name, net in (("adamw_loop", plain), ("adamw_contiguous", flat)):
-        optimizer = choice("optimizer", name).build(parameter_groups(net, 0.1))
+        optimizer = chosen(name).build(parameter_groups(net, 0.1))
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         scaler.scale(loss(net, 0)).backward()
         scaler.unscale_(optimizer)
@@ -139,7 +144,7 @@ def test_contiguous_works_with_clipping_and_gradient_scaling():
 
 def test_a_learning_rate_schedule_reaches_the_flat_buffers():
     net = model()
-    optimizer = choice("optimizer", "sgd_contiguous").build(parameter_groups(net, 0.0))
+    optimizer = chosen("sgd_contiguous").build(parameter_groups(net, 0.0))
     before = net[0].weight.detach().clone()
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)
     loss(net, 0).backward()
