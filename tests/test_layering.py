@@ -1,0 +1,175 @@
+"""Imports point downwards only, and what plans a sweep loads no torch."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vitsweep.spec.technique import TECHNIQUE_GROUPS
+
+HOUSE = Path(__file__).parents[1]
+PACKAGE, PLUGINS, CONF = HOUSE / "vitsweep", HOUSE / "hydra_plugins", HOUSE / "conf"
+
+GROUND = ("spec", "conf_dir", "errors")
+MAKING = (
+    ("cell",),
+    ("prove",),
+    ("parallelize",),
+    ("training",),
+    ("measure",),
+    (*TECHNIQUE_GROUPS, "data"),
+    ("model", "collectives"),
+    ("world",),
+)
+"""What turns a spec into samples, highest first; rooms of one line never import one another."""
+READING = (("report",), ("charts",), ("tables",), ("results",))
+"""What turns records into pages, highest first; it knows nothing of what made them."""
+COMMANDING = (("hydra_plugins", "__main__"), ("verbs",), ("doctor",), ("sweep", "predict"))
+"""What stands above both."""
+
+WITHOUT_TORCH = {room for line in READING for room in line} | {*GROUND, "__main__", "verbs"}
+WITH_HYDRA = {"hydra_plugins", "sweep", "verbs"}
+
+
+def allowed(room: str) -> set[str]:
+    """Rooms that a room may import from, itself included."""
+    lines = [line for line in (*COMMANDING, *MAKING, *READING) if room in line]
+    if not lines:
+        return {"spec", "errors"} if room == "spec" else {room}
+    [own] = lines
+    if own in COMMANDING:
+        below = COMMANDING[COMMANDING.index(own) + 1 :] + MAKING + READING
+    else:
+        chain = MAKING if own in MAKING else READING
+        below = chain[chain.index(own) + 1 :]
+    return {room, *GROUND} | {other for line in below for other in line}
+
+
+def files() -> list[Path]:
+    return sorted([*PACKAGE.rglob("*.py"), *PLUGINS.rglob("*.py")])
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(HOUSE))
+
+
+def room_of(path: Path) -> str:
+    """First folder (or module) inside the package; the plugins are one room."""
+    parts = path.relative_to(HOUSE).with_suffix("").parts
+    return parts[0] if parts[0] == "hydra_plugins" else parts[1]
+
+
+@cache
+def imports(path: Path, *, at_once: bool = False) -> frozenset[str]:
+    """Modules that a file imports when it runs, or with `at_once` when it is loaded."""
+    return frozenset(_imports(ast.parse(path.read_text()), at_once))
+
+
+def _imports(node: ast.AST, at_once: bool) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if at_once and isinstance(child, (ast.FunctionDef, ast.Lambda)):
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert not child.level, "imports name the whole path"
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        else:
+            yield from _imports(child, at_once)
+
+
+def imports_any(path: Path, *packages: str, at_once: bool = False) -> list[str]:
+    found = imports(path, at_once=at_once)
+    return sorted(module for module in found if module.split(".")[0] in packages)
+
+
+def target_files() -> dict[str, Path]:
+    """`_target_` -> the file it names, for every YAML of conf/."""
+    nodes = {path: yaml.safe_load(path.read_text()) for path in CONF.rglob("*.yaml")}
+    targets = {node["_target_"] for node in nodes.values() if "_target_" in node}
+    return {t: HOUSE / (t.rpartition(".")[0].replace(".", "/") + ".py") for t in targets}
+
+
+def test_every_room_has_its_place_in_the_table() -> None:
+    known = {room for line in (*COMMANDING, *MAKING, *READING) for room in line} | {*GROUND}
+    assert {room_of(path) for path in files()} - {"__init__"} <= known
+
+
+def test_imports_point_downwards_only() -> None:
+    upwards = {name_of(path): found for path in files() if (found := _not_allowed(path))}
+    assert upwards == {}
+
+
+def _not_allowed(path: Path) -> set[str]:
+    ours = [module.split(".") for module in imports(path) if module.startswith("vitsweep.")]
+    return {".".join(parts) for parts in ours if parts[1] not in allowed(room_of(path))}
+
+
+def test_what_reads_records_and_what_is_asked_needs_no_torch() -> None:
+    quiet = [path for path in files() if room_of(path) in WITHOUT_TORCH]
+    assert {room_of(path) for path in quiet} == WITHOUT_TORCH
+    assert {name_of(path): found for path in quiet if (found := imports_any(path, "torch"))} == {}
+
+
+def test_only_the_front_door_and_the_sweep_know_hydra() -> None:
+    found = {room_of(path) for path in files() if imports_any(path, "hydra", "omegaconf")}
+    assert found == WITH_HYDRA
+
+
+def test_choices_are_loaded_without_what_only_running_them_needs() -> None:
+    heavy = ("torch", "torchao", "apex", "sklearn", "PIL")
+    loaded = {t: imports_any(path, *heavy, at_once=True) for t, path in target_files().items()}
+    assert len(loaded) > 20
+    assert {target: found for target, found in loaded.items() if found} == {}
+
+
+def test_the_walk_sees_imports_inside_functions_but_none_for_types(tmp_path: Path) -> None:
+    path = tmp_path / "sample.py"
+    path.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "import json\n"
+        "if TYPE_CHECKING:\n    import pandas\n"
+        "class Choice:\n    import numpy\n    def apply(self):\n        from torch import nn\n"
+    )
+    assert imports_any(path, "json", "numpy", "torch", "pandas", at_once=True) == ["json", "numpy"]
+    assert set(imports_any(path, "torch", "pandas")) == {"torch.nn"}
+
+
+PLANNING = """
+from vitsweep.spec.machine import Machine
+from vitsweep.sweep.compose import Composer
+from vitsweep.sweep.roster import make_entry
+machine = Machine(device="cuda", cores_per_node=64, devices_per_node=8)
+entry = make_entry(Composer().compose(["precision=O2", "sharding=fsdp"]), machine)
+assert not entry.reasons and len(entry.cell_id) == 12
+"""
+EVERY_TARGET = f"""
+from vitsweep.spec.from_yaml import target_class
+for target in {sorted(t for t in target_files() if t.startswith("vitsweep."))}:
+    target_class({{"_target_": target}}, "choice")
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import vitsweep.spec.from_yaml",
+        "from hydra_plugins.vitsweep_launchers import local, sweeper",
+        "import vitsweep.__main__, vitsweep.verbs",
+        "import vitsweep.report.html",
+        EVERY_TARGET,
+        PLANNING,
+    ],
+    ids=["from_yaml", "plugins", "front_door", "report", "every_target", "planning_a_cell"],
+)
+def test_torch_is_not_loaded_by(code: str) -> None:
+    shown = "\nimport sys; print([name for name in sys.modules if name.split('.')[0] == 'torch'])"
+    done = subprocess.run([sys.executable, "-c", code + shown], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
