@@ -18,11 +18,17 @@ IMAGENET_1K = 1_281_167
 OBJECTIVES = ("images_per_second", "peak_gib", "accuracy_top1")
 
 
+def with_peak(cells: DataFrame) -> DataFrame:
+    """Add `peak_gib`: allocated on a GPU, resident on CPU, empty where neither is known."""
+    peaks = [peak_gib(row) for _, row in cells.iterrows()]
+    return cells.assign(peak_gib=Series(peaks, cells.index, dtype=float))
+
+
 def measured_with_peak(cells: DataFrame, mixed_hardware: bool = False) -> DataFrame:
-    """Return the measured cells with `peak_gib`: allocated on a GPU, resident on CPU."""
-    measured = cells[cells["status"] == Status.measured].pipe(one_device, mixed_hardware)
-    peaks = [peak_gib(row) for _, row in measured.iterrows()]
-    return measured.assign(peak_gib=Series(peaks, measured.index, dtype=float))
+    """Return the measured cells with their `peak_gib`."""
+    return (
+        cells[cells["status"] == Status.measured].pipe(one_device, mixed_hardware).pipe(with_peak)
+    )
 
 
 def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K) -> DataFrame:

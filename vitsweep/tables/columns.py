@@ -69,16 +69,21 @@ def environment_columns(table: DataFrame) -> list[str]:
 
 
 def varying(table: DataFrame) -> list[str]:
-    """Return the fewest spec columns, choices first, that tell all cells apart.
+    """Return the spec columns that tell cells apart: every choice that varies, then numbers.
 
-    A column that follows from those before it (`precision.master_weights` from `precision`,
-    `num_tokens` from `batch`) is left out.
+    A number or field that follows from the columns before it (`precision.master_weights` from
+    `precision`, `num_tokens` from `batch`) is left out.
     """
-    kept: list[str] = []
-    for column in spec_columns(table):
-        if column in BOOKKEEPING or table[column].astype(str).nunique() < 2:
-            continue
+    columns = [c for c in _sizes_first(spec_columns(table)) if c not in BOOKKEEPING]
+    different = [c for c in columns if table[c].astype(str).nunique() > 1]
+    kept = [c for c in different if c in CHOICES]
+    for column in different[len(kept) :]:
         keys = table[[*kept, column]].astype(str)
         if not kept or len(keys.drop_duplicates()) > len(keys[kept].drop_duplicates()):
             kept.append(column)
     return kept
+
+
+def _sizes_first(columns: list[str]) -> list[str]:
+    """Put the world before its parts: 8 ranks say more than 8 ranks per node."""
+    return sorted(columns, key=lambda c: (c not in CHOICES, c != "world_size"))

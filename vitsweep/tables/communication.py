@@ -50,12 +50,14 @@ def communication(cells: DataFrame) -> DataFrame:
     formulas = [f"predicted_{p}" for p in PURPOSES if f"predicted_{p}" in cells]
     measured = cells[cells["status"] == Status.measured].dropna(subset=counted, how="all")
     columns = list(
-        dict.fromkeys([*varying(cells), "sequence_parallel", "world_size", "num_tokens"])
+        dict.fromkeys(
+            [*varying(cells), "sequence_parallel", "world_size", "num_tokens", "images_per_step"]
+        )
     )
     times = [c for c in ("communication_ms", "step_time_ms", "blocks") if c in measured]
     total = measured[counted].apply(pd.to_numeric).sum(axis=1, min_count=1)
     return (
-        measured[["cell_id", *columns, *counted, *formulas, *times, "images_per_step"]]
+        measured[["cell_id", *columns, *counted, *formulas, *times]]
         .assign(
             bytes_per_step=total,
             bytes_per_image=total * measured["world_size"] / measured["images_per_step"],

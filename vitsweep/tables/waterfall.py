@@ -5,6 +5,7 @@ from typing import Any
 
 from pandas import DataFrame
 
+from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.changes import Changes, named, with_changes
 from vitsweep.tables.speedup import speedup_over
@@ -15,6 +16,7 @@ COLUMNS = [
     "position",
     "added",
     "cell_id",
+    "status",
     "images_per_second",
     "throughput_spread",
     "speedup",
@@ -35,7 +37,8 @@ def waterfall(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame
     `kind` is `alone` (one change against the baseline) or `cumulative` (each row keeps the changes
     of the row above and adds `added`; position 0 is the baseline). `speedup` is over the baseline,
     `gain` over the row above, each paired within blocks with its own interval and claim. Speedups
-    of a cumulative order are settings against one baseline, not factors to multiply.
+    of a cumulative order are settings against one baseline, not factors to multiply. A technique that
+    was not measured keeps its row and says its `status`.
     """
     table = with_changes(cells(runs, baselines))
     rows = [
@@ -70,7 +73,8 @@ def _steps(group: DataFrame) -> list[tuple[Any, ...]]:
         for i, (c, cell) in enumerate(by_changes.items())
         if len(c) == 1
     ]
-    chain = longest_chain(list(by_changes))
+    measured = group[group["status"] == Status.measured]
+    chain = longest_chain(list(measured["changes"]))
     if len(chain) < 3:  # the baseline and one technique: the same as alone
         return alone
     pairs = zip([frozenset[str](), *chain], chain, strict=False)

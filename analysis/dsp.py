@@ -1,0 +1,84 @@
+"""DSP: Dynamic Sequence Parallelism (arXiv:2403.10266), beside a sweep.
+
+Its three statements about communication ("less than 25 %", "at least 75 % less", "at least 50 % less")
+have different baselines and versions; its Table 3 mixes per-device and total volumes. All are shown with
+their unit, none is asserted. GPU type and model of its Figure 3 were never found.
+
+    python -m analysis.dsp results/SWEEP
+"""
+
+from pandas import DataFrame
+
+from analysis.sequences import sequence_rows
+from analysis.study import main
+from vitsweep.tables.communication import communication
+from vitsweep.tables.load import Sweep
+from vitsweep.tables.published import beside, published, with_conditions
+
+METHODS = {
+    "dsp": "DSP",
+    "ulysses": "DeepSpeed-Ulysses",
+    "ring": "Ring-Attention",
+    "megatron": "Megatron-SP",
+}
+SENT_PER_DEVICE = {
+    "DSP": "2(N-1)/N^2 M",
+    "DeepSpeed-Ulysses": "4(N-1)/N^2 M",
+    "Ring-Attention": "2(N-1)/N M",
+    "Megatron-SP": "8(N-1)/N M",
+}
+"""Forward of one spatial and one temporal block, sent per rank; derived here, not published."""
+
+FRAMES = ("model.num_frames", "data.num_frames", "batch.num_frames")
+
+
+def communication_volume(sweep: Sweep) -> DataFrame:
+    """Counted activation bytes per rank and step, beside Tables 2 and 3 as printed."""
+    counted = communication(sweep.cells)
+    methods = counted["sequence_parallel"].astype(str).map(METHODS)
+    columns = ["system", "cell_id", "world_size", "num_tokens", "activation_bytes_per_step"]
+    measured = counted.assign(system=methods).dropna(subset=["system"]).reindex(columns=columns)
+    figures = published("DSP.*Table [23]").drop(columns=["experiment", "metric", "number", "doubt"])
+    return beside(measured, figures, on=["system"]).assign(
+        derived_sent_per_device=lambda t: t["system"].map(SENT_PER_DEVICE)
+    )
+
+
+def end_to_end(sweep: Sweep) -> DataFrame:
+    """Samples per second by (temporal, spatial, sp); the published values are read off a plot."""
+    keys = ["temporal", "spatial", "sp"]
+    figures = (
+        published("DSP v1 Fig. 3")
+        .pipe(with_conditions)
+        .pivot_table(index=[*keys, "sure", "source"], columns="system", values="number")
+        .rename(columns={"DSP": "dsp", "DeepSpeed-Ulysses": "ulysses"})
+        .assign(ratio=lambda t: t["dsp"] / t["ulysses"])
+        .reset_index()
+    )
+    rows = sequence_rows(sweep.cells)
+    frames = next((rows[c] for c in FRAMES if c in rows), rows["num_tokens"] * float("nan"))
+    wide = (
+        rows.assign(temporal=frames, spatial=rows["seq"] / frames)
+        .query("method in ['dsp', 'ulysses']")
+        .pivot_table(index=keys, columns="method", values="images_per_second", aggfunc="max")
+        .reindex(columns=["dsp", "ulysses"])
+        .assign(ratio=lambda t: t["dsp"] / t["ulysses"])
+        .reset_index()
+    )
+    return beside(wide, figures, on=keys)
+
+
+def claims(sweep: Sweep) -> DataFrame:
+    """What DSP's abstract, documentation and reviews claim, each against its own baseline."""
+    figures = published("DSP|VideoSys").query("unit != 'formula' and sure != 'digitised'")
+    return figures[["system", "metric", "value", "unit", "conditions", "sure", "source"]]
+
+
+TABLES = {
+    "Communication volume": communication_volume,
+    "End to end": end_to_end,
+    "Claims": claims,
+}
+
+if __name__ == "__main__":
+    main("DSP: Dynamic Sequence Parallelism", TABLES)

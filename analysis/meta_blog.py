@@ -1,0 +1,175 @@
+"""Meta AI, "Significantly faster Vision Transformer training" (2022-05-05), beside a sweep.
+
+The blog prints seven figures; its per-technique waterfall, its points at 8, 16 and 32 GPUs, its model
+and whether 560 is per GPU or in total were never found, so those cells stay empty.
+
+    python -m analysis.meta_blog results/meta_speedups
+"""
+
+import pandas as pd
+from pandas import DataFrame
+
+from analysis.study import main, with_conditions
+from vitsweep.tables.budget import epoch_hours
+from vitsweep.tables.changes import with_changes
+from vitsweep.tables.load import Sweep
+from vitsweep.tables.optimizer_steps import optimizer_steps
+from vitsweep.tables.per_chip import per_chip
+from vitsweep.tables.published import beside, published
+from vitsweep.tables.scaling import scaling_efficiency
+from vitsweep.tables.waterfall import waterfall
+
+BLOG = "Meta AI blog"
+FIGURE = ["value", "unit", "conditions", "sure", "source"]
+SETTINGS = {
+    "batch560": "batch == 'blog_560' and precision != 'O3'",
+    "batch384_im256": "batch == 'blog_384_256px' and precision != 'O3'",
+    "full_fp16": "precision == 'O3'",
+}
+"""Published experiment -> the cells that may be it, together with all the other techniques."""
+OPTIMIZER = "family implementation optimizer_ms step_ratio step_time_ms speedup claim".split()
+
+
+def cumulative(sweep: Sweep) -> DataFrame:
+    """Each technique on top of those before it; nothing of this was published."""
+    steps = waterfall(sweep.runs, sweep.baselines)
+    measured = sweep.cells[["cell_id", "model_tflops_per_rank"]] if len(steps) else sweep.cells
+    columns = [
+        "kind",
+        "added",
+        "status",
+        "images_per_second",
+        "speedup",
+        "speedup_low",
+        "speedup_high",
+    ]
+    return (
+        steps.merge(measured, on="cell_id")
+        .reindex(columns=[*columns, "claim", "gain", "gain_claim", "model_tflops_per_rank"])
+        .assign(published_speedup=None)
+    )
+
+
+def settings(sweep: Sweep) -> DataFrame:
+    """The three settings with a published speedup; of several fitting cells the fullest one."""
+    changed = with_changes(sweep.cells).pipe(with_conditions)
+    rows = [_fullest(changed, which).assign(experiment=name) for name, which in SETTINGS.items()]
+    columns = [
+        "experiment",
+        "cell_id",
+        "images_per_second",
+        "speedup",
+        "speedup_low",
+        "speedup_high",
+    ]
+    measured = pd.concat(rows).reindex(columns=[*columns, "claim", "conditions"])
+    return beside(measured, _figures("speedup$"), on=["experiment"])
+
+
+def epochs(sweep: Sweep) -> DataFrame:
+    """Hours per ImageNet-1k epoch of the baseline and of the fastest cell."""
+    hours = epoch_hours(sweep.cells)
+    compared = hours[hours["speedup"].notna() & (hours["claim"] != "baseline")].head(1)
+    base = sweep.cells["baseline_cell_id"].iloc[0] if compared.empty else None
+    wanted = sweep.cells.set_index("cell_id")["baseline_cell_id"].reindex(compared["cell_id"])
+    baseline = hours[hours["cell_id"].isin([*wanted, base])].head(1)
+    measured = pd.concat(
+        [baseline.assign(system="ddp-baseline"), compared.assign(system="pycls-vit-optimized")]
+    ).merge(with_conditions(sweep.cells)[["cell_id", "conditions"]], on="cell_id")
+    figures = _figures("epoch_time", ["system", *FIGURE])
+    columns = [
+        "system",
+        "cell_id",
+        "epoch_hours",
+        "epoch_hours_low",
+        "epoch_hours_high",
+        "conditions",
+    ]
+    return beside(measured[columns], figures, on=["system"])
+
+
+def gpu_scaling(sweep: Sweep) -> DataFrame:
+    """Throughput by number of GPUs, and the speedup over DDP at the same number; published at 64."""
+    curve = scaling_efficiency(sweep.runs, sweep.baselines).pipe(with_conditions)
+    columns = [
+        "curve",
+        "world_size",
+        "images_per_second",
+        "images_per_second_per_rank",
+        "efficiency",
+    ]
+    measured = curve.reindex(columns=[*columns, "oversubscribed", "speedup", "conditions"])
+    figures = _figures("speedup_vs_ddp").assign(world_size=64).drop(columns="experiment")
+    return beside(measured.astype({"world_size": int}), figures, on=["world_size"])
+
+
+def chips(sweep: Sweep) -> DataFrame:
+    """Throughput per chip, the fastest cell of the fastest device beside the published ratio."""
+    table = per_chip(sweep.cells)
+    best = table["relative_throughput"] == table["relative_throughput"].max()
+    several = table["device"].nunique() > 1
+    measured = table.assign(
+        experiment=best.map({True: "per_chip_throughput", False: ""}) if several else ""
+    )
+    columns = [
+        "experiment",
+        "device",
+        "cell_id",
+        "images_per_second_per_rank",
+        "relative_throughput",
+    ]
+    return beside(
+        measured[[*columns, "reference"]], _figures("relative_throughput"), on=["experiment"]
+    )
+
+
+def optimizer_step(sweep: Sweep) -> DataFrame:
+    """The optimizer step of cells that change nothing else; published loop and foreach times."""
+    figures = (
+        published("pytorch PR", "optimizer_step")
+        .assign(family=lambda t: t["system"].str.extract(r"/(\w+)")[0].str.lower())
+        .pivot_table(
+            index=["family", "system", "source", "conditions", "sure"],
+            columns="metric",
+            values="number",
+        )
+        .reset_index()
+        .assign(implementation="foreach", step_ratio=lambda t: t["time_loop"] / t["time_foreach"])
+    )
+    changed = with_changes(sweep.cells)
+    alone = changed[[all(c.startswith("optimizer") for c in s) for s in changed["changes"]]]
+    return beside(optimizer_steps(alone)[OPTIMIZER], figures, on=["family", "implementation"])
+
+
+def accuracy(sweep: Sweep) -> DataFrame:
+    """Top-1 of every trained cell; the blog prints an upper bound for what full fp16 loses."""
+    trained = sweep.cells.reindex(columns=["cell_id", "precision", "accuracy_top1"]).dropna()
+    is_full = trained["precision"].astype(str) == "O3"
+    measured = trained.assign(experiment=is_full.map({True: "full_fp16", False: ""}))
+    return beside(measured, _figures("accuracy_drop"), on=["experiment"])
+
+
+def _figures(metric: str, columns: list[str] | None = None) -> DataFrame:
+    return published(BLOG, metric=metric)[columns or ["experiment", *FIGURE]]
+
+
+def _fullest(changed: DataFrame, which: str) -> DataFrame:
+    fitting = changed.astype({"batch": str, "precision": str}).query(which)
+    size = fitting["changes"].map(len)
+    return (
+        fitting.assign(_size=size).sort_values(["_size", "speedup"]).tail(1).drop(columns="_size")
+    )
+
+
+TABLES = {
+    "Techniques alone and cumulative": cumulative,
+    "Settings with a published speedup": settings,
+    "Hours per epoch": epochs,
+    "GPU scaling": gpu_scaling,
+    "Per chip": chips,
+    "Optimizer step": optimizer_step,
+    "Accuracy": accuracy,
+}
+
+if __name__ == "__main__":
+    main("Meta AI, Significantly faster Vision Transformer training", TABLES)

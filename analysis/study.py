@@ -1,0 +1,51 @@
+"""What all studies share: read the sweep that was named, print every table, say its conditions."""
+
+import sys
+from collections.abc import Callable, Mapping
+
+from pandas import DataFrame, Series
+from rich.console import Console
+
+from vitsweep.charts.caption import caption
+from vitsweep.tables.load import Sweep, read_sweep
+from vitsweep.tables.show import markdown
+from vitsweep.tables.words import as_text, number
+
+Table = Callable[[Sweep], DataFrame]
+
+
+def conditions(row: Series) -> str:
+    """Return what a measured row ran on, in the words of the `conditions` of published figures."""
+    parts = {
+        "": f"{row.get('world_size', '')}x{row.get('device', '')}",
+        "model": row.get("model"),
+        "images per step": row.get("images_per_step"),
+        "px": row.get("resolution_px"),
+        "tokens": row.get("num_tokens"),
+    }
+    return "; ".join(f"{name} {value}".strip() for name, value in parts.items())
+
+
+def with_conditions(cells: DataFrame) -> DataFrame:
+    """Add `conditions`, so that nobody compares a figure without seeing what differed."""
+    texts = [conditions(row) for _, row in cells.iterrows()]
+    return cells.assign(conditions=Series(texts, cells.index, dtype=object))
+
+
+def main(title: str, tables: Mapping[str, Table]) -> None:
+    """Print the tables of a study as Markdown for the sweep folders on the command line."""
+    console = Console(soft_wrap=True, highlight=False)
+    folders = sys.argv[1:] or ["analysis/sample"]
+    sweep = read_sweep(*folders)
+    console.print(f"# {title}\n\nMeasured: {', '.join(folders)}: {caption(sweep.cells)}\n")
+    for name, table in tables.items():
+        console.print(f"## {name}\n")
+        console.print(markdown(as_text(rounded(table(sweep)))), markup=False)
+
+
+def rounded(table: DataFrame) -> DataFrame:
+    """Return the table with fractional numbers as text in three digits, whole ones whole."""
+    floats = table.select_dtypes("floating")
+    whole = [c for c in floats if (floats[c].dropna() % 1 == 0).all()]
+    texts = {c: floats[c].map(number).astype(str) for c in floats if c not in whole}
+    return table.astype(dict.fromkeys(whole, "Int64")).assign(**texts)

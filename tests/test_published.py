@@ -1,0 +1,138 @@
+"""Every figure a source printed stands in its table with that source; nothing doubtful does."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import dsp, frontier, lasp, meta_blog, usp
+from analysis.study import rounded
+from tests import sample_sweep
+from vitsweep.tables.load import read_sweep
+from vitsweep.tables.published import SURENESS, conditions, published
+from vitsweep.tables.words import as_text
+
+STUDIES = {
+    "Meta AI blog|pytorch PR #": meta_blog,
+    "DSP|VideoSys": dsp,
+    "USP|yunchang|ring-flash|Ring Attention|DeepSpeed-Ulysses": usp,
+    "LASP": lasp,
+    "2405.15780|2311.02382": frontier,
+}
+
+
+@pytest.fixture(scope="session")
+def sweeps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweeps")
+    sample_sweep.write_all(folder)
+    return {name: read_sweep(folder / name) for name in ("speedups", "scaling", "sequences")}
+
+
+@pytest.mark.parametrize(("source", "study"), STUDIES.items(), ids=str)
+def test_every_printed_figure_appears_with_its_source(source, study, sweeps):
+    tables = [as_text(table(sweeps["speedups"])) for table in study.TABLES.values()]
+    rows = [" | ".join(row) for table in tables for row in table.to_numpy()]
+    missing = [
+        (figure.value, figure.source)
+        for figure in published(source).itertuples()
+        if not any(_holds(row, figure) for row in rows)
+    ]
+    assert not missing
+
+
+def _holds(row, figure):
+    values = {figure.value, str(figure.number).removesuffix(".0")}
+    cells = row.split(" | ")
+    return figure.source in cells and figure.sure in cells and any(v in cells for v in values)
+
+
+def test_the_seven_numbers_of_the_blog(sweeps):
+    settings = meta_blog.settings(sweeps["speedups"]).set_index("experiment")
+    assert settings["published_value"].to_dict() == {
+        "batch560": "1.51", "batch384_im256": "1.86", "full_fp16": "2.18"
+    }  # fmt: skip
+    rest = 0.96 * 1.08 * 1.01 * 1.05
+    assert settings.loc["full_fp16", "speedup"] == pytest.approx(1.6 * rest, rel=0.02)
+    assert settings.loc["batch560", "speedup"] == pytest.approx(1.3 * rest, rel=0.02)
+    hours = meta_blog.epochs(sweeps["speedups"]).set_index("system")["published_value"]
+    assert hours.to_dict() == {"ddp-baseline": "0.65", "pycls-vit-optimized": "0.43"}
+    scaling = meta_blog.gpu_scaling(sweeps["scaling"]).set_index("world_size")
+    assert scaling.loc[64, "published_value"] == "1.83"
+    assert scaling.drop(index=64)["published_value"].isna().all()
+    assert "4.05" in meta_blog.chips(sweeps["speedups"])["published_value"].tolist()
+
+
+def test_what_was_not_found_stays_empty(sweeps):
+    assert meta_blog.cumulative(sweeps["speedups"])["published_speedup"].isna().all()
+    volumes = dsp.communication_volume(sweeps["sequences"])
+    assert not volumes["published_value"].astype(str).str.contains("Megatron-LM").any()
+
+
+def test_doubtful_rows_are_left_out_unless_asked_for():
+    doubtful = published(doubtful=True).query("doubt.notna()")
+    assert sorted(doubtful["value"]) == ["0.39", "0.41", "0.44", "121.83", "129.44", "137.48"]
+    assert not published()["value"].isin(["121.83", "129.44", "137.48"]).any()
+
+
+def test_doubtful_figures_appear_in_no_table(sweeps):
+    for table in usp.TABLES.values():
+        text = as_text(table(sweeps["sequences"])).to_csv()
+        assert not any(value in text for value in ("121.83", "129.44", "137.48", ",86,"))
+
+
+def test_every_figure_says_how_sure_it_is_and_where_it_was_read():
+    figures = published(doubtful=True)
+    assert set(figures["sure"]) == set(SURENESS)
+    assert figures[["source", "where", "value"]].notna().all().all()
+    assert not figures["value"].str.contains("NOT FOUND").any()
+
+
+def test_conditions_become_columns():
+    text = "16xA800 (2 nodes); seq 64K; global_bs 1; tp 4; ulysses 2; ring 2"
+    assert conditions(text) == {
+        "gpus": 16, "gpu": "A800", "seq": 65536, "global_bs": 1, "tp": 4, "ulysses": 2, "ring": 2
+    }  # fmt: skip
+    assert conditions("2,048 AMD MI250X") == {"gpus": 2048}
+    assert conditions("sp=2; temporal=64") == {"sp": 2, "temporal": 64}
+    assert conditions("full FP16") == {}
+
+
+def test_digitised_ratios_agree_with_the_printed_extremes():
+    digitised = published("DSP v1 Fig. 3")
+    wide = digitised.pivot(index="conditions", columns="system", values="number")
+    ratio = wide["DSP"] / wide["DeepSpeed-Ulysses"]
+    # the abstract of the first version: +42.0 % to +216.8 %
+    assert (ratio.min(), ratio.max()) == pytest.approx((1.42, 3.168), abs=0.03)
+
+
+def test_measured_rows_stand_beside_published_ones(sweeps):
+    rows = usp.attention(sweeps["sequences"])
+    both = rows[rows["cell_id"].notna() & rows["published_iterations_per_second"].notna()]
+    assert set(both["seq"]) == {8192}
+    assert set(both["method"]) == {"ulysses", "ring"}
+    weak = frontier.batch_scaling(sweeps["scaling"]).set_index("gpus")
+    assert weak.loc[2048, "published_value"] == "94"
+    assert math.isnan(weak.loc[2048, "efficiency"])
+    assert weak.loc[8, "efficiency"].tolist() == pytest.approx([0.95**3] * 2, abs=0.02)
+    longest = lasp.longest_sequence(sweeps["sequences"]).set_index(["method", "gpus"])
+    assert longest.loc[("ulysses", 8), "max_sequence"] == 8192
+    assert longest.loc[("ulysses", 8), "out_of_memory_at"] == 16384
+
+
+def test_measured_conditions_are_printed_with_every_comparison(sweeps):
+    settings = meta_blog.settings(sweeps["speedups"])
+    assert settings["conditions"].str.contains("2xAMD EPYC 7B13; model vit_nano").all()
+    assert settings["published_conditions"].notna().all()
+
+
+def test_a_sweep_without_what_a_study_needs_gives_the_published_side_alone(sweeps):
+    for study in STUDIES.values():
+        for table in study.TABLES.values():
+            assert isinstance(table(sweeps["speedups"]), pd.DataFrame)
+            assert isinstance(table(sweeps["scaling"]), pd.DataFrame)
+
+
+def test_numbers_are_rounded_for_reading_only():
+    table = rounded(pd.DataFrame({"a": [1.23456, np.nan], "b": [8.0, np.nan]}))
+    assert as_text(table).to_numpy().tolist() == [["1.23", "8"], ["", ""]]
