@@ -8,7 +8,7 @@ from vitsweep.spec.technique import Memory
 if TYPE_CHECKING:
     from torch import nn
 
-    from vitsweep.spec.model_spec import ViTSpec
+    from vitsweep.spec.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class RecomputeBlocks(Memory):
         return become(model, RecomputedBlock)
 
     def recomputed_flops(
-        self, spec: "ViTSpec", resolution_px: int, pooling: Literal["token", "mean"]
+        self, spec: "ModelSpec", resolution_px: int, pooling: Literal["token", "mean"]
     ) -> int:
         """Count every product of a block but its last."""
         from vitsweep.model.flops import recomputed_block_flops

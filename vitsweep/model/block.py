@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitsweep.model.attention import Attention
-from vitsweep.spec.model_spec import ViTSpec
+from vitsweep.spec.model_spec import ModelSpec
 
 
 class Mlp(nn.Module):
@@ -23,7 +23,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Attention between tokens, then the MLP on each; norms come before, residuals around."""
 
-    def __init__(self, spec: ViTSpec, *, batch_first: bool) -> None:
+    def __init__(self, spec: ModelSpec, *, batch_first: bool) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(spec.width, eps=spec.norm_eps)
         self.attention: nn.Module = Attention(spec.width, spec.num_heads, batch_first=batch_first)

@@ -2,14 +2,22 @@
 
 from typing import TYPE_CHECKING
 
+from torch import nn
+
+from vitsweep.model.multidim import MultiDimViT
 from vitsweep.model.vit import ViT
+from vitsweep.spec.model_spec import ViTSpec
+from vitsweep.spec.multidim_spec import MultiDimSpec
 
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
 
 
-def build_model(cell: "CellSpec") -> ViT:
+def build_model(cell: "CellSpec") -> nn.Module:
     """Build the model that `cell` trains; on torch's default device, in its default dtype."""
+    if isinstance(cell.model, MultiDimSpec):
+        return MultiDimViT(cell.model, resolution_px=cell.batch.resolution_px)
+    assert isinstance(cell.model, ViTSpec)
     return ViT(
         cell.model,
         resolution_px=cell.batch.resolution_px,

@@ -25,6 +25,18 @@ def initialize(model: "ViT") -> None:
     It is truncated normal with 0.02 here, so that a wrong gradient shows in the first step; the
     first loss still lies near log(num_classes).
     """
+    initialize_blocks(model)
+    patch = model.embedding.patch
+    nn.init.trunc_normal_(patch.weight, std=sqrt(1 / patch.weight[0].numel()))
+    nn.init.normal_(model.embedding.position, std=0.02)
+    if model.embedding.class_token is not None:
+        nn.init.normal_(model.embedding.class_token, std=0.02)
+    nn.init.trunc_normal_(model.head.weight, std=0.02)
+
+
+@torch.no_grad()
+def initialize_blocks(model: nn.Module) -> None:
+    """Draw the weights of all attentions and MLPs; set the biases of all linears to zero."""
     for module in model.modules():
         if isinstance(module, Attention):
             for weight in (*module.qkv.weight.chunk(3), module.out.weight):
@@ -34,9 +46,3 @@ def initialize(model: "ViT") -> None:
             nn.init.xavier_uniform_(module.down.weight)
         if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
             nn.init.zeros_(module.bias)
-    patch = model.embedding.patch
-    nn.init.trunc_normal_(patch.weight, std=sqrt(1 / patch.weight[0].numel()))
-    nn.init.normal_(model.embedding.position, std=0.02)
-    if model.embedding.class_token is not None:
-        nn.init.normal_(model.embedding.class_token, std=0.02)
-    nn.init.trunc_normal_(model.head.weight, std=0.02)

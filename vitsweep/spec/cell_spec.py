@@ -10,7 +10,7 @@ from annotated_types import Ge
 from vitsweep.spec.batch import Batch
 from vitsweep.spec.measurement import Measurement
 from vitsweep.spec.mesh_shape import MeshShape
-from vitsweep.spec.model_spec import ViTSpec
+from vitsweep.spec.model_spec import ModelSpec
 from vitsweep.spec.resources import Resources
 from vitsweep.spec.task import Task
 from vitsweep.spec.technique import (
@@ -35,7 +35,7 @@ from vitsweep.spec.technique import (
 class CellSpec:
     """One combination of a sweep."""
 
-    model: ViTSpec
+    model: ModelSpec
     data: Data
     task: Task
     batch: Batch

@@ -1,14 +1,19 @@
 """Shapes of Vision Transformers, and what follows from them."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Gt
 
+if TYPE_CHECKING:
+    from vitsweep.spec.cell_spec import CellSpec
+
 
 @dataclass(frozen=True, kw_only=True)
-class ViTSpec:
-    """A plain pre-norm Vision Transformer (Dosovitskiy et al., arXiv:2010.11929).
+class ModelSpec(ABC):
+    """What all transformers here share: pre-norm blocks over patches.
 
     Attributes:
         depth: number of blocks.
@@ -18,8 +23,6 @@ class ViTSpec:
         patch_px: side of a patch in pixels.
         in_channels: channels of an image.
         num_classes: labels, or channels of the predicted field with `head=dense`.
-        tokens_per_channel: True gives every channel tokens of its own (as scientific ViTs do:
-            S = (H/p)(W/p) x channels), False folds the channels into the patch.
         head: `classify` reads one vector per image; `dense` predicts a field of the input's size.
         norm_eps: epsilon of LayerNorm.
     """
@@ -32,9 +35,60 @@ class ViTSpec:
     patch_px: Annotated[int, Gt(0)]
     in_channels: Annotated[int, Gt(0)]
     num_classes: Annotated[int, Gt(0)]
-    tokens_per_channel: bool
     head: Literal["classify", "dense"]
     norm_eps: float
+
+    @abstractmethod
+    def num_tokens(self, resolution_px: int, pooling: str) -> int:
+        """Tokens of one image or video as the blocks see them."""
+
+    @abstractmethod
+    def attended_tokens(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
+        """To how many tokens each token attends, block by block."""
+
+    @abstractmethod
+    def input_shape(self, resolution_px: int) -> tuple[int, ...]:
+        """Shape of one input without the batch: (C, H, W), or (C, frames, H, W)."""
+
+    @property
+    def num_sequence_axes(self) -> int:
+        """Axes along which tokens lie; 1 for a plain ViT."""
+        return 1
+
+    @property
+    def frames_per_input(self) -> int:
+        """Images of one input: 1, or the frames of a video."""
+        return 1
+
+    def has_class_token(self, pooling: str) -> bool:
+        """Whether a learned token goes in front of the patches."""
+        return False
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Yield reasons why this model cannot run in `cell`."""
+        frames, needed = getattr(cell.data, "num_frames", 1), self.frames_per_input
+        if frames != needed:
+            yield (
+                f"`data={cell.data.name}` gives {_images(frames)} and `model={self.name}` takes "
+                f"{_images(needed)}: use a `video_vit_*` with `model.frames=auto` for "
+                "`data=moving_digits` and `data=synthetic_video`, another model for images."
+            )
+
+
+def _images(frames: int) -> str:
+    return "single images" if frames == 1 else f"videos of {frames} frames"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTSpec(ModelSpec):
+    """A plain pre-norm Vision Transformer (Dosovitskiy et al., arXiv:2010.11929).
+
+    Attributes:
+        tokens_per_channel: True gives every channel tokens of its own (as scientific ViTs do:
+            S = (H/p)(W/p) x channels), False folds the channels into the patch.
+    """
+
+    tokens_per_channel: bool
 
     def num_patches(self, resolution_px: int) -> int:
         """Tokens of one image without the class token."""
@@ -43,4 +97,16 @@ class ViTSpec:
 
     def num_tokens(self, resolution_px: int, pooling: str) -> int:
         """Tokens of one image; one more where a class token is used."""
-        return self.num_patches(resolution_px) + (pooling == "token" and self.head == "classify")
+        return self.num_patches(resolution_px) + self.has_class_token(pooling)
+
+    def attended_tokens(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
+        """All of them, in every block."""
+        return (self.num_tokens(resolution_px, pooling),) * self.depth
+
+    def input_shape(self, resolution_px: int) -> tuple[int, ...]:
+        """One image."""
+        return (self.in_channels, resolution_px, resolution_px)
+
+    def has_class_token(self, pooling: str) -> bool:
+        """A dense head reads every token and needs no further one."""
+        return pooling == "token" and self.head == "classify"

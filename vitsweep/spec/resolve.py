@@ -31,9 +31,12 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
     _fill(resolved, "batch", "resolution_px", lambda: data.native_resolution_px)
     _fill(resolved, "model", "in_channels", lambda: data.num_channels)
     _fill(resolved, "model", "num_classes", lambda: data.num_classes)
+    _fill(resolved, "model", "frames", lambda: getattr(data, "num_frames", 1))
     _resolve_resources(resolved["resources"], machine)
     _resolve_precision(resolved["precision"], resolved["resources"]["device"])
-    _fill(resolved, "optimizer", "eps", lambda: 1e-4 if _all_float16(resolved["precision"]) else 1e-8)
+    _fill(
+        resolved, "optimizer", "eps", lambda: 1e-4 if _all_float16(resolved["precision"]) else 1e-8
+    )
     keeps_views = getattr(
         target_class(resolved["optimizer"], "optimizer"), "keeps_gradient_views", 0
     )

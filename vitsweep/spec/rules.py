@@ -3,11 +3,20 @@
 from collections.abc import Iterator
 
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.mesh_shape import TOKEN_AXES
 
 
 def conflicts(cell: CellSpec) -> list[str]:
     """Return all reasons why a cell cannot run; empty means that it can."""
-    own = [_mesh(cell), _devices(cell), _shapes(cell), _batch(cell), cell.data.conflicts(cell)]
+    own = [
+        _mesh(cell),
+        _axes(cell),
+        _devices(cell),
+        _shapes(cell),
+        _batch(cell),
+        cell.model.conflicts(cell),
+        cell.data.conflicts(cell),
+    ]
     chosen = [technique.conflicts(cell) for technique in cell.techniques.values()]
     return list(dict.fromkeys(reason for reasons in own + chosen for reason in reasons))
 
@@ -22,6 +31,20 @@ def _mesh(cell: CellSpec) -> Iterator[str]:
             f"`resources.ranks_per_node={cell.resources.ranks_per_node}`): "
             "choose degrees whose product divides it."
         )
+
+
+def _axes(cell: CellSpec) -> Iterator[str]:
+    """A degree that no technique uses would make ranks compute the same thing twice."""
+    used = {axis for technique in cell.techniques.values() for axis in technique.axes}
+    for axis in ("pipeline", *TOKEN_AXES, "tensor"):
+        degree = getattr(cell.mesh, axis)
+        if degree > 1 and axis not in used:
+            group = "sequence_parallel" if axis in TOKEN_AXES else f"{axis}_parallel"
+            yield (
+                f"`mesh.{axis}={degree}` is used by no chosen technique "
+                f"(`{group}={getattr(cell, group).name}`): leave it at auto, or choose another "
+                f"`{group}`."
+            )
 
 
 def _devices(cell: CellSpec) -> Iterator[str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from vitsweep.spec.cell_spec import CellSpec
-    from vitsweep.spec.model_spec import ViTSpec
+    from vitsweep.spec.model_spec import ModelSpec
     from vitsweep.world import World
 
 DType = Literal["float64", "float32", "float16", "bfloat16"]
@@ -42,6 +42,13 @@ class Technique(ABC):
         A sentence names the knob as typed, the value, the rule, and the way out.
         """
         return iter(())
+
+    def plain_twin(self, model: "nn.Module") -> "nn.Module":
+        """Let a plain model in one process compute what this technique does, if it changes that.
+
+        The result is what the technique is proved equal to; nothing is to be done by most.
+        """
+        return model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +96,7 @@ class Sharding(Technique):
 
     @abstractmethod
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
-        """Wrap `model` so that its gradients are averaged over `world.data_parallel_size` ranks."""
+        """Wrap `model` so that its gradients are averaged over `world.gradient_group()`."""
 
     def build_optimizer(
         self,
@@ -153,6 +160,10 @@ class AttentionKernel(Technique):
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Replace the `attend` seam (or the attention module) of every block."""
 
+    def plain_twin(self, model: "nn.Module") -> "nn.Module":
+        """Put in an attention that is another function; kernels of softmax have the plain one."""
+        return self.apply(model) if self.changes_model else model
+
 
 class SequenceParallel(Technique):
     """Splits the tokens of one image over mesh axes."""
@@ -186,7 +197,7 @@ class Memory(Technique):
         return model
 
     def recomputed_flops(
-        self, spec: "ViTSpec", resolution_px: int, pooling: Literal["token", "mean"]
+        self, spec: "ModelSpec", resolution_px: int, pooling: Literal["token", "mean"]
     ) -> int:
         """FLOPs of one image that the backward pass repeats; counts for the HFU (`model.flops`)."""
         return 0
