@@ -10,10 +10,9 @@ def share(length: int, ranks: int) -> int:
     return -(-length // ranks)
 
 
-def real(length: int, ranks: int, rank: int) -> int:
-    """How much of a rank's part is no padding."""
-    own = share(length, ranks)
-    return min(own, max(0, length - rank * own))
+def real(length: int, part: int, index: int) -> int:
+    """How much of the part number `index`, each `part` long, is no padding."""
+    return min(part, max(0, length - index * part))
 
 
 def pad(x: Tensor, axis: int, ranks: int) -> Tensor:

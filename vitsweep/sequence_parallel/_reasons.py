@@ -21,3 +21,24 @@ def heads_reasons(cell: "CellSpec", name: str) -> Iterator[str]:
             f"`sequence_parallel={name}` gives whole heads to each rank. Try `mesh.ulysses={fits}`, "
             "or `sequence_parallel=ring`, which has no such limit."
         )
+
+
+def kernel_reasons(cell: "CellSpec", name: str) -> Iterator[str]:
+    """A ring merges blocks by their logsumexp, which few kernels give."""
+    kernel = cell.attention.name
+    if kernel not in ("sdpa_auto", "sdpa_flash", "sdpa_causal", "mha_module"):
+        yield (
+            f"`sequence_parallel={name}` merges blocks by the logsumexp of their scores, which "
+            f"`attention={kernel}` does not give: use `attention=sdpa_auto` or `sdpa_flash`, "
+            "or `sequence_parallel=ulysses`, which runs any kernel."
+        )
+
+
+def order_reasons(cell: "CellSpec", name: str, order: str) -> Iterator[str]:
+    """Zigzag helps where there is something to balance."""
+    if order == "zigzag" and not getattr(cell.attention, "causal", False):
+        yield (
+            f"`sequence_parallel.order=zigzag` balances the work under a causal mask, but "
+            f"`attention={cell.attention.name}` has none: use `sequence_parallel.order=contiguous` "
+            f"with `sequence_parallel={name}`, or `attention=sdpa_causal`."
+        )

@@ -2,16 +2,21 @@
 
 from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import Tensor, cat, nn
 from torch.distributed import ProcessGroup
 
+from vitsweep.collectives.lengths import pad, share
 from vitsweep.collectives.shards import gather, split
 from vitsweep.model.attention import Attend
 from vitsweep.model.tokens import TokenAxis, attentions_along
 
 
 def deal_tokens(
-    model: nn.Module, at_first: TokenAxis, at_last: TokenAxis, group: ProcessGroup
+    model: nn.Module,
+    at_first: TokenAxis,
+    at_last: TokenAxis,
+    group: ProcessGroup,
+    zigzag_ranks: int = 0,
 ) -> None:
     """Let blocks and the last norm work on this rank's tokens; embedding and head see all of them.
 
@@ -20,13 +25,21 @@ def deal_tokens(
         at_first: axis along which the first block finds the tokens sharded.
         at_last: the same after the last block.
         group: ranks that share the tokens of an image.
+        zigzag_ranks: length of the ring over which parts are dealt out from both ends; 0 deals them
+            out in their order.
     """
 
     def deal(module: nn.Module, inputs: object, tokens: Tensor) -> Tensor:
+        if zigzag_ranks:
+            tokens = to_zigzag(pad(tokens, at_first.axis, 2 * group.size()), at_first, zigzag_ranks)
         return split(tokens, at_first.axis, group)
 
     def collect(module: nn.Module, inputs: object, tokens: Tensor) -> Tensor:
-        return gather(tokens, *at_last, group)
+        if not zigzag_ranks:
+            return gather(tokens, *at_last, group)
+        padded = 2 * group.size() * share(at_last.length, 2 * group.size())
+        tokens = gather(tokens, at_last.axis, padded, group)
+        return from_zigzag(tokens, at_last, zigzag_ranks).narrow(at_last.axis, 0, at_last.length)
 
     # Hooks, because the model knows nothing of techniques and no name of a parameter may change.
     model.embedding.register_forward_hook(deal)  # type: ignore[union-attr]
@@ -39,3 +52,18 @@ def replace_attend(
     """Give every attention along the sharded axis another `attend`, made from its own."""
     for attention in attentions_along(model, along.axis):
         attention.attend = replacement(attention.attend)
+
+
+def to_zigzag(x: Tensor, along: TokenAxis, ranks: int) -> Tensor:
+    """Order 2 n equal parts as 0, 2n-1, 1, 2n-2, ...: under a causal mask all pairs cost alike.
+
+    (USP, arXiv:2405.07719, algorithm 2; zhuzilin/ring-flash-attention.)
+    """
+    parts = x.chunk(2 * ranks, along.axis)
+    return cat([parts[i] for r in range(ranks) for i in (r, 2 * ranks - 1 - r)], along.axis)
+
+
+def from_zigzag(x: Tensor, along: TokenAxis, ranks: int) -> Tensor:
+    """Undo `to_zigzag`."""
+    parts = x.chunk(2 * ranks, along.axis)
+    return cat([*parts[0::2], *reversed(parts[1::2])], along.axis)

@@ -1,0 +1,54 @@
+"""Sequence parallelism equals one process, to the last digit, odd sizes and masks included."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.equivalence import differences
+from tests.sequence_parallel.cases import AXIAL, VIDEO, answers, cell
+from tests.sequence_parallel.equal import pass_differences
+
+CAUSAL = ("attention=sdpa_causal", "classifier=pooled")
+ZIGZAG = (*CAUSAL, "sequence_parallel.order=zigzag")
+CASES = [
+    ("sequence_parallel=ulysses",),
+    ("sequence_parallel=ulysses", "classifier=pooled", "layout=batch_second"),
+    ("sequence_parallel=ulysses", *CAUSAL),
+    ("sequence_parallel=ulysses", *VIDEO),
+    ("sequence_parallel=ulysses", *AXIAL),
+    ("sequence_parallel=ring",),
+    ("sequence_parallel=ring", "layout=batch_second"),
+    ("sequence_parallel=ring", *CAUSAL),
+    ("sequence_parallel=ring", *ZIGZAG),
+    ("sequence_parallel=ring", *VIDEO),
+    ("sequence_parallel=ring", *AXIAL),
+    ("sequence_parallel=usp",),
+    ("sequence_parallel=usp", *ZIGZAG),
+    ("sequence_parallel=usp", *VIDEO),
+    ("sequence_parallel=dsp", *VIDEO),
+    ("sequence_parallel=dsp", *AXIAL),
+]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_output_and_all_gradients_equal_one_process(ranks: int, tmp_path: Path) -> None:
+    cells = [cell(ranks, *case) for case in CASES]
+    for name, apart in answers(pass_differences, cells, tmp_path):
+        assert max(apart["output"], apart["input"], apart["weights"]) < 1e-10, (name, apart)
+        assert apart["scale"] > 1e-3, name
+
+
+SHARDINGS = ["ddp", "zero1", "zero2", "fsdp"]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_training_equals_one_process_under_every_sharding(ranks: int, tmp_path: Path) -> None:
+    rounds = (
+        (*case, f"sharding={SHARDINGS[i % 4]}", f"memory={memory}")
+        for i, case in enumerate(CASES)
+        for memory in [("keep_all", "recompute_blocks", "recompute_selected")[i % 3]]
+    )
+    for name, apart in answers(differences, [cell(ranks, *c) for c in rounds], tmp_path):
+        assert apart["loss"] < 1e-10, (name, apart)
+        assert apart["weights"] < 1e-9, (name, apart)
+        assert apart["moved"] > 1e-3, (name, apart)
