@@ -1,7 +1,5 @@
 """Who else uses the machine while a run is timed."""
 
-import os
-
 import psutil
 import torch
 
@@ -36,8 +34,17 @@ class Neighbours:
 
 
 def _own_seconds() -> float:
-    times = os.times()
-    return times.user + times.system
+    """CPU time of this rank and of its loader workers."""
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(_cpu_seconds(process) for process in family)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
 
 
 def _busy(times: psutil._pslinux.scputimes) -> float:

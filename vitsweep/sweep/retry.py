@@ -26,7 +26,7 @@ def retry_arguments(arguments: Sequence[str]) -> list[str]:
     commands = [c["command"] for c in Store(folder).commands()]
     if not commands:
         raise VitsweepError(f"There is no sweep `{name}` under `results/`.")
-    again = f"+sweep.retry=[{','.join(statuses)}]"
+    again = f"sweep.retry=[{','.join(statuses)}]"
     return ["-m", *_overrides_of(commands[-1]), *extra, again]
 
 

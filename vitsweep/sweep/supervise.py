@@ -31,12 +31,13 @@ PRELOADED = (
     "torch._dynamo",
     "vitsweep.cell",
     "vitsweep.sweep.worker",
-    "sklearn.datasets",
     "scipy.stats",
 )
 """Imported once by the fork server, which runs no tensor operation: a child forked after one hangs."""
 GRACE_SECONDS = 2.0
 """After the first rank has failed, the others get this long to fail by themselves and say why."""
+PROFILER_NOISE = "USDT:"
+"""The profiler notes its start and stop on stderr and cannot be told not to."""
 LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
 
 Context = ForkServerContext | SpawnContext
@@ -44,9 +45,6 @@ Context = ForkServerContext | SpawnContext
 
 def fork_server() -> ForkServerContext:
     """Start (or reach) the process that has imported torch; every run is forked from it."""
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "5"
-    )  # the profiler's own messages in every rank's log
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
@@ -82,7 +80,7 @@ def supervise(request: RunRequest, cell: CellSpec) -> RunRecord:
     ranks = cell.resources.world_size
     _note(request, "start", ranks=ranks)
     processes = [
-        context.Process(target=rank_main, args=(request, rank, rank), daemon=True)
+        context.Process(target=rank_main, args=(request, rank, rank))  # may start loader workers
         for rank in range(ranks)
     ]
     try:
@@ -187,7 +185,8 @@ def _failures(folder: Path) -> list[dict[str, Any]]:
 
 def _drop_empty_logs(folder: Path) -> None:
     for log in folder.glob("rank*.log"):
-        if not log.stat().st_size:
+        lines = log.read_text(errors="replace").splitlines()
+        if all(line.startswith(PROFILER_NOISE) for line in lines):
             log.unlink()
     if folder.exists() and not any(folder.iterdir()):
         folder.rmdir()

@@ -1,0 +1,79 @@
+"""Techniques that do to a rank what happens on real machines."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitsweep.spec.technique import Memory, SequenceParallel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault(SequenceParallel):
+    """Something happens to one rank while the model is being parallelized."""
+
+    rank: int
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        if world.rank == self.rank:
+            self.strike()
+        return model
+
+    def strike(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raise(Fault):
+    def strike(self) -> None:
+        raise KeyError("a bug in a technique")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill(Fault):
+    def strike(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave(Fault):
+    def strike(self) -> None:
+        os._exit(9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang(Fault):
+    def strike(self) -> None:
+        time.sleep(3600)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(Fault):
+    """Takes its time, so that a test can act while a run goes on."""
+
+    def strike(self) -> None:
+        time.sleep(1.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled(Memory):
+    """A wrong technique: it doubles the gradients of the head."""
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        model.head.weight.register_hook(lambda gradient: 2 * gradient)
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploding(Memory):
+    """A model whose output becomes inf."""
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        model.head.register_forward_hook(lambda module, inputs, output: output / 0)
+        return model

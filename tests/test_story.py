@@ -1,0 +1,88 @@
+"""From the command line to the chart, and the same command again."""
+
+import json
+
+import pandas as pd
+
+from tests.command import Command
+
+SWEEP = ("-m", "precision=fp32,O1", "sharding=ddp,fsdp", "measurement.blocks=3", "measurement.prove=twin")
+
+
+def test_a_sweep_ends_in_a_table_charts_and_a_report(vitsweep: Command) -> None:
+    done = vitsweep(*SWEEP)
+
+    assert done.returncode == 0, done.stderr
+    assert "Report: results/default/report/index.html" in done.stdout
+    cells = vitsweep.cells().set_index(["precision", "sharding"])
+    assert (cells["status"] == "measured").all()
+    assert (cells["blocks"] == 3).all()
+    assert cells.loc[("fp32", "ddp"), "speedup"] == 1
+    fastest = cells.loc[("fp32", "fsdp")]
+    assert fastest["speedup_low"] < fastest["speedup"] < fastest["speedup_high"]
+    assert cells["proved"].str.startswith("twin").all()
+    root = vitsweep.store.root
+    page = (root / "report" / "index.html").read_text()
+    assert "<svg" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert list((root / "report").glob("*.png"))
+    assert {p.name for p in vitsweep.folder.iterdir()} == {"results"}
+
+
+def test_the_same_command_again_runs_nothing_and_a_wider_one_only_what_is_new(vitsweep: Command) -> None:
+    vitsweep("-m", "sharding=ddp")
+    first = vitsweep.runs()
+
+    again = vitsweep("-m", "sharding=ddp")
+    assert "measured already" in again.stdout
+    assert len(vitsweep.runs()) == len(first) == 1
+
+    wider = vitsweep("-m", "sharding=ddp,fsdp")
+    assert wider.returncode == 0, wider.stderr
+    runs = vitsweep.runs()
+    new = runs[~runs["run_id"].isin(first["run_id"])]
+    # the new cell brings its baseline along: their ratio is taken within one block
+    assert sorted(new["sharding"]) == ["ddp", "fsdp"]
+    assert new["block"].nunique() == 1
+
+
+def test_every_block_holds_every_cell_and_the_baseline_in_changing_order(vitsweep: Command) -> None:
+    vitsweep("-m", "optimizer=adamw_foreach,adamw_fused", "measurement.blocks=6")
+    runs = vitsweep.runs()
+
+    orders = {
+        tuple(block.sort_values("position")["optimizer"]) for _, block in runs.groupby("block")
+    }
+    assert all(sorted(o) == ["adamw_foreach", "adamw_fused", "adamw_loop"] for o in orders)
+    assert len(orders) > 1  # six equal draws of six orders: one in 7,776
+    assert runs["block"].nunique() == 6
+
+
+def test_what_was_frozen_and_recorded_is_complete(vitsweep: Command) -> None:
+    vitsweep("precision=O1")
+    store = vitsweep.store
+    runs = list(store.runs())
+
+    assert {run.cell_id for run in runs} == {c["cell_id"] for c in map(store.frozen, _cells(vitsweep))}
+    for run in runs:
+        assert run.samples["step_time_ms"]
+        assert run.environment["torch"]
+        assert run.metrics["gradient_bytes_per_step"] > 0
+    command = json.loads((store.root / "commands.jsonl").read_text())
+    assert command["command"].startswith("python -m vitsweep precision=O1")
+    samples = pd.read_parquet(store.root / "samples.parquet")
+    assert set(samples.columns) >= {"block", "rank", "step", "step_time_ms", "warm_up", "skipped"}
+
+
+def test_plan_trains_nothing_and_says_what_would_run(vitsweep: Command) -> None:
+    planned = vitsweep("plan", "-m", "sharding=ddp,fsdp,hsdp")
+
+    assert planned.returncode == 0, planned.stderr
+    assert "runnable 2" in planned.stdout
+    assert "invalid 1" in planned.stdout
+    assert "at least 2 replicas" in planned.stdout
+    assert not (vitsweep.folder / "results").exists()
+
+
+def _cells(vitsweep: Command) -> list[str]:
+    return [folder.name for folder in vitsweep.store.cells.iterdir()]
