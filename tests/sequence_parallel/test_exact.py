@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.equivalence import differences
 from tests.sequence_parallel.cases import AXIAL, VIDEO, answers, cell
-from tests.sequence_parallel.equal import pass_differences
+from tests.sequence_parallel.equal import pass_differences, training_differences
 
 CAUSAL = ("attention=sdpa_causal", "classifier=pooled")
 ZIGZAG = (*CAUSAL, "sequence_parallel.order=zigzag")
@@ -27,6 +26,12 @@ CASES = [
     ("sequence_parallel=usp", *VIDEO),
     ("sequence_parallel=dsp", *VIDEO),
     ("sequence_parallel=dsp", *AXIAL),
+    ("tensor_parallel=megatron",),
+    ("tensor_parallel=megatron", *VIDEO),
+    ("sequence_parallel=megatron_sp",),
+    ("sequence_parallel=megatron_sp", "classifier=pooled", "layout=batch_second"),
+    ("sequence_parallel=megatron_sp", *VIDEO),
+    ("sequence_parallel=megatron_sp", *AXIAL),
 ]
 
 
@@ -48,7 +53,7 @@ def test_training_equals_one_process_under_every_sharding(ranks: int, tmp_path: 
         for i, case in enumerate(CASES)
         for memory in [("keep_all", "recompute_blocks", "recompute_selected")[i % 3]]
     )
-    for name, apart in answers(differences, [cell(ranks, *c) for c in rounds], tmp_path):
+    for name, apart in answers(training_differences, [cell(ranks, *c) for c in rounds], tmp_path):
         assert apart["loss"] < 1e-10, (name, apart)
         assert apart["weights"] < 1e-9, (name, apart)
         assert apart["moved"] > 1e-3, (name, apart)

@@ -53,7 +53,7 @@ class _Gather(torch.autograd.Function):
         return raw.all_gather(x, axis, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         own = gradient.narrow(ctx.axis, ctx.group.rank() * ctx.own, ctx.own)
         return own * ctx.group.size(), None, None
 
@@ -65,5 +65,5 @@ class _AllToAll(torch.autograd.Function):
         return raw.all_to_all(x, split, concatenate, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return raw.all_to_all(gradient, *ctx.axes, ctx.group), None, None, None

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from vitsweep.collectives import raw
+from vitsweep.collectives.lengths import pad
 
 
 def enter(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -33,6 +34,16 @@ def leave_scattering(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
     return _Deal.apply(x, axis, group)
 
 
+def split_alike(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
+    """Keep own part of what all ranks compute alike; backward joins their gradients."""
+    return _Own.apply(pad(x, axis, group.size()), axis, group)
+
+
+def join_alike(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
+    """Join parts for what all ranks compute alike; backward keeps the own part of the gradient."""
+    return _JoinAlike.apply(x, axis, group)
+
+
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
@@ -40,7 +51,7 @@ class _Enter(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return raw.all_reduce(gradient, ctx.group), None
 
 
@@ -50,7 +61,7 @@ class _Leave(torch.autograd.Function):
         return raw.all_reduce(x, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return gradient, None
 
 
@@ -61,7 +72,7 @@ class _Join(torch.autograd.Function):
         return raw.all_gather(x, axis, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return raw.reduce_scatter(gradient, ctx.axis, ctx.group), None, None
 
 
@@ -72,5 +83,28 @@ class _Deal(torch.autograd.Function):
         return raw.reduce_scatter(x, axis, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return raw.all_gather(gradient, ctx.axis, ctx.group), None, None
+
+
+class _Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
+        ctx.axis, ctx.group = axis, group
+        return x.chunk(group.size(), axis)[group.rank()].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return raw.all_gather(gradient, ctx.axis, ctx.group), None, None
+
+
+class _JoinAlike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
+        ctx.axis, ctx.group = axis, group
+        return raw.all_gather(x, axis, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        own = gradient.chunk(ctx.group.size(), ctx.axis)[ctx.group.rank()]
+        return own.contiguous(), None, None

@@ -96,7 +96,7 @@ class _Ring(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         q, kv, out, lse = ctx.saved_tensors
         parts, kernel, group = ctx.ring
         wide = torch.promote_types(q.dtype, torch.float32)

@@ -1,0 +1,38 @@
+"""Megatron's tensor parallelism: heads and hidden units over ranks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vitsweep.spec.split_reasons import split_reasons
+from vitsweep.spec.technique import TensorParallel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Megatron(TensorParallel):
+    """qkv and `up` split by columns, `out` and `down` by rows (Shoeybi et al., arXiv:1909.08053).
+
+    Two all-reduces of the activations per block forward and two backward. Norms, embedding and head
+    are whole on every rank. Written by hand rather than with DTensor: parameters stay plain
+    tensors, which every sharding and optimizer takes.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("tensor",)
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Whole heads and equal parts of the MLP."""
+        yield from split_reasons(cell, f"tensor_parallel={self.name}")
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Split the linears of every block."""
+        from vitsweep.collectives.matrices import Replicated
+        from vitsweep.model.split import split_blocks
+
+        boundary = Replicated(world.axis("tensor").get_group())
+        return split_blocks(model, lambda block: boundary)
