@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitsweep.sweep.supervise import fork_server, rendezvous
+from vitsweep.sweep.ranks import fork_server, rendezvous
 from vitsweep.world import World
 
 SECONDS_AT_MOST = 300
@@ -27,7 +27,9 @@ def on_ranks(
     with rendezvous() as init_method:
         processes = [
             fork_server().Process(
-                target=_rank, args=(function, cell, rank, init_method, arguments, folder), daemon=True
+                target=_rank,
+                args=(function, cell, rank, init_method, arguments, folder),
+                daemon=True,
             )
             for rank in range(world_size)
         ]

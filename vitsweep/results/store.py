@@ -1,8 +1,11 @@
 """A sweep folder: `cells/` is the truth, the parquet files are views of it."""
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
+import socket
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,6 +94,18 @@ class Store:
         write_atomically(path, run.to_json())
         return path
 
+    def publish(self, run: RunRecord) -> RunRecord:
+        """Write the record of a run that has none yet; return the one that stands.
+
+        The first record of a run stands: a rank that outlived the death of its job is too late.
+        """
+        path = self.cell(run.cell_id) / "runs" / f"{run.run_id}.json"
+        if not write_once(path, run.to_json()):
+            with contextlib.suppress(ValueError):
+                return RunRecord.from_json(path.read_text())
+            self.save_run(run)  # what stood there was damaged
+        return run
+
     def runs(self) -> Iterator[RunRecord]:
         """Yield every readable run record; damaged ones are named in a warning and left out.
 
@@ -136,6 +151,23 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def write_once(path: Path, text: str) -> bool:
+    """Write atomically unless the file exists; False if it does. One of several writers wins."""
+    draft = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.once")
+    write_atomically(draft, text)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP) or path.exists():
+            raise
+        draft.replace(path)  # a file system without hard links: as good as it gets there
+    finally:
+        draft.unlink(missing_ok=True)
+    return True
 
 
 def append_line(path: Path, entry: dict[str, Any]) -> None:

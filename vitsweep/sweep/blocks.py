@@ -36,7 +36,7 @@ def blocks(roster: Roster, missing: Mapping[str, int], cells_per_block: int) -> 
     order = random.Random(secrets.randbits(64))
     for round_ in range(max(missing.values(), default=0)):
         lacking = [e for e in roster.runnable if missing.get(e.cell_id, 0) > round_]
-        for members in _comparisons(lacking, cells_per_block):
+        for members in comparisons(lacking, cells_per_block):
             needed = {e.cell_id: e for e in members}
             needed |= {b: roster.entries[b] for e in members if (b := e.baseline_id)}
             shuffled = list(needed.values())
@@ -44,7 +44,7 @@ def blocks(roster: Roster, missing: Mapping[str, int], cells_per_block: int) -> 
             yield Block(secrets.token_hex(5), tuple(shuffled))
 
 
-def _comparisons(entries: list[Entry], size: int) -> Iterator[list[Entry]]:
+def comparisons(entries: list[Entry], size: int) -> Iterator[list[Entry]]:
     """Keep cells with the same baseline together; a baseline alone joins its own cells."""
     groups: dict[str | None, list[Entry]] = {}
     for entry in entries:

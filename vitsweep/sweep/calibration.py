@@ -5,7 +5,7 @@ from typing import Any
 
 from vitsweep.results.store import Store, append_line, read_lines, write_atomically
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.sweep.supervise import fork_server, rendezvous
+from vitsweep.sweep.ranks import fork_server, rendezvous
 
 SECONDS_AT_MOST = 120
 SAME_ALLOCATION_S = 3600

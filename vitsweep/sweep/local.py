@@ -23,9 +23,10 @@ from vitsweep.sweep.finish import finish
 from vitsweep.sweep.make import freeze, open_store, roster_of
 from vitsweep.sweep.missing import Known, known
 from vitsweep.sweep.progress import Progress, labels
+from vitsweep.sweep.ranks import rendezvous
 from vitsweep.sweep.request import RunRequest
 from vitsweep.sweep.roster import Entry, Roster
-from vitsweep.sweep.supervise import rendezvous, supervise
+from vitsweep.sweep.supervise import supervise
 
 
 def launch(

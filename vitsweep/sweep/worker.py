@@ -33,8 +33,8 @@ PR_SET_PDEATHSIG = 1
 def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     """Run one rank to its end; the process exits with 0 only if it has done all its work.
 
-    Rank 0 writes the record of a measured run. Any rank that fails leaves `failure-<rank>.json`
-    for the supervisor, which writes the record then.
+    Rank 0 leaves the record of a measured run in the run's folder; the supervisor publishes it when
+    all ranks have ended well. Any rank that fails leaves `failure-<rank>.json` for the supervisor.
     """
     _die_with_parent()
     request.folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,9 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     try:
         cell = read_cell(Store(request.sweep_folder), request.cell_id)
         with joined_world(cell, rank, local_rank, request.init_method) as world:
-            _run_and_record(request, cell, world)
+            record = _record(request, cell, world)
+            if record is not None:
+                write_atomically(request.folder / "record.json", record.to_json())
     except BaseException as error:  # whatever it is, the supervisor must know why
         _leave_failure(request, rank, error)
         _exit_now(1)
@@ -59,11 +61,14 @@ def rank_here(request: RunRequest, cell: CellSpec, rank: int, local_rank: int) -
     with joined_world(cell, rank, local_rank, request.init_method) as world:
         name = [f"in-place-{secrets.token_hex(4)}"]
         dist.broadcast_object_list(name)
-        _run_and_record(replace(request, run_id=name[0], block=name[0]), cell, world)
+        record = _record(replace(request, run_id=name[0], block=name[0]), cell, world)
+        if record is not None:
+            Store(request.sweep_folder).publish(record)
     return f"cell {cell.cell_id}, run {name[0]}: measured"
 
 
-def _run_and_record(request: RunRequest, cell: CellSpec, world: World) -> None:
+def _record(request: RunRequest, cell: CellSpec, world: World) -> RunRecord | None:
+    """Run the cell; return its record on rank 0, None on the others."""
     from vitsweep.cell import Around, run_cell
     from vitsweep.measure.clock import now
 
@@ -73,23 +78,21 @@ def _run_and_record(request: RunRequest, cell: CellSpec, world: World) -> None:
     )
     summary = run_cell(cell, world, around)
     if world.rank:
-        return
+        return None
     times = {"started_at": started_at, "run_seconds": round(time.time() - begin, 3)}
-    Store(request.sweep_folder).save_run(
-        RunRecord(
-            run_id=request.run_id,
-            sweep=request.sweep_folder.name,
-            cell_id=request.cell_id,
-            block=request.block,
-            position=request.position,
-            attempt=request.attempt,
-            status=Status.measured,
-            spec=flatten(cell),
-            metrics=summary.metrics,
-            validity=summary.validity,
-            environment=summary.environment | dict(request.environment) | times,
-            samples=summary.samples,
-        )
+    return RunRecord(
+        run_id=request.run_id,
+        sweep=request.sweep_folder.name,
+        cell_id=request.cell_id,
+        block=request.block,
+        position=request.position,
+        attempt=request.attempt,
+        status=Status.measured,
+        spec=flatten(cell),
+        metrics=summary.metrics,
+        validity=summary.validity,
+        environment=summary.environment | dict(request.environment) | times,
+        samples=summary.samples,
     )
 
 
