@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from vitsweep.collectives.matrices import split_over_ranks
+
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return parameters in two groups: matrices with weight decay, everything else without.
@@ -11,14 +13,20 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     Norms, biases, position embeddings and class tokens do not decay (pycls and timm do the same
     for norms and biases; DeiT, arXiv:2012.12877, for embeddings and tokens too). A matrix is what
     has at least two axes and a name that ends in `weight`. Works on wrapped and sharded models.
+
+    Parts of matrices that are split over tensor ranks form groups of their own, marked by
+    `split_over_tensor`: a norm over all parameters adds them up over these ranks.
     """
-    decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
+    split = split_over_ranks(model)
+    found: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (decayed if parameter.ndim > 1 and name.endswith("weight") else kept).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": kept, "weight_decay": 0.0},
+            decays = parameter.ndim > 1 and name.endswith("weight")
+            found.setdefault((name in split, decays), []).append(parameter)
+    order = ((False, True), (False, False), (True, True), (True, False))
+    return [
+        {"params": found[key], "weight_decay": weight_decay if key[1] else 0.0}
+        | ({"split_over_tensor": True} if key[0] else {})
+        for key in order
+        if key in found  # a pipeline stage may lack one
     ]
-    return [group for group in groups if group["params"]]  # a pipeline stage may lack one

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
+from vitsweep.training.clip import clip_gradients
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
 from vitsweep.world import World
@@ -111,8 +112,7 @@ class Trainee:
     def _clip(self) -> None:
         limit = self.cell.optimizer.clip_norm
         if limit is not None:
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, limit)
+            clip_gradients(self.optimizer.param_groups, limit, self.world)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self.plan.autocast_dtype is None:

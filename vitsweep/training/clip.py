@@ -1,0 +1,48 @@
+"""Clipping by the norm of all gradients, where no rank has all of them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+
+from vitsweep.world import World
+
+
+def clip_gradients(groups: Iterable[dict[str, Any]], limit: float, world: World) -> None:
+    """Scale all gradients so that their norm over the whole model is at most `limit`.
+
+    Args:
+        groups: parameter groups; those with `split_over_tensor` hold parts of matrices, of which
+            each rank of a tensor group has another, all others are the same on these ranks.
+        limit: of the norm.
+        world: ranks; pipeline stages hold different parameters.
+    """
+    groups = list(groups)
+    parameters = [p for group in groups for p in group["params"]]
+    if world.shape.tensor == world.shape.pipeline == 1:
+        clip_grad_norm_(parameters, limit)
+        return
+    parts, wholes = (
+        [p for g in groups if bool(g.get("split_over_tensor")) is split for p in g["params"]]
+        for split in (True, False)
+    )
+    square = _square(parts, world)
+    if world.shape.tensor > 1:
+        dist.all_reduce(square, group=world.axis("tensor").get_group())
+    square += _square(wholes, world)
+    if world.shape.pipeline > 1:
+        dist.all_reduce(square, group=world.axis("pipeline").get_group())
+    clip_grads_with_norm_(parameters, limit, square.sqrt())
+
+
+def _square(parameters: list[Tensor], world: World) -> Tensor:
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return torch.zeros((), device=world.device, dtype=torch.float64)
+    norm = get_total_norm(gradients)
+    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole.double().square()
