@@ -9,10 +9,12 @@ from tests.sequence_parallel.equal import pass_differences, training_differences
 
 CAUSAL = ("attention=sdpa_causal", "classifier=pooled")
 ZIGZAG = (*CAUSAL, "sequence_parallel.order=zigzag")
+LINEAR = ("attention=linear", "attention.causal=true", "classifier=pooled")
+DECAY = (*LINEAR, "attention.decay=0.9", "batch.resolution_px=10")
 CASES = [
     ("sequence_parallel=ulysses",),
     ("sequence_parallel=ulysses", "classifier=pooled", "layout=batch_second"),
-    ("sequence_parallel=ulysses", *CAUSAL),
+    ("sequence_parallel=ulysses", *CAUSAL, "optimizer.clip_norm=0.5"),
     ("sequence_parallel=ulysses", *VIDEO),
     ("sequence_parallel=ulysses", *AXIAL),
     ("sequence_parallel=ring",),
@@ -26,11 +28,21 @@ CASES = [
     ("sequence_parallel=usp", *VIDEO),
     ("sequence_parallel=dsp", *VIDEO),
     ("sequence_parallel=dsp", *AXIAL),
+    ("sequence_parallel=lasp", *LINEAR),
+    ("sequence_parallel=lasp", *DECAY),
+    ("sequence_parallel=lasp", *LINEAR, *VIDEO, "classifier=token"),
+    ("sequence_parallel=lasp2", "attention=linear"),
+    ("sequence_parallel=lasp2", *DECAY),
+    ("sequence_parallel=lasp2", "attention=linear", *AXIAL),
+    ("sequence_parallel=ulysses", *DECAY),
+    ("sequence_parallel=lss", "classifier=pooled", "batch.resolution_px=10"),
+    ("sequence_parallel=lss", "classifier=pooled", "sequence_parallel.segments=8"),
+    ("sequence_parallel=lss", *VIDEO),
     ("tensor_parallel=megatron",),
-    ("tensor_parallel=megatron", *VIDEO),
+    ("tensor_parallel=megatron", *VIDEO, "optimizer.clip_norm=0.5"),
     ("sequence_parallel=megatron_sp",),
     ("sequence_parallel=megatron_sp", "classifier=pooled", "layout=batch_second"),
-    ("sequence_parallel=megatron_sp", *VIDEO),
+    ("sequence_parallel=megatron_sp", *VIDEO, "optimizer.clip_norm=0.5"),
     ("sequence_parallel=megatron_sp", *AXIAL),
 ]
 

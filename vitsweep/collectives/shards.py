@@ -66,4 +66,5 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return raw.all_to_all(gradient, *ctx.axes, ctx.group), None, None, None
+        split, concatenate = ctx.axes
+        return raw.all_to_all(gradient, split, concatenate, ctx.group), None, None, None

@@ -1,6 +1,6 @@
 """What a step sends: bytes counted at the real collectives, time read from a profiler."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +34,7 @@ class CommunicationCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[tuple[str, str]] = Counter()
-        self.bytes: Counter[tuple[str, str]] = Counter()
+        self.bytes: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     def __torch_dispatch__(
         self,

@@ -17,6 +17,7 @@ def deal_tokens(
     at_last: TokenAxis,
     group: ProcessGroup,
     zigzag_ranks: int = 0,
+    unit: int | None = None,
 ) -> None:
     """Let blocks and the last norm work on this rank's tokens; embedding and head see all of them.
 
@@ -27,19 +28,22 @@ def deal_tokens(
         group: ranks that share the tokens of an image.
         zigzag_ranks: length of the ring over which parts are dealt out from both ends; 0 deals them
             out in their order.
+        unit: the number of tokens is padded to a multiple of it; the size of the group if None.
     """
+    unit = 2 * group.size() if zigzag_ranks else unit or group.size()
+    padded = unit * share(at_last.length, unit)
 
     def deal(module: nn.Module, inputs: object, tokens: Tensor) -> Tensor:
+        tokens = pad(tokens, at_first.axis, unit)
         if zigzag_ranks:
-            tokens = to_zigzag(pad(tokens, at_first.axis, 2 * group.size()), at_first, zigzag_ranks)
+            tokens = to_zigzag(tokens, at_first, zigzag_ranks)
         return split(tokens, at_first.axis, group)
 
     def collect(module: nn.Module, inputs: object, tokens: Tensor) -> Tensor:
-        if not zigzag_ranks:
-            return gather(tokens, *at_last, group)
-        padded = 2 * group.size() * share(at_last.length, 2 * group.size())
         tokens = gather(tokens, at_last.axis, padded, group)
-        return from_zigzag(tokens, at_last, zigzag_ranks).narrow(at_last.axis, 0, at_last.length)
+        if zigzag_ranks:
+            tokens = from_zigzag(tokens, at_last, zigzag_ranks)
+        return tokens.narrow(at_last.axis, 0, at_last.length)
 
     # Hooks, because the model knows nothing of techniques and no name of a parameter may change.
     model.embedding.register_forward_hook(deal)  # type: ignore[union-attr]

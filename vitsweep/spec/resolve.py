@@ -42,6 +42,7 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
     )
     _fill(resolved, "sharding", "gradient_as_bucket_view", lambda: not keeps_views)
     resolved["mesh"] = _resolve_mesh(resolved)
+    _fill(resolved, "sequence_parallel", "segments", lambda: resolved["mesh"]["sequence"])
     return resolved
 
 
