@@ -38,7 +38,9 @@ class Command:
         )  # type: ignore[call-overload,no-any-return]
 
     def line(self, *arguments: str, quick: bool) -> list[str]:
-        return [sys.executable, "-m", "vitsweep", *arguments, *(QUICK if quick else ())]
+        words = [a for a in arguments if "=" not in a]
+        typed = [a for a in arguments if "=" in a]  # after the quick ones: the last of a key counts
+        return [sys.executable, "-m", "vitsweep", *words, *(QUICK if quick else ()), *typed]
 
     def _settings(self) -> dict[str, object]:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}

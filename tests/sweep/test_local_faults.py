@@ -53,9 +53,10 @@ def test_running_out_of_memory_is_a_result_with_its_peak(vitsweep: Command) -> N
 
 
 def test_a_technique_that_computes_something_else_is_wrong_and_never_timed(vitsweep: Command) -> None:
-    vitsweep("memory._target_=tests.faults.Scaled", "sharding=fsdp", "measurement.prove=twin")
+    scaled = ("memory._target_=tests.faults.Scaled", "optimizer=adamw_foreach")
+    vitsweep(*scaled, "measurement.prove=twin")
 
-    row = vitsweep.cells().set_index("sharding").loc["fsdp"]
+    row = vitsweep.cells().set_index("optimizer").loc["adamw_foreach"]
     assert row["status"] == "wrong"
     assert "nano twin" in row["reason"]
     assert row.isna()["images_per_second"]

@@ -1,13 +1,14 @@
 """One rank of one run: a fresh process that reads a frozen cell, runs it, and says how it ended."""
 
 import contextlib
-import ctypes
 import json
+import multiprocessing
 import os
 import resource
 import secrets
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -27,7 +28,6 @@ from vitsweep.sweep.request import RunRequest
 from vitsweep.world import World
 
 MIB, GIB = 2**20, 2**30
-PR_SET_PDEATHSIG = 1
 
 
 def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
@@ -36,7 +36,7 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     Rank 0 leaves the record of a measured run in the run's folder; the supervisor publishes it when
     all ranks have ended well. Any rank that fails leaves `failure-<rank>.json` for the supervisor.
     """
-    _die_with_parent()
+    _die_with_launcher()
     request.folder.mkdir(parents=True, exist_ok=True)
     _log_to(request.folder / f"rank{rank}.log")
     try:
@@ -221,10 +221,21 @@ def _log_to(path: Path) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 
 
-def _die_with_parent() -> None:
-    """A rank must not outlive its launcher; Ctrl-C is the launcher's to handle."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def _die_with_launcher() -> None:
+    """A rank must not outlive its launcher; Ctrl-C is the launcher's to handle.
+
+    The parent of a forked rank is the fork server, which lives as long as any rank does: the
+    launcher itself is watched.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    launcher = multiprocessing.parent_process()
+    if launcher is not None:
+        threading.Thread(target=_end_after, args=(launcher,), daemon=True).start()
+
+
+def _end_after(launcher: Any) -> None:
+    launcher.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _exit_now(code: int) -> None:

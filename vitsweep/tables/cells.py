@@ -31,6 +31,7 @@ def cells(
     waiting = _without_runs(unrun, runs)
     if runs.empty:
         return waiting.pipe(in_record_order).pipe(typed)
+    runs = with_all_metrics(runs)
     comparison = speedup_over(runs, baselines).rename(columns={"num_blocks": "num_pairs"})
     rows = (
         final_status(runs)
@@ -42,13 +43,19 @@ def cells(
     return rows.pipe(in_record_order).pipe(typed)
 
 
+def with_all_metrics(runs: DataFrame) -> DataFrame:
+    """Give runs that were never timed empty metrics; one copy, since columns come one by one."""
+    measured = [m for m in METRICS if m not in runs and not m.startswith("speedup")]
+    return runs.reindex(columns=[*runs.columns, *measured])
+
+
 def typed(table: DataFrame) -> DataFrame:
     """Give counts and flags the types that can be missing, metrics floats."""
     whole = {c: "Int64" for c in ("attempt", "failed_rank", "blocks", "num_pairs")}
     flags = {c: "boolean" for c in col.FLAGS}
     floats = {c: "float64" for c in col.metric_columns(table)}
     types = whole | flags | floats
-    return table.astype({c: t for c, t in types.items() if c in table})
+    return table.astype({c: t for c, t in types.items() if c in table}).copy()  # one block
 
 
 def in_record_order(table: DataFrame) -> DataFrame:
