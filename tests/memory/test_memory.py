@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.choices import choice
 from tests.shapes import CASES, NANO, assert_equal_step, build, replace, step
 from vitsweep.model.flops import train_flops
+from vitsweep.spec.technique import PrecisionPlan
 
 ALL = ["keep_all", "recompute_blocks", "recompute_selected", "offload_activations"]
 
@@ -104,3 +105,19 @@ def test_offloading_is_refused_on_cpu_and_in_compiled_blocks():
         "`memory=recompute_blocks`."
     )
     assert "`compilation=compile_blocks`" in compilation
+
+
+def test_selective_recomputation_is_refused_where_norms_are_gathered_inside_a_block():
+    def reasons(sharded, **plan):
+        cell = SimpleNamespace(
+            sharding=SimpleNamespace(name="fsdp", shards_parameters=sharded),
+            precision=SimpleNamespace(name="O2", plan=lambda: PrecisionPlan(**plan)),
+        )
+        return list(choice("memory", "recompute_selected").conflicts(cell))
+
+    (reason,) = reasons(True, param_dtype="bfloat16")
+    assert (
+        "with `sharding=fsdp` and `precision=O2` these include the gathering of float32" in reason
+    )
+    assert not reasons(True, param_dtype="bfloat16", norm_dtype="bfloat16")
+    assert not reasons(False, param_dtype="bfloat16")

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.flex_attention import flex_attention
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -24,7 +25,7 @@ PRODUCTS = LINEARS | {
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.higher_order.flex_attention,
+    flex_attention,
 }
 """Operations whose results are kept; all others take little time and are computed again."""
 

@@ -1,5 +1,6 @@
 """Keep what is dear to compute, and compute the cheap rest again."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,8 @@ from vitsweep.spec.technique import Memory
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +19,17 @@ class RecomputeSelected(Memory):
     The idea of arXiv:2205.05198 with today's roles: fused attention keeps no scores any more, so
     that the element-wise operations are what costs memory and little time. No product is repeated.
     """
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse blocks that gather some of their own parameters while they run."""
+        plan = cell.precision.plan()
+        if cell.sharding.shards_parameters and plan.norm_dtype != plan.param_dtype:
+            yield (
+                f"`memory={self.name}` notes every operation of a block, and with `sharding="
+                f"{cell.sharding.name}` and `precision={cell.precision.name}` these include the "
+                f"gathering of {plan.norm_dtype} norms, which a recomputation does not repeat. Use "
+                "`memory=recompute_blocks`, `precision=O1`, or `precision.keep_norm_fp32=false`."
+            )
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Run every block under a checkpoint that keeps products and attention."""
