@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from vitsweep.collectives.lengths import pad
-from vitsweep.collectives.sums import enter, enter_gathering, leave, leave_scattering
+from vitsweep.collectives.sums import enter, enter_gathering, leave, leave_scattering, used_in_parts
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class TokenSharded:
 
     def parameter(self, parameter: Tensor) -> Tensor:
         """Return a whole parameter used on own tokens: its gradient is summed over the ranks."""
-        return enter(parameter, self.group)
+        return used_in_parts(parameter, self.group)
 
 
 Boundary = Replicated | TokenSharded

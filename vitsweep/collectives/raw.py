@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from vitsweep.collectives.purpose import sent_as
+from vitsweep.collectives.purpose import Purpose, sent_as
 
 # torch 2.13 deprecates the first names, torch 2.11 does not have the second.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -52,11 +52,11 @@ def reduce_scatter(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
     return own
 
 
-def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
+def all_reduce(x: Tensor, group: ProcessGroup, purpose: Purpose = "activation") -> Tensor:
     """Sum over the ranks, into a new tensor."""
     if group.size() == 1:
         return x
     total = x.clone(memory_format=torch.contiguous_format)
-    with sent_as("activation"):
+    with sent_as(purpose):
         dist.all_reduce(total, group=group)
     return total

@@ -12,11 +12,17 @@ from torch.distributed import ProcessGroup
 
 from vitsweep.collectives import raw
 from vitsweep.collectives.lengths import pad
+from vitsweep.collectives.purpose import Purpose
 
 
 def enter(x: Tensor, group: ProcessGroup) -> Tensor:
     """Hand a tensor that all ranks have to their split matrices (f): backward is an all-reduce."""
-    return _Enter.apply(x, group)
+    return _Enter.apply(x, group, "activation")
+
+
+def used_in_parts(parameter: Tensor, group: ProcessGroup) -> Tensor:
+    """Use a whole parameter on other tokens on each rank: backward sums its gradient."""
+    return _Enter.apply(parameter, group, "gradient")
 
 
 def leave(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -46,13 +52,13 @@ def join_alike(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, purpose: Purpose) -> Tensor:
+        ctx.group, ctx.purpose = group, purpose
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return raw.all_reduce(gradient, ctx.group), None
+        return raw.all_reduce(gradient, ctx.group, ctx.purpose), None, None
 
 
 class _Leave(torch.autograd.Function):

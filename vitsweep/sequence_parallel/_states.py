@@ -66,7 +66,8 @@ class _Chain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _along_chain(gradient, *ctx.chain, step=-1), None, None
+        decay, group = ctx.chain
+        return _along_chain(gradient, decay, group, step=-1), None, None
 
 
 def _along_chain(own: Tensor, decay: float, group: ProcessGroup, step: int) -> Tensor:

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vitsweep.sequence_parallel._volume import lengths, share
 from vitsweep.spec.technique import SequenceParallel
+from vitsweep.spec.volume import Volume, others
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,6 +25,32 @@ class Dsp(SequenceParallel):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
+
+    published_formula: ClassVar[str] = (
+        "2M/N elements per device, forward of a spatial and a temporal block (DSP, table 3)"
+    )
+
+    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
+        """A share of X in blocks along Y, and the other way round."""
+        (x, y), ranks = lengths(cell), cell.mesh.sequence_parallel_size
+        even, odd = share(x, ranks) * y, x * share(y, ranks)
+        return tuple(odd if block % 2 else even for block in range(cell.model.depth))
+
+    def switch_bytes(self, cell: "CellSpec") -> float:
+        """One all-to-all between blocks forward, and one backward; recomputation repeats none."""
+        (x, y), ranks, size = lengths(cell), cell.mesh.sequence_parallel_size, Volume.of(cell)
+        padded = ranks * share(x, ranks) * share(y, ranks)  # both axes are, while on their way
+        message = size.images * padded * size.width * size.stream
+        return 2 * (cell.model.depth - 1) * others(ranks) * message
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """The switches, and the gather at the end."""
+        ranks, size, local = cell.mesh.sequence_parallel_size, Volume.of(cell), lengths(cell)
+        last = local[0] * ranks * share(local[1], ranks)
+        if cell.model.depth % 2:
+            last = ranks * share(local[0], ranks) * local[1]
+        whole = size.images * last * size.width * size.stream
+        return {"activation": self.switch_bytes(cell) + others(ranks) * whole}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Two axes at least, and one of them free in every block."""

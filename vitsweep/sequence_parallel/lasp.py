@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vitsweep.sequence_parallel._volume import gathered_at_the_end, state_bytes, tokens
 from vitsweep.spec.technique import SequenceParallel
+from vitsweep.spec.volume import Volume, others
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +24,22 @@ class Lasp2(SequenceParallel):
 
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
     chain: ClassVar[bool] = False
+
+    published_formula: ClassVar[str] = (
+        "states of B d^2 / h elements per layer and pass, independent of the length (LASP-2, "
+        "arXiv:2502.07563: one all-gather each way)"
+    )
+
+    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
+        """A share of the first axis."""
+        return (tokens(cell),) * cell.model.depth
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """n-1 states per attention and pass, or one in a chain whose last rank sends none."""
+        ranks = cell.mesh.sequence_parallel_size
+        states = others(ranks) if self.chain else ranks - 1
+        passes = Volume.of(cell).forwards + 1
+        return {"activation": passes * states * state_bytes(cell) + gathered_at_the_end(cell)}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Only linear attention has states."""
@@ -55,6 +73,10 @@ class Lasp(Lasp2):
     """
 
     chain: ClassVar[bool] = True
+    published_formula: ClassVar[str] = (
+        "B d^2 / h elements per rank, layer and pass, independent of length and ranks (derived "
+        "from the code of arXiv:2404.02882; the paper's own table was not found)"
+    )
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """A chain has a direction."""

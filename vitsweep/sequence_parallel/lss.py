@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Gt
 
+from vitsweep.sequence_parallel._volume import gathered_at_the_end, tokens
 from vitsweep.spec.technique import SequenceParallel
 
 if TYPE_CHECKING:
@@ -34,6 +35,14 @@ class LongSequenceSegmentation(SequenceParallel):
 
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
     changes_model: ClassVar[bool] = True
+
+    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
+        """Whole segments."""
+        return (tokens(cell, self.segments),) * cell.model.depth
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """The gather at the end alone."""
+        return {"activation": gathered_at_the_end(cell, self.segments)}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Whole segments on every rank; and a head that sees all of them."""

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vitsweep.sequence_parallel._volume import lengths, share
 from vitsweep.spec.split_reasons import split_reasons
 from vitsweep.spec.technique import SequenceParallel
+from vitsweep.spec.volume import Volume, others
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +26,29 @@ class MegatronSp(SequenceParallel):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("tensor",)
+
+    published_formula: ClassVar[str] = (
+        "8M elements, forward of a spatial and a temporal block (DSP, table 3, total); "
+        "6 all-gathers and 4 reduce-scatters, 10 O(bs L d), forward and backward (USP, table 2)"
+    )
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """Two all-gathers and two reduce-scatters per block and pass, one gather at either end.
+
+        Recomputation repeats all of a forward pass but its last reduce-scatter. Norms and biases
+        outside the split matrices see own tokens: their gradients are all-reduced.
+        """
+        size, ranks, depth = Volume.of(cell), cell.mesh.tensor, cell.model.depth
+        first, *rest = lengths(cell)
+        padded = ranks * share(first, ranks) * (rest[0] if rest else 1)
+        whole = others(ranks) * size.images * padded * size.width
+        again = size.forwards - 1
+        per_block = (4 + 2 * again) * size.stream + (4 + again) * size.inner
+        small = (6 * depth + 2) * size.width * size.stream * cell.batch.accumulation_steps
+        return {
+            "activation": whole * (depth * per_block + 2 * size.stream),
+            "gradient": 2 * others(ranks) * small,
+        }
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """It splits the matrices itself."""

@@ -5,6 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.sequence_parallel._reasons import kernel_reasons, order_reasons
+from vitsweep.sequence_parallel._volume import (
+    gathered_at_the_end,
+    ring_bytes,
+    tokens,
+    ulysses_bytes,
+)
 from vitsweep.spec.technique import SequenceParallel
 
 if TYPE_CHECKING:
@@ -30,6 +36,28 @@ class Ring(SequenceParallel):
     order: Literal["contiguous", "zigzag"]
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
+
+    published_formula: ClassVar[str] = (
+        "2M elements, forward of a spatial and a temporal block (DSP, table 3, per device or total "
+        "unclear); P2P, 4 O(bs L d), forward and backward of a block (USP, table 2)"
+    )
+
+    def unit(self, cell: "CellSpec") -> int:
+        """Tokens are padded to a multiple of this."""
+        return cell.mesh.sequence_parallel_size * (2 if self.order == "zigzag" else 1)
+
+    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
+        """A share of the first axis."""
+        return (tokens(cell, self.unit(cell)),) * cell.model.depth
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """Blocks on their way round, their gradients on the way back, the gather at the end."""
+        unit = self.unit(cell)
+        return {
+            "activation": ulysses_bytes(cell, unit)  # of USP; a ring alone has none
+            + ring_bytes(cell, unit)
+            + gathered_at_the_end(cell, unit)
+        }
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """The kernel is the ring's own."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vitsweep.sequence_parallel._reasons import heads_reasons
+from vitsweep.sequence_parallel._volume import gathered_at_the_end, tokens, ulysses_bytes
 from vitsweep.spec.technique import SequenceParallel
 
 if TYPE_CHECKING:
@@ -24,6 +25,19 @@ class Ulysses(SequenceParallel):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
+
+    published_formula: ClassVar[str] = (
+        "4M/N elements per device, forward of a spatial and a temporal block (DSP, table 3); "
+        "8 all-to-all, (8/N) O(bs L d), forward and backward of a block (USP, table 2)"
+    )
+
+    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
+        """A share of the first axis."""
+        return (tokens(cell),) * cell.model.depth
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """Four all-to-alls' worth around each attention and pass, and the gather at the end."""
+        return {"activation": ulysses_bytes(cell) + gathered_at_the_end(cell)}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Heads are what is dealt out."""

@@ -50,9 +50,13 @@ class ModelSpec(ABC):
     def input_shape(self, resolution_px: int) -> tuple[int, ...]:
         """Shape of one input without the batch: (C, H, W), or (C, frames, H, W)."""
 
+    @abstractmethod
+    def sequence_lengths(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
+        """Tokens along each of the axes along which tokens lie; a plain ViT has one."""
+
     @property
     def num_sequence_axes(self) -> int:
-        """Axes along which tokens lie; 1 for a plain ViT."""
+        """How many these are."""
         return 1
 
     @property
@@ -98,6 +102,10 @@ class ViTSpec(ModelSpec):
     def num_tokens(self, resolution_px: int, pooling: str) -> int:
         """Tokens of one image; one more where a class token is used."""
         return self.num_patches(resolution_px) + self.has_class_token(pooling)
+
+    def sequence_lengths(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
+        """All along one axis."""
+        return (self.num_tokens(resolution_px, pooling),)
 
     def attended_tokens(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
         """All of them, in every block."""

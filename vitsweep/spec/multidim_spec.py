@@ -41,6 +41,10 @@ class MultiDimSpec(ModelSpec):
         x, y = self.grid(resolution_px)
         return x * y
 
+    def sequence_lengths(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
+        """X and Y."""
+        return self.grid(resolution_px)
+
     def attended_tokens(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
         """Y, X, Y, X, ..."""
         x, y = self.grid(resolution_px)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vitsweep.spec.split_reasons import split_reasons
 from vitsweep.spec.technique import TensorParallel
+from vitsweep.spec.volume import Volume, others
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +25,18 @@ class Megatron(TensorParallel):
     """
 
     axes: ClassVar[tuple[str, ...]] = ("tensor",)
+
+    published_formula: ClassVar[str] = (
+        "4 all-reduces, 8 O(bs L d), forward and backward of a block (USP, arXiv:2405.07719, table 2)"
+    )
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """Two all-reduces per block and pass; recomputation repeats the first of a forward pass."""
+        size, ranks = Volume.of(cell), cell.mesh.tensor
+        tokens = sum(cell.sequence_parallel.tokens_per_rank(cell))
+        per_token = 2 * size.stream + (2 + size.forwards - 1) * size.inner
+        whole = size.images * tokens * size.width * per_token
+        return {"activation": 2 * others(ranks) * whole}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Whole heads and equal parts of the MLP."""

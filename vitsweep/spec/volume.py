@@ -1,0 +1,51 @@
+"""Sizes that formulas of communication share (no torch)."""
+
+from dataclasses import dataclass
+
+from vitsweep.spec.cell_spec import CellSpec
+
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+RECOMPUTING = ("recompute_blocks", "recompute_selected")
+"""Memory choices that run the forward pass of a block again, with what attention sends."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What a cell sends things of.
+
+    Attributes:
+        images: of one step and replica.
+        width: D.
+        stream: bytes of a number between blocks.
+        inner: bytes of a number inside attention and MLP, half of `stream` under autocast.
+        forwards: forward passes of a block per step: 2 under recomputation.
+    """
+
+    images: int
+    width: int
+    stream: int
+    inner: int
+    forwards: int
+
+    @classmethod
+    def of(cls, cell: CellSpec) -> "Volume":
+        """Read the sizes off a cell."""
+        plan = cell.precision.plan()
+        return cls(
+            images=cell.micro_batch * cell.batch.accumulation_steps,
+            width=cell.model.width,
+            stream=BYTES[plan.param_dtype],
+            inner=BYTES[plan.autocast_dtype or plan.param_dtype],
+            forwards=2 if cell.memory.name in RECOMPUTING else 1,
+        )
+
+    @property
+    def wide(self) -> int:
+        """Bytes of a number where sums are kept: float32 at least."""
+        return max(4, self.inner)
+
+
+def others(ranks: int) -> float:
+    """(n - 1) / n: the share of a tensor that belongs to other ranks."""
+    return (ranks - 1) / ranks
