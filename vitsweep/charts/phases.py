@@ -7,8 +7,8 @@ from pandas import DataFrame
 
 from vitsweep.charts import style
 from vitsweep.results.metrics import METRICS
-from vitsweep.tables.columns import varying
-from vitsweep.tables.words import cell_label, number
+from vitsweep.tables.names import cell_names
+from vitsweep.tables.words import number
 
 PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 MOST = 30
@@ -23,7 +23,7 @@ def draw(cells: DataFrame) -> Figure:
     phases = [p for p in PHASES if p in cells and cells[p].notna().any()]
     shown = cells[cells[phases].notna().any(axis=1)] if phases else cells.iloc[:0]
     shown = shown.sort_values("step_time_ms").head(MOST)
-    labels = [cell_label(row, varying(cells)) or str(row["model"]) for _, row in shown.iterrows()]
+    labels = cell_names(cells)[shown.index].tolist()
     figure, axes = style.new_figure(8.4, 1.5 + 0.34 * max(len(shown), 2))
     positions = range(len(shown))
     left = shown["step_time_ms"] * 0.0

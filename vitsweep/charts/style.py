@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitsweep.results.metrics import METRICS
+from vitsweep.tables.columns import CHOICES
 from vitsweep.tables.menu import ORDER
 
 INK, QUIET, GRID, PAPER = "#1b1c20", "#6b6e76", "#d8dade", "#fefefe"
@@ -42,15 +43,18 @@ PHASES = {
 MARKERS = "osD^vPX*"
 """A second sign beside the colour, for print in grey."""
 
+
 def place(group: str, choice: str) -> int:
     """Return the place of a choice in the palette: the same in every chart and on every day.
 
-    Known choices come in menu order, so that the first eight of a group differ; an unknown one gets
-    a place by its name.
+    Known choices come in menu order, so that the first eight of a group differ; every group begins
+    one colour later, so that the usual techniques of several groups differ in one chart too. An
+    unknown choice gets a place by its name.
     """
     known = ORDER.get(group, "").split()
     if choice in known:
-        return known.index(choice) % len(PALETTE)
+        first = CHOICES.index(group) if group in CHOICES else 0
+        return (first + known.index(choice)) % len(PALETTE)
     return int(sha256(f"{group}={choice}".encode()).hexdigest(), 16) % len(PALETTE)
 
 
@@ -71,8 +75,13 @@ def axis_label(column: str) -> str:
 
 def new_figure(width: float = 8.0, height: float = 4.0) -> tuple[Figure, Axes]:
     """Return a figure (inches) and its axes in the house style, without touching pyplot."""
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
+    figure = empty_figure(width, height)
     return figure, dress(figure.add_subplot())
+
+
+def empty_figure(width: float, height: float) -> Figure:
+    """Return a figure (inches) without axes, for charts of several panels."""
+    return Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
 
 
 def dress(axes: Axes) -> Axes:

@@ -7,6 +7,7 @@ from vitsweep.results.record import Status
 from vitsweep.tables import words
 from vitsweep.tables.columns import varying
 from vitsweep.tables.coverage import counts
+from vitsweep.tables.names import cell_names
 
 MOST = 8
 """Baselines that are answered for, one sentence each; the table has the others."""
@@ -22,28 +23,29 @@ def question(cells: DataFrame) -> str:
 def answers(cells: DataFrame) -> list[str]:
     """Return one sentence per baseline, or one for the sweep where there is none."""
     measured = cells[cells["status"] == Status.measured]
+    names = dict(zip(cells["cell_id"], cell_names(cells), strict=True))
     if measured.empty:
         ended = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in counts(cells).to_numpy())
         return [f"Nothing was measured: {ended}."]
     compared = measured[measured["speedup"].notna() & (measured["claim"] != "baseline")]
     if compared.empty:
-        return [_fastest(measured, varying(cells))]
+        return [_fastest(measured, names)]
     groups = compared.groupby("baseline_cell_id", sort=False)
-    return [_over_baseline(group, measured, varying(cells)) for _, group in groups][:MOST]
+    return [_over_baseline(group, measured, names) for _, group in groups][:MOST]
 
 
-def _fastest(measured: DataFrame, columns: list[str]) -> str:
+def _fastest(measured: DataFrame, names: dict[str, str]) -> str:
     best = measured.iloc[int(measured["images_per_second"].argmax())]
     return (
-        f"{_name(best, columns)} had the highest throughput, "
+        f"{names[best['cell_id']]} had the highest throughput, "
         f"{words.number(best['images_per_second'])} img/s; nothing was compared with a baseline."
     )
 
 
-def _over_baseline(group: DataFrame, measured: DataFrame, columns: list[str]) -> str:
+def _over_baseline(group: DataFrame, measured: DataFrame, names: dict[str, str]) -> str:
     best = group.iloc[int(group["speedup"].argmax())]
     base = measured.set_index("cell_id").loc[best["baseline_cell_id"]]
-    name, against = _name(best, columns), f"the baseline {_name(base, columns)}"
+    name, against = names[best["cell_id"]], _the_baseline(names[best["baseline_cell_id"]])
     size = f"{words.speedup(best)} over {words.count(best['num_pairs'], 'block')}"
     rates = " against ".join(words.number(r["images_per_second"]) for r in (best, base)) + " img/s"
     sentences = {
@@ -67,5 +69,5 @@ def _rivals(group: DataFrame, best: Series) -> str:
     )
 
 
-def _name(row: Series, columns: list[str]) -> str:
-    return words.cell_label(row, columns) or str(row["model"])
+def _the_baseline(name: str) -> str:
+    return f"the {name}" if name.startswith("baseline") else f"the baseline {name}"

@@ -1,48 +1,95 @@
-"""Which charts a report shows, each only where the table has what it needs."""
+"""Which charts a report shows, each only where the sweep has what it needs."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import phases, speedup
+from vitsweep.charts import (
+    communication,
+    epoch_hours,
+    gpu_scaling,
+    heat_map,
+    memory,
+    optimizer_step,
+    pareto,
+    per_chip,
+    phases,
+    scaling,
+    sequence_length,
+    speedup,
+    waterfall,
+)
 from vitsweep.charts.caption import caption
+from vitsweep.report import needs
+from vitsweep.tables.load import Sweep
+
+
+class ChartWarning(UserWarning):
+    """A chart could not be drawn; the report is written without it."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart of the report; `name` is its file name."""
+    """One chart of the report.
+
+    Attributes:
+        name: file name.
+        title: heading.
+        table: makes what the chart draws; empty where the sweep does not have it.
+        draw: table -> figure.
+        reading: how to read it, the first sentences of the caption.
+    """
 
     name: str
     title: str
+    table: Callable[[Sweep], DataFrame]
     draw: Callable[[DataFrame], Figure]
-    applies: Callable[[DataFrame], bool]
     reading: str
 
 
+HATCHED = "Hatched: nothing is claimed."
+HOLLOW = "Hollow or hatched: oversubscribed, so nothing is said about scaling."
 CHARTS = (
-    Chart(
-        "speedup",
-        "Speedup over the baseline",
-        speedup.draw,
-        lambda cells: cells["speedup"].notna().sum() > 1,
-        "Whiskers: 95 % interval of the ratio over paired blocks. Hatched: nothing is claimed.",
-    ),
-    Chart(
-        "phases",
-        "Where the step's time goes",
-        phases.draw,
-        lambda cells: any(p in cells and cells[p].notna().any() for p in phases.PHASES),
-        "Phases come from instrumented steps of their own; the diamond is the timed step.",
-    ),
-)
+    Chart("speedup", "Speedup over the baseline", needs.speedups, speedup.draw,
+          f"Whiskers: 95 % interval of the ratio over paired blocks. {HATCHED}"),
+    Chart("waterfall", "Techniques alone and on top of each other", needs.steps, waterfall.draw,
+          f"In brackets the gain over the row above. {HATCHED}"),
+    Chart("heat_map", "Speedup over two techniques", needs.grid,
+          lambda cells: heat_map.draw(cells, *needs.two_groups(cells)),
+          "The fastest cell of each combination."),
+    Chart("phases", "Where the step's time goes", needs.phases, phases.draw,
+          "Phases come from instrumented steps of their own; the diamond is the timed step."),
+    Chart("optimizer_step", "The optimizer step", needs.optimizer_steps, optimizer_step.draw,
+          "Cells that change nothing but the optimizer."),
+    Chart("scaling", "Scaling", needs.curves, scaling.draw, f"Dotted: ideal. {HOLLOW}"),
+    Chart("gpu_scaling", "Speedup by number of ranks", needs.several_techniques, gpu_scaling.draw,
+          f"Over each bar the speedup over the baseline with as many ranks. {HOLLOW}"),
+    Chart("sequence_length", "Throughput by length of the sequence", needs.lengths,
+          sequence_length.draw, "Both axes are logarithmic."),
+    Chart("communication", "Communication", needs.communication, communication.draw,
+          "Counted at the collectives, mean of ranks."),
+    Chart("memory", "Peak memory", needs.memory, memory.draw, "The worst rank's peak."),
+    Chart("pareto", "Throughput, memory, accuracy", needs.front, pareto.draw,
+          "Filled: no other cell is better in one and worse in none of what was measured."),
+    Chart("epoch_hours", "Hours per ImageNet-1k epoch", needs.epochs, epoch_hours.draw,
+          "1,281,167 images at the measured throughput; reading images may be slower."),
+    Chart("per_chip", "Throughput per chip", needs.chips, per_chip.draw,
+          "Devices were never in one block, so there is no interval on this ratio."),
+)  # fmt: skip
 
 
-def drawn(cells: DataFrame) -> Iterator[tuple[Chart, Figure, str]]:
-    """Yield chart, figure and caption for every chart the cells have the columns for."""
-    if cells.empty or "speedup" not in cells:
+def drawn(sweep: Sweep) -> Iterator[tuple[Chart, Figure, str]]:
+    """Yield chart, figure and caption for every chart that the sweep has the columns for."""
+    if sweep.runs.empty:
         return
     for chart in CHARTS:
-        if chart.applies(cells):
-            yield chart, chart.draw(cells), f"{chart.reading} {caption(cells)}."
+        try:
+            table = chart.table(sweep)
+            if len(table):
+                yield chart, chart.draw(table), f"{chart.reading} {caption(sweep.cells)}."
+        except Exception as error:  # a chart must not cost the user the report of a long sweep
+            text = f"the chart `{chart.name}` could not be drawn: {type(error).__name__}: {error}"
+            warnings.warn(text, ChartWarning, stacklevel=2)

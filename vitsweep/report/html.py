@@ -16,7 +16,7 @@ from vitsweep.results.record import Status
 from vitsweep.results.store import Store, write_atomically
 from vitsweep.tables.columns import environment_columns, varying
 from vitsweep.tables.coverage import counts, coverage
-from vitsweep.tables.load import cells_of
+from vitsweep.tables.load import sweep_of
 from vitsweep.tables.show import NUMERIC, markdown, peak_gib, presented, ranked
 from vitsweep.tables.words import as_text, missing
 
@@ -45,12 +45,13 @@ def write_report(store: Store | Path) -> Path:
         VitsweepError: the folder holds no cells.
     """
     store = store if isinstance(store, Store) else Store(store)
-    cells = cells_of(store)
+    sweep = sweep_of(store)
+    cells = sweep.cells
     if cells.empty:
         raise VitsweepError(f"`{store.root}` holds no records: nothing to report.")
     folder = store.root / "report"
     folder.mkdir(parents=True, exist_ok=True)
-    charts = [_saved(folder, *found) for found in drawn(cells)]
+    charts = [_saved(folder, *found) for found in drawn(sweep)]
     write_atomically(folder / "cells.csv", cells.to_csv(index=False))
     write_atomically(folder / "coverage.csv", coverage(cells).to_csv(index=False))
     write_atomically(folder / "table.md", markdown(presented(cells)))

@@ -41,7 +41,11 @@ def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K) -> DataFrame:
     hours = images / measured["images_per_second"] / 3600
     of_cell = dict(zip(measured["cell_id"], hours, strict=True))
     base = measured["baseline_cell_id"].map(of_cell).astype(float)
-    spread = [c for c in ("throughput_spread", "blocks", "speedup", "claim") if c in measured]
+    spread = [
+        c
+        for c in ("baseline_cell_id", "throughput_spread", "blocks", "speedup", "claim")
+        if c in measured
+    ]
     return (
         measured[["cell_id", *varying(cells), "images_per_second", *spread]]
         .assign(

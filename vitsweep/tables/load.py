@@ -15,7 +15,7 @@ from vitsweep.tables.load_wandb import from_wandb
 from vitsweep.tables.read_store import runs_of, unrun_of
 from vitsweep.tables.tidy import tidy
 
-__all__ = ["Source", "Sweep", "cells_of", "load", "read_sweep", "runs_of", "unrun_of"]
+__all__ = ["Source", "Sweep", "cells_of", "load", "read_sweep", "runs_of", "sweep_of", "unrun_of"]
 
 Source = str | Path | Store
 
@@ -33,6 +33,12 @@ class Sweep:
     runs: DataFrame
     baselines: dict[str, str | None]
     cells: DataFrame
+
+
+def sweep_of(store: Store) -> Sweep:
+    """Return all there is of one sweep folder, also before the first run has ended."""
+    runs, baselines = runs_of(store), store.baselines()
+    return Sweep(runs, baselines, cells(runs, baselines, unrun_of(store)))
 
 
 def read_sweep(*folders: str | Path) -> Sweep:

@@ -17,6 +17,7 @@ ORDER: dict[str, str] = {
     "compilation": "eager compile_blocks compile_model cuda_graphs",
     "model": "vit_nano vit_tiny vit_small vit_base vit_large vit_huge_16 vit_huge_14 vit_giant_14 "
     "vit_10b",
+    "batch": "base blog_560 blog_384_256px",
     "status": "measured out_of_memory diverged wrong timed_out preempted killed failed invalid",
 }
 

@@ -14,17 +14,18 @@ def optimizer_steps(cells: DataFrame) -> DataFrame:
     same, empty where the loop was not measured; `speedup` is end to end over the cell's baseline.
     """
     measured = cells[(cells["status"] == Status.measured) & cells["optimizer_ms"].notna()]
-    names = measured["optimizer"].astype(str).str.split("_", n=1, expand=True)
+    names = measured["optimizer"].astype(str).str.partition("_")
     others = [c for c in varying(cells) if c != "optimizer"]
-    table = measured.assign(family=names[0], implementation=names[1] if 1 in names else "")
+    table = measured.assign(family=names[0], implementation=names[2])
     keys = [*others, "family"]
     loops = (
         table[table["implementation"] == "loop"].set_index(keys)["optimizer_ms"].rename("loop_ms")
     )
     kept = ["cell_id", *others, "family", "implementation", "optimizer_ms", "step_time_ms"]
-    compared = ["speedup", "speedup_low", "speedup_high", "claim", "throughput_spread", "blocks"]
+    compared = ["speedup", "speedup_low", "speedup_high", "claim", "baseline_cell_id"]
+    shown = [c for c in (*compared, "throughput_spread", "blocks") if c in table]
     return (
-        table[[*kept, *(c for c in compared if c in table)]]
+        table[[*kept, *shown]]
         .join(loops, on=keys)
         .assign(
             step_ratio=lambda t: t["loop_ms"] / t["optimizer_ms"],

@@ -26,12 +26,13 @@ def per_chip(cells: DataFrame, reference: Mapping[str, Any] | None = None) -> Da
     """
     measured = cells[cells["status"] == Status.measured]
     row = _reference(measured, reference)
-    columns = ["cell_id", "device", *varying(cells), "images_per_second_per_rank", "blocks"]
+    columns = ["cell_id", "baseline_cell_id", "device", *varying(cells)]
+    numbers = ["images_per_second_per_rank", "blocks", "throughput_spread"]
     order = measured.groupby("device", observed=True)["images_per_second_per_rank"].transform("min")
     return (
         measured.assign(_order=order)
         .sort_values(["_order", "images_per_second_per_rank"])
-        .reindex(columns=[*columns, "throughput_spread", "model_tflops_per_rank", "mfu"])
+        .reindex(columns=[*columns, *numbers, "model_tflops_per_rank", "mfu"])
         .assign(
             relative_throughput=lambda t: (
                 t["images_per_second_per_rank"] / row["images_per_second_per_rank"]

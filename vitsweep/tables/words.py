@@ -89,4 +89,5 @@ def cell_label(row: Series, columns: list[str]) -> str:
 
 
 def _is_bare(value: Any) -> bool:
-    return not isinstance(value, str) or value in ("none", "True", "False")
+    bare = ("none", "True", "False")
+    return not isinstance(value, str) or value in bare or value.replace(".", "", 1).isdigit()

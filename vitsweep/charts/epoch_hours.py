@@ -1,0 +1,30 @@
+"""Hours of one ImageNet-1k epoch, the baseline in grey."""
+
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from vitsweep.charts import marks, style
+from vitsweep.charts.series import labels, looks
+from vitsweep.tables.names import cell_names
+from vitsweep.tables.words import missing, number, plain
+
+MOST = 20
+
+
+def draw(hours: DataFrame) -> Figure:
+    """Draw the table of `tables.budget.epoch_hours`, the shortest epoch on top."""
+    named = hours.assign(name=cell_names(hours), series=labels(hours))
+    shown, colours = named.sort_values("epoch_hours").head(MOST), looks(hours)
+    figure, axes = style.new_figure(8.0, marks.height(len(shown)))
+    for position, (_, row) in enumerate(shown.iterrows()):
+        is_baseline = plain(row.get("claim")) == "baseline"
+        hue = style.BASELINE if is_baseline else colours[row["series"]].colour
+        axes.barh(position, row["epoch_hours"], height=marks.BAR, color=hue)
+        low, high = row["epoch_hours_low"], row["epoch_hours_high"]
+        marks.whiskers(axes, position, row["epoch_hours"], low, high)
+        end = row["epoch_hours"] if missing(high) else max(high, row["epoch_hours"])
+        note = "  baseline" if is_baseline else ""
+        marks.value(axes, position, end, f"{number(row['epoch_hours'])} h{note}")
+    marks.rows(axes, shown["name"].tolist(), shown["epoch_hours"].max() * 1.05)
+    axes.set_xlabel(style.axis_label("epoch_hours_imagenet1k"))
+    return figure

@@ -1,0 +1,65 @@
+"""Speedup over two techniques, one cell of the grid per combination."""
+
+from itertools import product
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
+from matplotlib.figure import Figure
+from pandas import DataFrame, Series
+
+from vitsweep.charts import style
+from vitsweep.results.record import Status
+from vitsweep.tables.menu import in_menu_order
+from vitsweep.tables.words import plain, times
+
+SLOWER_FASTER = LinearSegmentedColormap.from_list(
+    "slower_faster", ["#d55e00", "#f5f5f5", "#0072b2"]
+)
+
+
+def draw(cells: DataFrame, rows: str, columns: str) -> Figure:
+    """Draw the speedup by two columns; a combination that was not measured says what became of it.
+
+    Where other columns vary too, the fastest cell of a combination is drawn.
+    """
+    across = in_menu_order(columns, cells[columns].map(plain))
+    down = in_menu_order(rows, cells[rows].map(plain))
+    best = {(r, c): _best(cells, rows, r, columns, c) for r, c in product(down, across)}
+    grid = np.array([[_number(best[r, c]) for c in across] for r in down], dtype=float)
+    figure, axes = style.new_figure(2.6 + 1.15 * len(across), 1.4 + 0.55 * len(down))
+    spread = np.nanmax(np.abs(grid - 1)) if np.isfinite(grid).any() else 0.0
+    norm = TwoSlopeNorm(1.0, 1 - max(spread, 0.05), 1 + max(spread, 0.05))
+    axes.pcolormesh(grid, cmap=SLOWER_FASTER, norm=norm, edgecolors=style.PAPER, linewidth=2)
+    for (i, r), (j, c) in product(enumerate(down), enumerate(across)):
+        strong = np.isfinite(grid[i, j]) and abs(grid[i, j] - 1) > 0.7 * spread
+        dark = style.INK if not np.isfinite(grid[i, j]) else "#1b1c21"
+        colour = "#fdfdfd" if strong else dark
+        axes.text(
+            j + 0.5, i + 0.5, _text(best[r, c]), ha="center", va="center", fontsize=9, color=colour
+        )
+    axes.set_xticks(np.arange(len(across)) + 0.5, across)
+    axes.set_yticks(np.arange(len(down)) + 0.5, down)
+    axes.invert_yaxis()
+    axes.set(xlabel=columns.replace("_", " "), ylabel=rows.replace("_", " "))
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def _best(cells: DataFrame, rows: str, r: str, columns: str, c: str) -> Series | None:
+    some = cells[(cells[rows].map(plain) == r) & (cells[columns].map(plain) == c)]
+    ranking = some.assign(_measured=some["status"] == Status.measured)
+    ranking = ranking.sort_values(["_measured", "speedup"], na_position="first")
+    return None if ranking.empty else ranking.iloc[-1]
+
+
+def _number(row: Series | None) -> float:
+    return float("nan") if row is None or plain(row["speedup"]) == "" else float(row["speedup"])
+
+
+def _text(row: Series | None) -> str:
+    if row is None:
+        return "not asked"
+    if plain(row["speedup"]):
+        return times(row["speedup"])
+    return (plain(row["status"]) or "not run").replace("_", "\n")

@@ -1,0 +1,55 @@
+"""Marks that several charts share: horizontal bars with whiskers, values, and their frame."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from vitsweep.charts import style
+from vitsweep.tables.words import missing
+
+BAR = 0.66
+
+
+def whiskers(axes: Axes, position: float, middle: float, low: Any, high: Any) -> None:
+    """Draw a horizontal interval; nothing where it is missing."""
+    if not (missing(low) or missing(high)):
+        ends = [[max(middle - low, 0)], [max(high - middle, 0)]]
+        axes.errorbar(middle, position, xerr=ends, color=style.INK, linewidth=1.2, capsize=3)
+
+
+def value(axes: Axes, position: float, end: float, text: str) -> None:
+    """Write a value behind the end of a bar, readable over lines."""
+    axes.annotate(
+        text,
+        (end, position),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8.5,
+        color=style.INK,
+        bbox={"fc": style.PAPER, "ec": "none", "pad": 1},
+    )
+
+
+def rows(axes: Axes, labels: Sequence[str], limit: float) -> None:
+    """Label the rows, first on top, and leave room for the values at the right."""
+    axes.set_yticks(range(len(labels)), style.shorten(labels))
+    axes.set_ylim(max(len(labels), 1) - 0.4, -0.6)
+    axes.set_xlim(0, 1.2 * limit if limit > 0 else 1)
+    axes.grid(axis="y", visible=False)
+
+
+def reference_line(axes: Axes, at: float) -> None:
+    """Draw the dashed line of the baseline behind the bars."""
+    axes.axvline(at, color=style.INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0.9)
+
+
+def height(num_rows: int) -> float:
+    """Return the height in inches of a chart with that many bars."""
+    return 1.3 + 0.34 * max(num_rows, 2)
+
+
+def fill(colour: str, sure: bool) -> dict[str, Any]:
+    """Return how a bar is filled: hatched where nothing is claimed."""
+    return {"color": colour} if sure else {"fc": style.PAPER, "ec": colour, "hatch": "////"}

@@ -1,0 +1,44 @@
+"""Throughput against peak memory, and the front that nothing beats."""
+
+from typing import Any
+
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from vitsweep.charts import style
+from vitsweep.charts.series import labels, looks
+from vitsweep.tables.names import cell_names
+
+MOST_NAMES = 15
+
+
+def draw(table: DataFrame) -> Figure:
+    """Draw the table of `tables.budget.pareto_front`: filled points are on the front, and named."""
+    named, styles = table.assign(name=cell_names(table), series=labels(table)), looks(table)
+    figure, axes = style.new_figure(8.8, 4.4)
+    for _, row in named[~table["on_front"]].iterrows():
+        look = styles[row["series"]]
+        point: dict[str, Any] = {"mec": look.colour, "mfc": style.PAPER, "mew": 1.5, "ms": 6.5}
+        axes.plot(row["peak_gib"], row["images_per_second"], look.marker, **point)
+    front = named[table["on_front"]].sort_values("images_per_second", ascending=False)
+    if set(table["objectives"].iloc[0].split(", ")) == {"images_per_second", "peak_gib"}:
+        edge: dict[str, Any] = {"color": style.QUIET, "linewidth": 1, "zorder": 1}
+        axes.step(front["peak_gib"], front["images_per_second"], where="pre", **edge)
+    for number, (_, row) in enumerate(front.head(MOST_NAMES).iterrows(), start=1):
+        look = styles[row["series"]]
+        at = (row["peak_gib"], row["images_per_second"])
+        axes.plot(
+            *at,
+            look.marker,
+            color=look.colour,
+            ms=8,
+            ls="none",
+            label=f"{number}  {row['name']}",
+        )
+        axes.annotate(
+            str(number), at, (7, 5), textcoords="offset points", fontsize=9, color=style.INK
+        )
+    axes.set(xlabel=style.axis_label("peak_gib"), ylabel=style.axis_label("images_per_second"))
+    axes.margins(0.1)
+    style.legend(axes, "On the front")
+    return figure

@@ -1,0 +1,47 @@
+"""Throughput against the length of the sequence, one line per method."""
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from pandas import DataFrame
+
+from vitsweep.charts import style
+from vitsweep.charts.series import labels, looks
+from vitsweep.results.record import Status
+
+
+def draw(cells: DataFrame) -> Figure:
+    """Draw tokens/s by tokens per image, both logarithmic; x marks where memory ended."""
+    table = cells.assign(series=labels(cells)).sort_values("num_tokens")
+    measured = table[table["status"] == Status.measured]
+    failed = table[table["status"] == Status.out_of_memory]
+    figure, axes = style.new_figure(8.4, 4.4)
+    floor = measured["tokens_per_second"].min() * 0.7 if len(measured) else 1.0
+    for place, (name, look) in enumerate(looks(cells).items()):
+        line = measured[measured["series"] == name]
+        axes.plot(
+            line["num_tokens"],
+            line["tokens_per_second"],
+            color=look.colour,
+            marker=look.marker,
+            linestyle=look.line,
+            linewidth=1.8,
+            label=name,
+        )
+        ended = failed[failed["series"] == name]
+        axes.plot(
+            ended["num_tokens"], [floor * 0.9**place] * len(ended), "x",
+            color=look.colour, ms=8, mew=2.2,
+        )  # fmt: skip
+    if len(failed):
+        axes.plot([], [], "x", color=style.INK, ms=8, mew=2.2, label="out of memory")
+    lengths = sorted(table["num_tokens"].unique())
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.10g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(lengths, [f"{n:,.0f}" for n in lengths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set(xlabel="Tokens of one image", ylabel=style.axis_label("tokens_per_second"))
+    style.legend(axes)
+    return figure

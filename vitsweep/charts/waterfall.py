@@ -1,0 +1,57 @@
+"""The waterfall: each technique alone, and on top of those before it."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from vitsweep.charts import marks, style
+from vitsweep.tables.words import missing, plain, times
+
+
+def draw(steps: DataFrame) -> Figure:
+    """Draw the table of `tables.waterfall`: left one at a time, right cumulative.
+
+    A bar of the right side spans from the speedup before to the speedup after; its number is the
+    gain over the row above. Hatched bars claim nothing. Only the first baseline is drawn.
+    """
+    first = steps[steps["baseline_cell_id"] == steps["baseline_cell_id"].iloc[0]]
+    kinds = [k for k in ("alone", "cumulative") if (first["kind"] == k).any()]
+    most = max((first["kind"] == k).sum() for k in kinds)
+    figure = style.empty_figure(5.0 * len(kinds) + 0.4, marks.height(int(most)))
+    for place, kind in enumerate(kinds):
+        axes = style.dress(figure.add_subplot(1, len(kinds), place + 1))
+        rows = first[first["kind"] == kind].sort_values(
+            "speedup" if kind == "alone" else "position", ascending=kind != "alone"
+        )
+        _bars(axes, rows, kind)
+        axes.set_title("One at a time" if kind == "alone" else "Cumulative", loc="left")
+        axes.set_xlabel(style.axis_label("speedup"))
+    return figure
+
+
+def _bars(axes: Axes, rows: DataFrame, kind: str) -> None:
+    before = 1.0
+    for position, (_, row) in enumerate(rows.iterrows()):
+        if missing(row["speedup"]):
+            marks.value(axes, position, 0.0, plain(row.get("status")).replace("_", " "))
+            continue
+        group, _, choice = plain(row["added"]).partition("=")
+        hue = style.colour(group, choice) if choice else style.BASELINE
+        claim = plain(row["claim"] if kind == "alone" else row["gain_claim"])
+        look = marks.fill(hue, claim in ("faster", "slower", "baseline"))
+        left = 0.0 if kind == "alone" or not choice else before
+        axes.barh(position, row["speedup"] - left, left=left, height=marks.BAR, **look)
+        marks.whiskers(axes, position, row["speedup"], row["speedup_low"], row["speedup_high"])
+        end = max(x for x in (row["speedup"], row["speedup_high"], left) if not missing(x))
+        gain = f" ({times(row['gain'])})" if kind == "cumulative" and choice else ""
+        marks.value(axes, position, end, times(row["speedup"]) + gain)
+        before = row["speedup"]
+    names = [
+        _name(row["added"], position, kind) for position, (_, row) in enumerate(rows.iterrows())
+    ]
+    marks.rows(axes, names, float(rows[["speedup", "speedup_high"]].max().max()) * 1.08)
+    marks.reference_line(axes, 1.0)
+
+
+def _name(added: str, position: int, kind: str) -> str:
+    return f"+ {added}" if kind == "cumulative" and position else added

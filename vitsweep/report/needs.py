@@ -1,0 +1,122 @@
+"""What each chart draws, or an empty table where the sweep has nothing to show in it."""
+
+from pandas import DataFrame
+
+from vitsweep.charts.phases import PHASES
+from vitsweep.charts.series import labels
+from vitsweep.results.record import Status
+from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.tables import budget
+from vitsweep.tables import communication as communication_table
+from vitsweep.tables import optimizer_steps as optimizer_table
+from vitsweep.tables.changes import with_changes
+from vitsweep.tables.columns import varying
+from vitsweep.tables.load import Sweep
+from vitsweep.tables.per_chip import per_chip
+from vitsweep.tables.scaling import scaling_efficiency
+from vitsweep.tables.tidy import ordered
+from vitsweep.tables.waterfall import waterfall
+
+NOTHING = DataFrame()
+LARGE_IMAGE_PX = 128
+"""Hours per ImageNet epoch say nothing where images are the size of a digit."""
+
+
+def speedups(sweep: Sweep) -> DataFrame:
+    """Return the cells where at least one is compared with another."""
+    return sweep.cells if sweep.cells["speedup"].notna().sum() > 1 else NOTHING
+
+
+def steps(sweep: Sweep) -> DataFrame:
+    """Return the waterfall where at least two techniques stand alone or on top of each other."""
+    table = waterfall(sweep.runs, sweep.baselines)
+    return table if table["speedup"].notna().sum() > 2 else NOTHING
+
+
+def two_groups(cells: DataFrame) -> tuple[str, str]:
+    """Return the two technique groups whose combinations are covered best, the larger first."""
+    groups = [c for c in varying(cells) if c in TECHNIQUE_GROUPS]
+    pairs = [(a, b) for i, a in enumerate(groups) for b in groups[i + 1 :]]
+    return max(pairs, key=lambda pair: len(cells[list(pair)].astype(str).drop_duplicates()))
+
+
+def grid(sweep: Sweep) -> DataFrame:
+    """Return the cells where two technique groups form a grid that is filled by two thirds."""
+    cells = sweep.cells
+    if (
+        len([c for c in varying(cells) if c in TECHNIQUE_GROUPS]) < 2
+        or not cells["speedup"].notna().any()
+    ):
+        return NOTHING
+    pair = list(two_groups(cells))
+    combinations = len(cells[pair].astype(str).drop_duplicates())
+    size = cells[pair[0]].nunique() * cells[pair[1]].nunique()
+    return cells if combinations >= 4 and combinations >= 2 / 3 * size else NOTHING
+
+
+def phases(sweep: Sweep) -> DataFrame:
+    """Return the cells where any has a phase."""
+    cells = sweep.cells
+    known = any(p in cells and cells[p].notna().any() for p in PHASES)
+    return cells if known else NOTHING
+
+
+def optimizer_steps(sweep: Sweep) -> DataFrame:
+    """Return optimizer steps of cells that change nothing else, where there are two or more."""
+    changed = with_changes(sweep.cells)
+    if "optimizer_ms" not in changed or changed.empty:
+        return NOTHING
+    alone = changed[[all(c.startswith("optimizer=") for c in s) for s in changed["changes"]]]
+    if alone["optimizer_ms"].notna().sum() < 2:
+        return NOTHING
+    table = optimizer_table.optimizer_steps(alone)
+    return table if len(table) > 1 and table["implementation"].nunique() > 1 else NOTHING
+
+
+def curves(sweep: Sweep) -> DataFrame:
+    """Return the scaling curves."""
+    return scaling_efficiency(sweep.runs, sweep.baselines, mixed_hardware=True)
+
+
+def several_techniques(sweep: Sweep) -> DataFrame:
+    """Return the scaling curves where there are several to compare."""
+    table = curves(sweep)
+    return table if len(table) and labels(table).nunique() > 1 else NOTHING
+
+
+def lengths(sweep: Sweep) -> DataFrame:
+    """Return the measured and out-of-memory cells where three lengths of sequence were tried."""
+    cells = sweep.cells[sweep.cells["status"].isin([Status.measured, Status.out_of_memory])]
+    tried = cells["num_tokens"].nunique() >= 3 and cells["tokens_per_second"].notna().any()
+    return ordered(cells) if tried else NOTHING
+
+
+def communication(sweep: Sweep) -> DataFrame:
+    """Return bytes on the wire where anything was sent."""
+    table = communication_table.communication(sweep.cells)
+    return table[table["bytes_per_step"] > 0]
+
+
+def memory(sweep: Sweep) -> DataFrame:
+    """Return the cells where peaks are known and more than one cell can be compared."""
+    peaks = budget.with_peak(sweep.cells)["peak_gib"].notna().sum()
+    return sweep.cells if peaks > 1 else NOTHING
+
+
+def front(sweep: Sweep) -> DataFrame:
+    """Return the Pareto front where at least three cells have throughput and memory."""
+    measured = budget.measured_with_peak(sweep.cells, mixed_hardware=True)
+    enough = measured["peak_gib"].notna().sum() > 2
+    return budget.pareto_front(sweep.cells, mixed_hardware=True) if enough else NOTHING
+
+
+def epochs(sweep: Sweep) -> DataFrame:
+    """Return hours per epoch where images have the size of ImageNet's."""
+    large = sweep.cells[sweep.cells["resolution_px"] >= LARGE_IMAGE_PX]
+    return budget.epoch_hours(large) if len(large) > 1 else NOTHING
+
+
+def chips(sweep: Sweep) -> DataFrame:
+    """Return throughput per chip where several kinds of device were measured."""
+    several = "device" in sweep.cells and sweep.cells["device"].nunique() > 1
+    return per_chip(sweep.cells) if several else NOTHING
