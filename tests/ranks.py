@@ -1,6 +1,7 @@
 """Run a function on several gloo ranks, forked from a server that has imported torch once."""
 
 import json
+import multiprocessing
 import pickle
 import traceback
 from collections.abc import Callable
@@ -62,6 +63,7 @@ def _rank(
 ) -> None:
     from vitsweep.sweep.worker import joined_world
 
+    multiprocessing.current_process().daemon = False  # as the ranks of the launcher
     try:
         with joined_world(cell, rank, rank, init_method) as world:
             answer = ("value", function(world, *arguments))

@@ -37,6 +37,7 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     all ranks have ended well. Any rank that fails leaves `failure-<rank>.json` for the supervisor.
     """
     _die_with_launcher()
+    multiprocessing.current_process().daemon = False  # a daemon could not start loader workers
     request.folder.mkdir(parents=True, exist_ok=True)
     _log_to(request.folder / f"rank{rank}.log")
     try:
