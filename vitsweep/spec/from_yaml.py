@@ -47,6 +47,15 @@ def part_from_tree(tree: Mapping[str, Any], name: str) -> Any:
     return _build(tree[name], name, _hints(CellSpec)[name])
 
 
+def section_from_tree(cls: type, node: Mapping[str, Any], path: str) -> Any:
+    """Build a dataclass whose fields are values; messages name them as `path.key`.
+
+    Raises:
+        BadValueError: a key is missing, unknown, or its value is not allowed; all such are named.
+    """
+    return _build_dataclass(cls, dict(node), path)
+
+
 def target_class(node: Mapping[str, Any], path: str) -> type:
     """Return the class that `_target_` of a node names.
 

@@ -50,13 +50,23 @@ class Progress:
 
     def ended(self, entry: Entry, record: RunRecord) -> None:
         """A run of this cell is over."""
+        self.told(entry, record.status, record.reason, record.metrics.get("images_per_second"))
+
+    def told(self, entry: Entry, status: Status, reason: str, speed: float | None) -> None:
+        """A run of this cell is over, as somebody else tells.
+
+        Args:
+            entry: its cell.
+            status: of the run.
+            reason: why it was not measured.
+            speed: images per second.
+        """
         self._done += 1
-        self._states[entry.cell_id] = str(record.status)
-        speed = record.metrics.get("images_per_second")
-        if record.status == Status.measured and speed:
+        self._states[entry.cell_id] = str(status)
+        if status == Status.measured and speed:
             self._speeds[entry.cell_id].append(speed)
         if self._live is None:
-            told = f"{speed:,.0f} img/s" if speed else f"{record.status}: {record.reason}"
+            told = f"{speed:,.0f} img/s" if speed else f"{status}: {reason}"
             self.console.print(
                 f"[{self._done}/{self._total}] {self._labels[entry.cell_id]}: {told}",
                 highlight=False, markup=False,

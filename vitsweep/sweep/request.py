@@ -1,7 +1,9 @@
 """RunRequest: what a worker process is told; everything else it reads from the cell's folder."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,3 +44,12 @@ class RunRequest:
             / "attempts"
             / f"{self.run_id}.{self.attempt}"
         )
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON takes it."""
+        return asdict(self) | {"sweep_folder": str(self.sweep_folder)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "RunRequest":
+        """Read what `plain` wrote."""
+        return cls(**{**plain, "sweep_folder": Path(plain["sweep_folder"])})

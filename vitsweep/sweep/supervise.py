@@ -39,10 +39,11 @@ def supervise(request: RunRequest, cell: CellSpec, start: Start = start_here) ->
     try:
         in_time = wait_for_all(ranks, cell.measurement.timeout_min * 60, GRACE_SECONDS)
     finally:
+        ends = ranks.ends()  # before the rest is ended here: that is nobody's fault
         ranks.kill()
         codes = [end.exit_code for end in ranks.ends()]
         note(request, "end", exit_codes=codes, in_time=in_time)
-    record = publish(request, cell, judge(ranks.ends(), in_time, cell.measurement.timeout_min))
+    record = publish(request, cell, judge(ends, in_time, cell.measurement.timeout_min))
     if record.status == Status.measured:
         drop_empty_logs(request)
     return record

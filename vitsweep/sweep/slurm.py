@@ -1,0 +1,157 @@
+"""The launcher of a cluster: cells frozen, grouped by what they ask for, submitted as job arrays."""
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from vitsweep.errors import BadValueError
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store
+from vitsweep.sweep.asked import Asked
+from vitsweep.sweep.code_state import code_state
+from vitsweep.sweep.compose import Composer
+from vitsweep.sweep.finish import INTERRUPTED, finish
+from vitsweep.sweep.make import freeze, open_store, roster_of
+from vitsweep.sweep.missing import Known, known
+from vitsweep.sweep.roster import Roster
+from vitsweep.sweep.slurm_commands import require_slurm
+from vitsweep.sweep.slurm_jobs import Array
+from vitsweep.sweep.slurm_look import pending_runs
+from vitsweep.sweep.slurm_pack import pack
+from vitsweep.sweep.slurm_settings import SlurmSettings, settings_of
+from vitsweep.sweep.slurm_settle import settle
+from vitsweep.sweep.slurm_site import machine_of, max_array_size
+from vitsweep.sweep.slurm_submit import submit
+from vitsweep.sweep.slurm_watch import watch
+
+
+def launch(
+    asked: Sequence[Asked], config: dict[str, Any], fields: dict[str, Any], composer: Composer
+) -> list[Mapping[str, Any]]:
+    """Submit what is missing of the cells; return the row of each, in the order asked for.
+
+    With `hydra.launcher.wait=false` it returns as soon as Slurm has the jobs, with a row per cell
+    that says so.
+
+    Raises:
+        VitsweepError: a value is wrong, or Slurm refuses.
+        SystemExit: 130 after Ctrl-C, which detaches; 3 where cells ended otherwise.
+    """
+    console, settings = Console(), settings_of(fields)
+    require_slurm()
+    roster = roster_of(asked, machine_of(settings), composer)
+    store = open_store(config)
+
+    def told() -> None:
+        console.print(f"Another command is at work in `{store.root}`; waiting for it to end.")
+
+    with store.lock(on_wait=told):
+        watched = _submit_missing(store, roster, config, settings, console)
+    if not settings.wait:
+        console.print(_come_back(store), highlight=False)
+        return [{"cell_id": e.cell_id, "status": "submitted"} for e in roster.entries.values()]
+    if not watch(store, roster, watched, console):
+        console.print(f"Detached; the jobs go on. {_come_back(store)}", highlight=False)
+        raise SystemExit(INTERRUPTED)
+    return finish(store, roster, console, interrupted=False)
+
+
+def _submit_missing(
+    store: Store,
+    roster: Roster,
+    config: dict[str, Any],
+    settings: SlurmSettings,
+    console: Console,
+) -> list[Array]:
+    """Freeze, then submit the runs that neither the store nor a live job has; return all live arrays."""
+    begin, code = time.monotonic(), code_state()
+    seen = settle(store)
+    freeze(store, roster, config, code)
+    found, minutes = _known(store, roster, config, code, settings)
+    pending = pending_runs(seen)
+    missing = {cell: n - pending[cell] for cell, n in found.missing.items() if n > pending[cell]}
+    live = [s.element.array for s in seen if s.live and pending.keys() & roster.entries.keys()]
+    _announce(store, roster, found, missing, sum(pending.values()), console)
+    cells_per_block = int(config["sweep"].get("cells_per_block", 8))
+    size, new = max_array_size(settings), []
+    for request, jobs in pack(roster, missing, minutes, settings, cells_per_block).items():
+        new += submit(store, request, jobs, settings, size)
+        runs = sum(len(block.entries) for job in jobs for block in job.blocks)
+        console.print(
+            f"{request.name}: {runs} runs in {len(jobs)} jobs of {request.nodes} nodes, "
+            f"about {max(job.minutes for job in jobs):.0f} min each, limit {request.minutes} min: "
+            f"array {', '.join(array.slurm_id for array in new[-(-len(jobs) // -size) :])}",
+            highlight=False,
+        )
+    if new:
+        console.print(f"Submitted in {time.monotonic() - begin:.1f} s.", highlight=False)
+    return [*{array.folder: array for array in live}.values(), *new]
+
+
+def _known(
+    store: Store,
+    roster: Roster,
+    config: dict[str, Any],
+    code: dict[str, Any],
+    settings: SlurmSettings,
+) -> tuple[Known, dict[str, float]]:
+    """Return what is measured, and the expected minutes of a run of each cell."""
+    runs = list(store.runs())
+    found = known(
+        roster,
+        runs,
+        torch_version=code["packages"]["torch"],
+        git_commit=code["git_commit"],
+        remeasure=bool(config["sweep"]["remeasure"]),
+        retry=tuple(config["sweep"].get("retry") or ()),
+    )
+    took: dict[str, list[float]] = {}
+    for run in runs:
+        if run.status == Status.measured and "run_seconds" in run.environment:
+            took.setdefault(run.cell_id, []).append(run.environment["run_seconds"] / 60)
+    every = [minutes for of_cell in took.values() for minutes in of_cell]
+    usual = median(every) if every else settings.minutes_per_run
+    return found, {c: median(took[c]) if c in took else usual for c in roster.entries}
+
+
+def _announce(
+    store: Store,
+    roster: Roster,
+    found: Known,
+    missing: Mapping[str, int],
+    pending: int,
+    console: Console,
+) -> None:
+    if found.ended:
+        console.print(
+            f"{len(found.ended)} cells ended otherwise and are not repeated; "
+            f"`vitsweep retry {store.name}` runs them again.",
+            highlight=False,
+        )
+    if pending:
+        console.print(f"{pending} runs are in live jobs of this sweep already.", highlight=False)
+    if not missing and not pending and roster.runnable:
+        console.print("Everything that was asked for is measured already.")
+
+
+def _come_back(store: Store) -> str:
+    name = store.name if store.root.parent.name == "results" else str(store.root)
+    return (
+        f"`vitsweep status {name} --watch` shows the sweep, `vitsweep collect {name}` makes its "
+        f"tables, `vitsweep cancel {name}` ends its jobs."
+    )
+
+
+def checked_for_waiting(fields: Mapping[str, Any]) -> None:
+    """Sweepers that learn from results cannot leave before there are any.
+
+    Raises:
+        BadValueError: `wait` is false.
+    """
+    if not fields.get("wait", True):
+        raise BadValueError(
+            "`hydra.launcher.wait=false`: this sweeper needs the result of every cell; leave it true."
+        )

@@ -1,0 +1,178 @@
+"""How the nodes of a job find one another: authenticated connections to its first node."""
+
+import json
+import multiprocessing
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from vitsweep.errors import VitsweepError
+
+PORTS = range(20_000, 32_000)
+"""Below the range from which Linux takes ports for outgoing connections."""
+TRIED_PORTS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where in a job this process runs, as Slurm says.
+
+    Attributes:
+        job_id: id of this job; elements of an array have their own.
+        array_id: id of the array.
+        index: place in the array.
+        restart: how often Slurm has started the job before.
+        node_index: 0 for the node that leads.
+        nodes: names, the leading one first.
+        launch_address: address of the node that started the step, which is the first one.
+    """
+
+    job_id: str
+    array_id: str
+    index: int
+    restart: int
+    node_index: int
+    nodes: tuple[str, ...]
+    launch_address: str | None
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str]) -> "Place":
+        """Read it from the environment of a Slurm task."""
+        from submitit.slurm.slurm import SlurmJobEnvironment
+
+        job = environ["SLURM_JOB_ID"]
+        return cls(
+            job_id=job,
+            array_id=environ.get("SLURM_ARRAY_JOB_ID", job),
+            index=int(environ.get("SLURM_ARRAY_TASK_ID", 0)),
+            restart=int(environ.get("SLURM_RESTART_COUNT", 0)),
+            node_index=int(environ["SLURM_NODEID"]),
+            nodes=tuple(SlurmJobEnvironment().hostnames),
+            launch_address=environ.get("SLURM_LAUNCH_NODE_IPADDR"),
+        )
+
+    @property
+    def name(self) -> str:
+        """This node's name."""
+        return self.nodes[self.node_index]
+
+    @property
+    def shown(self) -> str:
+        """The job's id as Slurm's tools show it."""
+        return f"{self.array_id}_{self.index}"
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the first node may be reached, best first; its name need not resolve."""
+        known = [self.nodes[0], self.launch_address]
+        return list(dict.fromkeys(filter(None, known)))
+
+    @property
+    def ports(self) -> list[int]:
+        """Ports the first node may listen on: several, because any one may be taken."""
+        return random.Random(f"{self.job_id}.{self.restart}").sample(PORTS, TRIED_PORTS)
+
+    def key(self, folder: Path) -> bytes:
+        """Secret that only agents of this start of this job know."""
+        secret = (folder / "key").read_text()
+        return f"{secret}.{self.job_id}.{self.restart}".encode()
+
+
+class Meeting:
+    """The first node's door: agents of all nodes come in, one connection each."""
+
+    def __init__(self, place: Place, key: bytes) -> None:
+        self._listener = _listen(place, key)
+        self._arrived: queue.Queue[tuple[dict[str, Any], Connection]] = queue.Queue()
+        threading.Thread(target=self._let_in, daemon=True).start()
+
+    def gather(
+        self, names: Sequence[str], seconds: float
+    ) -> list[tuple[dict[str, Any], Connection]]:
+        """Wait for the agents of all nodes; return their greetings and connections, in order.
+
+        Raises:
+            VitsweepError: some did not come; they are named.
+        """
+        here: dict[int, tuple[dict[str, Any], Connection]] = {}
+        deadline = time.monotonic() + seconds
+        while len(here) < len(names):
+            try:
+                greeting, connection = self._arrived.get(
+                    timeout=max(0.0, deadline - time.monotonic())
+                )
+            except queue.Empty:
+                missing = ", ".join(n for i, n in enumerate(names) if i not in here)
+                raise VitsweepError(
+                    f"No word from {missing} within {seconds:.0f} s: the node is down, or it cannot "
+                    f"reach {names[0]}."
+                ) from None
+            here[greeting["node_index"]] = greeting, connection
+        return [here[index] for index in range(len(names))]
+
+    def _let_in(self) -> None:
+        while True:
+            with suppress(multiprocessing.AuthenticationError, EOFError, ValueError, OSError):
+                connection = self._listener.accept()
+                self._arrived.put((receive(connection), connection))
+
+
+def _listen(place: Place, key: bytes) -> Listener:
+    for port in place.ports:
+        with suppress(OSError):
+            return Listener(("", port), backlog=4096, authkey=key)
+    raise VitsweepError(f"The ports {place.ports} are all taken on {place.name}.")
+
+
+def join(place: Place, key: bytes, seconds: float) -> Connection:
+    """Connect to the first node and greet it.
+
+    Raises:
+        VitsweepError: it cannot be reached.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for address in place.addresses:
+            for port in place.ports:
+                with suppress(OSError, EOFError, multiprocessing.AuthenticationError):
+                    connection = Client((address, port), authkey=key)
+                    send(connection, _greeting(place, address))
+                    return connection
+        time.sleep(0.2)
+    raise VitsweepError(f"{place.name} cannot reach {' or '.join(place.addresses)}.")
+
+
+def _greeting(place: Place, address: str) -> dict[str, Any]:
+    return {
+        "node_index": place.node_index,
+        "node": place.name,
+        "address": address,
+        "pid": os.getpid(),
+    }
+
+
+def send(connection: Connection, message: Mapping[str, Any]) -> None:
+    """Send one message.
+
+    Raises:
+        OSError: the other side is gone.
+    """
+    connection.send_bytes(json.dumps(message).encode())
+
+
+def receive(connection: Connection) -> dict[str, Any]:
+    """Return the next message.
+
+    Raises:
+        EOFError, OSError: the other side is gone.
+    """
+    message: dict[str, Any] = json.loads(connection.recv_bytes())
+    return message

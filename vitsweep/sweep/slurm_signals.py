@@ -1,0 +1,95 @@
+"""What Slurm's signals to a job mean: preempted, out of time, or cancelled."""
+
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+
+from vitsweep.results.record import Status
+from vitsweep.sweep.slurm_commands import ask
+
+MARGIN_SECONDS = 90
+"""Slurm looks at time limits every 30 s and may signal up to a minute early."""
+
+
+class JobEnding(Exception):
+    """The job must stop working.
+
+    Args:
+        status: of the run in flight.
+        reason: one sentence.
+        requeue: whether the rest should run in a later start of the job.
+        cause: in a word or two.
+    """
+
+    def __init__(self, status: Status, reason: str, *, requeue: bool, cause: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.requeue, self.cause = status, reason, requeue, cause
+
+
+@dataclass
+class Signals:
+    """Signals that have come.
+
+    Attributes:
+        job_id: of this job.
+        shown: its id as Slurm's tools show it.
+        started: when this start of the job began, in seconds since 1970.
+        limit_s: its time limit.
+        delay_s: how long before the limit Slurm sends USR2.
+    """
+
+    job_id: str
+    shown: str
+    started: float
+    limit_s: float
+    delay_s: float
+    came: str = ""
+
+    def watch(self) -> None:
+        """Take the signals from now on."""
+        for number in (signal.SIGUSR2, signal.SIGTERM):
+            signal.signal(number, self._take)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.came = self.came or signal.Signals(number).name
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds to the time limit."""
+        return self.started + self.limit_s - time.time()
+
+    def ending(self) -> JobEnding:
+        """Say what the signal meant, by what the controller says of the job, else by the clock."""
+        facts = job_facts(self.job_id)
+        told = f"job {self.shown} (signal {self.came})"
+        if facts.get("JobState") == "CANCELLED":
+            return _cancelled(f"Somebody cancelled {told}.")
+        if facts.get("PreemptTime", "None") not in ("None", "Unknown", "N/A"):
+            return _preempted(f"Slurm preempted {told}.")
+        if self.seconds_left < self.delay_s + MARGIN_SECONDS:
+            reason = f"The time limit of {self.limit_s / 60:g} min ended {told}."
+            return JobEnding(Status.timed_out, reason, requeue=True, cause="time limit")
+        if self.came == "SIGTERM":
+            return _cancelled(f"Slurm ended {told}: it was cancelled.")
+        return _preempted(f"Slurm preempted {told}.")
+
+
+def _cancelled(reason: str) -> JobEnding:
+    return JobEnding(Status.killed, reason, requeue=False, cause="cancelled")
+
+
+def _preempted(reason: str) -> JobEnding:
+    return JobEnding(Status.preempted, reason, requeue=True, cause="preempted")
+
+
+def job_facts(job_id: str) -> Mapping[str, str]:
+    """Return what the controller says of a job; {} where it does not answer."""
+    words = (ask("scontrol", "-o", "show", "job", job_id) or "").split()
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def requeue(job_id: str) -> bool:
+    """Ask Slurm to start this job again later; it ends the present start at once."""
+    return ask("scontrol", "requeue", job_id) is not None
