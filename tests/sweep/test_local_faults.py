@@ -113,7 +113,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind_and_loses_nothing(vitsw
     running = vitsweep.start(*asked)
     wait_for(lambda: any(vitsweep.folder.glob("results/default/cells/*/attempts/*/rank1.log")))
     os.kill(running.pid, signal.SIGKILL)
-    running.wait()
+    running.communicate()  # returns when nobody holds the pipes any more
 
     wait_for(lambda: not ranks_in(vitsweep.folder))
     assert not list(vitsweep.store.runs())
