@@ -77,6 +77,8 @@ _ALL = (
            "the same with recomputed FLOPs counted"),
     Metric("mfu_of_measured_peak", "1", "Model FLOPs / measured matmul rate", "higher",
            "model_tflops_per_rank / the matmul rate `vitsweep doctor` measured here"),
+    Metric("peak_tflops", "TFLOP/s", "Dense peak of the device", None,
+           "published for the compute dtype, the denominator of mfu; its source in peak_source"),
     Metric("epoch_hours_imagenet1k", "h", "Time of an ImageNet-1k epoch", "lower",
            "1,281,167 images / images_per_second / 3600"),
     Metric("loss_first", "1", "Loss of the first measured step", None, "mean over ranks"),
