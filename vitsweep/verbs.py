@@ -76,14 +76,13 @@ def run_hydra(arguments: Sequence[str]) -> int:
 
     sys.argv = [sys.argv[0], *_for_hydra(arguments)]
 
-    @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
     def task(config: object) -> None:
         """Only stock launchers of Hydra call it."""
         from vitsweep.sweep.in_place import run_composed
 
         run_composed()
 
-    task()
+    hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
     return 0
 
 

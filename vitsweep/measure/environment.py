@@ -23,6 +23,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cpu": cpu_model(),
         "python": platform.python_version(),
         "host": socket.gethostname(),
+        "host_cores": os.cpu_count(),
         "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
     }

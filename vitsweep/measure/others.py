@@ -56,9 +56,8 @@ def _processes_on_gpu(device: torch.device) -> int:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByPciBusId(
-            torch.cuda.get_device_properties(device).pci_bus_id
-        )  # type: ignore[attr-defined]
+        uuid = torch.cuda.get_device_properties(device).uuid
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     except Exception:  # containers often hide other processes: then nothing can be said
         return 1

@@ -1,6 +1,5 @@
 """Samples of all ranks become the metrics of one run."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +69,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
         | ranks[0].trained
         | {"all_reduce_gb_per_s": calibration.get("all_reduce_gb_per_s")},
         validity={
-            "oversubscribed": cell.resources.oversubscribed,
+            "oversubscribed": _oversubscribed(cell, ranks),
             "drifting": is_drifting(steady),
             "steps_skipped": int(sum(ranks[0].skipped)),
             "steps_counted": len(steady),
@@ -87,15 +86,27 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
     )
 
 
+def _oversubscribed(cell: CellSpec, ranks: list[RankSamples]) -> bool:
+    """Whether ranks share cores: as planned, or because several "nodes" are one machine."""
+    asked = cell.resources
+    if asked.device != "cpu":
+        return asked.oversubscribed
+    threads: Counter[str] = Counter()
+    for rank in ranks:
+        threads[rank.environment["host"]] += asked.threads_per_rank
+    cores = {rank.environment["host"]: rank.environment["host_cores"] for rank in ranks}
+    return asked.oversubscribed or any(threads[host] > cores[host] for host in threads)
+
+
 def _phases(ranks: list[RankSamples]) -> dict[str, float | None]:
     names = ranks[0].phases_ms
     phases = {f"{name}_ms": max(rank.phases_ms[name] for rank in ranks) for name in names}
-    return phases | {"communication_ms": _mean(ranks, lambda rank: rank.communication_ms)}
+    return phases | {"communication_ms": _mean([rank.communication_ms for rank in ranks])}
 
 
 def _sent(ranks: list[RankSamples]) -> dict[str, float | None]:
     return {
-        f"{purpose}_bytes_per_step": _mean(ranks, lambda rank, p=purpose: rank.sent_bytes.get(p))
+        f"{purpose}_bytes_per_step": _mean([rank.sent_bytes.get(purpose) for rank in ranks])
         for purpose in ("parameter", "gradient", "activation")
     }
 
@@ -111,6 +122,6 @@ def _losses(cell: CellSpec, ranks: list[RankSamples]) -> dict[str, float | None]
     return {"loss_first": float(mean[first]), "loss_last": float(mean[-1])}
 
 
-def _mean(ranks: list[RankSamples], read: Callable[[RankSamples], float | None]) -> float | None:
-    values = [value for rank in ranks if (value := read(rank)) is not None]
-    return float(np.mean(values)) if values else None
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

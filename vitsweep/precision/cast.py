@@ -1,5 +1,7 @@
 """Cast a model to what a PrecisionPlan says."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -42,3 +44,10 @@ def allow_tf32(allowed: bool) -> None:
     """Switch TensorFloat-32 in matmul and cuDNN, by one API only (mixing two raises in torch)."""
     torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
     torch.backends.cudnn.conv.fp32_precision = "tf32" if allowed else "ieee"  # type: ignore[attr-defined]
+
+
+def autocast(plan: PrecisionPlan, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context of the forward pass."""
+    if plan.autocast_dtype is None:
+        return nullcontext()
+    return torch.autocast(device.type, getattr(torch, plan.autocast_dtype))

@@ -51,14 +51,11 @@ class Float8(Precision):
         else:
             config = Float8LinearConfig.from_recipe_name(self.recipe)
 
-        def is_wide(module: torch.nn.Module, name: str) -> bool:
-            inside = isinstance(module, torch.nn.Linear) and ".attention." in f".{name}."
-            inside = inside or (isinstance(module, torch.nn.Linear) and ".mlp." in f".{name}.")
-            sides = (module.in_features, module.out_features) if inside else (1,)
-            return all(int(side) % WIDTH_MULTIPLE == 0 for side in sides)
+        def is_inside_a_block(module: torch.nn.Module, name: str) -> bool:
+            return isinstance(module, torch.nn.Linear) and name.startswith("blocks.")
 
         converted: torch.nn.Module = convert_to_float8_training(
-            model, config=config, module_filter_fn=is_wide
+            model, config=config, module_filter_fn=is_inside_a_block
         )
         return converted
 

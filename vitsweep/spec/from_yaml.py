@@ -69,7 +69,8 @@ def target_class(node: Mapping[str, Any], path: str) -> type:
         )
     module, _, name = target.rpartition(".")
     try:
-        return getattr(_module(module), name)  # type: ignore[no-any-return]
+        cls: type = getattr(_module(module), name)
+        return cls
     except (ImportError, AttributeError) as error:
         raise BadValueError(f"`{path}._target_={target}` cannot be imported ({error}).") from error
 

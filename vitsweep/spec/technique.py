@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from vitsweep.spec.cell_spec import CellSpec
@@ -205,9 +205,44 @@ class TensorParallel(ModelParallel):
 class PipelineParallel(ModelParallel):
     """Splits the blocks over the `pipeline` axis of the mesh."""
 
-    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        """Keep this rank's stage."""
-        return model
+    def stages(
+        self,
+        model: "nn.Module",
+        world: "World",
+        forward_context: Callable[[], AbstractContextManager[Any]],
+    ) -> "list[nn.Module]":
+        """Return this rank's stages of the model; the whole model is one.
+
+        Args:
+            model: finished but for recomputation, compilation and sharding.
+            world: ranks.
+            forward_context: in which a forward pass runs (autocast).
+        """
+        return [model]
+
+    def runner(
+        self, stages: "list[nn.Module]", criterion: Callable[..., Any], world: "World"
+    ) -> "PipelineRunner | None":
+        """Return what runs a batch through all stages; None where there is but one.
+
+        Args:
+            stages: this rank's, as the sharding wrapped them.
+            criterion: (outputs, labels) -> mean loss.
+            world: ranks.
+        """
+        return None
+
+
+class PipelineRunner(Protocol):
+    """Forward and backward of a batch over all stages of a pipeline."""
+
+    def run(
+        self, images: "Tensor", labels: "Tensor", scale: "Callable[[Tensor], Tensor]"
+    ) -> "Tensor":
+        """Add the gradients of the scaled mean loss; return the mean loss itself, on every rank."""
+
+    def predict(self, images: "Tensor") -> "Tensor":
+        """Return outputs without gradients, on every rank."""
 
 
 class Memory(Technique):

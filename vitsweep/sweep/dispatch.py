@@ -42,8 +42,15 @@ def dispatch(
     composer = composer_of(config, loader)
     cells = expand(arguments, composer)
     if hasattr(launcher, "launch_cells"):
-        run = launcher.plan_cells if plan_only else launcher.launch_cells
-        return run(cells, hydra_private.plain_resolved(config), composer)
+        settings = hydra_private.plain_resolved(config)
+        if plan_only:
+            return launcher.plan_cells(cells, settings, composer)
+        from vitsweep.sweep.finish import exit_code  # pandas and charts, which a plan does not need
+
+        rows = launcher.launch_cells(cells, settings, composer)
+        if code := exit_code(rows):
+            raise SystemExit(code)
+        return rows
     target = str(OmegaConf.select(config, "hydra.launcher._target_"))
     if plan_only:
         raise BadValueError(

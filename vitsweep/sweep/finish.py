@@ -1,6 +1,6 @@
 """The end of a command: tables, charts, report, and the exit code."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pandas import DataFrame
@@ -14,7 +14,9 @@ from vitsweep.sweep.collect import collect
 from vitsweep.sweep.roster import Roster
 from vitsweep.tables.show import printed
 
-OK, BAD_INPUT, ENDED_OTHERWISE, INTERRUPTED = 0, 2, 3, 130
+OK, ENDED_OTHERWISE, INTERRUPTED = 0, 3, 130
+SUBMITTED = "submitted"
+"""Instead of a status, where a launcher returns before its cells have run."""
 
 
 def finish(
@@ -23,7 +25,7 @@ def finish(
     """Write the views, show the table, and return the rows of the command's cells.
 
     Raises:
-        SystemExit: 130 after an interruption, 3 where cells ended otherwise.
+        SystemExit: 130 after an interruption.
         ImpossibleCellError: every cell is refused.
     """
     table = collect(store)
@@ -35,20 +37,19 @@ def finish(
     _explain(mine, console)
     if (mine["status"] == Status.measured).any():
         console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
-    code = exit_code(mine, interrupted)
     if interrupted:
         console.print("Stopped. What was measured is kept; the same command continues.")
-    if code:
-        raise SystemExit(code)
-    rows = {row["cell_id"]: row for row in mine.to_dict("records")}
+        raise SystemExit(INTERRUPTED)
+    rows = {
+        str(row["cell_id"]): {str(k): v for k, v in row.items()} for row in mine.to_dict("records")
+    }
     return [rows[cell_id] for cell_id, entry in roster.entries.items() if not entry.added]
 
 
-def exit_code(cells: DataFrame, interrupted: bool) -> int:
-    """Return 0 if all cells are measured, 3 if some ended otherwise, 130 if the user stopped."""
-    if interrupted:
-        return INTERRUPTED
-    return OK if (cells["status"] == Status.measured).all() else ENDED_OTHERWISE
+def exit_code(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return 0 if all cells are measured, or on their way; 3 if some ended otherwise."""
+    fine = (Status.measured, SUBMITTED)
+    return OK if all(row["status"] in fine for row in rows) else ENDED_OTHERWISE
 
 
 def _explain(cells: DataFrame, console: Console) -> None:
