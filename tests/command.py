@@ -43,7 +43,11 @@ class Command:
         return [sys.executable, "-m", "vitsweep", *words, *(QUICK if quick else ()), *typed]
 
     def _settings(self) -> dict[str, object]:
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "COLUMNS": "200",
+            "OMP_NUM_THREADS": "1",
+        }
         return {
             "cwd": self.folder,
             "env": environment,
@@ -56,9 +60,9 @@ class Command:
     def store(self) -> Store:
         return Store(self.folder / "results" / "default")
 
-    def cells(self) -> DataFrame:
-        """The table, one row per cell, indexed by what was typed."""
-        return pd.read_parquet(self.store.root / "cells.parquet")
+    def cells(self, sweep: str = "default") -> DataFrame:
+        """The table, one row per cell."""
+        return pd.read_parquet(self.store.root.with_name(sweep) / "cells.parquet")
 
     def runs(self) -> DataFrame:
         return pd.read_parquet(self.store.root / "runs.parquet")

@@ -14,7 +14,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("gpu")
         wanted = (marker.kwargs.get("count", 1) if marker else 0) or 0
         if wanted > present:
-            item.add_marker(pytest.mark.skip(reason=f"needs {wanted} CUDA devices, found {present}"))
+            item.add_marker(
+                pytest.mark.skip(reason=f"needs {wanted} CUDA devices, found {present}")
+            )
 
 
 @pytest.fixture

@@ -33,7 +33,9 @@ def _difference(world: World, cell: CellSpec) -> dict[str, Any]:
         wanted = train_plain(plain, replace(cell, optimizer=_plain(cell)), batches)
         reference = whole_weights(plain.named_parameters())
     except Exception as error:
-        raise AssertionError(f"{ {g: t.name for g, t in cell.techniques.items()} }: {error!r}") from error
+        raise AssertionError(
+            f"{ {g: t.name for g, t in cell.techniques.items()} }: {error!r}"
+        ) from error
     return {
         "loss": max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True)),
         "weights": max(

@@ -81,7 +81,9 @@ def assert_equal_training(combinations: list[Combination], ranks: int, folder: P
     wrong = []
     for sharing in by_mesh(cells):
         answers = on_ranks(ranks, differences, sharing[0], sharing, folder=folder)[0]
-        wrong += [(names(c), a) for c, a in zip(sharing, answers, strict=True) if not is_equal(c, a)]
+        wrong += [
+            (names(c), a) for c, a in zip(sharing, answers, strict=True) if not is_equal(c, a)
+        ]
     assert not wrong, "\n".join(f"{name}: {answer}" for name, answer in wrong)
 
 
@@ -115,6 +117,23 @@ def test_precision_by_sharding_trains_as_the_plain_model(tmp_path: Path) -> None
         for precision, sharding in product(GROUPS["precision"], ["ddp", "zero1", "zero2", "fsdp"])
     ]
     assert_equal_training(chosen, 2, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_emulated_fp8_trains_as_the_plain_model_to_its_three_bits(
+    sharding: str, tmp_path: Path
+) -> None:
+    emulated = [
+        "precision=fp8",
+        "precision.emulate=true",
+        "optimizer=sgd_loop",
+        "optimizer.learning_rate=0.05",
+    ]
+    cell = entry(*TINY, *emulated, f"sharding={sharding}").cell
+    answer = on_ranks(2, differences, cell, [cell], folder=tmp_path)[0][0]
+    assert 1e-6 < answer["loss"] < 1e-2  # rounding is there, and no more than that
+    assert answer["weights"] < 0.3
 
 
 @pytest.mark.full

@@ -6,7 +6,13 @@ import pandas as pd
 
 from tests.command import Command
 
-SWEEP = ("-m", "precision=fp32,O1", "sharding=ddp,fsdp", "measurement.blocks=3", "measurement.prove=twin")
+SWEEP = (
+    "-m",
+    "precision=fp32,O1",
+    "sharding=ddp,fsdp",
+    "measurement.blocks=3",
+    "measurement.prove=twin",
+)
 
 
 def test_a_sweep_ends_in_a_table_charts_and_a_report(vitsweep: Command) -> None:
@@ -29,7 +35,9 @@ def test_a_sweep_ends_in_a_table_charts_and_a_report(vitsweep: Command) -> None:
     assert {p.name for p in vitsweep.folder.iterdir()} == {"results"}
 
 
-def test_the_same_command_again_runs_nothing_and_a_wider_one_only_what_is_new(vitsweep: Command) -> None:
+def test_the_same_command_again_runs_nothing_and_a_wider_one_only_what_is_new(
+    vitsweep: Command,
+) -> None:
     vitsweep("-m", "sharding=ddp")
     first = vitsweep.runs()
 
@@ -63,7 +71,9 @@ def test_what_was_frozen_and_recorded_is_complete(vitsweep: Command) -> None:
     store = vitsweep.store
     runs = list(store.runs())
 
-    assert {run.cell_id for run in runs} == {c["cell_id"] for c in map(store.frozen, _cells(vitsweep))}
+    assert {run.cell_id for run in runs} == {
+        c["cell_id"] for c in map(store.frozen, _cells(vitsweep))
+    }
     for run in runs:
         assert run.samples["step_time_ms"]
         assert run.environment["torch"]

@@ -1,0 +1,226 @@
+"""Every YAML of conf/ composes and runs a tiny cell, or is refused with the reason that stands here."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from torch.distributed.device_mesh import init_device_mesh
+
+import vitsweep
+from tests.cells import TINY, composer, entry
+from tests.data.pictures import write_folder
+from tests.ranks import RankFailedError, on_ranks
+from vitsweep.conf_dir import conf_dir
+from vitsweep.measure.summarize import Summary
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.mesh_shape import AXES, MeshShape
+from vitsweep.spec.resources import Resources
+from vitsweep.spec.technique import TECHNIQUE_GROUPS, Technique
+from vitsweep.sweep.roster import Entry
+from vitsweep.world import World
+
+ON_CPU = ["resources.device=cpu", "resources.threads_per_rank=1"]
+ONE_STEP = [
+    "measurement=smoke",
+    "measurement.warmup_steps=0",
+    "measurement.measured_steps=1",
+]
+SHORT = ["measurement.warmup_steps=0", "measurement.measured_steps=1", "measurement.phase_steps=1"]
+VIDEO = ["model=video_vit_nano", "data=moving_digits"]
+
+REFUSED_ON_CPU = {
+    "attention=flex": "needs `resources.device=cuda`",
+    "attention=sdpa_cudnn": "needs `resources.device=cuda`",
+    "attention=sdpa_efficient": "needs `resources.device=cuda`",
+    "compilation=cuda_graphs": "needs `resources.device=cuda`",
+    "memory=offload_activations": "needs `resources.device=cuda`",
+    "optimizer=adamw_apex": "runs on GPUs only",
+    "precision=fp8": "needs a GPU with FP8 units",
+    "precision=tf32": "needs an NVIDIA GPU",
+}
+"""Choice -> part of its reason. Everything else must run here."""
+
+SLOW = {"compilation=compile_blocks", "compilation=compile_model"}
+"""Choices that compile for a minute."""
+
+BESIDE = {
+    "data=image_folder": ["data.folder={pictures}", "data.num_workers=1", "batch.resolution_px=8"],
+    "data=moving_digits": VIDEO,
+    "data=synthetic": ["batch.resolution_px=8", "data.num_distinct=16"],
+    "data=synthetic_field": ["model.head=dense", "batch.resolution_px=8"],
+    "data=synthetic_video": [*VIDEO, "batch.resolution_px=8"],
+    "attention=sdpa_causal": ["classifier=pooled"],
+    "batch=blog_384_256px": ["batch.images_per_step=384", "batch.resolution_px=8"],
+    "batch=blog_560": ["batch.images_per_step=560"],
+    "measurement=careful": SHORT,
+    "measurement=standard": SHORT,
+    "model=axial_vit_base": ["batch.resolution_px=32"],
+    "model=video_vit_3b": VIDEO,
+    "model=video_vit_720m": VIDEO,
+    "model=video_vit_nano": VIDEO,
+    "sequence_parallel=dsp": VIDEO,
+    "sequence_parallel=lasp": ["attention=linear", "attention.causal=true", "classifier=pooled"],
+    "sequence_parallel=lasp2": ["attention=linear"],
+    "sequence_parallel=lss": ["classifier=pooled"],
+    "sequence_parallel=usp": ["resources.ranks_per_node=4"],
+    "sharding=hsdp": ["resources.ranks_per_node=4"],
+    "sharding=none": ["resources.ranks_per_node=1"],
+    "task=train": ["task.epochs=1", "batch.images_per_step=256"],
+}
+"""What a choice needs beside it to run as a tiny cell on two ranks."""
+
+
+def yamls(*, of_cells: bool = False) -> list[Path]:
+    """All files of conf/ below a group; `of_cells` leaves out Hydra's own groups and named sweeps."""
+    paths = sorted(conf_dir().glob("*/**/*.yaml"))
+    apart = {"hydra", "sweep"}
+    return [p for p in paths if not (of_cells and p.relative_to(conf_dir()).parts[0] in apart)]
+
+
+def choice_of(path: Path) -> str:
+    return f"{path.parent.relative_to(conf_dir())}={path.stem}"
+
+
+CHOICES = [choice_of(path) for path in yamls(of_cells=True)]
+
+
+def tiny(choice: str, pictures: Path) -> Entry:
+    """The smallest cell that holds a choice."""
+    beside = [text.format(pictures=pictures) for text in BESIDE.get(choice, [])]
+    two_patches = []
+    if choice.startswith("model=") and not beside:
+        side = (
+            2
+            * yaml.safe_load((conf_dir() / f"{choice.replace('=', '/')}.yaml").read_text())[
+                "patch_px"
+            ]
+        )
+        two_patches = [f"batch.resolution_px={side}"]
+    return entry(*ON_CPU, *TINY, *ONE_STEP, *two_patches, *beside, choice)
+
+
+def run_all(world: World, cells: list[CellSpec], folder: Path) -> list[Summary]:
+    """Run cells of as many ranks one after the other, on meshes of their own."""
+    from vitsweep.cell import Around, run_cell
+
+    @cache
+    def place(shape: MeshShape) -> World:
+        mesh = init_device_mesh("cpu", shape.degrees(), mesh_dim_names=AXES)
+        return replace(world, shape=shape, mesh=mesh)
+
+    around = Around(calibration={}, proved="", trace_folder=folder)
+    return [run_cell(cell, place(cell.mesh), around) for cell in cells]
+
+
+class Runs:
+    """Runs cells of as many ranks together, at the first question about one of them.
+
+    Where one of them fails, each is run alone, so that only its own test fails.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.pictures = folder, write_folder(folder / "pictures")
+        self._answers: dict[CellSpec, Summary] = {}
+        self._alone = {self._cell(choice) for choice in SLOW}
+
+    def of(self, choice: str) -> Summary:
+        cell = self._cell(choice)
+        if cell not in self._answers and cell not in self._alone:
+            self._run_together(cell.resources)
+        if cell not in self._answers:
+            self._run([cell])
+        return self._answers[cell]
+
+    def _cell(self, choice: str) -> CellSpec:
+        return tiny(choice, self.pictures).cell
+
+    def _run_together(self, resources: Resources) -> None:
+        cells = dict.fromkeys(self._cell(c) for c in CHOICES if c not in REFUSED_ON_CPU)
+        same = [c for c in cells if c.resources == resources and c not in self._alone]
+        try:
+            self._run(same)
+        except RankFailedError:
+            self._alone |= set(same)
+
+    def _run(self, cells: list[CellSpec]) -> None:
+        ranks = cells[0].resources.world_size
+        answers = on_ranks(ranks, run_all, cells[0], cells, self.folder, folder=self.folder)[0]
+        self._answers |= dict(zip(cells, answers, strict=True))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("choices"))
+
+
+def marked(choice: str) -> Any:
+    return pytest.param(choice, marks=pytest.mark.slow) if choice in SLOW else choice
+
+
+@pytest.mark.parametrize("choice", [marked(c) for c in CHOICES if c not in REFUSED_ON_CPU])
+def test_a_choice_runs_a_tiny_cell(choice: str, runs: Runs) -> None:
+    found = tiny(choice, runs.pictures)
+    assert not found.reasons
+    assert found.asked.choices[choice.partition("=")[0]] == choice.partition("=")[2]
+    summary = runs.of(choice)
+    assert summary.metrics["images_per_second"] > 0
+    assert summary.metrics["loss_first"] > 0
+    assert summary.validity["steps_counted"] == 1
+    assert len(summary.samples["step_time_ms"]) == found.cell.resources.world_size
+
+
+@pytest.mark.parametrize("choice", REFUSED_ON_CPU)
+def test_a_choice_is_refused_on_a_cpu_with_its_reason(choice: str, tmp_path: Path) -> None:
+    reasons = tiny(choice, tmp_path).reasons
+    assert REFUSED_ON_CPU[choice] in " ".join(reasons)
+    assert all(reason.endswith(".") and "`" in reason for reason in reasons)
+
+
+def test_the_tables_name_choices_that_exist() -> None:
+    assert {*REFUSED_ON_CPU, *BESIDE, *SLOW} <= set(CHOICES)
+
+
+@pytest.mark.parametrize("path", yamls(), ids=choice_of)
+def test_a_yaml_begins_with_a_comment_that_says_something(path: Path) -> None:
+    first = path.read_text().splitlines()[0]
+    assert first.startswith("# ")
+    assert len(first) > 20
+
+
+@pytest.mark.parametrize("path", yamls(of_cells=True), ids=choice_of)
+def test_the_name_of_a_file_is_the_name_of_its_choice(path: Path) -> None:
+    group, choice = choice_of(path).split("=")
+    assert choice in composer().options(group)
+    assert composer().compose([f"{group}={choice}"]).tree[group]["name"] == choice
+    assert "name" not in yaml.safe_load(path.read_text())
+
+
+@pytest.mark.parametrize("group", [*TECHNIQUE_GROUPS, "data"])
+def test_every_class_of_a_group_is_on_the_menu(group: str) -> None:
+    written = {
+        yaml.safe_load(p.read_text())["_target_"] for p in (conf_dir() / group).glob("*.yaml")
+    }
+    assert {f"{kind.__module__}.{kind.__qualname__}" for kind in _classes(group)} == written
+
+
+def _classes(group: str) -> Iterator[type]:
+    """Techniques that the modules of a group define, except those that cannot be built."""
+    [folder] = importlib.import_module(f"vitsweep.{group}").__path__
+    for module in pkgutil.iter_modules([folder], f"vitsweep.{group}."):
+        for _, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+            own = kind.__module__ == module.name and issubclass(kind, Technique)
+            if own and not inspect.isabstract(kind):
+                yield kind
+
+
+def test_every_group_of_techniques_has_a_room_and_a_menu() -> None:
+    rooms = {path.name for path in Path(vitsweep.__file__).parent.iterdir() if path.is_dir()}
+    menus = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+    assert set(TECHNIQUE_GROUPS) <= rooms & menus

@@ -1,0 +1,72 @@
+"""`pip install .` gives a working command anywhere, with its menu inside."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "-w",
+        str(folder),
+        str(ROOT),
+    ]
+    subprocess.run(build, check=True, timeout=300)
+    return next(folder.glob("vitsweep-*.whl"))
+
+
+@pytest.mark.slow
+def test_the_wheel_carries_the_package_its_menu_and_the_plugin_and_nothing_else(
+    wheel: Path,
+) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+
+    assert tops == {"vitsweep", "hydra_plugins"}
+    assert "hydra_plugins/__init__.py" not in names
+    conf = {str(p.relative_to(ROOT / "conf")) for p in (ROOT / "conf").rglob("*.yaml")}
+    assert {
+        n.removeprefix("vitsweep/conf/") for n in names if n.startswith("vitsweep/conf/")
+    } >= conf
+    assert {"vitsweep/py.typed", "vitsweep/tables/published.csv"} <= set(names)
+
+
+@pytest.mark.slow
+def test_a_cell_runs_from_the_wheel_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
+    subprocess.run(install, check=True, timeout=300)
+    here = tmp_path / "elsewhere"
+    here.mkdir()
+
+    done = subprocess.run(
+        [sys.executable, "-m", "vitsweep", "measurement=smoke", "model.depth=1", "sweep.baseline=null"],
+        cwd=here, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert (here / "results" / "default" / "report" / "index.html").exists()
