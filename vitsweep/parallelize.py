@@ -13,15 +13,18 @@ What apex's levels mean under each sharding (params = what forward and backward 
 | O3 | everything half, state too                   | half shards, half gradients, half state        |
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from vitsweep.optimizer.groups import parameter_groups
-from vitsweep.precision.cast import allow_tf32, cast_model
+from vitsweep.precision.cast import allow_tf32, autocast, cast_model
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
+from vitsweep.training.criterion import criterion_of
 from vitsweep.training.trainee import Trainee
 from vitsweep.world import World
 
@@ -36,21 +39,28 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World) -> Trainee:
     model = cell.tensor_parallel.apply(model, world)  # splits those linears
     model = cell.attention.apply(model)  # the kernel that sequence parallelism will call
     model = cell.sequence_parallel.apply(model, world)  # replaces `attend`, splits tokens
-    model = cell.pipeline_parallel.apply(model, world)  # keeps a stage of finished blocks
-    model = cell.memory.apply(model)  # recomputation wraps blocks with all that is in them
-    model = cell.compilation.apply(model)  # compiles what recomputation wrapped
-    groups_before = None if sharded else _groups(model, cell)  # names are plainest before wrapping
-    model = cell.sharding.apply(model, plan, world)  # outermost: owns parameters and gradients
-    groups = groups_before or _groups(model, cell)  # FSDP2 replaces parameters by shards
-    return _trainee(model, groups, cell, plan, world)
+    forward_context = partial(autocast, plan, world.device)
+    stages = cell.pipeline_parallel.stages(model, world, forward_context)  # of finished blocks
+    stages = [cell.memory.apply(stage) for stage in stages]  # wraps blocks with all that is in them
+    stages = [cell.compilation.apply(stage) for stage in stages]  # compiles what that wrapped
+    groups_before = None if sharded else _groups(stages, cell)  # names are plainest before wrapping
+    # Outermost, since it owns parameters and gradients; each stage for itself, since stages of one
+    # rank finish their backward passes at different times.
+    stages = [cell.sharding.apply(stage, plan, world) for stage in stages]
+    groups = groups_before or _groups(stages, cell)  # FSDP2 replaces parameters by shards
+    return _trainee(stages, groups, cell, plan, world)
 
 
-def _groups(model: nn.Module, cell: CellSpec) -> list[dict[str, object]]:
-    return parameter_groups(model, cell.optimizer.weight_decay)
+def _whole(stages: list[nn.Module]) -> nn.Module:
+    return stages[0] if len(stages) == 1 else nn.ModuleList(stages)
+
+
+def _groups(stages: list[nn.Module], cell: CellSpec) -> list[dict[str, object]]:
+    return parameter_groups(_whole(stages), cell.optimizer.weight_decay)
 
 
 def _trainee(
-    model: nn.Module,
+    stages: list[nn.Module],
     groups: list[dict[str, object]],
     cell: CellSpec,
     plan: PrecisionPlan,
@@ -64,7 +74,8 @@ def _trainee(
         cell=cell,
         world=world,
         plan=plan,
-        model=model,
+        model=_whole(stages),
+        pipeline=cell.pipeline_parallel.runner(stages, criterion_of(cell), world),
         optimizer=cell.sharding.build_optimizer(cell.optimizer.build, groups, world),
         masters=masters,
         scaler=LossScaler(plan.loss_scale, world.device.type) if plan.loss_scale else None,

@@ -91,18 +91,25 @@ def _trainee(cell: CellSpec, world: World) -> Trainee:
 def whole(trainee: Trainee, read: Callable[[nn.Parameter], Any]) -> Named:
     """Return what `read` gives for each parameter, shards, split matrices and stages joined."""
     model, world = trainee.model, trainee.world
-    split, modules = split_over_ranks(model), dict(model.named_modules())
     found: Named = {}
-    for name, parameter in model.named_parameters():
+    for stage in model if isinstance(model, nn.ModuleList) else [model]:
+        found |= _whole_stage(stage, read, world)
+    if world.shape.pipeline > 1:
+        stages: list[Any] = [None] * world.shape.pipeline
+        dist.all_gather_object(stages, found, group=world.axis("pipeline").get_group())
+        found = {name: value for stage in stages for name, value in stage.items()}
+    return found
+
+
+def _whole_stage(stage: nn.Module, read: Callable[[nn.Parameter], Any], world: World) -> Named:
+    split, modules = split_over_ranks(stage), dict(stage.named_modules())
+    found: Named = {}
+    for name, parameter in stage.named_parameters():
         value = read(parameter)
         value = value.full_tensor() if hasattr(value, "full_tensor") else value.detach()
         if name in split:
             value = _joined(value, modules[name.rpartition(".")[0]], name, world)
         found[plain_name(name)] = value
-    if world.shape.pipeline > 1:
-        stages: list[Any] = [None] * world.shape.pipeline
-        dist.all_gather_object(stages, found, group=world.axis("pipeline").get_group())
-        found = {name: value for stage in stages for name, value in stage.items()}
     return found
 
 

@@ -31,6 +31,9 @@ CASES = [
     ("sequence_parallel=lasp2", "attention=linear", "memory=recompute_selected"),
     ("sequence_parallel=lasp2", "attention=linear", *AXIAL),
     ("sequence_parallel=lss", "classifier=pooled"),
+    ("pipeline_parallel=gpipe", "model.depth=8", *VIDEO[:3]),
+    ("pipeline_parallel=one_f_one_b", "model.depth=9", "memory=recompute_blocks"),
+    ("pipeline_parallel=interleaved", "model.depth=16", "pipeline_parallel.microbatches=8"),
     ("tensor_parallel=megatron",),
     ("tensor_parallel=megatron", *VIDEO, "memory=recompute_blocks"),
     ("sequence_parallel=megatron_sp",),
@@ -47,6 +50,7 @@ def _counted(world: World, each: CellSpec) -> dict[str, float]:
     torch.manual_seed(0)
     trainee = parallelize(build_model(each), each, world)
     share = _my_share(each, *_global_batch(each, 0, world), world)
+    trainee.step(iter(share))  # pipelines exchange shapes before their first step
     with CommunicationCounter() as counter:
         trainee.step(iter(share))
     sent = {}

@@ -26,9 +26,7 @@ def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:
     return model.to(device)
 
 
-def plain_losses(
-    cell: CellSpec, batches: list[MicroBatch], device: torch.device
-) -> list[float]:
+def plain_losses(cell: CellSpec, batches: list[MicroBatch], device: torch.device) -> list[float]:
     """Train the plain model of a cell on whole global batches; return each step's loss."""
     return train_plain(plain_model(cell, device), cell, batches)
 

@@ -7,11 +7,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from vitsweep.precision.cast import autocast
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import PrecisionPlan
+from vitsweep.spec.technique import PipelineRunner, PrecisionPlan
+from vitsweep.training.criterion import criterion_of
 from vitsweep.training.clip import clip_gradients
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
@@ -38,6 +39,7 @@ class Trainee:
 
     Attributes:
         model: wrapped by all techniques.
+        pipeline: runs batches through the stages, where the model is in stages.
         optimizer: over the model's (sharded) parameters, or over their masters.
         masters: float32 copies, where the plan asks for them and the sharding keeps none.
         scaler: loss scaling, where the plan asks for it.
@@ -49,6 +51,7 @@ class Trainee:
     world: World
     plan: PrecisionPlan
     model: nn.Module
+    pipeline: PipelineRunner | None
     optimizer: Optimizer
     masters: MasterWeights | None
     scaler: LossScaler | None
@@ -67,13 +70,9 @@ class Trainee:
         for index in range(micro_batches):
             images, labels = next(batches)
             marks.end("data")
-            sync = self.cell.sharding.gradient_sync(self.model, index == micro_batches - 1)
-            with sync, self.cell.memory.saved_activations():
-                loss = self.loss(images, labels) / micro_batches
-                marks.end("forward")
-                (self.scaler.scale(loss) if self.scaler else loss).backward()
+            with self._sync(index == micro_batches - 1), self.cell.memory.saved_activations():
+                total += self._add_gradients(images, labels, micro_batches, marks)
             marks.end("backward")
-            total += loss.detach()
         self._update()
         self.non_finite |= ~torch.isfinite(total)
         marks.end("optimizer")
@@ -83,16 +82,30 @@ class Trainee:
         """Return the loss of one micro-batch, in float32 or better."""
         with self._autocast():
             outputs = self.model(self._cast(images))
-        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        if self.cell.model.head == "dense":
-            return F.mse_loss(outputs, labels.to(outputs.dtype))
-        return F.cross_entropy(outputs, labels, label_smoothing=self.cell.task.label_smoothing)
+        return criterion_of(self.cell)(outputs, labels)
 
     def predict(self, images: Tensor) -> Tensor:
         """Return outputs without gradients."""
+        if self.pipeline:
+            return self.pipeline.predict(self._cast(images))
         with torch.no_grad(), self._autocast():
             outputs: Tensor = self.model(self._cast(images))
         return outputs
+
+    def _add_gradients(
+        self, images: Tensor, labels: Tensor, micro_batches: int, marks: PhaseMarks
+    ) -> Tensor:
+        """Run forward and backward; return this micro-batch's part of the mean loss.
+
+        In a pipeline both interleave: all of it counts as backward.
+        """
+        scale = self.scaler.scale if self.scaler else lambda loss: loss
+        if self.pipeline:
+            return self.pipeline.run(self._cast(images), labels, scale) / micro_batches
+        loss = self.loss(images, labels) / micro_batches
+        marks.end("forward")
+        scale(loss).backward()
+        return loss.detach()
 
     def _update(self) -> None:
         if self.masters:
@@ -114,10 +127,13 @@ class Trainee:
         if limit is not None:
             clip_gradients(self.optimizer.param_groups, limit, self.world)
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self.plan.autocast_dtype is None:
+    def _sync(self, is_last_micro_batch: bool) -> AbstractContextManager[None]:
+        if self.pipeline:  # torch's schedules exchange gradients after the last of their own
             return nullcontext()
-        return torch.autocast(self.world.device.type, getattr(torch, self.plan.autocast_dtype))
+        return self.cell.sharding.gradient_sync(self.model, is_last_micro_batch)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return autocast(self.plan, self.world.device)
 
     def _cast(self, images: Tensor) -> Tensor:
         images = images.to(getattr(torch, self.plan.param_dtype))
