@@ -1,5 +1,6 @@
 """Samples of all ranks become the metrics of one run."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 

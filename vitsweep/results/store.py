@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import socket
@@ -17,6 +18,10 @@ import yaml
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import NewerSchemaError, RunRecord
 
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's where PyYAML has them: thousands of cells are frozen at once."""
+
 
 class DamagedRecordWarning(UserWarning):
     """A file of the store could not be read and is left out; it is named in the text."""
@@ -27,6 +32,8 @@ class Store:
 
     ```
     commands.jsonl                       who asked for which cells, and what their baseline is
+    code/<hash>.diff                     uncommitted changes of the code that measures
+    jobs/<array>/                        job arrays of a cluster (see `sweep.slurm_jobs`)
     cells/<cell_id>/cell.yaml            the frozen spec, written when the sweep is made
     cells/<cell_id>/attempts.jsonl       life of every attempt, written beside the ranks
     cells/<cell_id>/runs/<run_id>.json   one record per run
@@ -81,12 +88,21 @@ class Store:
         """Write what the worker will read; a cell that is already frozen stays as it was."""
         path = self.cell(cell_id) / "cell.yaml"
         if not path.exists():
-            write_atomically(path, yaml.safe_dump(document, sort_keys=False))
+            text = yaml.dump(document, Dumper=_Dumper, sort_keys=False)
+            write_atomically(path, text, durable=False)
 
     def frozen(self, cell_id: str) -> dict[str, Any]:
         """Return what was frozen for a cell."""
-        document: dict[str, Any] = yaml.safe_load((self.cell(cell_id) / "cell.yaml").read_text())
+        text = (self.cell(cell_id) / "cell.yaml").read_text()
+        document: dict[str, Any] = yaml.load(text, Loader=_Loader)  # a safe one
         return document
+
+    def keep(self, folder: str, text: str, suffix: str) -> str:
+        """Keep a text that many cells share, once; return its path in the sweep folder."""
+        name = f"{folder}/{hashlib.sha256(text.encode()).hexdigest()[:12]}{suffix}"
+        if not (self.root / name).exists():
+            write_atomically(self.root / name, text)
+        return name
 
     def save_run(self, run: RunRecord) -> Path:
         """Write a run's record; readers see nothing or the whole of it."""
@@ -138,15 +154,19 @@ class Store:
         return merged
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary name, flush to disk, rename: a crash leaves the old file or the new one."""
+def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write to a temporary name, flush to disk, rename: a crash leaves the old file or the new one.
+
+    Without `durable` the disk may take its time, as for what the same command would write again.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
         with draft.open("w") as handle:
             handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
+            if durable:
+                handle.flush()
+                os.fsync(handle.fileno())
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)

@@ -43,7 +43,12 @@ def open_store(config: Mapping[str, Any]) -> Store:
 
 
 def freeze(store: Store, roster: Roster, config: dict[str, Any], code: dict[str, Any]) -> None:
-    """Write every cell, the refused ones with their reasons, and note the command."""
+    """Write every cell, the refused ones with their reasons, and note the command.
+
+    The changes of the code that are not committed are kept once, beside the cells that name them.
+    """
+    changes = str(code.get("git_diff") or "")
+    code = code | {"git_diff": store.keep("code", changes, ".diff") if changes else ""}
     for entry in roster.entries.values():
         document = frozen_document(entry.cell, entry.tree, entry.asked.overrides, code)
         store.freeze(entry.cell_id, document)
