@@ -22,9 +22,9 @@ from vitsweep.optimizer.groups import parameter_groups
 from vitsweep.precision.cast import allow_tf32, autocast, cast_model
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
+from vitsweep.training.criterion import criterion_of
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
-from vitsweep.training.criterion import criterion_of
 from vitsweep.training.trainee import Trainee
 from vitsweep.world import World
 

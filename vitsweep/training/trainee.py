@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from vitsweep.precision.cast import autocast
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PipelineRunner, PrecisionPlan
-from vitsweep.training.criterion import criterion_of
 from vitsweep.training.clip import clip_gradients
+from vitsweep.training.criterion import criterion_of
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
 from vitsweep.world import World
