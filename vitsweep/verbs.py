@@ -16,7 +16,10 @@ vitsweep: sweep the techniques that make Vision-Transformer training fast, and t
   python -m vitsweep plan -m ...      what a sweep would run, what is invalid and why, what is known
   python -m vitsweep report [SWEEP]   tables, charts and one HTML page of a sweep
   python -m vitsweep collect [SWEEP]  write parquet and CSV anew from the cells, and show the table
-  python -m vitsweep retry [SWEEP] [--status failed,timed_out]   run cells again that ended otherwise
+  python -m vitsweep status [SWEEP] [--watch]   how a submitted sweep is, from any terminal
+  python -m vitsweep cancel [SWEEP]   end its jobs; what was measured stays
+  python -m vitsweep retry [SWEEP] [--status failed,timed_out] [--set key=value]
+                                      run cells again that ended otherwise
   python -m vitsweep doctor           what this machine can do
 
 SWEEP is a name under results/ or a folder; `sweep.name=NAME` chooses it when cells run.
@@ -65,7 +68,15 @@ def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
 
 
 def _verbs() -> dict[str, Verb]:
-    return {"plan": plan, "report": report, "collect": collect, "retry": retry, "doctor": doctor}
+    return {
+        "plan": plan,
+        "status": status,
+        "collect": collect,
+        "report": report,
+        "retry": retry,
+        "cancel": cancel,
+        "doctor": doctor,
+    }
 
 
 def run_hydra(arguments: Sequence[str]) -> int:
@@ -129,7 +140,7 @@ def report(arguments: Sequence[str]) -> int:
     from vitsweep.report.html import write_report
     from vitsweep.sweep.collect import collect as collect_views
 
-    store = _store(arguments)
+    store = _settled(_store(arguments))
     collect_views(store)
     print(write_report(store))
     return 0
@@ -142,7 +153,7 @@ def collect(arguments: Sequence[str]) -> int:
     from vitsweep.sweep.collect import collect as collect_views
     from vitsweep.tables.show import printed
 
-    store = _store(arguments)
+    store = _settled(_store(arguments))
     Console().print(printed(collect_views(store), title=f"Sweep {store.name}"))
     return 0
 
@@ -152,6 +163,24 @@ def retry(arguments: Sequence[str]) -> int:
     from vitsweep.sweep.retry import retry_arguments
 
     return run_hydra(retry_arguments(arguments))
+
+
+def status(arguments: Sequence[str]) -> int:
+    """Show the jobs and cells of a sweep; with `--watch` until nothing runs any more."""
+    from rich.console import Console
+
+    from vitsweep.sweep.slurm_status import status as show
+
+    return show(_store(_without_flags(arguments)), "--watch" in arguments, Console())
+
+
+def cancel(arguments: Sequence[str]) -> int:
+    """End the jobs of a sweep."""
+    from rich.console import Console
+
+    from vitsweep.sweep.slurm_status import cancel as end_jobs
+
+    return end_jobs(_store(arguments), Console())
 
 
 def doctor(arguments: Sequence[str]) -> int:
@@ -171,6 +200,18 @@ def _store(arguments: Sequence[str]):  # type: ignore[no-untyped-def]
     known = sorted(path.parent.name for path in Path("results").glob("*/cells"))
     listed = ", ".join(known) or "none yet"
     raise VitsweepError(f"There is no sweep `{name}` under `results/`; there are: {listed}.")
+
+
+def _settled(store):  # type: ignore[no-untyped-def]
+    """Record what dead jobs of a cluster left behind, so that every cell has its row."""
+    from vitsweep.sweep.slurm_settle import settle
+
+    settle(store)
+    return store
+
+
+def _without_flags(arguments: Sequence[str]) -> list[str]:
+    return [argument for argument in arguments if not argument.startswith("-")]
 
 
 def _help() -> int:

@@ -15,27 +15,34 @@ def retry_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the command line that runs the last command of a sweep again.
 
     Args:
-        arguments: `[SWEEP] [--status a,b] [override ...]`; without statuses all that ended
-            otherwise run again. An override makes new cells, as in `resources.nodes=2`.
+        arguments: `[SWEEP] [--status a,b] [[--set] override ...]`; without statuses all that ended
+            otherwise run again. An override makes new cells, as in `--set resources.nodes=2`.
 
     Raises:
         VitsweepError: there is no such sweep, or no such status.
     """
     name, statuses, extra = _parsed(arguments)
     folder = Path(name) if (Path(name) / "cells").is_dir() else Path("results") / name
-    commands = [c["command"] for c in Store(folder).commands()]
+    commands = [c["command"] for c in Store(folder).commands() if not _is_retry(c["command"])]
     if not commands:
         raise VitsweepError(f"There is no sweep `{name}` under `results/`.")
     again = f"sweep.retry=[{','.join(statuses)}]"
     return ["-m", *_overrides_of(commands[-1]), *extra, again]
 
 
-def _overrides_of(command: str) -> list[str]:
-    """Return what was typed after `python -m vitsweep` (or `vitsweep`), without `-m`."""
+def _is_retry(command: str) -> bool:
+    return _words(command)[:1] == ["retry"]
+
+
+def _words(command: str) -> list[str]:
+    """Return what was typed after `python -m vitsweep` (or `vitsweep`)."""
     words = shlex.split(command)
-    words = words[3:] if words[:3] == ["python", "-m", "vitsweep"] else words[1:]
-    noise = ("-m", "--multirun", "retry")
-    return [w for w in words if w not in noise and "sweep.retry=" not in w]
+    return words[3:] if words[:3] == ["python", "-m", "vitsweep"] else words[1:]
+
+
+def _overrides_of(command: str) -> list[str]:
+    noise = ("-m", "--multirun")
+    return [w for w in _words(command) if w not in noise and "sweep.retry=" not in w]
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
@@ -45,6 +52,8 @@ def _parsed(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
         word = rest.pop(0)
         if word == "--status":
             statuses = _checked(rest.pop(0) if rest else "")
+        elif word == "--set":
+            continue
         elif "=" in word:
             extra.append(word)
         else:

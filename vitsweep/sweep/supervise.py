@@ -1,5 +1,7 @@
 """The supervisor beside the ranks: starts them, sees every death, and writes how the run ended."""
 
+import os
+import socket
 import time
 from typing import Any
 
@@ -55,6 +57,8 @@ def note(request: RunRequest, event: str, **facts: Any) -> None:
         "event": event,
         "run_id": request.run_id,
         "attempt": request.attempt,
+        "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+        "job": request.environment.get("slurm_job_id"),
         "time": time.time(),
     }
     append_line(request.folder.parent.parent / "attempts.jsonl", entry | facts)
