@@ -51,7 +51,7 @@ SLOW = {"compilation=compile_blocks", "compilation=compile_model"}
 """Choices that compile for a minute."""
 
 BESIDE = {
-    "data=image_folder": ["data.folder={pictures}", "data.num_workers=1", "batch.resolution_px=8"],
+    "data=image_folder": ["data.folder={pictures}", "data.num_workers=0", "batch.resolution_px=8"],
     "data=moving_digits": VIDEO,
     "data=synthetic": ["batch.resolution_px=8", "data.num_distinct=16"],
     "data=synthetic_field": ["model.head=dense", "batch.resolution_px=8"],
@@ -128,31 +128,32 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder, self.pictures = folder, write_folder(folder / "pictures")
         self._answers: dict[CellSpec, Summary] = {}
-        self._alone = {self._cell(choice) for choice in SLOW}
+        self._alone = {self.cell(choice) for choice in SLOW}
 
     def of(self, choice: str) -> Summary:
-        cell = self._cell(choice)
+        cell = self.cell(choice)
         if cell not in self._answers and cell not in self._alone:
             self._run_together(cell.resources)
         if cell not in self._answers:
-            self._run([cell])
+            self.run([cell])
         return self._answers[cell]
 
-    def _cell(self, choice: str) -> CellSpec:
+    def cell(self, choice: str) -> CellSpec:
         return tiny(choice, self.pictures).cell
 
     def _run_together(self, resources: Resources) -> None:
-        cells = dict.fromkeys(self._cell(c) for c in CHOICES if c not in REFUSED_ON_CPU)
+        cells = dict.fromkeys(self.cell(c) for c in CHOICES if c not in REFUSED_ON_CPU)
         same = [c for c in cells if c.resources == resources and c not in self._alone]
         try:
-            self._run(same)
+            self.run(same)
         except RankFailedError:
             self._alone |= set(same)
 
-    def _run(self, cells: list[CellSpec]) -> None:
+    def run(self, cells: list[CellSpec]) -> list[Summary]:
         ranks = cells[0].resources.world_size
         answers = on_ranks(ranks, run_all, cells[0], cells, self.folder, folder=self.folder)[0]
         self._answers |= dict(zip(cells, answers, strict=True))
+        return answers
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +175,14 @@ def test_a_choice_runs_a_tiny_cell(choice: str, runs: Runs) -> None:
     assert summary.metrics["loss_first"] > 0
     assert summary.validity["steps_counted"] == 1
     assert len(summary.samples["step_time_ms"]) == found.cell.resources.world_size
+
+
+@pytest.mark.slow
+def test_ranks_may_start_loader_workers(runs: Runs) -> None:
+    choice = "data=image_folder"
+    data = replace(runs.cell(choice).data, num_workers=1)
+    [summary] = runs.run([replace(runs.cell(choice), data=data)])
+    assert summary.validity["steps_counted"] == 1
 
 
 @pytest.mark.parametrize("choice", REFUSED_ON_CPU)
