@@ -1,14 +1,19 @@
 """Generated sweeps with known answers: speedups are products of factors, noise is 1 %."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pandas import DataFrame
 
 from tests.builders import run
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
+from vitsweep.tables.cells import cells
+from vitsweep.tables.load import Sweep
+from vitsweep.tables.tidy import tidy
 
 BLOCKS = 5
 FACTORS = {
@@ -151,29 +156,43 @@ def cell_name(spec: dict[str, Any]) -> str:
     return "-".join([p for p in parts if p] + size)
 
 
-def write(folder: Path, records: Iterator[RunRecord]) -> Store:
-    """Write a sweep folder; the baseline of a cell is the plain cell of its own size."""
+def baselines_of(name: str, records: list[RunRecord]) -> dict[str, str | None]:
+    """The baseline of a cell is the plain cell of its own size; of `speedups` the one plain cell."""
+    found: dict[str, str | None] = {}
+    for record in records:
+        size = {k: record.spec[k] for k in ("world_size", "images_per_step", "num_tokens")}
+        method = {"sequence_parallel": "none"} if name == "sequences" else {}
+        found[record.cell_id] = BASE if name == "speedups" else cell_name(size | method)
+    return found
+
+
+def write(folder: Path, records: list[RunRecord]) -> Store:
+    """Write a sweep folder."""
     store = Store(folder).create()
-    baselines: dict[str, str | None] = {}
     for record in records:
         store.save_run(record)
-        size = {k: record.spec[k] for k in ("world_size", "num_tokens")}
-        images = record.spec["images_per_step"]
-        method = {"sequence_parallel": "none"} if folder.name == "sequences" else {}
-        plain = cell_name(size | {"images_per_step": images} | method)
-        baselines[record.cell_id] = plain if folder.name != "speedups" else BASE
-    store.append_command(
-        {"baselines": baselines, "command": f"python -m vitsweep -m +sweep={folder.name}"}
-    )
+    command = f"python -m vitsweep -m +sweep={folder.name}"
+    store.append_command({"baselines": baselines_of(folder.name, records), "command": command})
     return store
 
 
 BASE = cell_name({"world_size": 2, "images_per_step": 64, "num_tokens": 17})
+KINDS = {"speedups": speedups, "scaling": scaling, "sequences": sequences}
+
+
+def records_of(name: str) -> list[RunRecord]:
+    """The same records on every call."""
+    return list(KINDS[name](np.random.default_rng(list(KINDS).index(name))))
+
+
+@cache
+def sweep(name: str) -> Sweep:
+    """One of the three sweeps, without a folder."""
+    records = records_of(name)
+    runs, baselines = DataFrame([r.row() for r in records]), baselines_of(name, records)
+    return Sweep(tidy(runs), baselines, tidy(cells(runs, baselines)))
 
 
 def write_all(folder: Path) -> dict[str, Store]:
     """Write the three sweeps the notebooks read."""
-    return {
-        make.__name__: write(folder / make.__name__, make(np.random.default_rng(seed)))
-        for seed, make in enumerate((speedups, scaling, sequences))
-    }
+    return {name: write(folder / name, records_of(name)) for name in KINDS}

@@ -9,7 +9,6 @@ import pytest
 from analysis import dsp, frontier, lasp, meta_blog, usp
 from analysis.study import rounded
 from tests import sample_sweep
-from vitsweep.tables.load import read_sweep
 from vitsweep.tables.published import SURENESS, conditions, published
 from vitsweep.tables.words import as_text
 
@@ -22,11 +21,9 @@ STUDIES = {
 }
 
 
-@pytest.fixture(scope="session")
-def sweeps(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sweeps")
-    sample_sweep.write_all(folder)
-    return {name: read_sweep(folder / name) for name in ("speedups", "scaling", "sequences")}
+@pytest.fixture
+def sweeps():
+    return {name: sample_sweep.sweep(name) for name in sample_sweep.KINDS}
 
 
 @pytest.mark.parametrize(("source", "study"), STUDIES.items(), ids=str)

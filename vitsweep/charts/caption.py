@@ -6,6 +6,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from vitsweep.results.record import Status
+from vitsweep.tables.words import plain
 
 FLAG_SENTENCES = {
     "oversubscribed": "oversubscribed: ranks share cores, so it says nothing about scaling",
@@ -64,7 +65,7 @@ def dates(cells: DataFrame) -> str:
 def left_out(cells: DataFrame) -> Sequence[str]:
     """Return `left out: 2 out of memory, 1 invalid` where cells were not measured."""
     others = cells.loc[cells["status"] != Status.measured, "status"]
-    counts = others.fillna("").replace("", "not run").astype(str).value_counts()
+    counts = others.map(lambda s: plain(s) or "not run").astype(str).value_counts()
     words = ", ".join(f"{n} {str(status).replace('_', ' ')}" for status, n in counts.items())
     return [f"left out: {words}"] if words else []
 

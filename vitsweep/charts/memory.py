@@ -17,8 +17,8 @@ def draw(cells: DataFrame) -> Figure:
     """Draw one bar per cell in groups of one sharding; a cell that ran out of memory says so."""
     wanted = (Status.measured, Status.out_of_memory)
     table = with_peak(cells[cells["status"].isin(wanted)]).assign(series=cell_names(cells))
-    order = {c: i for i, c in enumerate(in_menu_order("sharding", cells["sharding"].astype(str)))}
-    table = table.assign(_place=[order[s] for s in table["sharding"].astype(str)])
+    order = {c: i for i, c in enumerate(in_menu_order("sharding", cells["sharding"].map(plain)))}
+    table = table.assign(_place=[order[s] for s in table["sharding"].map(plain)])
     shown = table.sort_values(["_place", "peak_gib"], ascending=[True, False]).head(MOST)
     figure, axes = style.new_figure(8.4, marks.height(len(shown)))
     for position, (_, row) in enumerate(shown.iterrows()):
@@ -28,7 +28,7 @@ def draw(cells: DataFrame) -> Figure:
         axes.barh(position, peak, height=marks.BAR, **marks.fill(hue, not failed))
         text = f"{number(peak)} " if peak else ""
         marks.value(axes, position, peak, text + "out of memory" * failed)
-    for choice in dict.fromkeys(shown["sharding"].astype(str)):
+    for choice in dict.fromkeys(shown["sharding"].map(plain)):
         axes.bar(0, 0, color=style.colour("sharding", choice), label=choice)
     marks.rows(axes, shown["series"].tolist(), float(shown["peak_gib"].max()))
     axes.set_xlabel(style.axis_label("peak_gib"))

@@ -123,6 +123,13 @@ def shorten(labels: Iterable[str], limit: int = 46) -> list[str]:
     return [t if len(t) <= limit else f"{t[:half]}…{t[-half:]}" for t in labels]
 
 
+def settled(figure: Figure) -> Figure:
+    """Return the figure with its layout computed once, however often it is saved."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
+
+
 def to_svg(figure: Figure) -> str:
     """Return the figure as SVG: letters as outlines, the same text for the same figure."""
     text = StringIO()

@@ -51,11 +51,15 @@ def _over_baseline(group: DataFrame, measured: DataFrame, names: dict[str, str])
     sentences = {
         "faster": f"{name} is fastest: {size} against {against}, {rates}{_rivals(group, best)}.",
         "slower": f"Nothing beat {against}; the nearest is {name}, {size}.",
-        "too few blocks": f"{name} had the highest throughput, {size} against {against}, {rates}; "
+        "too few blocks": f"{name} {_rank(best)}: {size} against {against}, {rates}; "
         "fewer than 3 blocks, so nothing is claimed.",
     }
     noise = f"Nothing is shown to beat {against}; the nearest is {name}, {size}, inside the noise."
     return sentences.get(best["claim"], noise)
+
+
+def _rank(best: Series) -> str:
+    return "had the highest throughput" if best["speedup"] > 1 else "came nearest"
 
 
 def _rivals(group: DataFrame, best: Series) -> str:

@@ -1,6 +1,6 @@
 """Which column of a table is what: the parts of the record, and the spec columns that vary."""
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import METRICS
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
@@ -75,13 +75,25 @@ def varying(table: DataFrame) -> list[str]:
     `precision`, `num_tokens` from `batch`) is left out.
     """
     columns = [c for c in _sizes_first(spec_columns(table)) if c not in BOOKKEEPING]
-    different = [c for c in columns if table[c].astype(str).nunique() > 1]
+    different = [c for c in columns if _varies(table[c])]
+    keys = comparable(table[different])
     kept = [c for c in different if c in CHOICES]
     for column in different[len(kept) :]:
-        keys = table[[*kept, column]].astype(str)
-        if not kept or len(keys.drop_duplicates()) > len(keys[kept].drop_duplicates()):
+        told_apart = len(keys[kept].drop_duplicates()) if kept else 1
+        if len(keys[[*kept, column]].drop_duplicates()) > told_apart:
             kept.append(column)
     return kept
+
+
+def comparable(table: DataFrame) -> DataFrame:
+    """Return every value as text, missing ones as empty text, so that rows can be told apart."""
+    return table.astype(object).where(table.notna(), "").astype(str)
+
+
+def _varies(values: Series) -> bool:
+    """Tell whether a column has several values; lists cannot be hashed and are compared as text."""
+    hashable = values.astype(str) if values.dtype == object else values
+    return bool(hashable.nunique(dropna=False) > 1)
 
 
 def _sizes_first(columns: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.columns import spec_columns
+from vitsweep.tables.columns import comparable, spec_columns
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.tidy import one_device
 
@@ -53,7 +53,7 @@ def _curves(measured: DataFrame) -> Iterator[DataFrame]:
     same = [c for c in spec_columns(measured) if c not in SIZES and not c.startswith(SIZE_FIELDS)]
     keyed = measured.assign(
         images_per_rank=measured["images_per_step"] / measured["world_size"],
-        curve=measured[same].astype(str).agg("|".join, axis=1) if len(measured) else "",
+        curve=comparable(measured[same]).agg("|".join, axis=1) if len(measured) else "",
     )
     for scaling, kept in (("strong", "images_per_step"), ("weak", "images_per_rank")):
         for _, curve in keyed.groupby(["curve", kept], sort=False):

@@ -129,7 +129,7 @@ def _claims(table: DataFrame) -> Series:
 
 
 def _notes(table: DataFrame, runs: DataFrame) -> Series:
-    status = final_status(runs).set_index("cell_id")["status"].astype(str).to_dict()
+    status = final_status(runs).set_index("cell_id")["status"].map(str).to_dict()
 
     def note(cell: str, baseline: str | None, speedup: float) -> str:
         compared = isinstance(baseline, str) and baseline != cell and speedup != speedup

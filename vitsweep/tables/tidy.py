@@ -27,7 +27,7 @@ def tidy(table: DataFrame) -> DataFrame:
     Raises:
         VitsweepError: a metric holds text.
     """
-    return table.pipe(check_units).pipe(typed).pipe(ordered)
+    return table.pipe(check_units).pipe(typed).pipe(ordered).copy()  # in one piece
 
 
 def ordered(table: DataFrame) -> DataFrame:

@@ -1,0 +1,197 @@
+"""Axes, units and series of every chart, on sweeps with known answers."""
+
+import math
+
+import matplotlib
+import numpy as np
+import pytest
+
+from tests.sample_sweep import sweep
+from vitsweep.charts import (
+    communication,
+    epoch_hours,
+    gpu_scaling,
+    heat_map,
+    memory,
+    optimizer_step,
+    pareto,
+    per_chip,
+    scaling,
+    sequence_length,
+    style,
+    waterfall,
+)
+from vitsweep.report import needs
+from vitsweep.tables import budget
+from vitsweep.tables import communication as communication_table
+from vitsweep.tables.per_chip import per_chip as per_chip_table
+from vitsweep.tables.waterfall import waterfall as waterfall_table
+
+
+def names(axes, which="y"):
+    return [tick.get_text() for tick in getattr(axes, f"get_{which}ticklabels")()]
+
+
+def legend(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+@pytest.fixture
+def steps():
+    return waterfall_table(sweep("speedups").runs, sweep("speedups").baselines)
+
+
+def test_the_waterfall_has_a_side_for_each_kind_and_hangs_each_bar_on_the_one_before(steps):
+    alone, cumulative = waterfall.draw(steps).axes
+    assert names(alone)[:2] == ["precision=O3", "precision=O1"]
+    assert names(cumulative)[:3] == ["baseline", "+ precision=O1", "+ sharding=fsdp"]
+    assert alone.get_xlabel() == "Speedup over the baseline (x)"
+    before, after = cumulative.patches[1:3]
+    assert after.get_x() == pytest.approx(before.get_x() + before.get_width())
+    assert "1.25x (0.96x)" in texts(cumulative)
+
+
+def test_the_waterfall_says_what_became_of_a_technique_that_was_not_measured(steps):
+    alone = waterfall.draw(steps).axes[0]
+    assert {"wrong", "killed"} <= set(texts(alone))
+
+
+def test_techniques_of_different_groups_have_different_colours_in_the_waterfall(steps):
+    cumulative = waterfall.draw(steps).axes[1]
+    colours = [matplotlib.colors.to_hex(bar.get_facecolor()) for bar in cumulative.patches]
+    assert len(set(colours)) == len(colours)
+    assert colours[1] == style.colour("precision", "O1")
+
+
+def test_epoch_hours_are_sorted_and_the_baseline_is_grey():
+    hours = budget.epoch_hours(sweep("speedups").cells)
+    axes = epoch_hours.draw(hours).axes[0]
+    assert axes.get_xlabel() == "Time of an ImageNet-1k epoch (h)"
+    widths = [bar.get_width() for bar in axes.patches]
+    assert widths == sorted(widths)
+    grey = [
+        b for b in axes.patches if matplotlib.colors.to_hex(b.get_facecolor()) == style.BASELINE
+    ]
+    assert len(grey) == 1
+    assert "baseline" in names(axes)
+
+
+@pytest.fixture
+def curves():
+    return needs.curves(sweep("scaling"))
+
+
+def test_scaling_has_throughput_and_efficiency_for_both_kinds(curves):
+    figure = scaling.draw(curves)
+    assert [axes.get_ylabel() for axes in figure.axes] == [
+        "Throughput, all ranks (img/s)", "Scaling efficiency (1)"
+    ] * 2  # fmt: skip
+    assert [axes.get_xlabel() for axes in figure.axes] == ["Ranks"] * 4
+    assert [axes.get_title("left") for axes in figure.axes[::2]] == list(scaling.TITLES.values())
+    assert legend(figure.axes[1]) == ["baseline", "O1 + fsdp + adamw_foreach + pooled", "ideal"]
+    assert names(figure.axes[0], "x") == ["1", "2", "4", "8"]
+
+
+def test_oversubscribed_points_are_hollow(curves):
+    left = scaling.draw(curves).axes[0]
+    hollow = [line for line in left.lines if line.get_markerfacecolor() == style.PAPER]
+    assert {x for line in hollow for x in line.get_xdata()} == {4, 8}
+
+
+def test_speedups_by_ranks_stand_over_the_bars(curves):
+    axes = gpu_scaling.draw(curves).axes[0]
+    assert axes.get_ylabel() == "Throughput per rank (img/s)"
+    assert legend(axes)[0] == "baseline"
+    ratios = [float(t.removesuffix("x")) for t in texts(axes) if t.endswith("x")]
+    assert ratios == pytest.approx([1.36] * 4, abs=0.03)
+
+
+def test_chips_are_relative_to_the_reference():
+    cells = sweep("speedups").cells
+    devices = [
+        "V100" if c == cells["baseline_cell_id"].iloc[0] else "A100" for c in cells["cell_id"]
+    ]
+    table = per_chip_table(cells.assign(device=devices))
+    axes = per_chip.draw(table).axes[0]
+    assert axes.get_xlabel().startswith("Throughput per chip relative to V100")
+    assert len(axes.patches) == len(table)
+
+
+def test_the_optimizer_step_says_ratio_and_share():
+    table = needs.optimizer_steps(sweep("speedups"))
+    axes = optimizer_step.draw(table).axes[0]
+    assert names(axes) == ["adamw foreach", "adamw loop"]
+    assert axes.get_xlabel() == "Optimizer step (ms)"
+    assert any("4.3" in text and "2.5 % of the step" in text for text in texts(axes))
+
+
+def test_memory_is_grouped_by_sharding_and_says_out_of_memory():
+    axes = memory.draw(sweep("sequences").cells).axes[0]
+    assert axes.get_xlabel() == "Peak memory, worst rank (GiB)"
+    assert sum(text.endswith("out of memory") for text in texts(axes)) == 6
+    assert legend(axes) == ["ddp"]
+
+
+def test_sequence_length_marks_where_memory_ended():
+    axes = sequence_length.draw(needs.lengths(sweep("sequences"))).axes[0]
+    assert axes.get_xlabel() == "Tokens of one image"
+    assert axes.get_ylabel() == "Token throughput, all ranks (tokens/s)"
+    methods = {"sequence_parallel=none", "ring", "ulysses", "dsp", "lasp"}
+    assert set(legend(axes)) == methods | {"out of memory"}
+    crosses = [line for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]
+    assert {x for line in crosses for x in line.get_xdata()} == {2048, 4096, 8192, 16384}
+
+
+def test_communication_stacks_purposes_and_marks_the_formula():
+    table = communication_table.communication(sweep("sequences").cells)
+    formula = {f"predicted_{p}": table[p] for p in communication_table.PURPOSES}
+    axes = communication.draw(table.assign(**formula)).axes[0]
+    assert axes.get_xlabel() == "Sent per rank and step (MiB)"
+    assert set(legend(axes)) == {"parameter", "gradient", "activation", "formula"}
+    diamonds = next(line for line in axes.lines if line.get_marker() == "D")
+    assert diamonds.get_xdata()[0] == pytest.approx(table["bytes_per_step"].max() / 2**20)
+
+
+def test_the_front_is_filled_and_numbered():
+    table = budget.pareto_front(sweep("speedups").cells)
+    axes = pareto.draw(table).axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (
+        "Peak memory, worst rank (GiB)", "Throughput, all ranks (img/s)"
+    )  # fmt: skip
+    assert len(legend(axes)) == table["on_front"].sum()
+    assert legend(axes)[0].startswith("1  O3")
+
+
+def test_the_heat_map_says_what_became_of_a_combination():
+    axes = heat_map.draw(sweep("speedups").cells, "precision", "attention").axes[0]
+    assert names(axes) == ["fp32", "O1", "O3"]
+    assert names(axes, "x") == ["sdpa_auto", "sdpa_flash"]
+    assert {"killed", "not asked"} <= set(texts(axes))
+
+
+def test_charts_of_missing_and_infinite_values_still_draw():
+    cells = sweep("speedups").cells
+    broken = cells.assign(
+        speedup_low=np.nan, speedup_high=np.nan, peak_rss_gib=np.nan, images_per_second=math.inf
+    )
+    memory.draw(broken)
+    heat_map.draw(broken.assign(speedup=np.nan), "precision", "sharding")
+    epoch_hours.draw(budget.epoch_hours(cells.assign(speedup_low=np.nan, speedup_high=np.nan)))
+
+
+@pytest.mark.parametrize("kind", ["deuteranopia", "protanopia", "tritanopia"])
+def test_the_palette_is_told_apart_with_any_colour_vision(kind):
+    # Machado et al. (2009), severity 1.0, on linear RGB
+    matrices = {
+        "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+        "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+        "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+    }
+    colours = np.array([matplotlib.colors.to_rgb(c) for c in style.PALETTE])
+    seen = np.clip(colours**2.2 @ np.array(matrices[kind]).T, 0, 1) ** (1 / 2.2)
+    gaps = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[i + 1 :]]
+    assert min(gaps) > 0.1
