@@ -41,11 +41,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend within each image; (B, T, D) -> (B, T, D), or (T, B, D) -> (T, B, D)."""
-        # The number of heads is read off the product (-1): under tensor parallelism a rank has few.
-        qkv = self.qkv(x).unflatten(-1, (3, -1, self.head_width))
-        # Views in both layouts: the kernels take strides, no element is moved.
-        to_BHTK = (2, 0, 3, 1, 4) if self.batch_first else (2, 1, 3, 0, 4)
-        q_BHTK, k_BHTK, v_BHTK = qkv.permute(to_BHTK)
+        # Views in both layouts: the kernels take strides, no element is moved. Cut along the last
+        # axis, so that the backward pass joins the three gradients in one copy, ready for `qkv`.
+        to_BHTK = (0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3)
+        q_BHTK, k_BHTK, v_BHTK = (
+            # The number of heads is read off the product (-1): under tensor parallelism it is few.
+            part.unflatten(-1, (-1, self.head_width)).permute(to_BHTK)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         o_BHTK = self.attend(q_BHTK, k_BHTK, v_BHTK)
         from_BHTK = (0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)
         return self.out(o_BHTK.permute(from_BHTK).flatten(-2))
