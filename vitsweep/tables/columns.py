@@ -91,9 +91,12 @@ def comparable(table: DataFrame) -> DataFrame:
 
 
 def _varies(values: Series) -> bool:
-    """Tell whether a column has several values; lists cannot be hashed and are compared as text."""
+    """Tell whether a column has several values; lists cannot be hashed and are compared as text.
+
+    A missing field is a value (fp32 has no loss scale); a missing choice is one nobody knows.
+    """
     hashable = values.astype(str) if values.dtype == object else values
-    return bool(hashable.nunique(dropna=False) > 1)
+    return bool(hashable.nunique(dropna=values.name in CHOICES) > 1)
 
 
 def _sizes_first(columns: list[str]) -> list[str]:
