@@ -95,8 +95,14 @@ class VideoViTSpec(MultiDimSpec):
         return (self.in_channels, self.frames, resolution_px, resolution_px)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Whole tubelets."""
+        """Videos, in whole tubelets."""
         yield from super().conflicts(cell)
+        if self.frames == 1:
+            yield (
+                f"`model={self.name}` takes videos, and `data={cell.data.name}` gives single "
+                "images: use `data=moving_digits` or `data=synthetic_video`, or an `axial_vit_*` "
+                "for images."
+            )
         if self.frames % self.tubelet_frames:
             yield (
                 f"`model.frames={self.frames}` is not divisible by "
