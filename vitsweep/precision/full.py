@@ -34,8 +34,8 @@ class FullPrecision(Precision):
         """TF32 is a format of NVIDIA's tensor cores."""
         if self.tf32 and cell.resources.device == "cpu":
             yield (
-                f"`precision={self.name}` needs an NVIDIA GPU (Ampere or newer), and this cell has "
-                "`resources.device=cpu`: use `precision=fp32` or `precision=bf16`."
+                "`precision.tf32=true` needs an NVIDIA GPU (Ampere or newer), and this cell has "
+                "`resources.device=cpu`: use `precision.tf32=false`, or `precision=bf16`."
             )
         if self.tf32 and self.dtype == "float64":
             yield "`precision.tf32=true` needs `precision.dtype=float32`."

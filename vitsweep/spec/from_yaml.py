@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -111,7 +112,7 @@ def _leaf(kind: Any, value: Any, path: str) -> Any:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
         told = "; or ".join(dict.fromkeys(_sentence(problem) for problem in error.errors()))
-        raise BadValueError(f"`{path}={value}`: {told}.") from error
+        raise BadValueError(f"`{path}={_typed(value)}`: {told}.") from error
 
 
 _WORDS = {
@@ -122,7 +123,22 @@ _WORDS = {
     "bool_type": "true or false is needed",
     "string_type": "a text is needed",
     "none_required": "null",
+    "finite_number": "a finite number is needed",
 }
+
+
+def _typed(value: Any) -> str:
+    """Return a value as one types it: null and true, and quotes where a text looks like neither."""
+    if isinstance(value, str) and not _looks_like_no_text(value):
+        return value
+    return json.dumps(value)
+
+
+def _looks_like_no_text(text: str) -> bool:
+    try:
+        return not isinstance(json.loads(text), str)
+    except ValueError:
+        return False
 
 
 def _sentence(problem: Any) -> str:
@@ -132,6 +148,10 @@ def _sentence(problem: Any) -> str:
             return f"must be greater than {context['gt']}"
         case "greater_than_equal":
             return f"must be at least {context['ge']}"
+        case "less_than_equal":
+            return f"must be at most {context['le']}"
+        case "less_than":
+            return f"must be less than {context['lt']}"
         case "literal_error":
             return f"must be one of {context['expected']}"
         case kind:

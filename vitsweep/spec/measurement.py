@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 
 NOT_IDENTITY = {"identity": False}
 """Marks fields that change how sure a number is, not the number: they stay out of the cell id."""
@@ -32,4 +32,4 @@ class Measurement:
     blocks: Annotated[int, Ge(1)] = field(metadata=NOT_IDENTITY)
     prove: Literal["twin", "none"] = field(metadata=NOT_IDENTITY)
     trace: bool = field(metadata=NOT_IDENTITY)
-    timeout_min: Annotated[float, Ge(0)] = field(metadata=NOT_IDENTITY)
+    timeout_min: Annotated[float, Gt(0)] = field(metadata=NOT_IDENTITY)

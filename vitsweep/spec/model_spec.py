@@ -36,7 +36,7 @@ class ModelSpec(ABC):
     in_channels: Annotated[int, Gt(0)]
     num_classes: Annotated[int, Gt(0)]
     head: Literal["classify", "dense"]
-    norm_eps: float
+    norm_eps: Annotated[float, Gt(0)]
 
     @abstractmethod
     def num_tokens(self, resolution_px: int, pooling: str) -> int:

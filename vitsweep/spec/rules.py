@@ -93,10 +93,10 @@ def _batch(cell: CellSpec) -> Iterator[str]:
     replicas, steps = cell.mesh.data_parallel_size, cell.batch.accumulation_steps
     if not replicas or cell.images_per_step % (replicas * steps) == 0:
         return
-    share = replicas * steps
-    near = max(share, round(cell.images_per_step / share) * share)
+    share = steps if cell.batch.scope == "per_replica" else replicas * steps
+    fewer = max(share, cell.batch.images_per_step // share * share)  # more may be too many
     yield (
         f"`batch.images_per_step={cell.batch.images_per_step}` (`batch.scope={cell.batch.scope}`) "
         f"does not split evenly over {replicas} replicas x "
-        f"`batch.accumulation_steps={steps}`: try `batch.images_per_step={near}`."
+        f"`batch.accumulation_steps={steps}`: try `batch.images_per_step={fewer}`."
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Le
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,4 +19,4 @@ class Task:
     name: str
     epochs: Annotated[int, Ge(0)]
     warmup_epochs: Annotated[float, Ge(0)]
-    label_smoothing: Annotated[float, Ge(0), Gt(-1)]
+    label_smoothing: Annotated[float, Ge(0), Le(1)]

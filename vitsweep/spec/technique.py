@@ -8,7 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+
+from annotated_types import Ge, Gt
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -121,9 +123,9 @@ class OptimizerChoice(Technique):
     Norm weights and biases form a group of their own without weight decay.
     """
 
-    learning_rate: float
-    weight_decay: float
-    clip_norm: float | None
+    learning_rate: Annotated[float, Gt(0)]
+    weight_decay: Annotated[float, Ge(0)]
+    clip_norm: Annotated[float, Gt(0)] | None
 
     keeps_gradient_views: ClassVar[bool] = False
     """True where gradients must stay in a buffer of the optimizer's own."""
