@@ -172,6 +172,8 @@ class Lead:
     def _on_wait(self) -> None:
         if self.signals.came:
             self._note("signal", signal=self.signals.came, seconds_left=self.signals.seconds_left)
+            if self._nodes:
+                self._nodes.hurry()
             raise self.signals.ending()
         if time.monotonic() > self._beat_at + BEAT_SECONDS:
             self._note("beat")

@@ -13,7 +13,8 @@ from vitsweep.sweep.slurm_link import receive, send
 
 SILENT_SECONDS = 45.0
 """An agent tells of itself every two seconds; after this long without a word its node is lost."""
-KILL_SECONDS = 20.0
+KILL_SECONDS, HURRIED_KILL_SECONDS = 20.0, 1.0
+"""How long an agent may take to end its ranks; the second where Slurm is about to kill the job."""
 
 
 @dataclass
@@ -72,8 +73,13 @@ class Nodes:
     ) -> None:
         self.all = [Node(greeting["node"], connection) for greeting, connection in greeted]
         self.on_wait = on_wait
+        self.kill_seconds = KILL_SECONDS
         used = [greeting["address"] for greeting, _ in greeted]
         self.address = max(used, key=lambda a: (a != self.all[0].name, a))
+
+    def hurry(self) -> None:
+        """Do not wait for ranks to be gone: they end with their agents, and those with the job."""
+        self.kill_seconds = HURRIED_KILL_SECONDS
 
     @property
     def lost(self) -> str:
@@ -139,7 +145,7 @@ class NodeRanks:
         for node in self._nodes.all:
             if self._runs_on(node):
                 node.tell({"do": "kill"})
-        deadline = time.monotonic() + KILL_SECONDS
+        deadline = time.monotonic() + self._nodes.kill_seconds
         while self.running and time.monotonic() < deadline:
             self._nodes.listen(0.2)
 

@@ -1,0 +1,19 @@
+"""Faults that strike a run once: what a later attempt finds is a healthy cell."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults import Fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangOnce(Fault):
+    """Hangs unless it has done so before; `marker` is the file that remembers."""
+
+    marker: str
+
+    def strike(self) -> None:
+        if not Path(self.marker).exists():
+            Path(self.marker).touch()
+            time.sleep(3600)

@@ -1,0 +1,81 @@
+"""Sweeps on the test cluster, as a user types them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pandas import DataFrame
+
+from tests.command import Command, fault
+from tests.slurm.conftest import SlurmClient, eventually
+from vitsweep.sweep.slurm_jobs import Array, Life, arrays
+
+SMALL = (
+    "resources.threads_per_rank=1",
+    "hydra/launcher=slurm_local_cluster",
+)
+"""Ranks of one thread: two jobs fit onto a node of the test cluster."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One sweep in a folder of its own."""
+
+    command: Command
+    client: SlurmClient
+
+    def submit(self, *arguments: str) -> list[Array]:
+        """Submit and leave; return the arrays."""
+        done = self.command("-m", *arguments, *SMALL, "hydra.launcher.wait=false")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return self.arrays
+
+    def run(self, *arguments: str, code: int = 0) -> DataFrame:
+        """Submit and wait; return the table, indexed by sharding."""
+        done = self.command("-m", *arguments, *SMALL)
+        assert done.returncode == code, done.stdout + done.stderr
+        return self.command.cells()
+
+    @property
+    def arrays(self) -> list[Array]:
+        return arrays(self.command.store)
+
+    @property
+    def life(self) -> Life:
+        """Life of the only job."""
+        [array] = self.arrays
+        [element] = array.elements()
+        return element.life()
+
+    @property
+    def job(self) -> str:
+        """Id of the only job."""
+        [array] = self.arrays
+        return f"{array.slurm_id}_0"
+
+    def until_running(self, seconds: float = 120) -> str:
+        """Wait until a run has begun; return the cell."""
+        eventually(lambda: self.arrays != [] and self.life.in_flight is not None, seconds, "a run")
+        return str((self.life.in_flight or {})["cell_id"])
+
+    def until_fault(self, seconds: float = 120) -> None:
+        """Wait until the ranks of the faulty cell are at work."""
+        logs = "results/*/cells/*/attempts/*/rank1.log"
+        eventually(lambda: any(self.command.folder.glob(logs)), seconds, "ranks")
+
+    def until_over(self, seconds: float = 180) -> DataFrame:
+        """Wait until no job is left; return the table that `collect` makes."""
+        from vitsweep.sweep.slurm_look import look
+
+        store = self.command.store
+        eventually(lambda: not any(one.live for one in look(store)), seconds, "the end of all jobs")
+        done = self.command("collect", quick=False)
+        assert done.returncode == 0, done.stderr
+        return self.command.cells()
+
+    def log(self) -> str:
+        return "\n".join(p.read_text() for p in Path(self.arrays[0].folder).glob("*_log.out"))
+
+
+def hang(sharding: str = "fsdp") -> list[str]:
+    """A cell that never ends by itself."""
+    return [*fault("Hang"), f"sharding={sharding}", "sweep.baseline=null"]

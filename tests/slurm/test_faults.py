@@ -1,0 +1,196 @@
+"""Whatever happens to a job, every cell ends in one row with its reason; nothing is lost or doubled."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.command import Command, fault
+from tests.slurm.conftest import SlurmClient, eventually
+from tests.slurm.sweeps import SMALL, Sweep, hang
+from vitsweep.results.store import Store
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
+    yield Sweep(vitsweep, slurm_environ)
+    slurm_environ.cancel_all()
+
+
+def hang_once(folder: Path) -> list[str]:
+    """A cell that hangs in its first attempt."""
+    target = "sequence_parallel._target_=tests.slurm.faults.HangOnce"
+    return [target, "+sequence_parallel.rank=1", f"+sequence_parallel.marker={folder / 'struck'}"]
+
+
+def has_struck(folder: Path) -> Callable[[], bool]:
+    return (folder / "struck").exists
+
+
+def test_a_dead_rank_ends_its_run_and_no_other(sweep: Sweep) -> None:
+    faults = "tests.faults.Raise,tests.faults.Kill,tests.faults.Leave"
+    cells = sweep.run(
+        f"sequence_parallel._target_={faults}", "+sequence_parallel.rank=1", code=3
+    ).set_index("status")
+
+    assert sorted(cells.index) == ["failed", "failed", "killed", "measured"]
+    assert "Rank 1 was ended by SIGKILL" in cells.loc["killed", "reason"]
+    reasons = " ".join(cells.loc["failed", "reason"])
+    assert "KeyError: 'a bug in a technique'" in reasons
+    assert "Rank 1 left with exit code 9" in reasons
+    assert set(cells.drop("measured")["failed_rank"]) == {1}
+    assert sweep.client.states(sweep.job) == ["FAILED"]  # Slurm does not call it a success
+
+
+def test_a_dead_node_is_survived_by_the_rest_of_its_job(sweep: Sweep) -> None:
+    folder = sweep.command.folder
+    sweep.submit(
+        *hang_once(folder), "sharding=ddp,fsdp", "sweep.baseline=null", "sweep.cells_per_block=1"
+    )
+    eventually(has_struck(folder), 120, "the fault")
+    node = (sweep.life.last_start or {})["nodes"][0]
+    sweep.client.kill_node(node)
+    try:
+        cells = sweep.until_over(240)
+    finally:
+        sweep.client.start_node(node)
+
+    assert cells["status"].tolist() == ["measured", "measured"]
+    runs = sweep.command.runs().sort_values("attempt")
+    assert runs["status"].tolist().count("measured") == 2
+    [lost] = runs[runs["status"] == "killed"].to_dict("records")
+    assert lost["reason"] == "Its job died without a word and was started again."
+    again = runs[(runs["cell_id"] == lost["cell_id"]) & (runs["status"] == "measured")]
+    assert again["attempt"].tolist() == [2]
+
+
+def test_jobs_outlive_the_command_that_submitted_them(sweep: Sweep) -> None:
+    arguments = ("-m", "sharding=ddp,fsdp", *SMALL)
+    running = sweep.command.start(*arguments)
+    sweep.until_running()
+    os.kill(running.pid, signal.SIGKILL)
+    running.communicate()
+
+    assert sweep.until_over()["status"].tolist() == ["measured", "measured"]
+
+
+def test_cancelled_jobs_are_rows_and_their_neighbours_go_on(sweep: Sweep) -> None:
+    [array] = sweep.submit(*hang("ddp,fsdp"), "hydra.launcher.cells_per_job=1")
+    first, second = array.elements()
+    eventually(lambda: second.life().in_flight is not None, 120, "both runs")
+    sweep.client.run("scancel", first.name)
+    eventually(lambda: first.life().end is not None, 60, "the end of one job")
+    assert second.life().end is None
+
+    done = sweep.command("cancel", quick=False)
+    assert "Cancelled 1 jobs" in done.stdout, done.stderr
+    cells = sweep.until_over()
+    assert cells["status"].tolist() == ["killed", "killed"]
+    assert cells["reason"].str.contains("cancelled").all()
+
+
+def test_the_time_limit_ends_a_run_and_the_rest_runs_in_a_later_start(sweep: Sweep) -> None:
+    folder = sweep.command.folder
+    sweep.submit(
+        *hang_once(folder), "sharding=ddp,fsdp", "sweep.baseline=null", "sweep.cells_per_block=1",
+        "hydra.launcher.timeout_min=1",
+    )  # fmt: skip
+    cells = sweep.until_over(240).set_index("sharding")
+
+    assert cells["status"].to_dict() == {"ddp": "timed_out", "fsdp": "measured"}
+    assert "time limit of 1 min" in cells.loc["ddp", "reason"]
+    assert [event["signal"] for event in sweep.life.of("signal")] == ["SIGUSR2"]
+
+
+def test_a_preempted_run_is_recorded_and_runs_again(sweep: Sweep) -> None:
+    folder = sweep.command.folder
+    sweep.submit(
+        *hang_once(folder), "sharding=ddp,fsdp", "sweep.baseline=null", "sweep.cells_per_block=1",
+        "hydra.launcher.partition=scavenge",
+    )  # fmt: skip
+    eventually(has_struck(folder), 120, "the fault")
+    sweep.client.submit("sleep 2", "--partition=high", "--nodes=4", "--exclusive")
+    cells = sweep.until_over()
+
+    assert cells["status"].tolist() == ["measured", "measured"]
+    runs = sweep.command.runs()
+    [preempted] = runs[runs["status"] == "preempted"].to_dict("records")
+    assert preempted["attempt"] == 1
+    assert "preempted" in preempted["reason"]
+    assert len(runs) == 3
+
+
+def test_a_restarted_controller_loses_nothing(sweep: Sweep) -> None:
+    folder = sweep.command.folder
+    sweep.submit(
+        *hang_once(folder), "sharding=fsdp", "sweep.baseline=null", "measurement.timeout_min=0.6"
+    )
+    eventually(has_struck(folder), 120, "the fault")
+    os.kill(sweep.client.cluster.alive("slurmctld") or 0, signal.SIGKILL)
+    told = sweep.command("status", quick=False)
+    assert "Slurm does not answer" in told.stdout
+    assert "waiting 1" in told.stdout
+    sweep.client.cluster.start()
+
+    cells = sweep.until_over()
+    assert cells["status"].tolist() == ["timed_out"]
+    assert "measurement.timeout_min=0.6" in cells["reason"][0]
+
+
+def test_a_job_that_leaves_without_a_word_is_killed_with_that_reason(sweep: Sweep) -> None:
+    sweep.submit(*hang())
+    sweep.until_fault()
+    for process in psutil.process_iter(["cmdline"]):
+        if str(sweep.arrays[0].folder) in (process.info["cmdline"] or [])[-1:]:
+            process.kill()
+    cells = sweep.until_over()
+
+    assert cells["status"].tolist() == ["killed"]
+    assert "without a word" in cells["reason"][0]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A results folder on a disk of its own, which a test can fill."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("needs root to mount a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_ends_the_job_and_its_cells_run_again(sweep: Sweep, small_disk: Path) -> None:
+    asked = [*fault("Slow"), "sharding=fsdp", "sweep.baseline=null", f"sweep.folder={small_disk}"]
+    sweep.submit(*asked)
+    store = Store(small_disk / "default")
+    eventually(lambda: any(store.root.glob("cells/*/attempts/*")), 120, "the run")
+    fill(small_disk / "filler")
+    job = next(store.root.glob("jobs/*/slurm_id")).read_text() + "_0"
+    sweep.client.wait(job, "FAILED", seconds=120)
+    (small_disk / "filler").unlink()
+
+    told = sweep.command("collect", str(store.root), quick=False)
+    assert "killed" in told.stdout, told.stderr
+    [record] = store.runs()
+    assert record.reason.endswith("could not write its results: No space left on device.")
+    assert sweep.command("-m", *asked, *SMALL).returncode == 0
+    assert sorted(str(run.status) for run in store.runs()) == ["killed", "measured"]
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as handle:
+        try:
+            while True:
+                handle.write(b"x" * 4096)
+        except OSError:
+            pass

@@ -1,0 +1,132 @@
+"""How cells become jobs, without a cluster."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.cells import TINY
+from vitsweep.conf_dir import conf_dir
+from vitsweep.errors import BadValueError
+from vitsweep.spec.machine import Machine
+from vitsweep.sweep.compose import Composer
+from vitsweep.sweep.grid import expand
+from vitsweep.sweep.make import roster_of
+from vitsweep.sweep.roster import Roster
+from vitsweep.sweep.slurm_groups import groups
+from vitsweep.sweep.slurm_pack import Planned, pack
+from vitsweep.sweep.slurm_settings import SlurmSettings, settings_of
+from vitsweep.sweep.slurm_signals import Signals
+from vitsweep.sweep.slurm_site import gpus_in
+from vitsweep.sweep.slurm_submit import parameters
+
+MACHINE = Machine(device="cpu", cores_per_node=4, devices_per_node=0)
+
+
+def settings(**given: object) -> SlurmSettings:
+    import yaml
+
+    fields = yaml.safe_load((conf_dir() / "hydra/launcher/slurm.yaml").read_text())
+    fields.pop("_target_")
+    return settings_of(fields | given)
+
+
+def roster(*overrides: str) -> Roster:
+    composer = Composer()
+    return roster_of(expand([*TINY, *overrides], composer), MACHINE, composer)
+
+
+def packed(cells: Roster, blocks: int, **given: object) -> list[Planned]:
+    missing = {e.cell_id: blocks for e in cells.runnable if not e.added}
+    minutes = dict.fromkeys(cells.entries, 1.0)
+    return [
+        job for jobs in pack(cells, missing, minutes, settings(**given), 8).values() for job in jobs
+    ]
+
+
+def test_cells_that_ask_for_different_nodes_never_share_an_array():
+    cells = roster("resources.nodes=1,2,4", "sharding=ddp,fsdp")
+    found = groups(cells.runnable, settings())
+    assert [(request.nodes, len(entries)) for request, entries in found.items()] == [
+        (1, 2),
+        (2, 2),
+        (4, 2),
+    ]
+
+
+def test_a_memory_budget_is_asked_of_slurm():
+    [request] = groups(roster("resources.memory_gib_per_rank=2").runnable, settings())
+    assert request.sbatch(settings())["mem"] == "6144MB"  # two ranks, each with its interpreter
+
+
+def test_every_job_holds_the_baseline_of_its_cells():
+    cells = roster("precision=O1,bf16", "sharding=fsdp,zero2")
+    jobs = packed(cells, blocks=3, cells_per_job=1)
+    baseline = next(iter(cells.baselines.values()))
+    assert len(jobs) == 4
+    for job in jobs:
+        assert len(job.blocks) == 3
+        assert all(baseline in {e.cell_id for e in block.entries} for block in job.blocks)
+
+
+def test_unpaired_baselines_have_jobs_of_their_own():
+    cells = roster("precision=O1", "sharding=ddp,fsdp")
+    missing = dict.fromkeys(cells.entries, 1)
+    jobs = pack(
+        cells, missing, dict.fromkeys(cells.entries, 1.0), settings(cells_per_job=1, pair=False), 8
+    )
+    [of_group] = jobs.values()
+    assert [len(job.cells) for job in of_group] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("minutes_per_job", "jobs"), [(5, 8), (1000, 1), (18, 2)])
+def test_jobs_hold_as_many_cells_as_fit_into_their_minutes(minutes_per_job, jobs):
+    cells = roster("precision=O1", "sharding=fsdp", "seed=range(0,8)", "sweep.match=[model]")
+    assert len(packed(cells, blocks=2, minutes_per_job=minutes_per_job)) == jobs
+
+
+@pytest.mark.parametrize(
+    ("gres", "count"),
+    [("(null)", 0), ("gpu:8", 8), ("gpu:h100:4(S:0-1)", 4), ("nvme:1,gpu:a100:2,gpu:a40:1", 3)],
+)
+def test_gpus_of_a_node_are_read_from_its_generic_resources(gres, count):
+    assert gpus_in(gres) == count
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("nodes", 2, "resources.nodes"),
+        ("cells_per_job", "many", "hydra.launcher.cells_per_job=many"),
+        ("partition", "a\nb", "control character"),
+        ("comment", "a\\b", "backslash"),
+        ("setup", ["export A=1\nrm x"], "control character"),
+        ("timeout_mins", 5, "hydra.launcher.timeout_mins"),
+    ],
+)
+def test_a_wrong_field_is_refused_by_name(field, value, message):
+    with pytest.raises(BadValueError, match=message):
+        settings(**{field: value})
+
+
+def test_what_jobs_ask_for_is_passed_on():
+    [(request, _)] = groups(roster().runnable, settings()).items()
+    asked = parameters(
+        "s", request, settings(partition="p", reservation="r", additional_parameters={"x-y": 1})
+    )
+    assert (asked["partition"], asked["exclusive"]) == ("p", True)
+    assert asked["additional_parameters"] == {"requeue": True, "reservation": "r", "x-y": 1}
+    assert "--cpus-per-task=4" in asked["srun_args"]
+
+
+def test_the_time_limit_is_told_from_preemption_by_the_clock(monkeypatch):
+    import time
+
+    monkeypatch.setattr("vitsweep.sweep.slurm_signals.ask", lambda *command: None)
+    late = Signals("1", "1_0", started=time.time() - 3000, limit_s=3060, delay_s=30, came="SIGUSR2")
+    early = replace(late, started=time.time())
+    cancelled = replace(early, came="SIGTERM")
+    assert [s.ending().cause for s in (late, early, cancelled)] == [
+        "time limit",
+        "preempted",
+        "cancelled",
+    ]
