@@ -14,6 +14,9 @@ from vitsweep.model.attention import Attend
 from vitsweep.sequence_parallel._block_attention import BlockAttention, block_attention
 
 
+CONTIGUOUS = torch.contiguous_format
+
+
 @dataclass(frozen=True)
 class Parts:
     """Which tokens each rank of a ring holds.
@@ -62,7 +65,7 @@ def round_ring(
 
     def around(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kernel = block_attention(q, scores_in_memory=scores_in_memory)
-        return _Ring.apply(q, torch.stack((k, v)), parts, kernel, group)
+        return _Ring.apply(q, k, v, parts, kernel, group)
 
     return around
 
@@ -80,24 +83,34 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, kv: Tensor, parts: Parts, kernel: BlockAttention, group: ProcessGroup
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        parts: Parts,
+        kernel: BlockAttention,
+        group: ProcessGroup,
     ) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
-        out = torch.zeros_like(q, dtype=wide)
+        # Heads inside tokens: the output projection then reads this very memory.
+        out = torch.zeros_like(q.transpose(1, 2), dtype=wide, memory_format=CONTIGUOUS)
+        out = out.transpose(1, 2)
         lse = torch.full(q.shape[:3], float("-inf"), dtype=wide, device=q.device)
-        for source, block in _passing_blocks(kv, group):
+        for source, block in _passing_blocks(torch.stack((k, v)), group):
             for queries, keys, masked in parts.pairs(q.shape[2], group.rank(), source):
                 key, value = block[:, :, :, keys]
                 o, part_lse = kernel.forward(q[:, :, queries], key, value, masked)
                 _merge(out[:, :, queries], lse[:, :, queries], o, part_lse)
         out = out.to(q.dtype)
-        ctx.save_for_backward(q, kv, out, lse)
+        # k and v lie with q in the memory of their projection; the stacked copy is not kept.
+        ctx.save_for_backward(q, k, v, out, lse)
         ctx.ring = parts, kernel, group
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        q, kv, out, lse = ctx.saved_tensors
+        q, k, v, out, lse = ctx.saved_tensors
+        kv = torch.stack((k, v))
         parts, kernel, group = ctx.ring
         wide = torch.promote_types(q.dtype, torch.float32)
         dq, dkv = torch.zeros_like(q, dtype=wide), torch.zeros_like(kv, dtype=wide)
@@ -114,7 +127,8 @@ class _Ring(torch.autograd.Function):
                 dkv[1, :, :, b] += of_v
             if group.size() > 1:  # the gradient travels with its block, and one hop more: home
                 dkv = Passing(dkv, group).arrived()
-        return dq.to(q.dtype), dkv.to(kv.dtype), None, None, None
+        dk, dv = dkv.to(kv.dtype)
+        return dq.to(q.dtype), dk, dv, None, None, None
 
 
 def _passing_blocks(own: Tensor, group: ProcessGroup) -> Iterator[tuple[int, Tensor]]:
