@@ -64,10 +64,11 @@ class Hsdp(Fsdp):
 
     @staticmethod
     def default_shards(data_parallel_size: int, resources: dict[str, Any]) -> int:
-        """One copy of the state per node; on a single node, two copies."""
+        """One copy of the state per node; on a single node two, or as few as divide the ranks."""
         if resources["nodes"] > 1:
             return int(resources["ranks_per_node"])
-        return max(1, data_parallel_size // 2)
+        halves = range(data_parallel_size // 2, 0, -1)
+        return next((shards for shards in halves if data_parallel_size % shards == 0), 1)
 
     def mesh(self, world: "World") -> "DeviceMesh":
         """Replicate over the first axis, shard over the second."""
