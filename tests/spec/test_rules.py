@@ -1,0 +1,234 @@
+"""What cannot run is refused before anything starts, with a way out that works."""
+
+import importlib.util
+import re
+
+import pytest
+
+from tests.cells import GPU_NODE, LAPTOP, TINY, entry
+from vitsweep.optimizer import apex_adamw
+from vitsweep.spec.machine import Machine
+
+WAY_OUT = re.compile(r"(?:try|use|Try|Use) `([\w.]+=[\w.]+)`")
+
+
+def reasons(*overrides: str, machine: Machine = LAPTOP) -> tuple[str, ...]:
+    return entry(*TINY, *overrides, machine=machine).reasons
+
+
+def way_out(reason: str) -> str:
+    found = WAY_OUT.search(reason)
+    assert found, f"no way out in: {reason}"
+    return found[1]
+
+
+RANKS_4 = "resources.ranks_per_node=4"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["batch.resolution_px=10", "model.patch_px=4"],
+            "`batch.resolution_px=10` is not divisible by `model.patch_px=4`: "
+            "try `batch.resolution_px=8`.",
+        ),
+        (
+            ["batch.resolution_px=2", "model.patch_px=4"],
+            "`batch.resolution_px=2` is not divisible by `model.patch_px=4`: "
+            "try `batch.resolution_px=4`.",
+        ),
+        (
+            ["batch.images_per_step=15"],
+            "`batch.images_per_step=15` (`batch.scope=total`) does not split evenly over "
+            "2 replicas x `batch.accumulation_steps=1`: try `batch.images_per_step=14`.",
+        ),
+        (
+            ["batch.images_per_step=1", "batch.accumulation_steps=4"],
+            "`batch.images_per_step=1` (`batch.scope=total`) does not split evenly over "
+            "2 replicas x `batch.accumulation_steps=4`: try `batch.images_per_step=8`.",
+        ),
+        (
+            ["batch.images_per_step=3", "batch.scope=per_replica", "batch.accumulation_steps=2"],
+            "`batch.images_per_step=3` (`batch.scope=per_replica`) does not split evenly over "
+            "2 replicas x `batch.accumulation_steps=2`: try `batch.images_per_step=2`.",
+        ),
+        (
+            ["batch.images_per_step=1198", RANKS_4],
+            "`batch.images_per_step=1198` (`batch.scope=total`) does not split evenly over "
+            "4 replicas x `batch.accumulation_steps=1`: try `batch.images_per_step=1196`.",
+        ),
+        (
+            ["batch.images_per_step=2000"],
+            "`batch.images_per_step=2000` (`batch.scope=total`) is 2000 images in total, more than "
+            "the 1198 training images of `data=digits`: use a smaller batch, or `data=synthetic`.",
+        ),
+        (
+            ["resources.device=cuda"],
+            "`resources.device=cuda` needs a GPU and this machine shows none: use "
+            "`resources.device=cpu`, or send the sweep to a cluster with `hydra/launcher=slurm`.",
+        ),
+        (
+            ["sharding=none"],
+            "`sharding=none` leaves 2 ranks that never exchange gradients: use `sharding=ddp`, or "
+            "`resources.ranks_per_node=1`.",
+        ),
+        (
+            ["sharding=hsdp"],
+            "`sharding=hsdp` needs at least 2 replicas of at least 2 shards; `mesh.shard=1` over "
+            "2 ranks gives 2 x 1: use a world that factors (4, 6, 8, ...) with a fitting "
+            "`mesh.shard`, or `sharding=fsdp`.",
+        ),
+        (
+            ["sharding=fsdp", RANKS_4, "mesh.shard=2"],
+            "`sharding=fsdp` spreads one copy of the state over all replicas, but `mesh.shard=2` "
+            "leaves 2 copies: use `mesh.shard=auto`, or `sharding=hsdp`.",
+        ),
+        (
+            ["model.num_heads=3"],
+            "`model.width=32` is not divisible by `model.num_heads=3`: every head needs the same "
+            "width.",
+        ),
+        (
+            ["model.in_channels=3"],
+            "`model.in_channels=3` does not fit `data=digits`, whose images have 1: use "
+            "`model.in_channels=auto`.",
+        ),
+        (
+            ["model.num_classes=5"],
+            "`model.num_classes=5` is fewer than the 10 of `data=digits`: use "
+            "`model.num_classes=auto`.",
+        ),
+        (
+            ["mesh.ulysses=2"],
+            "`mesh.ulysses=2` is used by no chosen technique (`sequence_parallel=none`): leave it "
+            "at auto, or choose another `sequence_parallel`.",
+        ),
+        (
+            ["precision=O3", "precision.loss_scale=dynamic"],
+            "`precision.loss_scale=dynamic` needs float32 gradients to unscale: use "
+            "`precision.master_weights=true` (that is O2) or `precision.loss_scale=null`.",
+        ),
+        (
+            ["precision=O2", "precision.patch_torch_functions=true"],
+            "`precision.cast_model_type=half` and `precision.patch_torch_functions=true` exclude "
+            "each other: O1 patches functions, O2 and O3 cast the model.",
+        ),
+        (
+            ["precision=O1", "precision.master_weights=true"],
+            "`precision.master_weights=true` needs `precision.cast_model_type=half`: otherwise the "
+            "parameters are float32 already.",
+        ),
+        (
+            ["precision.tf32=true"],
+            "`precision.tf32=true` needs an NVIDIA GPU (Ampere or newer), and this cell has "
+            "`resources.device=cpu`: use `precision.tf32=false`, or `precision=bf16`.",
+        ),
+        (
+            ["sharding.static_graph=true", "batch.accumulation_steps=2"],
+            "`sharding.static_graph=true` does not allow `batch.accumulation_steps=2`: set it to "
+            "false.",
+        ),
+    ],
+)
+def test_a_rule_names_the_knob_its_value_and_the_way_out(
+    overrides: list[str], sentence: str
+) -> None:
+    assert reasons(*overrides) == (sentence,)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["batch.resolution_px=10", "model.patch_px=4"],
+        ["batch.images_per_step=15"],
+        ["batch.images_per_step=1", "batch.accumulation_steps=4"],
+        ["batch.images_per_step=3", "batch.scope=per_replica", "batch.accumulation_steps=2"],
+        ["batch.images_per_step=1198", RANKS_4],
+        ["resources.device=cuda"],
+        ["sharding=none"],
+        ["sharding=fsdp", RANKS_4, "mesh.shard=2"],
+        ["model.in_channels=3"],
+        ["model.num_classes=5"],
+        ["precision.tf32=true"],
+        ["sequence_parallel=ulysses", RANKS_4, "model.num_heads=2"],
+    ],
+)
+def test_the_way_out_of_one_refusal_is_runnable(overrides: list[str]) -> None:
+    [reason] = reasons(*overrides)
+    assert reasons(*overrides, way_out(reason)) == ()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "asked"),
+    [
+        (["mesh.shard=3"], "shard=3"),
+        (["mesh.shard=3", "sharding=hsdp", RANKS_4], "shard=3"),
+        (["mesh.ring=2", "mesh.ulysses=3", "sequence_parallel=usp", RANKS_4], "ring=2 x ulysses=3"),
+        (["mesh.shard=8", "sharding=fsdp"], "shard=8"),
+    ],
+)
+def test_degrees_that_do_not_divide_the_world_are_refused(overrides: list[str], asked: str) -> None:
+    [reason] = [r for r in reasons(*overrides) if r.startswith("`mesh` asks for")]
+    assert reason.startswith(f"`mesh` asks for {asked}, which does not divide the world of ")
+    assert reason.endswith("choose degrees whose product divides it.")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7])
+def test_hsdp_needs_a_world_that_factors(ranks: int) -> None:
+    given = [f"resources.ranks_per_node={ranks}", "batch.scope=per_replica"]
+    [reason] = reasons("sharding=hsdp", *given)
+    assert f"`mesh.shard=1` over {ranks} ranks" in reason
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        [RANKS_4],
+        ["resources.ranks_per_node=6"],
+        ["resources.nodes=2", "resources.ranks_per_node=3"],
+        ["resources.ranks_per_node=6", "mesh.shard=2"],
+        ["resources.ranks_per_node=9"],
+    ],
+)
+def test_hsdp_runs_where_the_world_factors(place: list[str]) -> None:
+    assert reasons("sharding=hsdp", "batch.scope=per_replica", *place) == ()
+
+
+def test_more_ranks_than_gpus_are_refused_on_a_node() -> None:
+    [reason] = reasons("resources.ranks_per_node=16", machine=GPU_NODE)
+    assert reason == (
+        "`resources.ranks_per_node=16` is more than the 8 GPUs of a node, and two ranks on one GPU "
+        "measure neither: use `resources.ranks_per_node=8`."
+    )
+    assert reasons(way_out(reason), machine=GPU_NODE) == ()
+    assert reasons("resources.nodes=4", "batch.images_per_step=64", machine=GPU_NODE) == ()
+
+
+def test_apex_is_refused_where_it_is_not_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apex_adamw, "apex_is_installed", lambda: False)
+    [reason] = reasons("optimizer=adamw_apex", machine=GPU_NODE)
+    assert reason.startswith("`optimizer=adamw_apex` needs NVIDIA's apex built with its CUDA")
+    assert "the package `apex` on PyPI is something else" in reason
+    assert reasons(way_out(reason), machine=GPU_NODE) == ()
+
+
+def test_fp8_is_refused_without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+
+    def without_torchao(name: str, *rest: object) -> object:
+        return None if name == "torchao" else find_spec(name, *rest)
+
+    monkeypatch.setattr("vitsweep.precision.float8.find_spec", without_torchao)
+    [reason] = reasons("precision=fp8", machine=GPU_NODE)
+    assert reason.startswith("`precision=fp8` needs torchao: `pip install 'vitsweep[fp8]'`")
+    assert reasons(way_out(reason), machine=GPU_NODE) == ()
+
+
+def test_all_reasons_of_a_cell_are_told_at_once() -> None:
+    found = reasons(
+        "sharding=hsdp", "batch.images_per_step=15", "model.num_heads=3", "optimizer=adamw_apex"
+    )
+    for knob in ("sharding=hsdp", "batch.images_per_step=15", "model.num_heads=3", "optimizer="):
+        assert any(f"`{knob}" in reason for reason in found)
+    assert len(set(found)) == len(found)
