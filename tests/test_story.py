@@ -3,6 +3,7 @@
 import json
 
 import pandas as pd
+import pytest
 
 from tests.command import Command
 
@@ -35,6 +36,7 @@ def test_a_sweep_ends_in_a_table_charts_and_a_report(vitsweep: Command) -> None:
     assert {p.name for p in vitsweep.folder.iterdir()} == {"results"}
 
 
+@pytest.mark.slow
 def test_the_same_command_again_runs_nothing_and_a_wider_one_only_what_is_new(
     vitsweep: Command,
 ) -> None:
@@ -54,6 +56,7 @@ def test_the_same_command_again_runs_nothing_and_a_wider_one_only_what_is_new(
     assert new["block"].nunique() == 1
 
 
+@pytest.mark.slow
 def test_every_block_holds_every_cell_and_the_baseline_in_changing_order(vitsweep: Command) -> None:
     vitsweep("-m", "optimizer=adamw_foreach,adamw_fused", "measurement.blocks=6")
     runs = vitsweep.runs()
@@ -66,6 +69,7 @@ def test_every_block_holds_every_cell_and_the_baseline_in_changing_order(vitswee
     assert runs["block"].nunique() == 6
 
 
+@pytest.mark.slow
 def test_what_was_frozen_and_recorded_is_complete(vitsweep: Command) -> None:
     vitsweep("precision=O1")
     store = vitsweep.store

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitsweep.console import open_console
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
 from vitsweep.sweep.calibration import calibration_for
@@ -30,7 +30,7 @@ SLURM = ("sinfo", "sbatch", "squeue", "sacct")
 
 def examine() -> int:
     """Print the findings; return 0 where vitsweep can run here, else 3."""
-    console = Console()
+    console = open_console()
     machine = Machine.here()
     for title, rows in (
         ("Machine", _machine(machine)),

@@ -148,13 +148,12 @@ def report(arguments: Sequence[str]) -> int:
 
 def collect(arguments: Sequence[str]) -> int:
     """Write the views of a sweep folder anew and show its table."""
-    from rich.console import Console
-
+    from vitsweep.console import open_console
     from vitsweep.sweep.collect import collect as collect_views
     from vitsweep.tables.show import printed
 
     store = _settled(_store(arguments))
-    Console().print(printed(collect_views(store), title=f"Sweep {store.name}"))
+    open_console().print(printed(collect_views(store), title=f"Sweep {store.name}"))
     return 0
 
 
@@ -167,20 +166,18 @@ def retry(arguments: Sequence[str]) -> int:
 
 def status(arguments: Sequence[str]) -> int:
     """Show the jobs and cells of a sweep; with `--watch` until nothing runs any more."""
-    from rich.console import Console
-
+    from vitsweep.console import open_console
     from vitsweep.sweep.slurm_status import status as show
 
-    return show(_store(_without_flags(arguments)), "--watch" in arguments, Console())
+    return show(_store(_without_flags(arguments)), "--watch" in arguments, open_console())
 
 
 def cancel(arguments: Sequence[str]) -> int:
     """End the jobs of a sweep."""
-    from rich.console import Console
-
+    from vitsweep.console import open_console
     from vitsweep.sweep.slurm_status import cancel as end_jobs
 
-    return end_jobs(_store(arguments), Console())
+    return end_jobs(_store(arguments), open_console())
 
 
 def doctor(arguments: Sequence[str]) -> int:

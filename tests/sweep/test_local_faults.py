@@ -9,6 +9,8 @@ import pytest
 
 from tests.command import Command, fault
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("name", "status", "reason"),
@@ -52,7 +54,9 @@ def test_running_out_of_memory_is_a_result_with_its_peak(vitsweep: Command) -> N
     assert row["peak_rss_gib"] > 0.1
 
 
-def test_a_technique_that_computes_something_else_is_wrong_and_never_timed(vitsweep: Command) -> None:
+def test_a_technique_that_computes_something_else_is_wrong_and_never_timed(
+    vitsweep: Command,
+) -> None:
     scaled = ("memory._target_=tests.faults.Scaled", "optimizer=adamw_foreach")
     vitsweep(*scaled, "measurement.prove=twin")
 
@@ -92,7 +96,8 @@ def test_a_cell_that_failed_is_repeated_by_retry_only(vitsweep: Command) -> None
 
 
 def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) -> None:
-    asked = ("-m", "optimizer=adamw_loop,adamw_foreach", *fault("Slow"), "measurement.blocks=3", "sweep.baseline=null")
+    pair = ("-m", "optimizer=adamw_loop,adamw_foreach", "sweep.baseline=null")
+    asked = (*pair, *fault("Slow"), "measurement.blocks=3")
     running = vitsweep.start(*asked)
     wait_for(lambda: any(vitsweep.store.runs()) if vitsweep.store.cells.exists() else False)
     running.send_signal(signal.SIGINT)
@@ -108,7 +113,9 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) 
     assert runs.groupby("optimizer").size().tolist() == [3, 3]
 
 
-def test_a_launcher_that_is_killed_leaves_no_rank_behind_and_loses_nothing(vitsweep: Command) -> None:
+def test_a_launcher_that_is_killed_leaves_no_rank_behind_and_loses_nothing(
+    vitsweep: Command,
+) -> None:
     asked = ("-m", "optimizer=adamw_loop,adamw_foreach", *fault("Hang"), "sweep.baseline=null")
     running = vitsweep.start(*asked)
     wait_for(lambda: any(vitsweep.folder.glob("results/default/cells/*/attempts/*/rank1.log")))

@@ -13,7 +13,6 @@ from vitsweep.collectives.ring import Passing
 from vitsweep.model.attention import Attend
 from vitsweep.sequence_parallel._block_attention import BlockAttention, block_attention
 
-
 CONTIGUOUS = torch.contiguous_format
 
 

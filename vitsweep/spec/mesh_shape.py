@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 
 AXES = ("pipeline", "replicate", "shard", "sequence", "ring", "ulysses", "tensor")
-"""Outermost first, so that the chattiest axis (tensor) lies on adjacent ranks (USP, arXiv:2405.07719, tip 7)."""
+"""Outermost first: the chattiest axis (tensor) lies on adjacent ranks (USP, arXiv:2405.07719, tip 7)."""
 
 TOKEN_AXES = ("sequence", "ring", "ulysses")
 """Axes along which ranks share the tokens of one image."""

@@ -320,7 +320,7 @@ class Batches(ABC):
     def test(self) -> Iterator[tuple[Any, Any]]:
         """Yield this rank's share of the held-out images; every image on exactly one replica."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (most have nothing to stop)
         """Stop loader workers."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
@@ -44,7 +45,7 @@ def launch(
         BadValueError: a value is wrong; nothing has run.
         SystemExit: 130 after Ctrl-C.
     """
-    console = Console()
+    console = open_console()
     roster = roster_of(asked, Machine.here(), composer)
     store = open_store(config)
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from vitsweep.console import open_console
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
 from vitsweep.sweep.asked import Asked
@@ -28,7 +29,7 @@ def plan(
     roster = roster_of(asked, Machine.here(), composer)
     store = store_of(config)
     rows = plan_rows(roster, _known(roster, store, config))
-    _show(rows, store, Console())
+    _show(rows, store, open_console())
     return rows
 
 

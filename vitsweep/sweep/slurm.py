@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from vitsweep.console import open_console
 from vitsweep.errors import BadValueError
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -40,7 +41,7 @@ def launch(
         VitsweepError: a value is wrong, or Slurm refuses.
         SystemExit: 130 after Ctrl-C, which detaches; 3 where cells ended otherwise.
     """
-    console, settings = Console(), settings_of(fields)
+    console, settings = open_console(), settings_of(fields)
     require_slurm()
     roster = roster_of(asked, machine_of(settings), composer)
     store = open_store(config)
