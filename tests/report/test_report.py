@@ -101,6 +101,20 @@ def test_two_blocks_claim_nothing(tmp_path):
     assert "nothing is claimed" in said(tmp_path, 200, 201)
 
 
+def test_one_answer_for_many_baselines_is_one_sentence(tmp_path):
+    store = Store(tmp_path / "s").create()
+    baselines = {}
+    for ranks, i in [(r, i) for r in (1, 2, 4) for i in range(3)]:
+        size = {"world_size": ranks, "ranks_per_node": ranks}
+        store.save_run(run(f"base{ranks}", f"b{i}", 100 * ranks, **size))
+        store.save_run(run(f"fast{ranks}", f"b{i}", 200 * ranks + i, precision="O2", **size))
+        baselines |= {f"base{ranks}": f"base{ranks}", f"fast{ranks}": f"base{ranks}"}
+    store.append_command({"baselines": baselines})
+    assert answers(cells_of(store)) == [
+        "precision=O2 is fastest against each of 3 baselines: 2.00x to 2.01x."
+    ]
+
+
 def test_without_a_baseline_the_fastest_is_named(tmp_path):
     store = Store(tmp_path / "s").create()
     store.save_run(run("a", "b0", 100))

@@ -33,7 +33,7 @@ def draw(curves: DataFrame) -> Figure:
             _line(left, points, "images_per_second", styles[points["series"].iloc[0]], name)
             _line(right, points, "efficiency", styles[points["series"].iloc[0]], name)
         _ideal(left, right, some)
-        left.set_title(TITLES[kind], loc="left")
+        style.title(left, TITLES[kind])
         left.set(xlabel="Ranks", ylabel=style.axis_label("images_per_second"))
         right.set(xlabel="Ranks", ylabel="Scaling efficiency (1)", ylim=(0, 1.1))
         style.legend(right)

@@ -92,10 +92,14 @@ def dress(axes: Axes) -> Axes:
     axes.tick_params(colors=INK, labelsize=9, length=3, color=QUIET)
     axes.xaxis.label.set(color=INK, size=10)
     axes.yaxis.label.set(color=INK, size=10)
-    axes.title.set(color=INK, size=11, weight="bold")
     axes.grid(axis="both", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     return axes
+
+
+def title(axes: Axes, text: str) -> None:
+    """Write the title of a panel above its left end."""
+    axes.set_title(text, loc="left", color=INK, size=11)
 
 
 def legend(axes: Axes, title: str = "", columns: int = 1) -> None:
@@ -117,7 +121,7 @@ def legend(axes: Axes, title: str = "", columns: int = 1) -> None:
         ).get_title().set_color(INK)
 
 
-def shorten(labels: Iterable[str], limit: int = 46) -> list[str]:
+def shorten(labels: Iterable[str], limit: int = 56) -> list[str]:
     """Cut long labels in the middle, where combinations differ least."""
     half = (limit - 1) // 2
     return [t if len(t) <= limit else f"{t[:half]}…{t[-half:]}" for t in labels]

@@ -24,7 +24,7 @@ def draw(steps: DataFrame) -> Figure:
             "speedup" if kind == "alone" else "position", ascending=kind != "alone"
         )
         _bars(axes, rows, kind)
-        axes.set_title("One at a time" if kind == "alone" else "Cumulative", loc="left")
+        style.title(axes, "One at a time" if kind == "alone" else "Cumulative")
         axes.set_xlabel(style.axis_label("speedup"))
     return figure
 

@@ -5,9 +5,11 @@ from pandas import DataFrame, Series
 from vitsweep.charts.caption import values
 from vitsweep.results.record import Status
 from vitsweep.tables import words
+from vitsweep.tables.changes import named, with_changes
 from vitsweep.tables.columns import varying
 from vitsweep.tables.coverage import counts
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.show import MANY
 
 MOST = 8
 """Baselines that are answered for, one sentence each; the table has the others."""
@@ -17,6 +19,7 @@ def question(cells: DataFrame) -> str:
     """Return the question a sweep without a stated one asks."""
     groups = [c.replace("_", " ") for c in varying(cells)]
     what = f"combination of {', '.join(groups)}" if groups else "setting"
+    what = "combination of techniques" if len(groups) > MANY else what
     return f"Which {what} trains {values(cells, 'model') or 'the model'} fastest?"
 
 
@@ -31,7 +34,20 @@ def answers(cells: DataFrame) -> list[str]:
     if compared.empty:
         return [_fastest(measured, names)]
     groups = compared.groupby("baseline_cell_id", sort=False)
+    if same := _the_same_everywhere(compared, cells):
+        return [same]
     return [_over_baseline(group, measured, names) for _, group in groups][:MOST]
+
+
+def _the_same_everywhere(compared: DataFrame, cells: DataFrame) -> str:
+    """Return one sentence where several baselines have the same answer, else nothing."""
+    changes = with_changes(cells).set_index("cell_id")["changes"]
+    best = compared.loc[compared.groupby("baseline_cell_id")["speedup"].idxmax()]
+    found = set(changes.reindex(best["cell_id"]))
+    if len(best) < 2 or len(found) > 1 or (best["claim"] != "faster").any():
+        return ""
+    ends = f"{words.times(best['speedup'].min())} to {words.times(best['speedup'].max())}"
+    return f"{named(found.pop())} is fastest against each of {len(best)} baselines: {ends}."
 
 
 def _fastest(measured: DataFrame, names: dict[str, str]) -> str:

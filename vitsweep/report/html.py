@@ -10,6 +10,7 @@ from pandas import DataFrame, Series
 from vitsweep.charts import style
 from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers, question
+from vitsweep.report.explorer import explorer
 from vitsweep.report.figures import drawn
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
@@ -72,6 +73,7 @@ def render(
         "table": table(cells),
         "numeric": NUMERIC,
         "charts": charts,
+        "explorer": explorer(cells),
         "counts": counts(cells).to_dict("records"),
         "coverage": coverage(cells)
         .dropna(axis="columns", how="all")
@@ -89,7 +91,7 @@ def render(
 
 def table(cells: DataFrame) -> dict[str, Any]:
     """Return headings, rows of (text, sort key), and the choices to filter by."""
-    text, ordered = presented(cells), ranked(cells)
+    text, ordered = presented(cells, wide=True), ranked(cells)
     keys = ordered.assign(
         peak_gib=Series([peak_gib(row) for _, row in ordered.iterrows()], ordered.index)
     )

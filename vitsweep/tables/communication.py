@@ -54,7 +54,11 @@ def communication(cells: DataFrame) -> DataFrame:
             [*varying(cells), "sequence_parallel", "world_size", "num_tokens", "images_per_step"]
         )
     )
-    times = [c for c in ("communication_ms", "step_time_ms", "blocks") if c in measured]
+    times = [
+        c
+        for c in ("communication_ms", "step_time_ms", "blocks", "baseline_cell_id")
+        if c in measured
+    ]
     total = measured[counted].apply(pd.to_numeric).sum(axis=1, min_count=1)
     return (
         measured[["cell_id", *columns, *counted, *formulas, *times]]

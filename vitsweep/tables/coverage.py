@@ -4,16 +4,20 @@ from pandas import DataFrame
 
 from vitsweep.results.record import Status
 from vitsweep.tables.columns import varying
+from vitsweep.tables.names import cell_names
+from vitsweep.tables.show import MANY
 from vitsweep.tables.words import missing, plain
 
 
 def coverage(cells: DataFrame) -> DataFrame:
-    """Return one row per cell without a measurement: what varies, status, rank, reason, cell.
+    """Return one row per cell without a measurement: what varies, status, reason, rank, cell id.
 
     A cell that was asked for and never ran has the status `not run`.
     """
-    absent = cells[cells["status"] != Status.measured]
-    columns = [*varying(cells), "status", "reason", "failed_rank", "attempt", "cell_id"]
+    absent = cells.assign(cell=cell_names(cells))[cells["status"] != Status.measured]
+    named = varying(cells)
+    named = ["cell"] if len(named) > MANY else named
+    columns = [*named, "status", "reason", "failed_rank", "attempt", "cell_id"]
     return (
         absent.assign(status=[plain(s) or "not run" for s in absent["status"]])
         .reindex(columns=columns)

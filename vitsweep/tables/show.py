@@ -9,21 +9,28 @@ from rich.text import Text
 from vitsweep.results.record import Status
 from vitsweep.tables import words
 from vitsweep.tables.columns import varying
+from vitsweep.tables.names import cell_names
 
 COLOURS = {"faster": "green", "slower": "red", "baseline": "bold", "no difference shown": "dim"}
+
+MANY = 4
+"""More columns than these push the results out of a terminal."""
 
 Reader = Callable[[Series], str]
 
 
-def presented(cells: DataFrame) -> DataFrame:
+def presented(cells: DataFrame, wide: bool = False) -> DataFrame:
     """Return the cells as text: what varies, img/s, speedup, claim, step ms, peak GiB, status.
 
-    The order is that of `ranked`; columns that hold nothing are left out. The columns that vary
-    are told from the whole table, so a part of it should be presented after, not before.
+    The order is that of `ranked`; columns that hold nothing are left out. Where more than `MANY`
+    columns vary, one column `cell` says what a cell changes, and the columns themselves come last,
+    if `wide`. What varies is told from the whole table: present a part of it after, not before.
     """
     named = varying(cells) or [c for c in ("model", "precision", "sharding") if c in cells]
-    readers = {c: _plain(c) for c in named} | _MEASURED
-    ordered = ranked(cells)
+    ordered = ranked(cells.assign(_name=cell_names(cells)))
+    choices = {c: _plain(c) for c in named}
+    many: dict[str, Reader] = {"cell": _plain("_name")} | _MEASURED | (choices if wide else {})
+    readers = many if len(named) > MANY else choices | _MEASURED
     text = DataFrame(
         {name: [reader(row) for _, row in ordered.iterrows()] for name, reader in readers.items()},
         index=ordered.index,
@@ -90,5 +97,5 @@ _MEASURED: dict[str, Reader] = {
     "blocks": lambda row: "" if words.missing(row.get("blocks")) else str(int(row["blocks"])),
     "status": words.status,
 }
-_ALWAYS = ("img/s", "speedup", "status")
+_ALWAYS = ("cell", "img/s", "speedup", "status")
 NUMERIC = ("img/s", "speedup", "step ms", "peak GiB", "top-1", "blocks")

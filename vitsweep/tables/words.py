@@ -75,19 +75,29 @@ def status(row: Series) -> str:
     return f"{ended}: {'; '.join(notes)}" if notes else ended
 
 
-def cell_label(row: Series, columns: list[str]) -> str:
-    """Return the cell's name in a chart: the values of the varying columns, `O2 · fsdp`.
+SIZES = {
+    "world_size": "rank",
+    "nodes": "node",
+    "images_per_step": "image",
+    "num_tokens": "token",
+    "accumulation_steps": "accumulation step",
+}
+"""Columns that are told as a count: `8 ranks`."""
 
-    A bare number gets its column as a prefix, since `2` alone names nothing.
+
+def cell_label(row: Series, columns: list[str]) -> str:
+    """Return the cell's name in a chart: the values of the varying columns, `O2 · 8 ranks`.
+
+    A bare value gets its column as a prefix, since `2` or `none` alone names nothing.
     """
     values = {column: row.get(column) for column in columns}
-    return " · ".join(
-        f"{column.rpartition('.')[2]}={plain(value)}" if _is_bare(value) else plain(value)
-        for column, value in values.items()
-        if not missing(value)
-    )
+    return " · ".join(_named(c, plain(v)) for c, v in values.items() if not missing(v))
 
 
-def _is_bare(value: Any) -> bool:
-    bare = ("none", "True", "False")
-    return not isinstance(value, str) or value in bare or value.replace(".", "", 1).isdigit()
+def _named(column: str, value: str) -> str:
+    if column in SIZES and value.isdigit():
+        return count(value, SIZES[column])
+    if column == "resolution_px":
+        return f"{value} px"
+    bare = value in ("none", "True", "False") or value.replace(".", "", 1).isdigit()
+    return f"{column.rpartition('.')[2]}={value}" if bare else value
