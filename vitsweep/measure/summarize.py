@@ -61,9 +61,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
     speed = throughput(cell, float(np.median(steady))) if steady else {}
     metrics = speed | _phases(ranks) | _sent(ranks) | _memory(ranks) | _losses(cell, ranks)
     device = ranks[0].environment["device"]
-    used, denominators = utilization(
-        cell, speed.get("model_tflops_per_rank") or 0.0, device, calibration
-    )
+    used, denominators = utilization(cell, speed.get("model_tflops_per_rank"), device, calibration)
     return Summary(
         metrics=metrics
         | used

@@ -38,13 +38,16 @@ def throughput(cell: CellSpec, step_time_ms: float) -> dict[str, float | None]:
 
 
 def utilization(
-    cell: CellSpec, tflops_per_rank: float, device_name: str, measured_peaks: dict[str, float]
+    cell: CellSpec,
+    tflops_per_rank: float | None,
+    device_name: str,
+    measured_peaks: dict[str, float],
 ) -> tuple[dict[str, float | None], dict[str, Any]]:
     """Return MFU columns, and where their denominators come from.
 
     Args:
         cell: what ran.
-        tflops_per_rank: model TFLOP/s of one rank.
+        tflops_per_rank: model TFLOP/s of one rank; None where no step was counted.
         device_name: as the driver reports it.
         measured_peaks: dtype -> matmul TFLOP/s of one rank, measured on this machine.
     """
@@ -55,11 +58,15 @@ def utilization(
     recomputed = cell.memory.recomputed_flops(*shape)
     hardware = 1 + recomputed / train_flops(*shape)
     columns = {
-        "mfu": tflops_per_rank / peak if peak else None,
-        "hfu": tflops_per_rank * hardware / peak if peak else None,
-        "mfu_of_measured_peak": tflops_per_rank / measured if measured else None,
+        "mfu": _share(tflops_per_rank, peak),
+        "hfu": _share(tflops_per_rank, peak, hardware),
+        "mfu_of_measured_peak": _share(tflops_per_rank, measured),
     }
     return columns, {"peak_tflops": peak, "peak_source": source, "compute_dtype": dtype}
+
+
+def _share(tflops: float | None, peak: float | None, factor: float = 1.0) -> float | None:
+    return tflops * factor / peak if tflops is not None and peak else None
 
 
 def _shape(cell: CellSpec) -> tuple[ModelSpec, int, Pooling]:
