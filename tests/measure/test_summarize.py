@@ -1,0 +1,152 @@
+"""Samples of two ranks by hand, and the row they must give."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.cells import cell
+from vitsweep.measure.summarize import RankSamples, summarize
+from vitsweep.results.metrics import METRICS
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.flatten import flatten
+
+
+def spec(warmup: int = 2, measured: int = 4) -> CellSpec:
+    plain = cell("measurement=smoke", "batch.images_per_step=16")
+    window = replace(plain.measurement, warmup_steps=warmup, measured_steps=measured)
+    return replace(plain, measurement=window)
+
+
+def samples(times: list[float], **given: Any) -> RankSamples:
+    known: dict[str, Any] = {
+        "losses": [2.0] * len(times),
+        "skipped": [False] * len(times),
+        "phases_ms": {"data": 1.0, "forward": 2.0, "backward": 3.0, "optimizer": 4.0},
+        "communication_ms": 5.0,
+        "sent_bytes": {"parameter": 0.0, "gradient": 100.0, "activation": 0.0},
+        "collectives": {"all_reduce/gradient": {"calls": 1, "bytes": 100.0}},
+        "memory": {"peak_allocated_gib": None, "peak_reserved_gib": None, "peak_rss_gib": 0.5},
+        "own_cpu_seconds": 1.0,
+        "environment": {"device": "AMD EPYC", "node": "a", "host": "a", "host_cores": 64},
+    }
+    return RankSamples(step_times_ms=times, **(known | given))
+
+
+TIMES = [900.0, 500.0, 12.0, 14.0, 10.0, 16.0]
+
+
+def test_a_step_takes_as_long_as_on_its_slowest_rank() -> None:
+    other = [1.0, 1.0, 11.0, 11.0, 11.0, 20.0]
+    found = summarize(spec(), [samples(TIMES), samples(other)], {})
+    # slowest of both: 12, 14, 11, 20
+    assert found.metrics["step_time_ms"] == 13.0
+    assert found.metrics["images_per_second"] == pytest.approx(16 / 0.013)
+    assert found.metrics["images_per_second_per_rank"] == pytest.approx(8 / 0.013)
+    assert found.validity["steps_counted"] == 4
+    assert found.samples["step_time_ms"] == [TIMES, other]
+    assert found.samples["warm_up_steps"] == 2
+
+
+def test_skipped_steps_are_counted_and_left_out_of_the_median() -> None:
+    skipped = [False, True, False, True, False, False]
+    ranks = [samples(TIMES, skipped=skipped) for _ in range(2)]
+    found = summarize(spec(), ranks, {})
+    assert found.metrics["step_time_ms"] == 12.0  # of 12, 10, 16
+    assert found.validity["steps_skipped"] == 2
+    assert found.validity["steps_counted"] == 3
+    assert found.samples["skipped"] == skipped
+
+
+def test_a_run_of_skipped_steps_has_no_speed_and_no_utilisation() -> None:
+    ranks = [samples(TIMES, skipped=[True] * 6) for _ in range(2)]
+    found = summarize(spec(), ranks, {"float32": 0.1})
+    assert found.validity["steps_counted"] == 0
+    assert "images_per_second" not in found.metrics
+    assert found.metrics["mfu_of_measured_peak"] is None
+    assert not found.validity["drifting"]
+
+
+def test_phases_are_the_slowest_ranks_and_bytes_the_mean() -> None:
+    slow = samples(
+        TIMES,
+        phases_ms={"data": 9.0, "forward": 1.0, "backward": 3.5, "optimizer": 4.0},
+        communication_ms=7.0,
+        sent_bytes={"parameter": 10.0, "gradient": 300.0, "activation": 0.0},
+    )
+    found = summarize(spec(), [samples(TIMES), slow], {}).metrics
+    assert (found["data_ms"], found["forward_ms"]) == (9.0, 2.0)
+    assert (found["backward_ms"], found["optimizer_ms"]) == (3.5, 4.0)
+    assert found["communication_ms"] == 6.0
+    assert found["gradient_bytes_per_step"] == 200.0
+    assert found["parameter_bytes_per_step"] == 5.0
+
+
+def test_memory_is_the_worst_ranks_and_empty_where_it_does_not_apply() -> None:
+    big = samples(
+        TIMES, memory={"peak_allocated_gib": None, "peak_reserved_gib": None, "peak_rss_gib": 1.5}
+    )
+    found = summarize(spec(), [samples(TIMES), big], {}).metrics
+    assert found["peak_rss_gib"] == 1.5
+    assert found["peak_allocated_gib"] is None
+
+
+def test_losses_are_means_over_ranks_of_the_first_and_last_measured_step() -> None:
+    one = samples(TIMES, losses=[9.0, 8.0, 3.0, 2.0, 2.0, 1.0])
+    two = samples(TIMES, losses=[9.0, 8.0, 5.0, 2.0, 2.0, 2.0])
+    found = summarize(spec(), [one, two], {}).metrics
+    assert (found["loss_first"], found["loss_last"]) == (4.0, 1.5)
+
+
+def test_a_slow_start_beyond_the_asked_warm_up_is_cut() -> None:
+    times = [900.0, 500.0, 300.0, 200.0, *[10.0] * 16]
+    found = summarize(spec(measured=18), [samples(times)] * 2, {})
+    assert found.samples["warm_up_steps"] == 4
+    assert found.validity["steps_counted"] == 16
+    assert found.metrics["step_time_ms"] == 10.0
+
+
+def test_steps_that_grow_are_called_drifting() -> None:
+    growing = [100.0 + 5 * step for step in range(20)]
+    steady = [100.0, 101.0] * 10
+    assert summarize(spec(measured=18), [samples(growing)] * 2, {}).validity["drifting"]
+    assert not summarize(spec(measured=18), [samples(steady)] * 2, {}).validity["drifting"]
+
+
+def test_the_calibration_gives_the_second_denominator_and_the_bandwidth() -> None:
+    rates = {"float32": 0.1, "all_reduce_gb_per_s": 1.5}
+    found = summarize(spec(), [samples(TIMES)] * 2, rates)
+    tflops = found.metrics["model_tflops_per_rank"]
+    assert found.metrics["mfu_of_measured_peak"] == pytest.approx(tflops / 0.1)
+    assert found.metrics["all_reduce_gb_per_s"] == 1.5
+    assert found.metrics["mfu"] is None
+    assert "AMD EPYC" in found.environment["peak_source"]
+
+
+def test_nodes_are_named_once_and_accuracy_is_passed_on() -> None:
+    where = {"device": "AMD EPYC", "node": "b", "host": "b", "host_cores": 64}
+    ranks = [
+        samples(TIMES, trained={"accuracy_top1": 0.96, "train_seconds": 3.0}),
+        samples(TIMES),
+        samples(TIMES, environment=where),
+    ]
+    found = summarize(spec(), ranks, {})
+    assert found.environment["nodes_used"] == "a,b"
+    assert found.metrics["accuracy_top1"] == 0.96
+
+
+def test_more_threads_than_cores_on_a_host_are_oversubscribed() -> None:
+    def on_host(cores: int) -> dict[str, Any]:
+        return {"device": "AMD EPYC", "node": "a", "host": "a", "host_cores": cores}
+
+    threads = 2 * cell().resources.threads_per_rank
+    for cores, crowded in ((threads, False), (threads - 1, True)):
+        ranks = [samples(TIMES, environment=on_host(cores)) for _ in range(2)]
+        assert summarize(spec(), ranks, {}).validity["oversubscribed"] is crowded
+
+
+def test_every_number_of_a_run_is_defined_and_is_no_column_of_the_spec() -> None:
+    ranks = [samples(TIMES, trained={"accuracy_top1": 0.9, "train_seconds": 1.0})] * 2
+    metrics = summarize(spec(), ranks, {"float32": 1.0}).metrics
+    assert set(metrics) <= METRICS.keys()
+    assert not metrics.keys() & flatten(spec()).keys()

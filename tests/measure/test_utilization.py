@@ -1,0 +1,102 @@
+"""Throughput and utilisation by hand; what is unknown stays empty, with its reason."""
+
+import pytest
+
+from tests.cells import GPU_NODE, cell
+from vitsweep.measure.hardware import PEAKS, published_peak
+from vitsweep.measure.utilization import compute_dtype, throughput, utilization
+from vitsweep.model.flops import train_flops
+
+
+def test_a_known_device_has_a_peak_with_its_source() -> None:
+    assert published_peak("NVIDIA H200", "bfloat16") == (
+        989.5,
+        "NVIDIA H200 datasheet (SXM); the sheet's sparse figures halved",
+    )
+    assert published_peak("NVIDIA A100-SXM4-80GB", "tf32")[0] == 156.0
+
+
+def test_the_more_specific_name_wins() -> None:
+    assert published_peak("NVIDIA H100 PCIe", "bfloat16")[0] == 756.5
+    assert published_peak("NVIDIA H100 80GB HBM3", "bfloat16")[0] == 989.5
+
+
+def test_an_unknown_device_has_none_and_a_reason() -> None:
+    assert published_peak("AMD EPYC 7B13", "float32") == (
+        None,
+        "`AMD EPYC 7B13` is not in the table of published peaks",
+    )
+
+
+def test_an_unknown_format_has_none_and_a_reason() -> None:
+    assert published_peak("Tesla V100-SXM2-16GB", "bfloat16") == (
+        None,
+        "no published dense peak of V100 in bfloat16 is known here",
+    )
+
+
+@pytest.mark.parametrize("peak", PEAKS, ids=lambda p: p.device)
+def test_peaks_fall_with_the_width_of_the_format_and_name_a_source(peak) -> None:
+    assert len(peak.source) > 10
+    order = [peak.tflops[d] for d in ("float8", "float16", "tf32", "float32") if d in peak.tflops]
+    assert order == sorted(order, reverse=True)
+    assert peak.tflops.get("bfloat16", peak.tflops["float16"]) == peak.tflops["float16"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "dtype"),
+    [
+        (["precision=fp32"], "float32"),
+        (["precision=fp32", "precision.dtype=float64"], "float64"),
+        (["precision=tf32"], "tf32"),
+        (["precision=O0"], "float32"),
+        (["precision=O1"], "float16"),
+        (["precision=O2"], "float16"),
+        (["precision=O3"], "float16"),
+        (["precision=bf16"], "bfloat16"),
+        (["precision=fp8"], "float8"),
+    ],
+)
+def test_the_peak_is_that_of_the_matrix_products(overrides: list[str], dtype: str) -> None:
+    assert compute_dtype(cell(*overrides, machine=GPU_NODE)) == dtype
+
+
+def test_columns_of_the_speed_follow_from_the_step_time() -> None:
+    spec = cell("batch.images_per_step=16")  # two ranks
+    found = throughput(spec, 4.0)
+    flops = train_flops(spec.model, 8, "token")
+    assert found == pytest.approx(
+        {
+            "images_per_second": 4000.0,
+            "images_per_second_per_rank": 2000.0,
+            "tokens_per_second": 4000.0 * 17,
+            "step_time_ms": 4.0,
+            "model_flops_per_image": flops,
+            "model_tflops_per_rank": flops * 2000.0 / 1e12,
+            "epoch_hours_imagenet1k": 1281167 / 4000.0 / 3600,
+        }
+    )
+
+
+def test_utilisation_divides_by_the_published_and_by_the_measured_peak() -> None:
+    spec = cell("precision=O1", machine=GPU_NODE)
+    columns, source = utilization(spec, 494.75, "NVIDIA H200", {"float16": 700.0})
+    assert columns == pytest.approx(
+        {"mfu": 0.5, "hfu": 0.5, "mfu_of_measured_peak": 494.75 / 700.0}
+    )
+    assert (source["peak_tflops"], source["compute_dtype"]) == (989.5, "float16")
+    assert "H200 datasheet" in source["peak_source"]
+
+
+def test_recomputed_products_count_for_the_hardware_only() -> None:
+    spec = cell("precision=O1", "memory=recompute_blocks", machine=GPU_NODE)
+    columns, _ = utilization(spec, 100.0, "NVIDIA H200", {})
+    assert columns["mfu"] == pytest.approx(100 / 989.5)
+    assert 1.2 < columns["hfu"] / columns["mfu"] < 1.34  # at most a third: forward of forward x 3
+
+
+def test_unknown_peaks_leave_columns_empty_and_say_why() -> None:
+    columns, source = utilization(cell(), 0.1, "AMD EPYC", {"bfloat16": 1.0})
+    assert columns == {"mfu": None, "hfu": None, "mfu_of_measured_peak": None}
+    assert source["peak_tflops"] is None
+    assert "is not in the table" in source["peak_source"]
