@@ -22,7 +22,8 @@ def cell(ranks: int, *overrides: str) -> CellSpec:
     """A tiny exact cell; 17 tokens, 6 x 16 in a video, 9 x 9 in an axial ViT, so that much is odd."""
     models = [o for o in overrides if "=" in o and o.split("=")[0] in ("model", "data")]
     rest = [o for o in overrides if o not in models]
-    found = entry(*models, *TINY, *EXACT, f"resources.ranks_per_node={ranks}", *rest)
+    exact = EXACT[1:] if any(o.startswith("precision=") for o in rest) else EXACT
+    found = entry(*models, *TINY, *exact, f"resources.ranks_per_node={ranks}", *rest)
     assert not found.reasons, found.reasons
     return found.cell
 

@@ -69,3 +69,18 @@ def test_training_equals_one_process_under_every_sharding(ranks: int, tmp_path: 
         assert apart["loss"] < 1e-10, (name, apart)
         assert apart["weights"] < 1e-9, (name, apart)
         assert apart["moved"] > 1e-3, (name, apart)
+
+
+HALVES = ["O1", "O2", "O3", "bf16", "bf16_params"]
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow)])
+def test_half_precision_trains_as_single_precision_within_rounding(
+    ranks: int, tmp_path: Path
+) -> None:
+    rounds = [
+        (*case, f"precision={HALVES[i % 5]}", f"sharding={SHARDINGS[i % 4]}")
+        for i, case in enumerate(CASES)
+    ]
+    for name, apart in answers(training_differences, [cell(ranks, *c) for c in rounds], tmp_path):
+        assert apart["loss"] < 3e-2, (name, apart)

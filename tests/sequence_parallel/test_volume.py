@@ -36,6 +36,13 @@ CASES = [
     ("pipeline_parallel=interleaved", "model.depth=16", "pipeline_parallel.microbatches=8"),
     ("tensor_parallel=megatron",),
     ("tensor_parallel=megatron", *VIDEO, "memory=recompute_blocks"),
+    ("sequence_parallel=ulysses", "precision=O1"),
+    ("sequence_parallel=ring", "precision=O1", "memory=recompute_blocks"),
+    ("sequence_parallel=dsp", "precision=O2", *VIDEO),
+    ("sequence_parallel=lasp2", "attention=linear", "precision=bf16"),
+    ("tensor_parallel=megatron", "precision=O1"),
+    ("pipeline_parallel=one_f_one_b", "model.depth=8", "precision=O1"),
+    ("sequence_parallel=megatron_sp", "precision=O1"),
     ("sequence_parallel=megatron_sp",),
     ("sequence_parallel=megatron_sp", *VIDEO, "memory=recompute_selected"),
 ]
