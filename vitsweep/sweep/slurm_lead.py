@@ -54,7 +54,6 @@ class Lead:
         self.place, self.element = place, element
         self.facts = element.array.facts
         self.life = element.life()  # of earlier starts
-        self.all_measured = True
         self._ended = self.life.ended()
         self._over = {
             r.cell_id for r in element.runs() if self._ended.get(r.name) not in (None, "measured")
@@ -102,6 +101,11 @@ class Lead:
             self._nodes.leave()
         return code
 
+    @property
+    def all_measured(self) -> bool:
+        """Whether every run that ended was measured."""
+        return set(self._ended.values()) <= {str(Status.measured)}
+
     def give_up(self, ending: JobEnding) -> int:
         """End, and let the rest run in a later start of the job where it should."""
         left = [
@@ -142,7 +146,6 @@ class Lead:
 
     def _ends(self, run: Run, record: RunRecord, again: bool = False) -> None:
         """Note the end of a run; a cell that was not measured would end so in the next block too."""
-        self.all_measured &= record.status == Status.measured
         if not again:
             self._ended[run.name] = str(record.status)
             self._over |= {run.cell_id} if record.status != Status.measured else set()
@@ -170,11 +173,11 @@ class Lead:
                 self._ends(run, record, again=record.status == Status.killed)
 
     def _on_wait(self) -> None:
-        if self.signals.came:
+        if ending := self.signals.due():
             self._note("signal", signal=self.signals.came, seconds_left=self.signals.seconds_left)
             if self._nodes:
                 self._nodes.hurry()
-            raise self.signals.ending()
+            raise ending
         if time.monotonic() > self._beat_at + BEAT_SECONDS:
             self._note("beat")
 

@@ -12,6 +12,7 @@ from vitsweep.sweep.request import RunRequest
 from vitsweep.sweep.slurm_jobs import Array, Run
 from vitsweep.sweep.slurm_lead import FULL
 from vitsweep.sweep.slurm_look import Seen, look
+from vitsweep.sweep.slurm_signals import TIME_LIMIT
 
 STATUS_OF_STATE = {
     "TIMEOUT": Status.timed_out,
@@ -93,4 +94,4 @@ def verdict_of(seen: Seen) -> Verdict:
     return Verdict(STATUS_OF_STATE.get(job.state, Status.killed), reason)
 
 
-STATUS_OF_CAUSE = {"time limit": Status.timed_out, "preempted": Status.preempted}
+STATUS_OF_CAUSE = {TIME_LIMIT: Status.timed_out, "preempted": Status.preempted}

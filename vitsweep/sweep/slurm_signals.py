@@ -12,6 +12,8 @@ from vitsweep.sweep.slurm_commands import ask
 MARGIN_SECONDS = 90
 """Slurm looks at time limits every 30 s and may signal up to a minute early."""
 
+TIME_LIMIT = "time limit"
+
 
 class JobEnding(Exception):
     """The job must stop working.
@@ -46,6 +48,7 @@ class Signals:
     limit_s: float
     delay_s: float
     came: str = ""
+    _ending: tuple[str, "JobEnding"] | None = None
 
     def watch(self) -> None:
         """Take the signals from now on."""
@@ -53,12 +56,25 @@ class Signals:
             signal.signal(number, self._take)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        self.came = self.came or signal.Signals(number).name
+        self.came = signal.Signals(number).name
 
     @property
     def seconds_left(self) -> float:
         """Seconds to the time limit."""
         return self.started + self.limit_s - time.time()
+
+    def due(self) -> "JobEnding | None":
+        """Return what the signals mean, when it is time to act.
+
+        Slurm may warn of the time limit much earlier than asked; until `delay_s` before it there is
+        time to measure.
+        """
+        if not self.came:
+            return None
+        if self._ending is None or self._ending[0] != self.came:
+            self._ending = self.came, self.ending()
+        warned = self.came == "SIGUSR2" and self._ending[1].cause == TIME_LIMIT
+        return None if warned and self.seconds_left > self.delay_s else self._ending[1]
 
     def ending(self) -> JobEnding:
         """Say what the signal meant, by what the controller says of the job, else by the clock."""
@@ -70,7 +86,7 @@ class Signals:
             return _preempted(f"Slurm preempted {told}.")
         if self.seconds_left < self.delay_s + MARGIN_SECONDS:
             reason = f"The time limit of {self.limit_s / 60:g} min ended {told}."
-            return JobEnding(Status.timed_out, reason, requeue=True, cause="time limit")
+            return JobEnding(Status.timed_out, reason, requeue=True, cause=TIME_LIMIT)
         if self.came == "SIGTERM":
             return _cancelled(f"Slurm ended {told}: it was cancelled.")
         return _preempted(f"Slurm preempted {told}.")

@@ -1,0 +1,160 @@
+"""`hydra/launcher=slurm` on real daemons: what Hydra's stock launcher gets wrong, done right."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command import Command, fault
+from tests.slurm.conftest import SlurmClient, eventually
+from tests.slurm.sweeps import SMALL, Sweep, hang
+
+pytestmark = pytest.mark.slow
+HOLD = "+hydra.launcher.additional_parameters.hold=true"
+"""Jobs wait until a test lets them go."""
+
+
+@pytest.fixture
+def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
+    yield Sweep(vitsweep, slurm_environ)
+    slurm_environ.cancel_all()
+
+
+def test_resources_follow_the_cell(sweep: Sweep) -> None:
+    cells = sweep.run("resources.nodes=1,2,4", "sharding=ddp,fsdp")
+
+    assert cells.groupby(["nodes", "sharding"]).size().to_dict() == {
+        (nodes, sharding): 1 for nodes in (1, 2, 4) for sharding in ("ddp", "fsdp")
+    }
+    assert (cells["status"] == "measured").all()
+    assert cells["oversubscribed"].all()  # four "nodes" on one machine
+    for array in sweep.arrays:
+        facts = sweep.client.detail(f"{array.slurm_id}_0")
+        assert facts["NumNodes"] == str(array.facts["request"]["nodes"])
+    used = cells.set_index(["nodes", "sharding"])["nodes_used"]
+    assert len(used[4, "fsdp"].split(",")) == 4
+    own = cells[cells["sharding"] == "ddp"]
+    assert (own["cell_id"] == own["baseline_cell_id"]).all()
+    assert cells["num_pairs"].eq(1).all()
+
+
+def test_a_pending_cell_runs_what_was_typed_not_what_files_say_later(sweep: Sweep) -> None:
+    mine = sweep.command.folder / "conf" / "batch" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text(
+        "images_per_step: 16\nscope: total\naccumulation_steps: 1\nresolution_px: auto\n"
+    )
+    path = f"hydra.searchpath=[file://{sweep.command.folder / 'conf'}]"
+    sweep.submit("batch=mine", path, "sharding=ddp", HOLD)
+    mine.write_text(mine.read_text().replace("16", "64"))
+    sweep.client.run("scontrol", "release", sweep.job)
+
+    assert sweep.until_over()["images_per_step"].tolist() == [16]
+
+
+def test_texts_arrive_as_typed_and_nothing_is_executed(sweep: Sweep, tmp_path: Path) -> None:
+    text = f'it\'s; $(touch {tmp_path}/struck) `touch {tmp_path}/struck` "a  b" & # c'
+    quoted = text.replace("'", "\\'")
+    sweep.submit(
+        "sharding=ddp", HOLD, f"hydra.launcher.comment='{quoted}'",
+        "hydra.launcher.setup=['export VITSWEEP_TOLD=\"a; b  $HOME\"']",
+    )  # fmt: skip
+
+    assert sweep.client.run("squeue", "-h", "-t", "all", "-j", sweep.job, "-o", "%k") == text
+    [script] = sweep.arrays[0].folder.glob("*submission.sh")
+    assert 'export VITSWEEP_TOLD="a; b  $HOME"' in script.read_text().splitlines()
+    refused = sweep.command(
+        "-m", "sharding=ddp", *SMALL, "hydra.launcher.partition='no such; $(id)'",
+        "hydra.launcher.site.cores_per_node=4",
+    )
+    assert refused.returncode == 2
+    assert "Slurm refuses" in refused.stderr
+    assert not (tmp_path / "struck").exists()
+
+
+def test_no_secret_of_the_environment_is_written(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-of-the-user")
+    sweep.run("sharding=ddp")
+    written = [path for path in sweep.command.store.root.rglob("*") if path.is_file()]
+    assert len(written) > 8
+    assert not [path for path in written if b"s3cr3t-of-the-user" in path.read_bytes()]
+
+
+def test_large_groups_are_cut_and_nothing_is_submitted_twice(sweep: Sweep) -> None:
+    asked = ("seed=0,1,2", "sweep.baseline=null", HOLD, "hydra.launcher.cells_per_job=1")
+    arrays = sweep.submit(*asked, "hydra.launcher.site.max_array_size=2")
+    assert [len(list(array.elements())) for array in arrays] == [2, 1]
+
+    again = sweep.command("-m", *asked, *SMALL, "hydra.launcher.wait=false")
+    assert "3 runs are in live jobs of this sweep already" in again.stdout
+    assert len(sweep.arrays) == 2
+    assert "waiting 3" in sweep.command("status", quick=False).stdout
+
+    sweep.command("cancel", quick=False)
+    cells = sweep.until_over()
+    assert cells["status"].tolist() == ["killed"] * 3
+    assert cells["reason"].str.contains("CANCELLED").all()
+
+
+def test_ctrl_c_detaches_and_says_how_to_come_back(sweep: Sweep) -> None:
+    running = sweep.command.start("-m", *hang(), *SMALL)
+    sweep.until_running()
+    running.send_signal(signal.SIGINT)
+    out, error = running.communicate(timeout=60)
+
+    assert running.returncode == 130, error
+    assert "vitsweep status default --watch" in out
+    assert sweep.client.states(sweep.job) == ["RUNNING"]
+    watching = sweep.command.start("status", "--watch", quick=False)
+    sweep.client.run("scancel", sweep.job)
+    out, error = watching.communicate(timeout=60)
+    assert watching.returncode == 3, error
+    assert "killed 1" in out
+
+
+def test_retry_runs_what_ended_otherwise_on_the_cluster(sweep: Sweep) -> None:
+    sweep.run(*fault("Raise"), "sharding=fsdp", "sweep.baseline=null", code=3)
+    more = ("--status", "failed", "--set", "resources.ranks_per_node=1", "hydra.launcher.wait=true")
+    done = sweep.command("retry", *more, quick=False)
+
+    assert done.returncode == 0, (
+        done.stdout + done.stderr
+    )  # with one rank there is no rank 1 to fail
+    cells = sweep.command.cells().set_index("world_size")["status"].to_dict()
+    assert cells == {1: "measured", 2: "failed"}
+
+
+@pytest.mark.parametrize("launcher", ["submitit_local", "submitit_slurm"])
+def test_stock_launchers_still_work(sweep: Sweep, launcher: str) -> None:
+    own = ["hydra.launcher.tasks_per_node=2"] if launcher == "submitit_slurm" else []
+    done = sweep.command(
+        "-m", "sharding=ddp", f"hydra/launcher={launcher}", "hydra.launcher.timeout_min=20",
+        "resources.threads_per_rank=1", *own,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [str(run.status) for run in sweep.command.store.runs()] == ["measured"]
+
+
+def test_stock_launchers_refuse_resources_that_vary(sweep: Sweep) -> None:
+    done = sweep.command("-m", "resources.nodes=1,2", "hydra/launcher=submitit_slurm")
+    assert done.returncode == 2
+    assert "hydra/launcher=slurm" in done.stderr
+
+
+def test_a_command_without_slurm_says_so(
+    vitsweep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.path.dirname(os.sys.executable))
+    done = vitsweep("-m", "sharding=ddp", "hydra/launcher=slurm")
+    assert done.returncode == 2
+    assert "there is no `sbatch` here" in done.stderr
+
+
+def test_a_finished_run_is_noticed_within_seconds(sweep: Sweep) -> None:
+    sweep.submit("sharding=ddp", "sweep.baseline=null")
+    eventually(lambda: any(sweep.command.store.runs()), 120, "a record")
+    eventually(lambda: bool(sweep.life.of("run_end")), 2, "word of it")
