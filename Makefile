@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help sweep test test-fast test-full check bench bench-gpu clean
+.PHONY: help sweep test test-fast test-full check slurm-demo bench bench-gpu clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -35,6 +35,9 @@ check: .venv/installed-tests  ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+slurm-demo: .venv/installed  ## a sweep on a real Slurm of four nodes on this machine
+	PYTHON=$(BIN)/python slurm/demo.sh
 
 bench: .venv/installed-tests  ## vitsweep beside its peers, and its own overhead
 	$(BIN)/python benchmarks/peers.py

@@ -29,7 +29,7 @@ def test_resources_follow_the_cell(sweep: Sweep) -> None:
         (nodes, sharding): 1 for nodes in (1, 2, 4) for sharding in ("ddp", "fsdp")
     }
     assert (cells["status"] == "measured").all()
-    assert cells["oversubscribed"].all()  # four "nodes" on one machine
+    assert cells.loc[cells["nodes"] > 1, "oversubscribed"].all()  # "nodes" of one machine
     for array in sweep.arrays:
         facts = sweep.client.detail(f"{array.slurm_id}_0")
         assert facts["NumNodes"] == str(array.facts["request"]["nodes"])
@@ -37,7 +37,7 @@ def test_resources_follow_the_cell(sweep: Sweep) -> None:
     assert len(used[4, "fsdp"].split(",")) == 4
     own = cells[cells["sharding"] == "ddp"]
     assert (own["cell_id"] == own["baseline_cell_id"]).all()
-    assert cells["num_pairs"].eq(1).all()
+    assert cells.loc[cells["sharding"] == "fsdp", "num_pairs"].eq(1).all()
 
 
 def test_a_pending_cell_runs_what_was_typed_not_what_files_say_later(sweep: Sweep) -> None:

@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""What a sweep costs beside its training: on a cluster, packed and not, beside the stock launcher.
+
+    python benchmarks/sweep_overhead.py                   # 64 short cells of real training, three ways
+    python benchmarks/sweep_overhead.py --cells 16 --local
+    python benchmarks/sweep_overhead.py --many 10000      # planning, submitting, collecting many cells
+
+Starts a Slurm of four nodes on this machine (slurm/local_cluster.py), runs the same cells through
+vitsweep packed, vitsweep with one cell per job, and hydra-submitit-launcher, one after the other,
+and writes the wall-clock seconds with the machine and the date to benchmarks/results/. With --many
+the jobs do a trivial task: they write a record for each cell and train nothing.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from slurm import local_cluster  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
+CELL = (
+    "model.depth=2", "model.width=64", "model.mlp_width=128", "batch.images_per_step=32",
+    "measurement=smoke", "resources.ranks_per_node=1", "resources.threads_per_rank=1",
+    "sweep.baseline=null",
+)  # fmt: skip
+OURS = ("hydra/launcher=slurm_local_cluster", "hydra.launcher.minutes_per_run=0.1")
+WAYS = {
+    "vitsweep, packed": (*OURS, "hydra.launcher.minutes_per_job=3"),
+    "vitsweep, one cell per job": (*OURS, "hydra.launcher.cells_per_job=1"),
+    "hydra-submitit-launcher": ("hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=60"),
+}
+
+
+def vitsweep(folder: Path, *arguments: str) -> tuple[float, float]:
+    """Run a command; return its wall-clock seconds and peak memory in MiB."""
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "vitsweep", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)} exited {done.returncode}:\n{done.stdout}{done.stderr}")
+    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return time.monotonic() - begin, peak_mib
+
+
+@contextmanager
+def cluster() -> Iterator[Path]:
+    """A Slurm of four nodes, and an empty folder."""
+    with tempfile.TemporaryDirectory(prefix="vitsweep-") as folder:
+        Path(folder).chmod(0o755)
+        slurm = local_cluster.Cluster(Path(folder) / "cluster")
+        slurm.start(nodes=4)
+        os.environ |= slurm.env
+        try:
+            yield Path(folder)
+        finally:
+            slurm.stop()
+
+
+def three_ways(folder: Path, cells: int) -> dict[str, Any]:
+    """Return wall-clock seconds per way, and how often packed vitsweep is faster than stock."""
+    seconds = {}
+    for way, overrides in WAYS.items():
+        own = folder / way.replace(" ", "-").replace(",", "")
+        own.mkdir()
+        seconds[way], _ = vitsweep(own, "-m", f"seed=range(0,{cells})", *CELL, *overrides)
+        records = list((own / "results" / "default" / "cells").glob("*/runs/*.json"))
+        assert len(records) == cells, f"{way}: {len(records)} records of {cells}"
+        print(f"{way:28} {seconds[way]:8.1f} s for {cells} cells", flush=True)
+    stock = seconds["hydra-submitit-launcher"]
+    return {
+        "cells": cells,
+        "seconds": {way: round(value, 1) for way, value in seconds.items()},
+        "stock_over_packed": round(stock / seconds["vitsweep, packed"], 2),
+        "stock_over_unpacked": round(stock / seconds["vitsweep, one cell per job"], 2),
+    }
+
+
+def local_cell(folder: Path) -> dict[str, float]:
+    """Return what a two-rank cell on this machine costs beside its own steps, in seconds."""
+    own = folder / "local"
+    own.mkdir()
+    two = [o for o in CELL if "ranks_per_node" not in o]
+    vitsweep(own, "-m", "seed=0,1,2", *two, "resources.ranks_per_node=2")
+    overheads = []
+    for life in own.glob("results/default/cells/*/attempts.jsonl"):
+        begin, end = [json.loads(line)["time"] for line in life.read_text().splitlines()]
+        record = json.loads(next(life.parent.glob("runs/*.json")).read_text())
+        steps = max(sum(times) for times in record["samples"]["step_time_ms"]) / 1000
+        overheads.append(end - begin - steps)
+    print(f"a two-rank cell here costs {sorted(overheads)[1]:.2f} s beside its steps", flush=True)
+    return {"seconds_beside_steps": round(sorted(overheads)[1], 2)}
+
+
+def many(folder: Path, cells: int) -> dict[str, Any]:
+    """Plan, submit and collect `cells` cells whose jobs train nothing."""
+    own = folder / "many"
+    own.mkdir()
+    asked = ("-m", f"seed=range(0,{cells})", *CELL)
+    trivial = f"hydra.launcher.python=[{sys.executable},{ROOT / 'benchmarks' / 'trivial_job.py'}]"
+    figures: dict[str, Any] = {"cells": cells}
+    plan_s, plan_mib = vitsweep(own, "plan", *asked[1:], *OURS)
+    figures["plan"] = {"seconds": round(plan_s, 1), "peak_mib": round(plan_mib)}
+    print(f"plan    {figures['plan']}", flush=True)
+    submit_s, submit_mib = vitsweep(
+        own, *asked, *OURS, trivial, "hydra.launcher.cells_per_job=20", "hydra.launcher.wait=false"
+    )
+    figures["submit"] = {"seconds": round(submit_s, 1), "peak_mib": round(submit_mib)}
+    print(f"submit  {figures['submit']}", flush=True)
+    begin = time.monotonic()
+    while len(list((own / "results/default/jobs").glob("*/*.done"))) < -(-cells // 20):
+        time.sleep(1)
+    figures["jobs"] = {"number": -(-cells // 20), "seconds": round(time.monotonic() - begin, 1)}
+    print(f"jobs    {figures['jobs']}", flush=True)
+    status_s, _ = vitsweep(own, "status")
+    collect_s, collect_mib = vitsweep(own, "collect")
+    figures["status"] = {"seconds": round(status_s, 1)}
+    figures["collect"] = {"seconds": round(collect_s, 1), "peak_mib": round(collect_mib)}
+    print(f"status  {figures['status']}\ncollect {figures['collect']}", flush=True)
+    return figures
+
+
+def main() -> None:
+    """Measure what was asked for and keep it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cells", type=int, default=64)
+    parser.add_argument("--many", type=int, default=0, metavar="N")
+    parser.add_argument("--local", action="store_true", help="only the launcher of this machine")
+    asked = parser.parse_args()
+    figures: dict[str, Any] = {
+        "date": date.today().isoformat(),
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "load_before": round(os.getloadavg()[0], 1),
+    }
+    with cluster() as folder:
+        if asked.many:
+            figures["many"] = many(folder, asked.many)
+        else:
+            figures["local"] = local_cell(folder)
+            if not asked.local:
+                figures["cluster"] = three_ways(folder, asked.cells)
+    name = "sweep_many" if asked.many else "sweep_overhead"
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
+    print(f"-> {RESULTS / name}.json")
+
+
+if __name__ == "__main__":
+    main()
