@@ -30,8 +30,12 @@ class SlurmLauncher(LocalLauncher):
     def plan_cells(self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer") -> Any:
         """Show what `launch_cells` would do, for the nodes of the cluster."""
         from vitsweep.sweep.plan import plan
+        from vitsweep.sweep.slurm_settings import settings_of
+        from vitsweep.sweep.slurm_site import machine_of
 
-        return plan(asked, config, self.plain_fields(), self._composer())
+        fields = self.plain_fields()
+        node = machine_of(settings_of(fields))
+        return plan(asked, config, fields, self._composer(), node)
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int

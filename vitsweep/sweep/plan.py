@@ -23,10 +23,14 @@ RUNNABLE, INVALID, MEASURED, ENDED = "runnable", "invalid", "measured", "ended"
 
 
 def plan(
-    asked: Sequence[Asked], config: dict[str, Any], fields: dict[str, Any], composer: Composer
+    asked: Sequence[Asked],
+    config: dict[str, Any],
+    fields: dict[str, Any],
+    composer: Composer,
+    machine: Machine | None = None,
 ) -> list[dict[str, Any]]:
     """Print every cell with its state and return one row per cell."""
-    roster = roster_of(asked, Machine.here(), composer)
+    roster = roster_of(asked, machine or Machine.here(), composer)
     store = store_of(config)
     rows = plan_rows(roster, _known(roster, store, config))
     _show(rows, store, open_console())

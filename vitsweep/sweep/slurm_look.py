@@ -51,33 +51,28 @@ def look(store: Store, only: Sequence[Array] | None = None) -> list[Seen]:
     last word.
     """
     wanted = arrays(store) if only is None else only
-    elements = [element for array in wanted for element in array.elements()]
-    if all(_settled(element.life()) for element in elements):
-        return [Seen(element, element.life(), "ended", None) for element in elements]
-    ids = {array.slurm_id for array in wanted} - {""}
-    queued = queue(ids)
+    lives = [(element, element.life()) for array in wanted for element in array.elements()]
+    if all(_settled(life) for _, life in lives):
+        return [Seen(element, life, "ended", None) for element, life in lives]
+    queued = queue({array.slurm_id for array in wanted} - {""})
+    lives = [(e, life if _settled(life) else e.life()) for e, life in lives]
     if queued is None:
-        return [_seen(element, None, answered=False) for element in elements]
-    jobs = _with_accounting(elements, queued)
-    return [_seen(element, jobs.get(element.name), answered=True) for element in elements]
+        return [_seen(element, life, None, answered=False) for element, life in lives]
+    jobs = _forgotten(lives, queued) | queued
+    return [_seen(e, life, jobs.get(e.name), answered=True) for e, life in lives]
 
 
 def _settled(life: Life) -> bool:
     return life.closed or (life.end is not None and not life.end.get("requeued"))
 
 
-def _with_accounting(elements: Sequence[Element], queued: dict[str, Job]) -> dict[str, Job]:
+def _forgotten(lives: Sequence[tuple[Element, Life]], queued: dict[str, Job]) -> dict[str, Job]:
     """Ask the accounting about jobs that the controller has forgotten."""
-    forgotten = {
-        element.array.slurm_id
-        for element in elements
-        if element.name not in queued and not _settled(element.life())
-    } - {""}
-    return accounting(forgotten) | queued
+    unknown = [e for e, life in lives if e.name not in queued and not _settled(life)]
+    return accounting({element.array.slurm_id for element in unknown} - {""})
 
 
-def _seen(element: Element, job: Job | None, *, answered: bool) -> Seen:
-    life = element.life()
+def _seen(element: Element, life: Life, job: Job | None, *, answered: bool) -> Seen:
     if _settled(life):
         return Seen(element, life, "ended", job)
     if not answered:

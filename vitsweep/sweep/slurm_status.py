@@ -34,11 +34,12 @@ def status(store: Store, watch: bool, console: Console) -> int:
         return _code(store, seen)
     with Live(console=console, auto_refresh=False) as live:
         while True:
+            begin = time.monotonic()
             seen = settle(store)
             live.update(page(store, seen), refresh=True)
             if not any(one.live for one in seen):
                 return _code(store, seen)
-            time.sleep(WATCH_SECONDS)
+            time.sleep(max(WATCH_SECONDS, 2 * (time.monotonic() - begin)))  # large sweeps take long
 
 
 def page(store: Store, seen: Sequence[Seen]) -> RenderableType:

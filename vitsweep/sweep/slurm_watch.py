@@ -1,8 +1,10 @@
 """The live table of a submitted sweep, fed by what the jobs write."""
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -30,37 +32,61 @@ def watch(store: Store, roster: Roster, watched: Sequence[Array], console: Conso
 
 
 def _follow(store: Store, roster: Roster, watched: Sequence[Array], progress: Progress) -> None:
-    read: dict[Path, int] = {}
+    reader = _Reader(roster, progress)
+    jobs = sum(array.facts["elements"] for array in watched)
     asked_at = time.monotonic()
-    while True:
-        for array in watched:
-            _show_new(array, read, roster, progress)
+    while len(reader.ended) < jobs:
+        time.sleep(LOOK_SECONDS)
+        reader.read(watched)
         if time.monotonic() > asked_at + ASK_SECONDS:
-            asked_at = time.monotonic()
             if not any(seen.live for seen in settle(store, watched)):
                 break
-        elif all(_all_ended(array) for array in watched):
-            break
-        time.sleep(LOOK_SECONDS)
-    for array in watched:
-        _show_new(array, read, roster, progress)
+            asked_at = time.monotonic()
+    reader.read(watched)
     settle(store, watched)
 
 
-def _all_ended(array: Array) -> bool:
-    ends = (element.life().end for element in array.elements())
-    return all(end is not None and not end.get("requeued") for end in ends)
+class _Reader:
+    """Reads on in the lives of jobs and tells of runs.
 
+    Attributes:
+        ended: lives of the jobs that have ended.
+    """
 
-def _show_new(array: Array, read: dict[Path, int], roster: Roster, progress: Progress) -> None:
-    for path in sorted(array.folder.glob("[0-9]*.jsonl")):
-        events, read[path] = read_events(path, read.get(path, 0))
+    def __init__(self, roster: Roster, progress: Progress) -> None:
+        self._roster, self._progress = roster, progress
+        self._offsets: dict[str, int] = {}
+        self.ended: set[str] = set()
+
+    def read(self, watched: Sequence[Array]) -> None:
+        """Read what is new."""
+        for array in watched:
+            for entry in os.scandir(array.folder):
+                name = entry.name.partition(".jsonl")[0]
+                if name.isdigit() and entry.stat().st_size > self._offsets.get(entry.path, 0):
+                    self._read_on(Path(entry.path))
+
+    def _read_on(self, path: Path) -> None:
+        name = str(path)
+        events, self._offsets[name] = read_events(path, self._offsets.get(name, 0))
         for event in events:
-            entry = roster.entries.get(event.get("cell_id", ""))
-            if entry is not None and event["event"] == "run_start":
-                progress.started(entry)
-            elif entry is not None and event["event"] == "run_end":
-                progress.dropped(-1 if event["again"] else 0)
-                progress.told(
-                    entry, Status(event["status"]), event["reason"], event["images_per_second"]
-                )
+            if event["event"] == "job_start":
+                self.ended.discard(name)
+            elif event["event"] == "closed" or (
+                event["event"] == "job_end" and not event.get("requeued")
+            ):
+                self.ended.add(name)
+            else:
+                self._tell(event)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        entry = self._roster.entries.get(event.get("cell_id", ""))
+        if entry is None:
+            return
+        if event["event"] == "run_start":
+            self._progress.started(entry)
+        elif event["event"] == "run_end":
+            self._progress.dropped(-1 if event["again"] else 0)
+            status = Status(event["status"])
+            speed = event.get("images_per_second")
+            self._progress.told(entry, status, event.get("reason", ""), speed)
