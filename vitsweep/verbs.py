@@ -15,7 +15,7 @@ vitsweep: sweep the techniques that make Vision-Transformer training fast, and t
   python -m vitsweep -m precision=O1,O2 sharding=ddp,fsdp    a sweep of four, and their baseline
   python -m vitsweep plan -m ...      what a sweep would run, what is invalid and why, what is known
   python -m vitsweep report [SWEEP]   tables, charts and one HTML page of a sweep
-  python -m vitsweep collect [SWEEP]  write parquet and CSV anew from the cells, and show the table
+  python -m vitsweep collect [SWEEP] [--sync]   write parquet and CSV anew, show the table; upload W&B runs
   python -m vitsweep status [SWEEP] [--watch]   how a submitted sweep is, from any terminal
   python -m vitsweep cancel [SWEEP]   end its jobs; what was measured stays
   python -m vitsweep retry [SWEEP] [--status failed,timed_out] [--set key=value]
@@ -60,7 +60,8 @@ def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
         return _help()
     from vitsweep.world import environment_rank
 
-    if environment_rank() is not None:
+    place = environment_rank()
+    if place is not None and place[2] > 1:  # a task alone is an interactive session of Slurm
         from vitsweep.sweep.in_place import run_in_place
 
         return run_in_place(arguments)
@@ -147,12 +148,15 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def collect(arguments: Sequence[str]) -> int:
-    """Write the views of a sweep folder anew and show its table."""
+    """Write the views of a sweep folder anew and show its table; `--sync` uploads its W&B runs."""
     from vitsweep.console import open_console
+    from vitsweep.results.trackers import sync
     from vitsweep.sweep.collect import collect as collect_views
     from vitsweep.tables.show import printed
 
-    store = _settled(_store(arguments))
+    store = _settled(_store(_without_flags(arguments)))
+    if "--sync" in arguments:
+        print(sync(store))
     open_console().print(printed(collect_views(store), title=f"Sweep {store.name}"))
     return 0
 

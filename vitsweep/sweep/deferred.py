@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from hydra.core.override_parser.types import Override, OverrideType
 
 from vitsweep.sweep import hydra_private
+from vitsweep.sweep.asked import NOT_OF_THE_CELL
 from vitsweep.sweep.assign import root_of
 from vitsweep.sweep.compose import Composer
 
@@ -46,4 +47,4 @@ def _deferred(text: str, composer: Composer) -> str:
 
 def _belongs_to_the_sweep(override: Override) -> bool:
     sets = override.type in (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD)
-    return not sets or root_of(override) == "sweep" or bool(override.is_hydra_override())
+    return not sets or root_of(override) in NOT_OF_THE_CELL or bool(override.is_hydra_override())

@@ -10,6 +10,7 @@ from vitsweep.errors import ImpossibleCellError
 from vitsweep.report.html import write_report
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
+from vitsweep.results.trackers import mirror
 from vitsweep.sweep.collect import collect
 from vitsweep.sweep.roster import Roster
 from vitsweep.tables.show import printed
@@ -20,9 +21,15 @@ SUBMITTED = "submitted"
 
 
 def finish(
-    store: Store, roster: Roster, console: Console, interrupted: bool
+    store: Store,
+    roster: Roster,
+    console: Console,
+    interrupted: bool,
+    tracker: Mapping[str, Any] | None = None,
 ) -> list[Mapping[str, Any]]:
     """Write the views, show the table, and return the rows of the command's cells.
+
+    `tracker` is the composed node; the mirror it asks for is made last, from the records.
 
     Raises:
         SystemExit: 130 after an interruption.
@@ -37,6 +44,8 @@ def finish(
     _explain(mine, console)
     if (mine["status"] == Status.measured).any():
         console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
+    if told := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
+        console.print(told, highlight=False)
     if interrupted:
         console.print("Stopped. What was measured is kept; the same command continues.")
         raise SystemExit(INTERRUPTED)

@@ -57,7 +57,7 @@ def launch(
         freeze(store, roster, config, code)
         runner = _Runner(store, roster, config, code, console, int(fields.get("parallel", 1)))
         interrupted = runner.run()
-        return finish(store, roster, console, interrupted)
+        return finish(store, roster, console, interrupted, config.get("tracker"))
 
 
 @dataclass

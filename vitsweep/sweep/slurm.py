@@ -57,7 +57,7 @@ def launch(
     if not watch(store, roster, watched, console):
         console.print(f"Detached; the jobs go on. {_come_back(store)}", highlight=False)
         raise SystemExit(INTERRUPTED)
-    return finish(store, roster, console, interrupted=False)
+    return finish(store, roster, console, interrupted=False, tracker=config.get("tracker"))
 
 
 def _submit_missing(

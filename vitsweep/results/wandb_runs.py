@@ -1,0 +1,46 @@
+"""Writes one W&B run per cell, from a task on standard input; a process of its own."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from vitsweep.results.store import Store
+from vitsweep.results.trackers import metrics_of
+
+
+def write_runs(task: dict[str, Any]) -> None:
+    """Write every cell of the task: its spec as config, each run as a step, its row as summary."""
+    os.environ["WANDB_SILENT"] = "true"
+    records: dict[str, list[Any]] = {}
+    for record in Store(Path(task["root"])).runs():
+        records.setdefault(record.cell_id, []).append(record)
+    for row in task["cells"]:
+        _write_run(row, records.get(row["cell_id"], []), task)
+
+
+def _write_run(row: dict[str, Any], records: list[Any], task: dict[str, Any]) -> None:
+    import wandb
+
+    settings = task["tracker"]
+    run = wandb.init(
+        mode=settings["mode"],
+        project=settings["project"],
+        dir=task["root"],
+        id=f"{task['sweep']}-{row['cell_id']}",
+        resume="allow" if settings["mode"] == "online" else None,
+        group=task["sweep"],
+        name=row["cell_id"],
+        config=records[-1].spec if records else {},
+        save_code=False,
+        settings=wandb.Settings(disable_git=True, x_disable_stats=True, console="off"),
+    )
+    for step, record in enumerate(r for r in records if r.status == "measured"):
+        run.log({k: v for k, v in record.metrics.items() if v is not None}, step=step)
+    run.summary.update(metrics_of(row) | {"status": row["status"]})
+    run.finish()
+
+
+if __name__ == "__main__":
+    write_runs(json.load(sys.stdin))
