@@ -66,7 +66,10 @@ def test_texts_arrive_as_typed_and_nothing_is_executed(sweep: Sweep, tmp_path: P
     [script] = sweep.arrays[0].folder.glob("*submission.sh")
     assert 'export VITSWEEP_TOLD="a; b  $HOME"' in script.read_text().splitlines()
     refused = sweep.command(
-        "-m", "sharding=ddp", *SMALL, "hydra.launcher.partition='no such; $(id)'",
+        "-m",
+        "sharding=ddp",
+        *SMALL,
+        "hydra.launcher.partition='no such; $(id)'",
         "hydra.launcher.site.cores_per_node=4",
     )
     assert refused.returncode == 2

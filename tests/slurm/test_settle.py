@@ -1,0 +1,130 @@
+"""What dead jobs left behind, told from their own words and Slurm's, without a cluster."""
+
+import errno
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cells import entry
+from vitsweep.results.store import Store, append_line
+from vitsweep.sweep import slurm_look
+from vitsweep.sweep.frozen import frozen_document
+from vitsweep.sweep.slurm_commands import Job
+from vitsweep.sweep.slurm_jobs import Array
+from vitsweep.sweep.slurm_look import pending_runs
+from vitsweep.sweep.slurm_settle import settle
+
+CODE = {"git_commit": "c", "git_dirty": False, "git_diff": "", "packages": {}}
+START = {"event": "job_start", "restart": 0, "array_id": "7"}
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Job | None]:
+    """What Slurm knows: job -> state; None under "queue" where it does not answer."""
+    known: dict[str, Any] = {}
+    jobs = lambda ids: None if "silent" in known else dict(known)  # noqa: E731
+    monkeypatch.setattr(slurm_look, "queue", jobs)
+    monkeypatch.setattr(slurm_look, "accounting", lambda ids: {})
+    return known
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A sweep of two cells in one job, `7_0`."""
+    store = Store(tmp_path / "s").create()
+    cells = [entry("sharding=ddp"), entry("sharding=fsdp")]
+    runs = []
+    for cell in cells:
+        store.freeze(cell.cell_id, frozen_document(cell.cell, cell.tree, (), CODE))
+        runs.append({"cell_id": cell.cell_id, "run_id": f"b-{cell.cell_id}"})
+    folder = store.root / "jobs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "tasks.jsonl").write_text(
+        json.dumps({"blocks": [{"name": "b", "runs": runs}]}) + "\n"
+    )
+    facts = {"time": time.time(), "elements": 1, "request": {"nodes": 1, "ranks_per_node": 2}}
+    (folder / "array.json").write_text(json.dumps(facts))
+    (folder / "slurm_id").write_text("7")
+    return store
+
+
+def lives(store: Store, *events: dict[str, Any]) -> None:
+    for event in events:
+        append_line(store.root / "jobs" / "a" / "0.jsonl", event)
+
+
+def first_run_begins(store: Store) -> dict[str, Any]:
+    [element] = Array(store.root / "jobs" / "a").elements()
+    run = element.runs()[0]
+    return {"event": "run_start", "run": run.name, "cell_id": run.cell_id, "run_id": run.name}
+
+
+def rows(store: Store) -> list[tuple[str, str]]:
+    return [(str(run.status), run.reason) for run in store.runs()]
+
+
+@pytest.mark.parametrize(
+    ("job", "status", "reason"),
+    [
+        (None, "killed", "left Slurm without a word"),
+        (Job(state="CANCELLED", reason="by 0"), "killed", "ended as CANCELLED (by 0)"),
+        (Job(state="TIMEOUT", reason="TimeLimit"), "timed_out", "TIMEOUT"),
+        (Job(state="PREEMPTED"), "preempted", "PREEMPTED"),
+        (Job(state="NODE_FAIL"), "killed", "NODE_FAIL"),
+        (Job(state="OUT_OF_MEMORY"), "out_of_memory", "OUT_OF_MEMORY"),
+        (Job(state="FAILED", exit_code=errno.ENOSPC), "killed", "No space left on device"),
+        (Job(state="FAILED", exit_code=1), "killed", "with exit code 1"),
+    ],
+)
+def test_every_cell_of_a_dead_job_has_a_row(store, slurm, job, status, reason):
+    lives(store, START, first_run_begins(store))
+    slurm |= {"7_0": job} if job else {}
+    settle(store)
+    assert [found for found, _ in rows(store)] == [status, status]
+    assert all(reason in told for _, told in rows(store))
+    settle(store)
+    assert len(rows(store)) == 2
+
+
+def test_a_job_in_the_queue_is_left_alone(store, slurm):
+    lives(store, START, first_run_begins(store))
+    slurm["7_0"] = Job(state="REQUEUED")
+    [seen] = settle(store)
+    assert seen.live
+    assert sorted(pending_runs([seen]).values()) == [1, 1]
+    assert rows(store) == []
+
+
+def test_nothing_is_concluded_while_slurm_is_silent(store, slurm):
+    lives(store, START, first_run_begins(store))
+    slurm["silent"] = None
+    [seen] = settle(store)
+    assert (seen.state, rows(store)) == ("unknown", [])
+
+
+def test_a_job_that_said_why_it_ended_is_believed(store, slurm):
+    lives(store, START, {"event": "job_end", "cause": "not started", "reason": "No word from n2."})
+    settle(store)
+    assert {reason.partition(": ")[2] for _, reason in rows(store)} == {"No word from n2."}
+
+
+def test_a_requeued_job_is_not_dead(store, slurm):
+    lives(store, START, {"event": "job_end", "cause": "preempted", "reason": "", "requeued": True})
+    slurm["7_0"] = Job(state="PENDING", reason="BeginTime")
+    [seen] = settle(store)
+    assert seen.state == "waiting"
+
+
+def test_a_record_that_comes_too_late_changes_nothing(store, slurm):
+    start = first_run_begins(store)
+    lives(store, START, start)
+    settle(store)
+    [first] = [run for run in store.runs() if run.run_id == start["run_id"]]
+    from dataclasses import replace
+
+    late = replace(first, status="measured", reason="")
+    assert store.publish(late).status == "killed"
+    assert [found for found, _ in rows(store)] == ["killed", "killed"]
