@@ -41,7 +41,7 @@ MODELS = {"ulysses": DEEP_IMAGE, "ring": DEEP_IMAGE, "usp": DEEP_IMAGE, "dsp": D
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_peak_of_activations_falls_as_one_over_n(ranks: int, tmp_path: Path) -> None:
     plain = [cell(1, *model, *SINGLE) for model in (DEEP_IMAGE, DEEP_VIDEO)]
     alone = [peak for _, peak in answers(activation_bytes, plain, tmp_path)]

@@ -50,6 +50,7 @@ def _spoil(model: torch.nn.Module) -> torch.utils.hooks.RemovableHandle:
     return weight.register_hook(lambda gradient: torch.full_like(gradient, float("inf")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tensor_parallel=megatron", "pipeline_parallel=gpipe"])
 def test_all_ranks_skip_what_one_cannot_use(method: str, tmp_path: Path) -> None:
     each = entry(*TINY, *SCALED, method, "resources.ranks_per_node=2").cell

@@ -76,7 +76,11 @@ def wanted(each: CellSpec) -> dict[str, float]:
     return total
 
 
-RANKS = [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.full)]
+RANKS = [
+    pytest.param(2, marks=pytest.mark.slow),
+    pytest.param(4, marks=pytest.mark.full),
+    pytest.param(8, marks=pytest.mark.full),
+]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -100,7 +104,8 @@ def in_order(cells: list[CellSpec], found: list[tuple[str, Any]]) -> list[tuple[
     return [found[order.index(i)] for i in range(len(cells))]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_switches_of_dsp_send_half_of_ulysses_all_to_alls(ranks: int, tmp_path: Path) -> None:
     """Per pair of a spatial and a temporal block 2 M/N against 4 M/N; DSP saves the last switch."""
     video = ("model=video_vit_nano", "data=moving_digits", "data.num_frames=8", "model.depth=4")
