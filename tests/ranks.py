@@ -5,9 +5,13 @@ import multiprocessing
 import pickle
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.device_mesh import init_device_mesh
+
+from vitsweep.spec.mesh_shape import AXES
 from vitsweep.sweep.ranks import fork_server, rendezvous
 from vitsweep.world import World
 
@@ -72,9 +76,17 @@ def _rank(
     (folder / f"answer-{rank}").write_bytes(pickle.dumps(answer))
 
 
+def placed(world: World, cell: Any) -> World:
+    """Return the world on the mesh of another cell of as many ranks, so that they share processes."""
+    if cell.mesh == world.shape:
+        return world
+    mesh = init_device_mesh(world.device.type, cell.mesh.degrees(), mesh_dim_names=AXES)
+    return replace(world, shape=cell.mesh, mesh=mesh)
+
+
 def as_json(value: Any) -> str:
     """Compare nested plain values as text."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
-__all__ = ["RankFailedError", "World", "as_json", "on_ranks"]
+__all__ = ["RankFailedError", "World", "as_json", "on_ranks", "placed"]

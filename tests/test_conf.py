@@ -5,22 +5,19 @@ import inspect
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from torch.distributed.device_mesh import init_device_mesh
 
 import vitsweep
 from tests.cells import TINY, composer, entry
 from tests.data.pictures import write_folder
-from tests.ranks import RankFailedError, on_ranks
+from tests.ranks import RankFailedError, on_ranks, placed
 from vitsweep.conf_dir import conf_dir
 from vitsweep.measure.summarize import Summary
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.mesh_shape import AXES, MeshShape
 from vitsweep.spec.resources import Resources
 from vitsweep.spec.technique import TECHNIQUE_GROUPS, Technique
 from vitsweep.sweep.roster import Entry
@@ -65,6 +62,7 @@ BESIDE = {
     "model=video_vit_3b": VIDEO,
     "model=video_vit_720m": VIDEO,
     "model=video_vit_nano": VIDEO,
+    "pipeline_parallel=interleaved": ["model.depth=4"],
     "sequence_parallel=dsp": VIDEO,
     "sequence_parallel=lasp": ["attention=linear", "attention.causal=true", "classifier=pooled"],
     "sequence_parallel=lasp2": ["attention=linear"],
@@ -110,13 +108,8 @@ def run_all(world: World, cells: list[CellSpec], folder: Path) -> list[Summary]:
     """Run cells of as many ranks one after the other, on meshes of their own."""
     from vitsweep.cell import Around, run_cell
 
-    @cache
-    def place(shape: MeshShape) -> World:
-        mesh = init_device_mesh("cpu", shape.degrees(), mesh_dim_names=AXES)
-        return replace(world, shape=shape, mesh=mesh)
-
     around = Around(calibration={}, proved="", trace_folder=folder)
-    return [run_cell(cell, place(cell.mesh), around) for cell in cells]
+    return [run_cell(cell, placed(world, cell), around) for cell in cells]
 
 
 class Runs:
@@ -142,7 +135,8 @@ class Runs:
         return tiny(choice, self.pictures).cell
 
     def _run_together(self, resources: Resources) -> None:
-        cells = dict.fromkeys(self.cell(c) for c in CHOICES if c not in REFUSED_ON_CPU)
+        found = [tiny(choice, self.pictures) for choice in CHOICES]
+        cells = dict.fromkeys(entry.cell for entry in found if not entry.reasons)
         same = [c for c in cells if c.resources == resources and c not in self._alone]
         try:
             self.run(same)

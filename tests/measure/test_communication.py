@@ -1,0 +1,224 @@
+"""Bytes counted at the collectives equal the formula of each sharding, to the byte."""
+
+from collections.abc import Callable
+from math import ceil, prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.cells import cell
+from tests.ranks import on_ranks, placed
+from vitsweep.collectives.purpose import sent_as
+from vitsweep.measure.calibrate import calibrate
+from vitsweep.measure.communication import CommunicationCounter, collective_ms
+from vitsweep.model.build import build_model
+from vitsweep.parallelize import parallelize
+from vitsweep.prove import _global_batch, _my_share
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.world import World
+
+WIDTH_3 = ("model.width=36", "model.num_heads=4", "model.mlp_width=70")
+"""Sizes that neither 2 nor 4 divide everywhere: FSDP2 pads them."""
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def asked(ranks: int, *overrides: str) -> CellSpec:
+    place = [f"resources.ranks_per_node={ranks}", "resources.threads_per_rank=1"]
+    return cell(*WIDTH_3, *place, *overrides)
+
+
+def shapes(spec: CellSpec) -> Shapes:
+    return {name: tuple(p.shape) for name, p in build_model(spec).named_parameters()}
+
+
+def sent_in_a_step(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
+    """What the third step sends: DDP agrees on its buckets before."""
+    return [_sent(placed(world, spec), spec) for spec in cells]
+
+
+def _sent(world: World, spec: CellSpec) -> dict[str, Any]:
+    torch.manual_seed(spec.seed)
+    trainee = parallelize(build_model(spec), spec, world)
+    for _ in range(2):
+        trainee.step(iter(_my_share(spec, *_global_batch(spec, 0, world), world)))
+    with CommunicationCounter() as counter:
+        trainee.step(iter(_my_share(spec, *_global_batch(spec, 0, world), world)))
+    purposes = ("parameter", "gradient", "activation")
+    return {p: counter.sent(p) for p in purposes} | {"calls": counter.by_collective()}
+
+
+CELLS = [
+    *(
+        (ranks, f"sharding={name}")
+        for ranks in (2, 4)
+        for name in ("ddp", "zero1", "zero2", "fsdp")
+    ),
+    (4, "sharding=hsdp"),
+    (2, "precision=O2", "sharding=ddp"),
+    (2, "precision=O2", "sharding=fsdp"),
+    (2, "sharding=ddp", "batch.accumulation_steps=4"),
+]
+Counted = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    """What a step of a cell sends; cells of as many ranks share their processes."""
+    answers: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def count(ranks: int, *overrides: str) -> dict[str, Any]:
+        if (ranks, *overrides) not in answers:
+            keys = [key for key in CELLS if key[0] == ranks]
+            cells, folder = [asked(*key) for key in keys], tmp_path_factory.mktemp("counted")
+            of_ranks = on_ranks(ranks, sent_in_a_step, cells[0], cells, folder=folder)
+            assert all(of_rank == of_ranks[0] for of_rank in of_ranks), "all ranks send the same"
+            answers.update(zip(keys, of_ranks[0], strict=True))
+        return answers[ranks, *overrides]
+
+    return count
+
+
+def whole(found: Shapes, width: int = 4) -> int:
+    return width * sum(prod(shape) for shape in found.values())
+
+
+def padded(found: Shapes, shards: int, width: int = 4) -> int:
+    """FSDP2 splits the first axis, filled up to a multiple of the shards."""
+    return width * sum(ceil(s[0] / shards) * shards * prod(s[1:]) for s in found.values())
+
+
+def of_blocks(found: Shapes) -> Shapes:
+    return {name: shape for name, shape in found.items() if name.startswith("blocks.")}
+
+
+def of_root(found: Shapes) -> Shapes:
+    return {name: shape for name, shape in found.items() if not name.startswith("blocks.")}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ddp_sends_its_gradients_in_an_all_reduce(ranks: int, counted: Counted) -> None:
+    found = counted(ranks, "sharding=ddp")
+    share = (ranks - 1) / ranks
+    assert found["gradient"] == 2 * share * whole(shapes(asked(ranks)))
+    assert found["parameter"] == found["activation"] == 0
+    assert set(found["calls"]) == {"all_reduce/gradient"}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_zero1_broadcasts_updated_parameters_as_well(ranks: int, counted: Counted) -> None:
+    found = counted(ranks, "sharding=zero1")
+    share, parameters = (ranks - 1) / ranks, whole(shapes(asked(ranks)))
+    assert found["gradient"] == 2 * share * parameters
+    assert found["parameter"] == share * parameters
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("sharding", "gathers_of_blocks"), [("fsdp", 2), ("zero2", 1)])
+def test_fsdp_gathers_blocks_and_scatters_gradients_padding_included(
+    sharding: str, gathers_of_blocks: int, ranks: int, counted: Counted
+) -> None:
+    found = counted(ranks, f"sharding={sharding}")
+    share, of = (ranks - 1) / ranks, shapes(asked(ranks))
+    blocks, root = padded(of_blocks(of), ranks), padded(of_root(of), ranks)
+    assert blocks + root > whole(of), "the sizes are chosen so that there is padding"
+    assert found["parameter"] == share * (gathers_of_blocks * blocks + root)
+    assert found["gradient"] == share * (blocks + root)
+    assert found["activation"] == 0
+
+
+def test_hsdp_adds_an_all_reduce_of_shards_over_the_copies(counted: Counted) -> None:
+    found = counted(4, "sharding=hsdp")
+    of = shapes(asked(4))
+    blocks, root = padded(of_blocks(of), 2), padded(of_root(of), 2)
+    assert found["parameter"] == 1 / 2 * (2 * blocks + root)
+    scattered, over_copies = 1 / 2 * (blocks + root), 2 * 1 / 2 * (blocks + root) / 2
+    assert found["gradient"] == scattered + over_copies
+
+
+def test_half_parameters_halve_what_is_sent_except_for_norms(counted: Counted) -> None:
+    of = shapes(asked(2))
+    norms = {name: shape for name, shape in of.items() if "norm" in name}
+    others = {name: shape for name, shape in of.items() if "norm" not in name}
+    found = counted(2, "precision=O2", "sharding=ddp")
+    assert found["gradient"] == whole(norms) + whole(others, width=2)
+
+
+def test_under_fsdp_masters_are_gathered_half_and_gradients_reduced_whole(counted: Counted) -> None:
+    of = shapes(asked(2))
+    norms = {name: shape for name, shape in of.items() if "norm" in name}
+    others = {name: shape for name, shape in of.items() if "norm" not in name}
+    found = counted(2, "precision=O2", "sharding=fsdp")
+    gathered = 2 * padded(of_blocks(others), 2, width=2) + padded(of_root(others), 2, width=2)
+    assert found["parameter"] == 1 / 2 * (gathered + 2 * padded(norms, 2))
+    assert found["gradient"] == 1 / 2 * padded(of, 2)
+
+
+def test_accumulation_sends_gradients_once_a_step(counted: Counted) -> None:
+    given = ("sharding=ddp", "batch.accumulation_steps=4")
+    assert counted(2, *given)["gradient"] == whole(shapes(asked(2)))
+
+
+def _collectives(world: World) -> dict[str, Any]:
+    """Each kind of collective on 24 float32, and one whose sender says what it is for."""
+    tensor, other = torch.zeros(24), torch.zeros(24)
+    group = dist.group.WORLD
+    with CommunicationCounter() as counter:
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, 0)
+        dist.all_gather_into_tensor(other, torch.zeros(12))
+        dist.reduce_scatter_tensor(torch.zeros(12), tensor)
+        dist.all_to_all_single(other, tensor)
+        if world.rank:
+            dist.recv(tensor, 0)
+        else:
+            dist.send(tensor, 1)
+        with sent_as("activation"):
+            dist.all_reduce(tensor, group=group)
+        dist.barrier()
+    return counter.by_collective()
+
+
+def test_each_collective_is_counted_by_what_a_rank_sends(tmp_path: Path) -> None:
+    sender, receiver = on_ranks(2, _collectives, asked(2), folder=tmp_path)
+    both = {
+        "all_gather/parameter": {"calls": 1, "bytes": 48.0},
+        "all_reduce/activation": {"calls": 1, "bytes": 96.0},
+        "all_reduce/gradient": {"calls": 1, "bytes": 96.0},
+        "all_to_all/activation": {"calls": 1, "bytes": 48.0},
+        "broadcast/parameter": {"calls": 1, "bytes": 48.0},
+        "reduce_scatter/gradient": {"calls": 1, "bytes": 48.0},
+    }
+    assert receiver == both
+    assert sender == both | {"send/activation": {"calls": 1, "bytes": 96.0}}
+
+
+def _times(world: World) -> dict[str, float]:
+    buffer = torch.zeros(1 << 20)
+    return {
+        "collective": collective_ms(lambda: dist.all_reduce(buffer), world.device),
+        "quiet": collective_ms(lambda: buffer.add_(1), world.device),
+    } | calibrate(world)
+
+
+def test_time_in_collectives_and_the_rates_of_the_machine_are_positive(tmp_path: Path) -> None:
+    for found in on_ranks(2, _times, asked(2), folder=tmp_path):
+        assert found.pop("quiet") == 0
+        assert set(found) == {"collective", "float32", "bfloat16", "all_reduce_gb_per_s"}
+        assert all(value > 0 for value in found.values())
+
+
+def test_one_rank_alone_sends_nothing_and_has_no_bandwidth(tmp_path: Path) -> None:
+    [found] = on_ranks(1, _alone, asked(1, "sharding=none"), folder=tmp_path)
+    assert found["collective"] == 0
+    assert "all_reduce_gb_per_s" not in found
+
+
+def _alone(world: World) -> dict[str, float]:
+    done: list[int] = []
+    spent = collective_ms(lambda: done.append(1), world.device)
+    assert done == [1], "the step is run all the same"
+    return {"collective": spent} | calibrate(world)
