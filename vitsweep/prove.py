@@ -31,15 +31,16 @@ def twin_of(cell: CellSpec) -> CellSpec:
     heads = cell.model.num_heads
     model = replace(
         cell.model,
-        depth=2,
+        depth=max(2, cell.mesh.pipeline * cell.pipeline_parallel.stages_per_rank),
         width=TWIN_WIDTH_PER_HEAD * heads,
         mlp_width=2 * TWIN_WIDTH_PER_HEAD * heads,
         num_classes=max(16, cell.mesh.data_parallel_size),
     )
     side = 4 * cell.model.patch_px
+    parts = cell.pipeline_parallel.microbatches
     batch = Batch(
         name="twin",
-        images_per_step=4 * cell.batch.accumulation_steps,
+        images_per_step=parts * -(-4 // parts) * cell.batch.accumulation_steps,
         scope="per_replica",
         accumulation_steps=cell.batch.accumulation_steps,
         resolution_px=side,

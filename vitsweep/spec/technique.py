@@ -205,7 +205,19 @@ class TensorParallel(ModelParallel):
 
 
 class PipelineParallel(ModelParallel):
-    """Splits the blocks over the `pipeline` axis of the mesh."""
+    """Splits the blocks over the `pipeline` axis of the mesh.
+
+    Attributes:
+        microbatches: parts of a batch that follow one another through the stages.
+        stages_per_rank: parts of the model on one rank.
+    """
+
+    if TYPE_CHECKING:  # not at run time, where a field cannot override a property
+
+        @property
+        def microbatches(self) -> int: ...  # noqa: D102
+        @property
+        def stages_per_rank(self) -> int: ...  # noqa: D102
 
     def stages(
         self,
