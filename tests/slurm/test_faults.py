@@ -194,3 +194,24 @@ def fill(path: Path) -> None:
                 handle.write(b"x" * 4096)
         except OSError:
             pass
+
+
+def test_a_dead_node_of_several_is_noticed_at_once(sweep: Sweep) -> None:
+    folder = sweep.command.folder
+    sweep.submit(
+        *hang_once(folder), "sharding=fsdp", "sweep.baseline=null",
+        "resources.nodes=2", "resources.ranks_per_node=1",
+    )  # fmt: skip
+    eventually(has_struck(folder), 120, "the fault")
+    [_, second] = (sweep.life.last_start or {})["nodes"]
+    sweep.client.kill_node(second)
+    try:
+        eventually(lambda: bool(sweep.life.of("run_end")), 10, "the end of the run")
+        [end] = sweep.life.of("run_end")
+        assert (end["status"], end["again"]) == ("killed", True)
+        assert f"Node {second} was lost" in end["reason"]
+    finally:
+        sweep.client.start_node(second)
+    cells = sweep.until_over(240)
+    assert cells["status"].tolist() == ["measured"]
+    assert cells["attempt"].tolist() == [2]
