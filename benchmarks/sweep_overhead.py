@@ -34,14 +34,18 @@ from slurm import local_cluster  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results"
 CELL = (
     "model.depth=2", "model.width=64", "model.mlp_width=128", "batch.images_per_step=32",
-    "measurement=smoke", "resources.ranks_per_node=1", "resources.threads_per_rank=1",
+    "measurement=smoke", "resources.ranks_per_node=2", "resources.threads_per_rank=1",
     "sweep.baseline=null",
 )  # fmt: skip
 OURS = ("hydra/launcher=slurm_local_cluster", "hydra.launcher.minutes_per_run=0.1")
 WAYS = {
     "vitsweep, packed": (*OURS, "hydra.launcher.minutes_per_job=3"),
     "vitsweep, one cell per job": (*OURS, "hydra.launcher.cells_per_job=1"),
-    "hydra-submitit-launcher": ("hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=60"),
+    "hydra-submitit-launcher": (
+        "hydra/launcher=submitit_slurm",
+        "hydra.launcher.tasks_per_node=2",
+        "hydra.launcher.timeout_min=60",
+    ),
 }
 
 
@@ -98,8 +102,7 @@ def local_cell(folder: Path) -> dict[str, float]:
     """Return what a two-rank cell on this machine costs beside its own steps, in seconds."""
     own = folder / "local"
     own.mkdir()
-    two = [o for o in CELL if "ranks_per_node" not in o]
-    vitsweep(own, "-m", "seed=0,1,2", *two, "resources.ranks_per_node=2")
+    vitsweep(own, "-m", "seed=0,1,2", *CELL)
     overheads = []
     for life in own.glob("results/default/cells/*/attempts.jsonl"):
         begin, end = [json.loads(line)["time"] for line in life.read_text().splitlines()]

@@ -72,14 +72,14 @@ def run_composed() -> None:
     A task of several is a rank of the cell; a task alone starts the cell's ranks on its node.
     """
     from vitsweep.sweep.dispatch import running_cell
-    from vitsweep.sweep.local import launch
+    from vitsweep.sweep.local import run_beside_others
 
     asked, composer = running_cell()
     place = environment_rank()
     if place is not None and place[2] > 1:
         run_rank(asked, composer)
     else:
-        launch([asked], asked.tree, {}, composer)
+        run_beside_others(asked, asked.tree, composer)
 
 
 def ranks_per_node(size: int) -> int:

@@ -60,6 +60,29 @@ def launch(
         return finish(store, roster, console, interrupted, config.get("tracker"))
 
 
+def run_beside_others(asked: Asked, config: dict[str, Any], composer: Composer) -> None:
+    """Run one cell, and its baseline, while other processes run other cells of the same sweep.
+
+    So a stock launcher of Hydra runs them. There is no lock to wait for and no table: `collect`
+    makes it afterwards.
+
+    Raises:
+        VitsweepError: the cell ended otherwise than measured; its record says so as well.
+    """
+    roster, store, code = (
+        roster_of([asked], Machine.here(), composer),
+        open_store(config),
+        code_state(),
+    )
+    freeze(store, roster, config, code)
+    _Runner(store, roster, config, code, open_console(), parallel=1).run()
+    [cell_id] = [entry.cell_id for entry in roster.entries.values() if not entry.added]
+    ends = [run for run in store.runs() if run.cell_id == cell_id]
+    if not any(run.status == Status.measured for run in ends):
+        reasons = roster.entries[cell_id].reasons or [f"{r.status}: {r.reason}" for r in ends[-1:]]
+        raise VitsweepError(f"Cell {cell_id} was not measured. {' '.join(reasons)}")
+
+
 @dataclass
 class _Runner:
     store: Store
