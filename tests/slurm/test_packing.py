@@ -1,12 +1,14 @@
 """How cells become jobs, without a cluster."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.cells import TINY
 from vitsweep.conf_dir import conf_dir
 from vitsweep.errors import BadValueError
+from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
 from vitsweep.sweep.compose import Composer
 from vitsweep.sweep.grid import expand
@@ -18,6 +20,7 @@ from vitsweep.sweep.slurm_settings import SlurmSettings, settings_of
 from vitsweep.sweep.slurm_signals import Signals
 from vitsweep.sweep.slurm_site import gpus_in
 from vitsweep.sweep.slurm_submit import parameters
+from vitsweep.sweep.snapshot import code_folder
 
 MACHINE = Machine(device="cpu", cores_per_node=4, devices_per_node=0)
 
@@ -110,11 +113,11 @@ def test_a_wrong_field_is_refused_by_name(field, value, message):
 
 def test_what_jobs_ask_for_is_passed_on():
     [(request, _)] = groups(roster().runnable, settings()).items()
-    asked = parameters(
-        "s", request, settings(partition="p", reservation="r", additional_parameters={"x-y": 1})
-    )
+    wanted = settings(partition="p", reservation="r", additional_parameters={"x-y": 1})
+    asked = parameters("s", request, wanted, Path("/co de"))
     assert (asked["partition"], asked["exclusive"]) == ("p", True)
     assert asked["additional_parameters"] == {"requeue": True, "reservation": "r", "x-y": 1}
+    assert asked["setup"][0].startswith("export PYTHONPATH='/co de'$")
     assert "--cpus-per-task=4" in asked["srun_args"]
 
 
@@ -130,3 +133,13 @@ def test_the_time_limit_is_told_from_preemption_by_the_clock(monkeypatch):
         "preempted",
         "cancelled",
     ]
+
+
+def test_a_snapshot_keeps_the_code_that_was_meant(tmp_path):
+    store = Store(tmp_path)
+    code = {"git_commit": "c", "git_diff": ""}
+    copy = code_folder(store, {"snapshot_code": True}, code)
+    assert (copy / "vitsweep" / "sweep" / "slurm_agent.py").is_file()
+    assert code_folder(store, {"snapshot_code": True}, code) == copy
+    assert code_folder(store, {"snapshot_code": True}, code | {"git_diff": "x"}) != copy
+    assert (code_folder(store, {}, code) / "vitsweep").is_dir()

@@ -27,6 +27,7 @@ from vitsweep.sweep.slurm_settle import settle
 from vitsweep.sweep.slurm_site import machine_of, max_array_size
 from vitsweep.sweep.slurm_submit import submit
 from vitsweep.sweep.slurm_watch import watch
+from vitsweep.sweep.snapshot import code_folder
 
 
 def launch(
@@ -77,9 +78,10 @@ def _submit_missing(
     live = [s.element.array for s in seen if s.live and pending.keys() & roster.entries.keys()]
     _announce(store, roster, found, missing, sum(pending.values()), console)
     cells_per_block = int(config["sweep"].get("cells_per_block", 8))
+    folder = code_folder(store, config["sweep"], code)
     size, new = max_array_size(settings), []
     for request, jobs in pack(roster, missing, minutes, settings, cells_per_block).items():
-        new += submit(store, request, jobs, settings, size)
+        new += submit(store, request, jobs, settings, size, folder)
         runs = sum(len(block.entries) for job in jobs for block in job.blocks)
         console.print(
             f"{request.name}: {runs} runs in {len(jobs)} jobs of {request.nodes} nodes, "

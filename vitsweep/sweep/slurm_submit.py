@@ -23,9 +23,16 @@ AGENT = "vitsweep.sweep.slurm_agent"
 
 
 def submit(
-    store: Store, request: Request, jobs: Sequence[Planned], settings: SlurmSettings, size: int
+    store: Store,
+    request: Request,
+    jobs: Sequence[Planned],
+    settings: SlurmSettings,
+    size: int,
+    code: Path,
 ) -> list[Array]:
     """Submit the jobs of a group as arrays of at most `size` elements, each with indices from 0.
+
+    Nodes import vitsweep from the folder `code`.
 
     Raises:
         VitsweepError: Slurm refuses; what was submitted before stays.
@@ -36,11 +43,11 @@ def submit(
             "another `sweep.folder` or `sweep.name`."
         )
     starts = range(0, len(jobs), size)
-    return [_submit_array(store, request, jobs[i : i + size], settings) for i in starts]
+    return [_submit_array(store, request, jobs[i : i + size], settings, code) for i in starts]
 
 
 def _submit_array(
-    store: Store, request: Request, jobs: Sequence[Planned], settings: SlurmSettings
+    store: Store, request: Request, jobs: Sequence[Planned], settings: SlurmSettings, code: Path
 ) -> Array:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = store.root.absolute() / "jobs" / f"{stamp}-{request.name}-{secrets.token_hex(2)}"
@@ -58,7 +65,8 @@ def _submit_array(
         "minutes": [round(job.minutes, 1) for job in jobs],
     }
     write_atomically(folder / "array.json", json.dumps(facts, indent=1))
-    slurm_id = _sbatch(folder, store.name, request, settings, len(jobs))
+    asked = parameters(store.name, request, settings, code) | {"map_count": len(jobs)}
+    slurm_id = _sbatch(folder, request, settings, asked)
     write_atomically(folder / "slurm_id", slurm_id)
     return Array(folder)
 
@@ -70,16 +78,17 @@ def _write_key(path: Path) -> None:
     os.close(descriptor)
 
 
-def _sbatch(folder: Path, sweep: str, request: Request, settings: SlurmSettings, count: int) -> str:
+def _sbatch(folder: Path, request: Request, settings: SlurmSettings, asked: dict[str, Any]) -> str:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
     from submitit.slurm.slurm import SlurmExecutor
 
     executor = SlurmExecutor(folder=folder)
-    executor.parameters = parameters(sweep, request, settings) | {"map_count": count}
+    executor.parameters = asked
     try:
         with outside_any_job():
             return str(executor._submit_command(command(folder, settings)).job_id)
     except (FailedJobError, FailedSubmissionError, OSError) as error:
+        (folder / "array.json").unlink()  # there is no such array
         said = str(error).strip().splitlines()
         words = next((line for line in said[::-1] if "sbatch: error" in line), said[-1])
         raise VitsweepError(
@@ -88,7 +97,7 @@ def _sbatch(folder: Path, sweep: str, request: Request, settings: SlurmSettings,
         ) from error
 
 
-def parameters(sweep: str, request: Request, settings: SlurmSettings) -> dict[str, Any]:
+def parameters(sweep: str, request: Request, settings: SlurmSettings, code: Path) -> dict[str, Any]:
     """Return what submitit writes into the batch script, quoted by it."""
     cpus = f"--cpus-per-task={request.cpus}"  # srun does not inherit it since Slurm 22.05
     asked = {
@@ -103,7 +112,7 @@ def parameters(sweep: str, request: Request, settings: SlurmSettings) -> dict[st
         "exclusive": settings.exclusive or None,
         "signal_delay_s": settings.signal_delay_s,
         "array_parallelism": settings.array_parallelism,
-        "setup": [_here(), *settings.setup],
+        "setup": [_importable(code), *settings.setup],
         "srun_args": [cpus, "--cpu-bind=none", "--kill-on-bad-exit=0", *settings.srun_args],
         "stderr_to_stdout": True,
         "additional_parameters": _additional(settings),
@@ -119,9 +128,8 @@ def _additional(settings: SlurmSettings) -> dict[str, Any]:
     return extra | dict(settings.additional_parameters)
 
 
-def _here() -> str:
-    """Let nodes import what this command imported, wherever it was typed."""
-    code = Path(__file__).parents[2]
+def _importable(code: Path) -> str:
+    """Let nodes import the code that this command means, wherever it was typed."""
     return f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}"
 
 
