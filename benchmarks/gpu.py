@@ -14,23 +14,24 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+TOGETHER = "optimizer=adamw_fused classifier=pooled layout=batch_second"
 TECHNIQUES = (
-    "[precision=O1],[precision=O2],[precision=O3],[optimizer=adamw_foreach],[optimizer=adamw_fused],"
-    "[optimizer=adamw_contiguous],[classifier=pooled],[layout=batch_second],[sharding=fsdp],"
-    "[compilation=compile_blocks],"
-    "[precision=O1,optimizer=adamw_fused,classifier=pooled,layout=batch_second],"
-    "[precision=O3,optimizer=adamw_fused,classifier=pooled,layout=batch_second]"
+    *("precision=O1", "precision=O2", "precision=O3", "sharding=fsdp"),
+    *("optimizer=adamw_foreach", "optimizer=adamw_fused", "optimizer=adamw_contiguous"),
+    *("classifier=pooled", "layout=batch_second", "compilation=compile_blocks"),
+    *(f"precision=O1 {TOGETHER}", f"precision=O3 {TOGETHER}"),
 )
 """The blog's, each alone, all together under O1, all together in full half precision."""
 
 
 def sweep(model: str, images_per_step: int, folder: Path, extra: list[str]) -> list[str]:
     """Return the command of one model's sweep."""
+    cells = ",".join("['" + "','".join(texts.split()) + "']" for texts in TECHNIQUES)
     return [
         sys.executable, "-m", "vitsweep", "-m",
         f"model={model}", "data=synthetic", "resources.ranks_per_node=1",
         f"batch.images_per_step={images_per_step}",
-        f"sweep.folder={folder}", f"sweep.name=blog_{model}", f"sweep.cells=[{TECHNIQUES}]",
+        f"sweep.folder={folder}", f"sweep.name=blog_{model}", f"sweep.cells=[{cells}]",
         *extra,
     ]  # fmt: skip
 

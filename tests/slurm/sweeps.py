@@ -7,7 +7,8 @@ from pandas import DataFrame
 
 from tests.command import Command, fault
 from tests.slurm.conftest import SlurmClient, eventually
-from vitsweep.sweep.slurm_jobs import Array, Life, arrays
+from vitsweep.sweep.slurm_jobs import Array, arrays
+from vitsweep.sweep.slurm_life import Life
 
 SMALL = (
     "resources.threads_per_rank=1",

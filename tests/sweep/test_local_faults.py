@@ -12,76 +12,73 @@ from tests.command import Command, fault
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    ("name", "status", "reason"),
-    [
-        ("Raise", "failed", "KeyError: 'a bug in a technique'"),
-        ("Kill", "killed", "Rank 1 was ended by SIGKILL"),
-        ("Leave", "failed", "Rank 1 left with exit code 9"),
-    ],
-)
-def test_the_death_of_one_rank_ends_its_run_and_no_other(
-    vitsweep: Command, name: str, status: str, reason: str
+FAULTS = {
+    "raises": (fault("Raise"), "failed", "KeyError: 'a bug in a technique'"),
+    "is killed": (fault("Kill"), "killed", "Rank 1 was ended by SIGKILL"),
+    "leaves": (fault("Leave"), "failed", "Rank 1 left with exit code 9"),
+    "hangs": (
+        [*fault("Hang"), "measurement.timeout_min=0.3"],
+        "timed_out",
+        "measurement.timeout_min=0.3",
+    ),
+    "eats memory": (
+        ["resources.memory_gib_per_rank=0.05", "data=synthetic", "data.native_resolution_px=256"],
+        "out_of_memory",
+        "allocate",
+    ),
+    "computes something else": (
+        ["memory._target_=tests.faults.Scaled", "measurement.prove=twin"],
+        "wrong",
+        "nano twin",
+    ),
+    "explodes": (
+        ["memory._target_=tests.faults.Exploding"],
+        "diverged",
+        "inf or NaN",
+    ),
+    "is refused": (["sharding=hsdp"], "invalid", "at least 2 replicas"),
+    "is well": (["optimizer=adamw_foreach"], "measured", ""),
+}
+"""What happens to a cell: overrides, and the status and reason of its row."""
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """One sweep whose cells meet all faults, beside one that is well."""
+    vitsweep = Command(tmp_path_factory.mktemp("faults"))
+    cells = ",".join(f"""['{"','".join(texts)}']""" for texts, _, _ in FAULTS.values())
+    done = vitsweep("-m", f"sweep.cells=[{cells}]")
+    assert done.returncode == 3, done.stderr
+    return vitsweep
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_whatever_happens_to_a_cell_is_its_own_row_with_the_reason(
+    faults: Command, name: str
 ) -> None:
-    done = vitsweep(*fault(name), "sharding=fsdp")
+    overrides, status, reason = FAULTS[name]
+    row = row_of(faults, overrides)
 
-    assert done.returncode == 3, done.stderr
-    cells = vitsweep.cells().set_index("sharding")
-    assert cells.loc["fsdp", "status"] == status
-    assert reason in cells.loc["fsdp", "reason"]
-    assert cells.loc["fsdp", "failed_rank"] == 1
-    assert cells.loc["ddp", "status"] == "measured"  # its baseline, in the same block
-
-
-def test_a_rank_that_hangs_is_ended_by_the_time_limit(vitsweep: Command) -> None:
-    done = vitsweep(*fault("Hang"), "measurement.timeout_min=0.15", "sweep.baseline=null")
-
-    assert done.returncode == 3, done.stderr
-    row = vitsweep.cells().iloc[0]
-    assert row["status"] == "timed_out"
-    assert "measurement.timeout_min=0.15" in row["reason"]
+    assert row["status"] == status
+    assert reason in (row["reason"] or "")
+    if name in ("raises", "is killed", "leaves"):
+        assert row["failed_rank"] == 1
+    assert (row.isna()["images_per_second"]) == (status != "measured")
 
 
-def test_running_out_of_memory_is_a_result_with_its_peak(vitsweep: Command) -> None:
-    done = vitsweep(
-        "resources.memory_gib_per_rank=0.1", "batch.images_per_step=8192", "data=synthetic",
-        "data.native_resolution_px=32", "sweep.baseline=null",
-    )  # fmt: skip
-
-    assert done.returncode == 3, done.stderr
-    row = vitsweep.cells().iloc[0]
-    assert row["status"] == "out_of_memory"
-    assert row["peak_rss_gib"] > 0.1
+def test_a_cell_that_ran_out_of_memory_tells_its_peak(faults: Command) -> None:
+    assert row_of(faults, FAULTS["eats memory"][0])["peak_rss_gib"] > 0.05
 
 
-def test_a_technique_that_computes_something_else_is_wrong_and_never_timed(
-    vitsweep: Command,
-) -> None:
-    scaled = ("memory._target_=tests.faults.Scaled", "optimizer=adamw_foreach")
-    vitsweep(*scaled, "measurement.prove=twin")
-
-    row = vitsweep.cells().set_index("optimizer").loc["adamw_foreach"]
-    assert row["status"] == "wrong"
-    assert "nano twin" in row["reason"]
-    assert row.isna()["images_per_second"]
-
-
-def test_a_loss_that_becomes_infinite_is_diverged(vitsweep: Command) -> None:
-    vitsweep("memory._target_=tests.faults.Exploding", "sharding=fsdp")
-
-    row = vitsweep.cells().set_index("sharding").loc["fsdp"]
-    assert row["status"] == "diverged"
-    assert "inf or NaN" in row["reason"]
-
-
-def test_a_refused_cell_is_a_row_beside_the_measured_ones(vitsweep: Command) -> None:
-    done = vitsweep("-m", "sharding=ddp,hsdp")
-
-    assert done.returncode == 3, done.stderr
-    cells = vitsweep.cells().set_index("sharding")
-    assert cells.loc["hsdp", "status"] == "invalid"
-    assert "sharding=hsdp" in cells.loc["hsdp", "reason"]
-    assert cells.loc["ddp", "status"] == "measured"
+def row_of(vitsweep: Command, overrides: list[str]):  # type: ignore[no-untyped-def]
+    """The row of the cell that was asked for with these overrides."""
+    store = vitsweep.store
+    (cell_id,) = [
+        folder.name
+        for folder in store.cells.iterdir()
+        if set(overrides) <= set(store.frozen(folder.name)["overrides"])
+    ]
+    return vitsweep.cells().set_index("cell_id").loc[cell_id]
 
 
 def test_a_cell_that_failed_is_repeated_by_retry_only(vitsweep: Command) -> None:

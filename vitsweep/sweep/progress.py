@@ -109,7 +109,7 @@ def labels(roster: Roster) -> dict[str, str]:
     }
     return {
         cell: " ".join(f"{k}={v}" for k, v in overrides.items() if k not in everywhere)
-        or "the default cell"
+        or "plain"
         for cell, overrides in shown.items()
     }
 

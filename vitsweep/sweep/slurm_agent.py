@@ -22,7 +22,8 @@ from vitsweep.sweep.frozen import read_cell
 from vitsweep.sweep.ranks import LocalRanks, RankEnd, context_for, fork_server
 from vitsweep.sweep.request import RunRequest
 from vitsweep.sweep.slurm_jobs import Array
-from vitsweep.sweep.slurm_link import Place, join, receive, send
+from vitsweep.sweep.slurm_link import join, receive, send
+from vitsweep.sweep.slurm_place import Place
 from vitsweep.sweep.worker import rank_main
 
 BEAT_SECONDS = 2.0

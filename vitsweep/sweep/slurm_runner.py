@@ -12,9 +12,10 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.sweep.calibration import calibrated, calibration_key
 from vitsweep.sweep.frozen import read_cell
 from vitsweep.sweep.request import RunRequest
-from vitsweep.sweep.slurm_jobs import Run
-from vitsweep.sweep.slurm_link import Place
-from vitsweep.sweep.slurm_nodes import NodeRanks, Nodes
+from vitsweep.sweep.slurm_life import Run
+from vitsweep.sweep.slurm_nodes import Nodes
+from vitsweep.sweep.slurm_place import Place
+from vitsweep.sweep.slurm_ranks import NodeRanks
 from vitsweep.sweep.supervise import supervise
 
 
