@@ -41,9 +41,12 @@ def weights(trainee: Trainee) -> dict[str, Tensor]:
 
 
 def state(trainee: Trainee) -> list[Any]:
-    """Copies of the tensors that the optimizer keeps, in the order of its parameters."""
-    kept = trainee.optimizer.state
-    parameters = [p for group in trainee.optimizer.param_groups for p in group["params"]]
+    """Copies of what this rank's optimizer keeps, in the order of its parameters."""
+    optimizer = getattr(
+        trainee.optimizer, "optim", trainee.optimizer
+    )  # ZeRO-1 holds its share in it
+    kept = optimizer.state
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return [
         {k: v.clone() if isinstance(v, Tensor) else v for k, v in kept[p].items()}
         for p in parameters

@@ -1,0 +1,192 @@
+"""One optimizer step, however it is cut up: accumulation, clipping, scheduled rates, evaluation."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.cells import cell
+from tests.equivalence import whole_weights
+from tests.ranks import on_ranks, placed
+from tests.training.alone import alone, batch, trainee_of
+from vitsweep.model.build import build_model
+from vitsweep.parallelize import parallelize
+from vitsweep.prove import _global_batch, _my_share
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.evaluate import accuracy_top1
+from vitsweep.training.loop import endless, train_epochs
+from vitsweep.training.trainee import Trainee
+from vitsweep.world import World
+
+EXACT = ("precision.dtype=float64", "optimizer=sgd_loop", "optimizer.weight_decay=0")
+RATE = "optimizer.learning_rate=1.0"
+SHARDINGS = ("ddp", "zero1", "zero2", "fsdp")
+
+
+def asked(ranks: int, *overrides: str) -> CellSpec:
+    place = [f"resources.ranks_per_node={ranks}", "resources.threads_per_rank=1"]
+    return cell(*EXACT, *place, *overrides)
+
+
+def built(spec: CellSpec, world: World) -> Trainee:
+    torch.manual_seed(spec.seed)
+    return parallelize(build_model(spec), spec, world)
+
+
+def trained(world: World, cells: list[CellSpec], steps: int) -> list[dict[str, Tensor]]:
+    return [_trained(placed(world, spec), spec, steps) for spec in cells]
+
+
+def _trained(world: World, spec: CellSpec, steps: int) -> dict[str, Tensor]:
+    trainee = built(spec, world)
+    for step in range(steps):
+        trainee.step(iter(_my_share(spec, *_global_batch(spec, step, world), world)))
+    return whole_weights(trainee.model.named_parameters())
+
+
+def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor], **tolerance: float) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, msg=name, **tolerance)
+
+
+def test_accumulated_micro_batches_make_the_step_of_the_whole_batch(tmp_path: Path) -> None:
+    cuts = (1, 2, 4)
+    cells = [
+        asked(2, f"sharding={sharding}", f"batch.accumulation_steps={cut}")
+        for sharding in SHARDINGS
+        for cut in cuts
+    ]
+    ends = on_ranks(2, trained, cells[0], cells, 2, folder=tmp_path)[0]
+    for group in range(0, len(ends), len(cuts)):
+        for end in ends[group + 1 : group + len(cuts)]:
+            assert_equal(end, ends[0], rtol=1e-10, atol=1e-12)
+
+
+def test_each_micro_batch_is_taken_once_and_the_loss_is_their_mean() -> None:
+    trainee = trainee_of(alone("precision.dtype=float64", "batch.accumulation_steps=4"))
+    parts = [batch(step, images=2) for step in range(5)]
+    with torch.no_grad():
+        wanted = [F.cross_entropy(trainee.model(x.double()), y) for x, y in parts[:4]]
+    stream = iter(parts)
+    loss = trainee.step(stream)
+    assert float(loss) == pytest.approx(float(torch.stack(wanted).mean()), rel=1e-12)
+    assert len(list(stream)) == 1
+
+
+def test_clipping_is_torchs_on_the_plain_model_under_each_sharding(tmp_path: Path) -> None:
+    """With a rate of 1 a step of SGD moves the weights by the clipped gradient."""
+    limit = 0.1
+    clipped = [asked(2, f"sharding={s}", RATE, f"optimizer.clip_norm={limit}") for s in SHARDINGS]
+    ends = on_ranks(2, trained, clipped[0], clipped, 1, folder=tmp_path)[0]
+    torch.manual_seed(clipped[0].seed)
+    plain = build_model(clipped[0]).double()
+    begin = whole_weights(plain.named_parameters())
+    images, labels = _global_batch(clipped[0], 0, trainee_of(alone()).world)
+    F.cross_entropy(plain(images.double()), labels).backward()
+    norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), limit)
+    assert float(norm) > 2 * limit, "there is something to clip"
+    wanted = whole_weights((name, p.grad) for name, p in plain.named_parameters())
+    for end in ends:
+        moved = {name: begin[name] - value for name, value in end.items()}
+        assert_equal(moved, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_a_large_limit_clips_nothing(tmp_path: Path) -> None:
+    cells = [asked(2, RATE, f"optimizer.clip_norm={limit}") for limit in ("null", "1e6")]
+    free, loose = on_ranks(2, trained, cells[0], cells, 1, folder=tmp_path)[0]
+    assert_equal(loose, free, rtol=1e-12, atol=1e-14)
+
+
+def test_losses_that_are_not_finite_are_noticed_without_reading_them() -> None:
+    trainee = trainee_of(alone())
+    trainee.step(iter([batch()]))
+    assert not trainee.non_finite
+    images, labels = batch(1)
+    trainee.step(iter([(images * float("nan"), labels)]))
+    trainee.step(iter([batch(2)]))
+    assert trainee.non_finite
+
+
+def scheduled(world: World, cells: list[CellSpec]) -> list[dict[str, Tensor]]:
+    return [_scheduled(placed(world, spec), spec) for spec in cells]
+
+
+def _scheduled(world: World, spec: CellSpec) -> dict[str, Tensor]:
+    trainee = built(spec, world)
+    train_epochs(trainee, spec.data.open(spec, world))
+    return whole_weights(trainee.model.named_parameters())
+
+
+def test_the_scheduled_rate_reaches_the_optimizer_under_each_sharding(tmp_path: Path) -> None:
+    given = ("task=train", "task.epochs=2", "task.warmup_epochs=1", "batch.images_per_step=256")
+    optimizers = ("sgd_loop", "sgd_contiguous")
+    kinds = [f"sharding={s}" for s in SHARDINGS] + [f"optimizer={o}" for o in optimizers]
+    cells = [asked(2, *given, kind) for kind in kinds]
+    ends = on_ranks(2, scheduled, cells[0], cells, folder=tmp_path)[0]
+    for end in ends[1:]:
+        assert_equal(end, ends[0], rtol=1e-9, atol=1e-11)
+
+
+Evaluated = dict[str, Any]
+
+
+def evaluated(world: World, specs: list[CellSpec]) -> list[Evaluated]:
+    return [_evaluated(placed(world, spec), spec) for spec in specs]
+
+
+def _evaluated(world: World, spec: CellSpec) -> Evaluated:
+    """Accuracy, what was right image by image, and whether the model trains again afterwards."""
+    trainee, batches = built(spec, world), spec.data.open(spec, world)
+    stream = endless(batches)
+    for _ in range(3):
+        trainee.step(stream)
+    honest, seen = trainee.predict, []
+
+    def predict(images: Tensor) -> Tensor:
+        assert not trainee.model.training
+        outputs = honest(images)
+        seen.extend(
+            zip([x.numpy().tobytes() for x in images], outputs.argmax(-1).tolist(), strict=True)
+        )
+        return outputs
+
+    trainee.predict = predict  # type: ignore[method-assign]
+    accuracy = accuracy_top1(trainee, batches)
+    return {"accuracy": accuracy, "seen": seen, "training": trainee.model.training}
+
+
+HELD_OUT = 599
+
+
+@pytest.fixture(scope="module")
+def evaluations(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[list[Evaluated]]]:
+    """Evaluations of each sharding on some ranks, rank by rank."""
+
+    def of(ranks: int, *shardings: str) -> list[list[Evaluated]]:
+        cells = [asked(ranks, f"sharding={s}", "batch.images_per_step=64") for s in shardings]
+        folder = tmp_path_factory.mktemp("evaluated")
+        return on_ranks(ranks, evaluated, cells[0], cells, folder=folder)
+
+    return of
+
+
+def test_each_held_out_image_counts_once_on_any_number_of_ranks(
+    evaluations: Callable[..., list[list[Evaluated]]],
+) -> None:
+    [[alone_]] = evaluations(1, "none")
+    assert len(alone_["seen"]) == HELD_OUT
+    assert 0.05 < alone_["accuracy"] < 0.95
+    for ranks, shardings in ((2, ("ddp", "zero1", "fsdp")), (4, ("ddp", "fsdp", "hsdp"))):
+        by_rank = evaluations(ranks, *shardings)
+        for index in range(len(shardings)):
+            of_ranks = [rank[index] for rank in by_rank]
+            seen = [pair for rank in of_ranks for pair in rank["seen"]]
+            assert len(seen) == HELD_OUT
+            assert sorted(seen) == sorted(alone_["seen"])
+            assert {rank["accuracy"] for rank in of_ranks} == {alone_["accuracy"]}
+            assert all(rank["training"] for rank in of_ranks)
