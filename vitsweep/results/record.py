@@ -76,7 +76,7 @@ class RunRecord:
             ValueError: the text is not a whole record.
         """
         tree = json.loads(text)
-        if not isinstance(tree, dict) or "schema_version" not in tree:
+        if not isinstance(tree, dict) or type(tree.get("schema_version")) is not int:
             raise ValueError("not a run record")
         if tree["schema_version"] > SCHEMA_VERSION:
             raise NewerSchemaError(
@@ -85,11 +85,15 @@ class RunRecord:
             )
         known = {f.name for f in fields(cls)}
         try:
-            return cls(
+            record = cls(
                 **{k: v for k, v in tree.items() if k in known} | {"status": Status(tree["status"])}
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a whole run record: {error}") from error
+        for part in ("spec", "metrics", "validity", "environment", "samples"):
+            if not isinstance(getattr(record, part), dict):
+                raise ValueError(f"not a whole run record: `{part}` is no section")
+        return record
 
     def row(self) -> dict[str, Any]:
         """Return the record as one flat row of `runs.parquet` (samples left out)."""

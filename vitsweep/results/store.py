@@ -191,12 +191,21 @@ def write_once(path: Path, text: str) -> bool:
 
 
 def append_line(path: Path, entry: dict[str, Any]) -> None:
-    """Append one JSON line with a single write, so that lines of two writers never mix."""
+    """Append one JSON line with a single write, so that lines of two writers never mix.
+
+    A line that a crash or a full disk cut in half is closed first: it must not swallow this one.
+
+    Raises:
+        OSError: the line could not be written, or not the whole of it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(entry) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line.encode())
+        size = os.fstat(descriptor).st_size
+        cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        line = ("\n" * cut + json.dumps(entry) + "\n").encode()
+        if os.write(descriptor, line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
 
