@@ -1,0 +1,130 @@
+"""A run's record: JSON there and back, and what is no record."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.builders import run
+from vitsweep.results.metrics import METRICS
+from vitsweep.results.record import SCHEMA_VERSION, NewerSchemaError, RunRecord, Status
+
+WHOLE = run(
+    "0123456789ab",
+    metrics={"mfu": None, "accuracy_top1": 0.96},
+    validity={"throttled": None},
+    precision="O2",
+)
+MEASURED = replace(
+    WHOLE, samples={"step_time_ms": [[1.5, 2.5], [1.25, 2.0]], "skipped": [False, True]}
+)
+ENDED = run("0123456789ab", status=Status.out_of_memory, reason="Rank 1 wanted 3 GiB, “more”.")
+
+
+@pytest.mark.parametrize("record", [MEASURED, ENDED], ids=["measured", "ended"])
+def test_a_record_is_read_back_as_it_was(record: RunRecord) -> None:
+    again = RunRecord.from_json(record.to_json())
+    assert again == record
+    assert isinstance(again.status, Status)
+
+
+@pytest.mark.parametrize("status", Status)
+def test_every_way_to_end_survives(status: Status) -> None:
+    record = run("x", status=status)
+    assert RunRecord.from_json(record.to_json()).status is status
+    assert json.loads(record.to_json())["status"] == status.name
+
+
+def test_numbers_that_are_not_finite_become_null_wherever_they_are() -> None:
+    nan, inf = float("nan"), float("inf")
+    odd = replace(
+        MEASURED,
+        metrics={"loss_last": nan, "mfu": -inf, "step_time_ms": 1.5},
+        samples={"step_time_ms": [[1.0, inf], [nan, 2.0]]},
+        environment={"deep": {"list": [(1, nan)]}},
+    )
+    text = odd.to_json()
+    assert json.loads(text, parse_constant=pytest.fail)["metrics"] == {
+        "loss_last": None,
+        "mfu": None,
+        "step_time_ms": 1.5,
+    }
+    again = RunRecord.from_json(text)
+    assert again.samples == {"step_time_ms": [[1.0, None], [None, 2.0]]}
+    assert again.environment == {"deep": {"list": [[1, None]]}}
+    assert math.isnan(odd.metrics["loss_last"] or 0), "the record itself is left alone"
+
+
+def test_a_record_of_a_later_version_is_refused_with_both_versions() -> None:
+    later = json.loads(MEASURED.to_json()) | {"schema_version": SCHEMA_VERSION + 1}
+    with pytest.raises(NewerSchemaError) as error:
+        RunRecord.from_json(json.dumps(later))
+    assert str(error.value) == (
+        f"schema {SCHEMA_VERSION + 1} is newer than this vitsweep reads ({SCHEMA_VERSION}): "
+        "update vitsweep"
+    )
+
+
+def test_fields_that_a_later_writer_added_are_left_out() -> None:
+    more = json.loads(MEASURED.to_json()) | {"mood": "good"}
+    assert RunRecord.from_json(json.dumps(more)) == MEASURED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "3",
+        "[]",
+        "{}",
+        '{"status": "measured"}',
+        '{"schema_version": null}',
+        '{"schema_version": "1"}',
+        '{"schema_version": 1}',
+        MEASURED.to_json().replace('"measured"', '"fine"'),
+        MEASURED.to_json().replace('"run_id"', '"name"'),
+        json.dumps(json.loads(MEASURED.to_json()) | {"metrics": None}),
+        json.dumps(json.loads(MEASURED.to_json()) | {"spec": ["O2"]}),
+        MEASURED.to_json()[: len(MEASURED.to_json()) // 2],
+        MEASURED.to_json()[:-1],
+    ],
+)
+def test_what_is_no_whole_record_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"record|Expect|delimiter|Unterminated|is not a valid"):
+        RunRecord.from_json(text)
+
+
+def test_a_row_is_flat_and_holds_every_part_but_the_samples() -> None:
+    row = MEASURED.row()
+    assert (row["cell_id"], row["status"], row["precision"]) == ("0123456789ab", "measured", "O2")
+    assert row["accuracy_top1"] == 0.96
+    assert row["device"] == "AMD EPYC 7B13"
+    assert row["throttled"] is None
+    assert not any(isinstance(value, dict | list) for value in row.values())
+    parts = [WHOLE.spec, WHOLE.metrics, WHOLE.validity, WHOLE.environment]
+    assert sum(map(len, parts)) + 10 == len(row), "no part hides a column of another"
+
+
+UNITS = {
+    "_ms": "ms",
+    "_gib": "GiB",
+    "_seconds": "s",
+    "_bytes_per_step": "B",
+    "_gb_per_s": "GB/s",
+    "_hours_imagenet1k": "h",
+    "tflops_per_rank": "TFLOP/s",
+    "images_per_second": "img/s",
+    "images_per_second_per_rank": "img/s",
+    "tokens_per_second": "tokens/s",
+}
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_a_metric_has_its_unit_in_its_name_and_a_definition(metric) -> None:
+    stated = [unit for ending, unit in UNITS.items() if metric.column.endswith(ending)]
+    assert stated in ([], [metric.unit])
+    assert len(metric.definition) > 10
+    assert metric.unit in metric.axis_label or metric.unit == "1"
+    assert metric.axis_label.startswith(metric.label)
