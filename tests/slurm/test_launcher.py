@@ -67,7 +67,7 @@ def test_texts_arrive_as_typed_and_nothing_is_executed(sweep: Sweep, tmp_path: P
     assert 'export VITSWEEP_TOLD="a; b  $HOME"' in script.read_text().splitlines()
     refused = sweep.command(
         "-m",
-        "sharding=ddp",
+        "seed=1",
         *SMALL,
         "hydra.launcher.partition='no such; $(id)'",
         "hydra.launcher.site.cores_per_node=4",
