@@ -1,5 +1,9 @@
+import base64
+import gzip
 import json
 import re
+import shutil
+import subprocess
 
 import pandas as pd
 import pytest
@@ -7,7 +11,7 @@ import pytest
 from tests.builders import run
 from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers
-from vitsweep.report.html import write_report
+from vitsweep.report.html import render, write_report
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.load import cells_of
@@ -15,9 +19,10 @@ from vitsweep.tables.load import cells_of
 BASELINES = {"base": "base", "fast": "base", "dead": "base", "bad": None}
 
 
-@pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "sample").create()
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The report of a small sweep with a failed and a refused cell."""
+    store = Store(tmp_path_factory.mktemp("report") / "sample").create()
     phases = {"forward_ms": 1.0, "backward_ms": 2.0}
     for i in range(3):
         store.save_run(run("base", f"b{i}", 100 + i, metrics=phases))
@@ -29,12 +34,11 @@ def store(tmp_path):
     (store.cell("bad")).mkdir()
     (store.cell("bad") / "record.json").write_text(json.dumps(refused))
     store.append_command({"baselines": BASELINES, "command": "python -m vitsweep -m precision=O2"})
-    return store
+    return write_report(store.root)
 
 
-def test_the_report_is_one_page_with_everything_beside_it(store):
-    page = write_report(store.root)
-    assert page == store.root / "report" / "index.html"
+def test_the_report_is_one_page_with_everything_beside_it(page):
+    assert page.parts[-3:] == ("sample", "report", "index.html")
     beside = {path.name for path in page.parent.iterdir()}
     assert beside == {
         "index.html", "cells.csv", "coverage.csv", "table.md",
@@ -43,8 +47,8 @@ def test_the_report_is_one_page_with_everything_beside_it(store):
     assert pd.read_csv(page.parent / "cells.csv")["images_per_second"].dtype == float
 
 
-def test_the_page_needs_no_network(store):
-    text = write_report(store).read_text()
+def test_the_page_needs_no_network(page):
+    text = page.read_text()
     fetched = re.findall(r"""(?:src|href)=["'](?!#)([^"']+)|url\((?!#)([^)]+)\)|@import""", text)
     assert {a or b for a, b in fetched} == {
         "cells.csv", "coverage.csv", "table.md",
@@ -52,8 +56,8 @@ def test_the_page_needs_no_network(store):
     }  # fmt: skip
 
 
-def test_the_page_answers_covers_and_can_be_repeated(store):
-    text = write_report(store).read_text()
+def test_the_page_answers_covers_and_can_be_repeated(page):
+    text = page.read_text()
     assert "Which combination of precision, sharding trains vit_nano fastest?" in text
     assert "O2 · ddp is fastest: 2.0" in text
     assert "asked &lt;b&gt;much&lt;/b&gt;" in text
@@ -62,8 +66,8 @@ def test_the_page_answers_covers_and_can_be_repeated(store):
     assert "2 measured · 1 out of memory · 1 invalid" in text
 
 
-def test_charts_follow_the_theme_of_the_page(store):
-    text = write_report(store).read_text()
+def test_charts_follow_the_theme_of_the_page(page):
+    text = page.read_text()
     assert "var(--grid)" in text
     assert "#d8dade" not in text[text.index("<svg") : text.index("</svg>")]
 
@@ -122,3 +126,54 @@ def test_without_a_baseline_the_fastest_is_named(tmp_path):
     assert answers(cells_of(store)) == [
         "O2 had the highest throughput, 150 img/s; nothing was compared with a baseline."
     ]
+
+
+def test_the_explorer_is_in_the_page_and_unpacks_to_plotly(page):
+    text = page.read_text()
+    packed = re.search(r'id="explorer-code">([^<]+)<', text)[1]
+    code = gzip.decompress(base64.b64decode(packed)).decode()
+    assert "plotly.js v" in code[:200]
+    data = json.loads(re.search(r'id="explorer-data">(.+?)</script>', text)[1])
+    assert data["names"] == ["fp32 · ddp", "O2 · ddp"]
+    assert data["labels"]["images_per_second"] == "Throughput, all ranks (img/s)"
+    assert data["numbers"]["speedup"][0] == 1.0
+
+
+TIMED = """<script>
+const start = performance.now();
+document.querySelectorAll("#cells th button")[2].click();
+const search = document.getElementById("search");
+search.value = "O2"; search.dispatchEvent(new Event("input"));
+document.body.offsetHeight;
+const shown = [...document.querySelectorAll("#cells tbody tr")].filter((row) => !row.hidden).length;
+document.title = `${Math.round(performance.now() - start)} ms, ${shown} rows`;
+</script></body>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs `apt-get install chromium`")
+def test_a_thousand_rows_sort_and_filter_fluently_in_a_browser(tmp_path):
+    cells = pd.DataFrame([run("base", precision=p).row() for p in ("fp32", "O2")] * 500)
+    names = {"cell_id": [f"c{i}" for i in range(1000)]}
+    table = cells.assign(
+        **names, claim="faster", speedup=1.5, speedup_low=1.4, speedup_high=1.6, blocks=5
+    )
+    page = tmp_path / "page.html"
+    page.write_text(
+        render(
+            "big", table.assign(num_pairs=5, baseline_cell_id="c0", speedup_note=""), [], []
+        ).replace("</body>", TIMED)
+    )
+    browser = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}/profile",
+    ]
+    done = subprocess.run(
+        [*browser, "--dump-dom", f"file://{page}"], capture_output=True, text=True, timeout=120
+    )
+    milliseconds, rows = re.search(r"<title>(\d+) ms, (\d+) rows</title>", done.stdout).groups()
+    assert int(rows) == 500
+    assert int(milliseconds) < 1000

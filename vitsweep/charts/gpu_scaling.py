@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import marks, style
-from vitsweep.charts.series import labels, looks
+from vitsweep.charts.series import fastest, labels, looks
 from vitsweep.tables.words import number, plain, times
 
 
@@ -14,7 +14,7 @@ def draw(curves: DataFrame) -> Figure:
     Takes one kind of scaling from the table of `tables.scaling`: weak where there is one.
     """
     kind = "weak" if (curves["scaling"] == "weak").any() else "strong"
-    some = curves[curves["scaling"] == kind]
+    some, cut = fastest(curves[curves["scaling"] == kind])
     some = some.assign(series=labels(some))
     styles = looks(some)
     sizes, series = sorted(some["world_size"].unique()), list(dict.fromkeys(some["series"]))
@@ -44,5 +44,5 @@ def draw(curves: DataFrame) -> Figure:
     axes.grid(axis="x", visible=False)
     axes.set(xlabel="Ranks", ylabel=style.axis_label("images_per_second_per_rank"))
     axes.margins(y=0.12)
-    style.legend(axes)
+    style.legend(axes, cut)
     return figure

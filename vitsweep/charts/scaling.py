@@ -8,7 +8,7 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.series import Look, labels, looks
+from vitsweep.charts.series import Look, fastest, labels, looks
 
 TITLES = {
     "strong": "Strong scaling: images of a step fixed",
@@ -21,6 +21,7 @@ def draw(curves: DataFrame) -> Figure:
 
     Hollow points are oversubscribed: their ranks shared cores, so they say nothing about scaling.
     """
+    curves, cut = fastest(curves)
     kinds = [k for k in TITLES if (curves["scaling"] == k).any()]
     figure = style.empty_figure(9.6, 3.7 * max(len(kinds), 1))
     styles = looks(curves)
@@ -36,7 +37,7 @@ def draw(curves: DataFrame) -> Figure:
         style.title(left, TITLES[kind])
         left.set(xlabel="Ranks", ylabel=style.axis_label("images_per_second"))
         right.set(xlabel="Ranks", ylabel="Scaling efficiency (1)", ylim=(0, 1.1))
-        style.legend(right)
+        style.legend(right, cut)
     return figure
 
 

@@ -5,12 +5,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.series import labels, looks
+from vitsweep.charts.series import fastest, labels, looks
 from vitsweep.results.record import Status
 
 
 def draw(cells: DataFrame) -> Figure:
     """Draw tokens/s by tokens per image, both logarithmic; x marks where memory ended."""
+    cells, cut = fastest(cells)
     table = cells.assign(series=labels(cells)).sort_values("num_tokens")
     measured = table[table["status"] == Status.measured]
     failed = table[table["status"] == Status.out_of_memory]
@@ -43,5 +44,5 @@ def draw(cells: DataFrame) -> Figure:
     axes.set_xticks(lengths, [f"{n:,.0f}" for n in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="Tokens of one image", ylabel=style.axis_label("tokens_per_second"))
-    style.legend(axes)
+    style.legend(axes, cut)
     return figure

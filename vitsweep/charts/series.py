@@ -9,6 +9,9 @@ from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.tables.columns import CHOICES, varying
 from vitsweep.tables.names import cell_names
 
+MOST_SERIES = 8
+"""Lines beyond it cannot be told apart."""
+
 LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 SIZE_CHOICES = ("batch", "measurement", "task")
 
@@ -43,3 +46,12 @@ def looks(cells: DataFrame) -> dict[str, Look]:
         place = (style.place(group, choice) + twins) % len(style.MARKERS)
         found.setdefault(label, Look(colour, style.MARKERS[place], LINES[twins % len(LINES)]))
     return found
+
+
+def fastest(table: DataFrame, most: int = MOST_SERIES) -> tuple[DataFrame, str]:
+    """Return the rows of the fastest series and of the baseline, and `8 of 40 series` if cut."""
+    series = labels(table)
+    best = table["images_per_second"].groupby(series).max().sort_values(ascending=False)
+    kept = {*best.index[:most], *(n for n in best.index if n.startswith("baseline"))}
+    shown = table[series.isin(kept)]
+    return shown, f"{len(kept)} fastest of {len(best)}" if len(kept) < len(best) else ""

@@ -130,7 +130,7 @@ def shorten(labels: Iterable[str], limit: int = 56) -> list[str]:
 def settled(figure: Figure) -> Figure:
     """Return the figure with its layout computed once, however often it is saved."""
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)  # "none" would leave a placeholder that is laid out anew
     return figure
 
 

@@ -20,6 +20,7 @@ from vitsweep.charts import (
     scaling,
     sequence_length,
     speedup,
+    style,
     waterfall,
 )
 from vitsweep.charts.caption import caption
@@ -89,7 +90,8 @@ def drawn(sweep: Sweep) -> Iterator[tuple[Chart, Figure, str]]:
         try:
             table = chart.table(sweep)
             if len(table):
-                yield chart, chart.draw(table), f"{chart.reading} {caption(sweep.cells)}."
+                figure = style.settled(chart.draw(table))
+                yield chart, figure, f"{chart.reading} {caption(sweep.cells)}."
         except Exception as error:  # a chart must not cost the user the report of a long sweep
             text = f"the chart `{chart.name}` could not be drawn: {type(error).__name__}: {error}"
             warnings.warn(text, ChartWarning, stacklevel=2)

@@ -134,7 +134,7 @@ def _sort_keys(ordered: DataFrame, column: str) -> list[str]:
 
 
 def _saved(folder: Path, chart: Any, figure: Any, caption: str) -> dict[str, Any]:
-    svg = style.to_svg(style.settled(figure))
+    svg = style.to_svg(figure)
     write_atomically(folder / f"{chart.name}.svg", svg)
     (folder / f"{chart.name}.png").write_bytes(style.to_png(figure))
     for fixed, themed in THEMED.items():

@@ -1,9 +1,12 @@
 """What a cell changes against its baseline, choice by choice."""
 
+from collections.abc import Hashable
+from typing import Any
+
 from pandas import DataFrame, Series
 
 from vitsweep.tables.columns import varying
-from vitsweep.tables.words import plain
+from vitsweep.tables.words import as_text
 
 Changes = frozenset[str]
 
@@ -16,13 +19,14 @@ def with_changes(cells: DataFrame) -> DataFrame:
     table are left out.
     """
     columns = varying(cells)
-    choices = cells.set_index("cell_id")[columns]
-    compared = cells[cells["baseline_cell_id"].isin(choices.index)]
-    changes = [
-        _changes(row, choices.loc[row["baseline_cell_id"]], columns)
-        for _, row in compared.iterrows()
-    ]
-    return compared.assign(changes=Series(changes, compared.index, dtype=object))
+    rows = (
+        as_text(cells[columns]).to_dict("records") if columns else [{} for _ in range(len(cells))]
+    )
+    known = dict(zip(cells["cell_id"], rows, strict=True))
+    compared = cells["baseline_cell_id"].isin(list(known))
+    pairs = zip(rows, cells["baseline_cell_id"], compared, strict=True)
+    changes = [_changes(row, known[baseline]) for row, baseline, known_too in pairs if known_too]
+    return cells[compared].assign(changes=Series(changes, cells.index[compared], dtype=object))
 
 
 def named(changes: Changes) -> str:
@@ -30,5 +34,5 @@ def named(changes: Changes) -> str:
     return " + ".join(sorted(changes)) or "baseline"
 
 
-def _changes(row: Series, base: Series, columns: list[str]) -> Changes:
-    return frozenset(f"{c}={plain(row[c])}" for c in columns if plain(row[c]) != plain(base[c]))
+def _changes(row: dict[Hashable, Any], base: dict[Hashable, Any]) -> Changes:
+    return frozenset(f"{c}={value}" for c, value in row.items() if value != base[c])

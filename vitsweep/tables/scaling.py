@@ -1,6 +1,6 @@
 """How throughput grows with the number of ranks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pandas as pd
 from pandas import DataFrame
@@ -8,7 +8,8 @@ from pandas import DataFrame
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.columns import comparable, spec_columns
-from vitsweep.tables.speedup import speedup_over
+from vitsweep.tables.speedup import estimate, log_ratios, log_throughput_per_block
+from vitsweep.tables.status import counted
 from vitsweep.tables.tidy import one_device
 
 SIZES = ("nodes", "ranks_per_node", "world_size", "images_per_step", "batch", "measurement")
@@ -33,56 +34,53 @@ def scaling_efficiency(
     """
     table = cells(runs, baselines)
     measured = table[table["status"] == Status.measured].pipe(one_device, mixed_hardware)
-    curves = list(_curves(measured))
-    if not curves:
-        return DataFrame(columns=["curve", "scaling", *measured.columns, *_ADDED])
-    return pd.concat([_against_smallest(curve, runs) for curve in curves], ignore_index=True)
+    per_block = log_throughput_per_block(counted(runs))
+    curves = [_against_smallest(_curves(measured, kind), per_block) for kind in KEPT]
+    return pd.concat(curves, ignore_index=True)
 
 
-_ADDED = [
-    "reference_world_size",
-    "relative_throughput",
-    "efficiency",
-    "efficiency_low",
-    "efficiency_high",
-    "efficiency_blocks",
-]
+KEPT = {"strong": "images_per_step", "weak": "images_per_rank"}
+"""What stays the same along a curve."""
 
 
-def _curves(measured: DataFrame) -> Iterator[DataFrame]:
+def _curves(measured: DataFrame, kind: str) -> DataFrame:
+    """Return the points of all curves of one kind, smallest world first."""
     same = [c for c in spec_columns(measured) if c not in SIZES and not c.startswith(SIZE_FIELDS)]
-    keyed = measured.assign(
-        images_per_rank=measured["images_per_step"] / measured["world_size"],
-        curve=comparable(measured[same]).agg("|".join, axis=1) if len(measured) else "",
+    per_rank = measured["images_per_step"].astype(float) / measured["world_size"]
+    keyed = measured.assign(images_per_rank=per_rank, scaling=kind, key=_joined(measured[same]))
+    curve = ["key", KEPT[kind]]
+    points = (
+        keyed.assign(order=keyed.groupby(curve, sort=False).ngroup())
+        .sort_values("images_per_second")
+        .drop_duplicates([*curve, "world_size"], keep="last")
+        .sort_values(["order", "world_size"])
     )
-    for scaling, kept in (("strong", "images_per_step"), ("weak", "images_per_rank")):
-        for _, curve in keyed.groupby(["curve", kept], sort=False):
-            fastest = curve.sort_values("images_per_second").drop_duplicates(
-                "world_size", keep="last"
-            )
-            if len(fastest) > 1:
-                name = f"{scaling} {fastest['cell_id'].min()}"
-                yield fastest.sort_values("world_size").assign(scaling=scaling, curve=name)
+    groups = points.groupby(curve, sort=False)
+    return points.assign(
+        reference=groups["cell_id"].transform("first"),
+        reference_world_size=groups["world_size"].transform("first"),
+        relative_throughput=points["images_per_second"]
+        / groups["images_per_second"].transform("first"),
+        curve=kind + " " + groups["cell_id"].transform("min"),
+    )[groups["world_size"].transform("nunique") > 1].drop(columns=["key", "order"])
 
 
-def _against_smallest(curve: DataFrame, runs: DataFrame) -> DataFrame:
-    smallest = curve.iloc[0]
+def _joined(table: DataFrame) -> list[str]:
+    return ["|".join(row) for row in comparable(table).itertuples(index=False)]
+
+
+def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
+    references = dict(zip(points["cell_id"], points["reference"], strict=True))
     paired = (
-        speedup_over(
-            runs[runs["cell_id"].isin(curve["cell_id"])],
-            dict.fromkeys(curve["cell_id"], smallest["cell_id"]),
-        )
-        .set_index("cell_id")
-        .loc[curve["cell_id"]]
+        estimate(log_ratios(per_block, references)).set_index("cell_id").reindex(points["cell_id"])
     )
-    growth = (curve["world_size"] / smallest["world_size"]).to_numpy(float)
-    of_medians = (curve["images_per_second"] / smallest["images_per_second"]).to_numpy(float)
+    growth = (points["world_size"] / points["reference_world_size"]).to_numpy(float)
+    of_medians = points["relative_throughput"].to_numpy(float)
     relative = paired["speedup"].where(paired["speedup"].notna(), of_medians).to_numpy(float)
-    return curve.assign(
-        reference_world_size=smallest["world_size"],
+    return points.assign(
         relative_throughput=relative,
         efficiency=relative / growth,
         efficiency_low=paired["speedup_low"].to_numpy(float) / growth,
         efficiency_high=paired["speedup_high"].to_numpy(float) / growth,
-        efficiency_blocks=paired["num_blocks"].to_numpy(),
-    )
+        efficiency_blocks=paired["num_blocks"].fillna(0).to_numpy(int),
+    ).drop(columns="reference")

@@ -86,18 +86,18 @@ SIZES = {
 
 
 def cell_label(row: Series, columns: list[str]) -> str:
-    """Return the cell's name in a chart: the values of the varying columns, `O2 · 8 ranks`.
+    """Return the cell's name in a chart: the values of the varying columns, `O2 · 8 ranks`."""
+    return " · ".join(name for c in columns if (name := value_label(c, plain(row.get(c)))))
+
+
+def value_label(column: str, value: str) -> str:
+    """Return a value as a part of a name; empty where it is missing.
 
     A bare value gets its column as a prefix, since `2` or `none` alone names nothing.
     """
-    values = {column: row.get(column) for column in columns}
-    return " · ".join(_named(c, plain(v)) for c, v in values.items() if not missing(v))
-
-
-def _named(column: str, value: str) -> str:
     if column in SIZES and value.isdigit():
         return count(value, SIZES[column])
-    if column == "resolution_px":
+    if column == "resolution_px" and value:
         return f"{value} px"
     bare = value in ("none", "True", "False") or value.replace(".", "", 1).isdigit()
     return f"{column.rpartition('.')[2]}={value}" if bare else value
