@@ -2,10 +2,13 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 from rich.console import Console
 
+from vitsweep.charts import style
 from vitsweep.charts.caption import caption
 from vitsweep.tables.load import Sweep, read_sweep
 from vitsweep.tables.show import markdown
@@ -49,3 +52,10 @@ def rounded(table: DataFrame) -> DataFrame:
     whole = [c for c in floats if (floats[c].dropna() % 1 == 0).all()]
     texts = {c: floats[c].map(number).astype(str) for c in floats if c not in whole}
     return table.astype(dict.fromkeys(whole, "Int64")).assign(**texts)
+
+
+def show(figure: Figure) -> Any:
+    """Return the figure as an SVG that a notebook displays."""
+    from IPython.display import SVG
+
+    return SVG(style.to_svg(style.settled(figure)))

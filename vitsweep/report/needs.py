@@ -74,8 +74,8 @@ def optimizer_steps(sweep: Sweep) -> DataFrame:
 
 
 def curves(sweep: Sweep) -> DataFrame:
-    """Return the scaling curves."""
-    return scaling_efficiency(sweep.runs, sweep.baselines, mixed_hardware=True)
+    """Return the scaling curves, where all points ran on one kind of device."""
+    return NOTHING if _mixed(sweep) else scaling_efficiency(sweep.runs, sweep.baselines)
 
 
 def several_techniques(sweep: Sweep) -> DataFrame:
@@ -104,10 +104,11 @@ def memory(sweep: Sweep) -> DataFrame:
 
 
 def front(sweep: Sweep) -> DataFrame:
-    """Return the Pareto front where at least three cells have throughput and memory."""
-    measured = budget.measured_with_peak(sweep.cells, mixed_hardware=True)
-    enough = measured["peak_gib"].notna().sum() > 2
-    return budget.pareto_front(sweep.cells, mixed_hardware=True) if enough else NOTHING
+    """Return the Pareto front where three cells of one device have throughput and memory."""
+    if _mixed(sweep):
+        return NOTHING
+    enough = budget.measured_with_peak(sweep.cells)["peak_gib"].notna().sum() > 2
+    return budget.pareto_front(sweep.cells) if enough else NOTHING
 
 
 def epochs(sweep: Sweep) -> DataFrame:
@@ -118,5 +119,10 @@ def epochs(sweep: Sweep) -> DataFrame:
 
 def chips(sweep: Sweep) -> DataFrame:
     """Return throughput per chip where several kinds of device were measured."""
-    several = "device" in sweep.cells and sweep.cells["device"].nunique() > 1
-    return per_chip(sweep.cells) if several else NOTHING
+    return per_chip(sweep.cells) if _mixed(sweep) else NOTHING
+
+
+def _mixed(sweep: Sweep) -> bool:
+    """Tell whether cells were measured on several kinds of device, which no chart may mix unasked."""
+    measured = sweep.cells[sweep.cells["status"] == Status.measured]
+    return "device" in measured and measured["device"].nunique() > 1

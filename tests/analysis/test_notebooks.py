@@ -1,0 +1,55 @@
+"""The notebooks run as they are, on the sample and on other sweeps."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests import sample_sweep
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = {"speedups": "speedups", "scaling_curves": "scaling", "sequence_parallel": "sequences"}
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweeps")
+    return {name: store.root for name, store in sample_sweep.write_all(folder).items()}
+
+
+def executed(name, folder, monkeypatch):
+    monkeypatch.setenv("SWEEP", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(ROOT / "analysis" / f"{name}.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT)}}).execute()
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's own libraries
+@pytest.mark.parametrize(("name", "sweep"), NOTEBOOKS.items())
+def test_a_notebook_runs_and_draws(name, sweep, sweeps, monkeypatch):
+    outputs = executed(name, sweeps[sweep], monkeypatch)
+    assert not [o for o in outputs if o.output_type in ("error", "stream")]
+    drawn = [o for o in outputs if "image/svg+xml" in o.get("data", {})]
+    tables = [o for o in outputs if "text/html" in o.get("data", {})]
+    assert len(drawn) >= 2
+    assert len(tables) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.skipif(
+    not (ROOT / "analysis" / "sample" / "cells").exists(), reason="no sample kept yet"
+)
+def test_a_notebook_runs_on_the_sample(name, monkeypatch):
+    assert executed(name, ROOT / "analysis" / "sample", monkeypatch)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_kept_without_the_paths_of_a_machine(name):
+    text = (ROOT / "analysis" / f"{name}.ipynb").read_text()
+    assert "/home/" not in text
+    assert "/work/" not in text
