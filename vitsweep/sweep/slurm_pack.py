@@ -124,5 +124,7 @@ def _planned(
     cells_per_block: int,
 ) -> Planned:
     mine = {entry.cell_id: missing[entry.cell_id] for entry in members}
-    order = tuple(blocks(roster, mine, cells_per_block))
+    beside = [roster.entries[e.baseline_id] for e in members if e.baseline_id]
+    small = Roster({entry.cell_id: entry for entry in [*members, *beside]})
+    order = tuple(blocks(small, mine, cells_per_block))
     return Planned(order, sum(minutes_of_run[e.cell_id] for b in order for e in b.entries))
