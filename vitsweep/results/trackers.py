@@ -30,8 +30,13 @@ def mirror(store: Store, rows: Sequence[Mapping[str, Any]], tracker: Mapping[str
     """
     if tracker.get("mode", "none") == "none":
         return ""
-    task = {"root": str(store.root), "sweep": store.name, "tracker": dict(tracker)}
-    task["cells"] = [_plain(row) for row in rows if row.get("status") == "measured"]
+    cells = [_plain(row) for row in rows if row.get("status") == "measured"]
+    task = {
+        "root": str(store.root),
+        "sweep": store.name,
+        "tracker": dict(tracker),
+        "cells": cells,
+    }
     limit = float(tracker["time_limit_s"])
     command = [sys.executable, "-m", "vitsweep.results.wandb_runs"]
     try:
@@ -45,9 +50,7 @@ def mirror(store: Store, rows: Sequence[Mapping[str, Any]], tracker: Mapping[str
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         return f"The W&B mirror failed ({last}); the records are complete without it."
-    return (
-        f"Mirrored {len(task['cells'])} cells to W&B ({tracker['mode']}) in `{store.root}/wandb`."
-    )
+    return f"Mirrored {len(cells)} cells to W&B ({tracker['mode']}) in `{store.root}/wandb`."
 
 
 def sync(store: Store) -> str:

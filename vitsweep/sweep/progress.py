@@ -108,8 +108,7 @@ def labels(roster: Roster) -> dict[str, str]:
         k for k, v in varying.items() if len(v) == 1 and all(k in s for s in shown.values())
     }
     return {
-        cell: " ".join(f"{k}={v}" for k, v in overrides.items() if k not in everywhere)
-        or "plain"
+        cell: " ".join(f"{k}={v}" for k, v in overrides.items() if k not in everywhere) or "plain"
         for cell, overrides in shown.items()
     }
 
