@@ -77,8 +77,7 @@ def _measure(trainee: Trainee, batches: Batches, around: Around) -> Summary:
     times, losses = timed_steps(trainee, stream, steps)
     own_seconds, slow = neighbours.own_seconds(), throttled(world.device)
     memory = peak_memory(world.device)
-    if bool(trainee.non_finite):
-        raise DivergedError(f"The loss became inf or NaN within {steps} steps.")
+    _refuse_divergence(trainee, f"{steps} steps")
     samples = RankSamples(
         step_times_ms=times,
         losses=torch.stack(losses).tolist(),
@@ -92,6 +91,7 @@ def _measure(trainee: Trainee, batches: Batches, around: Around) -> Summary:
     _trace(trainee, stream, around)
     if cell.task.epochs:
         samples.trained = train_epochs(trainee, batches)
+        _refuse_divergence(trainee, f"{cell.task.epochs} epochs")
     ranks = _gather(samples, world)
     summary = summarize(cell, ranks, around.calibration)
     here = [
@@ -99,6 +99,11 @@ def _measure(trainee: Trainee, batches: Batches, around: Around) -> Summary:
     ]
     summary.validity |= {"shared_device": neighbours.shared(sum(here)), "throttled": slow}
     return summary
+
+
+def _refuse_divergence(trainee: Trainee, within: str) -> None:
+    if bool(trainee.non_finite):
+        raise DivergedError(f"The loss became inf or NaN within {within}.")
 
 
 def _communication(trainee: Trainee, stream: Iterator[MicroBatch]) -> dict[str, Any]:

@@ -14,10 +14,12 @@ from vitsweep.spec.batch import Batch
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import OptimizerChoice
 from vitsweep.training.reference import plain_losses
-from vitsweep.training.trainee import MicroBatch
+from vitsweep.training.trainee import MicroBatch, Trainee
 from vitsweep.world import World
 
 STEPS = 4
+HALVINGS = 20
+"""So often a loss scale may be too high in a row: from 2**16 to 1, and some."""
 TWIN_WIDTH_PER_HEAD = 16
 LEARNING_RATE = 0.05
 
@@ -88,9 +90,22 @@ def _twin_losses(twin: CellSpec, world: World) -> list[float]:
     losses = []
     for step in range(STEPS):
         images, labels = _global_batch(twin, step, world)
-        loss = trainee.step(iter(_my_share(twin, images, labels, world)))
+        loss = _step_that_counts(trainee, _my_share(twin, images, labels, world))
         losses.append(_mean_over_replicas(loss, world))
     return losses
+
+
+def _step_that_counts(trainee: Trainee, micro_batches: list[MicroBatch]) -> torch.Tensor:
+    """Train on a step until no overflow skips it; the loss is the same each time.
+
+    A dynamic scale starts too high and halves until gradients fit float16: plain training has
+    taken the step meanwhile.
+    """
+    for _ in range(HALVINGS):
+        loss = trainee.step(iter(micro_batches))
+        if not (trainee.skipped and bool(trainee.skipped[-1])):
+            break
+    return loss
 
 
 def _plain_losses(twin: CellSpec, world: World) -> list[float]:
