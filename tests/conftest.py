@@ -1,11 +1,23 @@
 """Fixtures and markers shared by all tests."""
 
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.command import Command
+from vitsweep.sweep.ranks import fork_server
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)  # tensors of tests are tiny: threads would only wait for each other
+
+
+def pytest_sessionstart() -> None:
+    """Start the fork server with all that ranks need, before loader workers ask for a smaller one."""
+    fork_server()
+    forkserver.ensure_running()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

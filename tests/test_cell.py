@@ -1,0 +1,101 @@
+"""One cell on one rank, from its spec to the summary of its run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.data.places import world
+from tests.training.alone import alone
+from vitsweep.cell import Around, DivergedError, run_cell
+from vitsweep.measure.summarize import Summary
+from vitsweep.results.metrics import METRICS
+from vitsweep.spec.cell_spec import CellSpec
+
+EXPLOSIVE = ("optimizer=sgd_loop", "optimizer.learning_rate=1e15")
+
+
+def short(spec: CellSpec, warmup: int = 1, measured: int = 3, phases: int = 1) -> CellSpec:
+    window = replace(
+        spec.measurement,
+        warmup_steps=warmup,
+        measured_steps=measured,
+        phase_steps=phases,
+        prove="none",
+    )
+    return replace(spec, measurement=window)
+
+
+def run(spec: CellSpec, proved: str = "", folder: Path = Path()) -> Summary:
+    around = Around(calibration={"float32": 0.1}, proved=proved, trace_folder=folder)
+    return run_cell(spec, world(), around)
+
+
+def test_a_run_gives_every_number_of_a_measured_cell() -> None:
+    found = run(short(alone())).metrics
+    elsewhere = {
+        "throughput_spread",  # of a cell, over its runs
+        "speedup",
+        "speedup_low",
+        "speedup_high",
+        "peak_gib",  # made by the tables
+        "setup_seconds",  # the supervisor's
+        "accuracy_top1",  # task=train
+        "train_seconds",
+    }
+    assert {column for column in METRICS if column not in found} <= elsewhere | {"peak_tflops"}
+    assert found["images_per_second"] > 0
+    phases = sum(found[f"{p}_ms"] for p in ("data", "forward", "backward", "optimizer"))
+    assert phases > 0
+    assert found["communication_ms"] == found["gradient_bytes_per_step"] == 0
+    assert found["mfu"] is None
+    assert found["mfu_of_measured_peak"] > 0
+
+
+def test_without_phase_steps_there_are_no_phases() -> None:
+    assert "forward_ms" not in run(short(alone(), phases=0)).metrics
+
+
+def test_a_cell_is_proved_unless_it_was_or_trusts_its_techniques() -> None:
+    spec = short(alone())
+    asked = replace(spec, measurement=replace(spec.measurement, prove="twin"))
+    assert run(spec).validity["proved"] == ""
+    assert run(asked).validity["proved"].startswith("twin ")
+    assert run(asked, proved="earlier").validity["proved"] == "earlier"
+
+
+def test_a_trace_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
+    spec = short(alone())
+    asked = replace(spec, measurement=replace(spec.measurement, trace=True))
+    run(spec, folder=tmp_path / "none")
+    run(asked, folder=tmp_path / "one")
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["trace.json.gz"]
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_same_seed_gives_the_same_losses_and_another_seed_others() -> None:
+    def losses(seed: int) -> tuple[float | None, float | None]:
+        found = run(short(alone(f"seed={seed}", "precision.dtype=float64"))).metrics
+        return found["loss_first"], found["loss_last"]
+
+    assert losses(1) == losses(1)
+    assert losses(1) != losses(2)
+
+
+def test_a_run_whose_loss_explodes_has_no_speed() -> None:
+    with pytest.raises(DivergedError, match="became inf or NaN within 4 steps"):
+        run(short(alone(*EXPLOSIVE)))
+
+
+def test_a_training_whose_loss_explodes_has_no_accuracy() -> None:
+    """The timed step was sound; what came after it was not."""
+    training = alone(*EXPLOSIVE, "task=train", "task.epochs=1", "batch.images_per_step=128")
+    with pytest.raises(DivergedError, match="became inf or NaN within 1 epochs"):
+        run(short(training, warmup=0, measured=1, phases=0))
+
+
+def test_training_tells_accuracy_and_time() -> None:
+    training = alone("task=train", "task.epochs=1", "batch.images_per_step=128")
+    found = run(short(training)).metrics
+    assert 0 < found["accuracy_top1"] < 1
+    assert found["train_seconds"] > 0
