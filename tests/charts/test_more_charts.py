@@ -24,6 +24,7 @@ from vitsweep.charts import (
 from vitsweep.report import needs
 from vitsweep.tables import budget
 from vitsweep.tables import communication as communication_table
+from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.per_chip import per_chip as per_chip_table
 from vitsweep.tables.waterfall import waterfall as waterfall_table
 
@@ -157,7 +158,7 @@ def test_communication_stacks_purposes_and_marks_the_formula():
 
 
 def test_the_front_is_filled_and_numbered():
-    table = budget.pareto_front(sweep("speedups").cells)
+    table = pareto_front(sweep("speedups").cells)
     axes = pareto.draw(table).axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == (
         "Peak memory, worst rank (GiB)", "Throughput, all ranks (img/s)"

@@ -96,5 +96,7 @@ def test_numbers_have_three_digits_and_no_exponent(value, text):
 
 def test_a_bare_value_in_a_label_is_named():
     row = table(run("base", nodes=4)).iloc[0]
-    label = words.cell_label(row, ["precision", "nodes", "seed", "resolution_px", "sequence_parallel"])
+    label = words.cell_label(
+        row, ["precision", "nodes", "seed", "resolution_px", "sequence_parallel"]
+    )
     assert label == "fp32 · 4 nodes · seed=0 · 8 px · sequence_parallel=none"

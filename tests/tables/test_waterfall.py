@@ -1,11 +1,15 @@
 import math
 
+import numpy as np
 import pytest
+from pandas import DataFrame
+from scipy import stats
 
 from tests.builders import run, table
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.changes import with_changes
+from vitsweep.tables.contrast import contrast
 from vitsweep.tables.interactions import interactions
 from vitsweep.tables.waterfall import longest_chain, waterfall
 
@@ -113,3 +117,43 @@ def test_a_failed_half_gives_no_interaction():
 
 def test_no_pairs_give_an_empty_table():
     assert interactions(table(run("base"), run("o1", **O1)), BASELINES).empty
+
+
+def in_two_groups():
+    """As the launcher blocks a wide sweep: each half beside its own runs of the baseline."""
+    groups = {"x": ["base", "o1", "fsdp"], "y": ["base", "o1_fsdp", "all"]}
+    return table(
+        *[
+            run(cell, f"{group}{i}", SETTINGS[cell][0] * pace, **SETTINGS[cell][1])
+            for group, members in groups.items()
+            for cell in members
+            for i, pace in enumerate([1.0, 0.7, 1.2])
+        ]
+    )
+
+
+def test_steps_that_never_shared_a_block_are_compared_by_way_of_the_baseline():
+    chain = waterfall(in_two_groups(), BASELINES).query("kind == 'cumulative'").set_index("cell_id")
+    assert chain.loc["o1_fsdp", "gain"] == pytest.approx(160 / 150)
+    assert chain.loc["o1_fsdp", "gain_low"] == pytest.approx(160 / 150)
+    assert chain.loc["o1_fsdp", "gain_claim"] == "faster"
+    assert chain.loc["all", "gain"] == pytest.approx(200 / 160)
+
+
+def test_interactions_reach_over_blocks_too():
+    pair = interactions(in_two_groups(), BASELINES).iloc[0]
+    assert pair["interaction"] == pytest.approx(1.6 / 1.35)
+    assert pair["claim"] == "help each other"
+
+
+def test_a_contrast_is_welchs_test():
+    new, old = [0.31, 0.28, 0.33, 0.30], [0.20, 0.26, 0.17]
+    ratios = DataFrame({"cell_id": ["n"] * 4 + ["o"] * 3, "log_ratio": [*new, *old]})
+    found = contrast({"n": 1.0, "o": -1.0}, ratios)
+    welch = stats.ttest_ind(new, old, equal_var=False)
+    low, high = np.exp(welch.confidence_interval(0.95))
+    assert found["p_value"] == pytest.approx(welch.pvalue)
+    assert (found["speedup_low"], found["speedup_high"]) == pytest.approx((low, high))
+    assert contrast({"n": 1.0, "base": -1.0}, ratios)["speedup"] == pytest.approx(
+        np.exp(np.mean(new))
+    )

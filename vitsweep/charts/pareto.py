@@ -13,7 +13,7 @@ MOST_NAMES = 15
 
 
 def draw(table: DataFrame) -> Figure:
-    """Draw the table of `tables.budget.pareto_front`: filled points are on the front, and named."""
+    """Draw the table of `tables.pareto.pareto_front`: filled points are on the front, and named."""
     named, styles = table.assign(name=cell_names(table), series=labels(table)), looks(table)
     figure, axes = style.new_figure(8.8, 4.4)
     for _, row in named[~table["on_front"]].iterrows():

@@ -12,6 +12,7 @@ from vitsweep.tables import optimizer_steps as optimizer_table
 from vitsweep.tables.changes import with_changes
 from vitsweep.tables.columns import varying
 from vitsweep.tables.load import Sweep
+from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.tidy import ordered
@@ -108,7 +109,7 @@ def front(sweep: Sweep) -> DataFrame:
     if _mixed(sweep):
         return NOTHING
     enough = budget.measured_with_peak(sweep.cells)["peak_gib"].notna().sum() > 2
-    return budget.pareto_front(sweep.cells) if enough else NOTHING
+    return pareto_front(sweep.cells) if enough else NOTHING
 
 
 def epochs(sweep: Sweep) -> DataFrame:

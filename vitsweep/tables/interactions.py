@@ -2,15 +2,32 @@
 
 from collections.abc import Mapping
 from itertools import combinations
+from typing import Any
 
 import numpy as np
-import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep.tables.cells import cells
 from vitsweep.tables.changes import with_changes
-from vitsweep.tables.speedup import LEVEL, MIN_BLOCKS, estimate, holm, log_throughput_per_block
+from vitsweep.tables.contrast import contrast
+from vitsweep.tables.speedup import (
+    LEVEL,
+    MIN_BLOCKS,
+    estimate,
+    holm,
+    log_ratios,
+    log_throughput_per_block,
+)
 from vitsweep.tables.status import counted
+
+HALVES = ["cell_id", "first", "second", "first_cell", "second_cell", "baseline_cell_id"]
+ESTIMATE = {
+    "num_blocks": "num_blocks",
+    "speedup": "interaction",
+    "speedup_low": "interaction_low",
+    "speedup_high": "interaction_high",
+    "p_value": "p_value",
+}
 
 
 def interactions(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
@@ -18,21 +35,18 @@ def interactions(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFr
 
     Per block d = log s(both) - log s(first) - log s(second), with s the speedup over the baseline
     of that block; `interaction` is exp(mean d): above 1 the two help each other, below 1 they
-    hurt. Interval and Holm adjustment as in `speedup_over`. Needs blocks that hold all four cells.
+    hurt. Interval and Holm adjustment as in `speedup_over`. Where the four cells never shared a
+    block, each half stands against the baseline of its own blocks (see `contrast`).
     """
     table = with_changes(cells(runs, baselines))
     pairs = [row for _, g in table.groupby("baseline_cell_id", sort=False) for row in _pairs(g)]
-    columns = ["cell_id", "first", "second", "first_cell", "second_cell", "baseline_cell_id"]
-    halves = DataFrame(pairs, columns=columns)
-    speed = log_throughput_per_block(counted(runs)).pivot_table(
-        index=["sweep", "block"], columns="cell_id", values="log_throughput", observed=True
-    )
-    long = pd.concat([_per_block(row, speed) for _, row in halves.iterrows()] or [_NOTHING])
-    shown = {"speedup": "interaction", "speedup_low": "interaction_low"}
-    estimates = estimate(long.dropna()).rename(columns=shown | {"speedup_high": "interaction_high"})
+    halves = DataFrame(pairs, columns=HALVES)
+    ratios = log_ratios(log_throughput_per_block(counted(runs)), baselines)
+    rows = [_interaction(row, ratios) for row in halves.to_dict("records")]
+    estimates = DataFrame(rows, columns=list(ESTIMATE), index=halves.index, dtype=float)
     speedups = table.set_index("cell_id")["speedup"]
     return (
-        halves.merge(estimates, on="cell_id", how="left")
+        halves.join(estimates.rename(columns=ESTIMATE))
         .assign(
             speedup_first=lambda t: t["first_cell"].map(speedups),
             speedup_second=lambda t: t["second_cell"].map(speedups),
@@ -43,9 +57,6 @@ def interactions(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFr
         )
         .drop(columns=["first_cell", "second_cell"])
     )
-
-
-_NOTHING = DataFrame({"cell_id": Series(dtype=str), "log_ratio": Series(dtype=float)})
 
 
 def _pairs(group: DataFrame) -> list[tuple[str, ...]]:
@@ -59,12 +70,19 @@ def _pairs(group: DataFrame) -> list[tuple[str, ...]]:
     ]
 
 
-def _per_block(row: Series, speed: DataFrame) -> DataFrame:
-    both, first, second, base = (
-        speed[c] if c in speed else Series(np.nan, index=speed.index)
-        for c in row[["cell_id", "first_cell", "second_cell", "baseline_cell_id"]]
+def _interaction(row: Mapping[Any, Any], ratios: DataFrame) -> dict[str, float]:
+    weights = {row["cell_id"]: 1.0, row["first_cell"]: -1.0, row["second_cell"]: -1.0}
+    mine = ratios[ratios["cell_id"].isin(list(weights))]
+    if mine["cell_id"].nunique() < len(weights):
+        return {}
+    wide = mine.pivot_table(
+        index=["sweep", "block"], columns="cell_id", values="log_ratio", observed=True
     )
-    return DataFrame({"cell_id": row["cell_id"], "log_ratio": both - first - second + base})
+    together = (wide * Series(weights)).dropna().sum(axis=1)
+    if together.empty:
+        return contrast(weights, ratios)
+    paired = estimate(DataFrame({"cell_id": row["cell_id"], "log_ratio": together}))
+    return {str(k): float(v) for k, v in paired.iloc[0].drop("cell_id").items()}
 
 
 def _claims(table: DataFrame) -> Series:

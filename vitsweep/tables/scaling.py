@@ -8,6 +8,7 @@ from pandas import DataFrame
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.columns import comparable, spec_columns
+from vitsweep.tables.contrast import contrast
 from vitsweep.tables.speedup import estimate, log_ratios, log_throughput_per_block
 from vitsweep.tables.status import counted
 from vitsweep.tables.tidy import one_device
@@ -26,8 +27,9 @@ def scaling_efficiency(
     has the same spec otherwise and at least two world sizes, of several meshes for one world size
     the fastest. With n ranks and the smallest world n0, efficiency = throughput(n) /
     (n / n0 x throughput(n0)), which for strong scaling is T(n0) n0 / (n T(n)). The ratio is paired
-    within blocks where both ran in one; otherwise it is that of the medians, without interval.
-    `speedup` is over the cell's own baseline, at the same number of ranks.
+    within blocks where both ran in one; otherwise the blocks of each are samples of their own, and
+    the interval (Welch's) holds what differs between blocks too. `speedup` is over the cell's own
+    baseline, at the same number of ranks.
 
     Raises:
         VitsweepError: the points ran on different devices (unless `mixed_hardware`).
@@ -59,8 +61,6 @@ def _curves(measured: DataFrame, kind: str) -> DataFrame:
     return points.assign(
         reference=groups["cell_id"].transform("first"),
         reference_world_size=groups["world_size"].transform("first"),
-        relative_throughput=points["images_per_second"]
-        / groups["images_per_second"].transform("first"),
         curve=kind + " " + groups["cell_id"].transform("min"),
     )[groups["world_size"].transform("nunique") > 1].drop(columns=["key", "order"])
 
@@ -71,16 +71,19 @@ def _joined(table: DataFrame) -> list[str]:
 
 def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
     references = dict(zip(points["cell_id"], points["reference"], strict=True))
-    paired = (
-        estimate(log_ratios(per_block, references)).set_index("cell_id").reindex(points["cell_id"])
-    )
+    found = estimate(log_ratios(per_block, references)).set_index("cell_id").to_dict("index")
+    samples = per_block.rename(columns={"log_throughput": "log_ratio"})
+    rows = [
+        found.get(cell) or ({} if cell == first else contrast({cell: 1.0, first: -1.0}, samples))
+        for cell, first in references.items()
+    ]
+    ratios = DataFrame(rows, columns=["speedup", "speedup_low", "speedup_high", "num_blocks"])
     growth = (points["world_size"] / points["reference_world_size"]).to_numpy(float)
-    of_medians = points["relative_throughput"].to_numpy(float)
-    relative = paired["speedup"].where(paired["speedup"].notna(), of_medians).to_numpy(float)
+    relative = ratios["speedup"].fillna(1.0).to_numpy(float)
     return points.assign(
         relative_throughput=relative,
         efficiency=relative / growth,
-        efficiency_low=paired["speedup_low"].to_numpy(float) / growth,
-        efficiency_high=paired["speedup_high"].to_numpy(float) / growth,
-        efficiency_blocks=paired["num_blocks"].fillna(0).to_numpy(int),
+        efficiency_low=ratios["speedup_low"].to_numpy(float) / growth,
+        efficiency_high=ratios["speedup_high"].to_numpy(float) / growth,
+        efficiency_blocks=ratios["num_blocks"].fillna(0).to_numpy(int),
     ).drop(columns="reference")

@@ -45,7 +45,7 @@ def speedup_over(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFr
         .pipe(_baseline_is_one, set(per_block["cell_id"]))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
         .assign(p_holm=lambda t: holm(t["p_value"]))
-        .assign(claim=_claims, speedup_note=lambda t: _notes(t, runs))
+        .assign(claim=claims, speedup_note=lambda t: _notes(t, runs))
     )
 
 
@@ -115,7 +115,8 @@ def _baseline_is_one(table: DataFrame, measured: set[str]) -> DataFrame:
     return table.assign(speedup=speedup)
 
 
-def _claims(table: DataFrame) -> Series:
+def claims(table: DataFrame) -> Series:
+    """Return what may be claimed of each row: see `speedup_over`."""
     shown = table["speedup"].notna()
     rules = [
         table["cell_id"] == table["baseline_cell_id"],

@@ -8,27 +8,21 @@ from pandas import DataFrame
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.changes import Changes, named, with_changes
-from vitsweep.tables.speedup import speedup_over
+from vitsweep.tables.contrast import contrast
+from vitsweep.tables.speedup import (
+    claims,
+    estimate,
+    holm,
+    log_ratios,
+    log_throughput_per_block,
+)
+from vitsweep.tables.status import counted
 
-COLUMNS = [
-    "baseline_cell_id",
-    "kind",
-    "position",
-    "added",
-    "cell_id",
-    "status",
-    "images_per_second",
-    "throughput_spread",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "claim",
-    "num_pairs",
-    "gain",
-    "gain_low",
-    "gain_high",
-    "gain_claim",
-]
+COLUMNS = (
+    "baseline_cell_id kind position added cell_id status images_per_second throughput_spread "
+    "speedup speedup_low speedup_high claim num_pairs gain gain_low gain_high gain_claim"
+).split()
+NAMES = {"speedup": "gain", "speedup_low": "gain_low", "speedup_high": "gain_high"}
 
 
 def waterfall(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
@@ -36,22 +30,18 @@ def waterfall(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame
 
     `kind` is `alone` (one change against the baseline) or `cumulative` (each row keeps the changes
     of the row above and adds `added`; position 0 is the baseline). `speedup` is over the baseline,
-    `gain` over the row above, each paired within blocks with its own interval and claim. Speedups
-    of a cumulative order are settings against one baseline, not factors to multiply. A technique that
-    was not measured keeps its row and says its `status`.
+    `gain` over the row above, each with its own interval and claim: paired where both shared
+    blocks, else by way of the baseline (see `contrast`). Speedups of a cumulative order are
+    settings against one baseline, not factors to multiply. A technique that was not measured keeps
+    its row and says its `status`.
     """
     table = with_changes(cells(runs, baselines))
-    rows = [
-        row for _, group in table.groupby("baseline_cell_id", sort=False) for row in _steps(group)
-    ]
+    rows = [r for _, group in table.groupby("baseline_cell_id", sort=False) for r in _steps(group)]
     steps = DataFrame(rows, columns=["cell_id", "kind", "position", "added", "previous"])
-    before = dict(zip(steps["cell_id"], steps["previous"], strict=True))
-    gains = speedup_over(runs, before).rename(
-        columns={"speedup": "gain", "speedup_low": "gain_low", "speedup_high": "gain_high"}
-    )[["cell_id", "gain", "gain_low", "gain_high", "claim"]]
+    gains = _gains(steps, runs, baselines)
     return (
         steps.merge(table, on="cell_id")
-        .merge(gains.rename(columns={"claim": "gain_claim"}), on="cell_id")
+        .merge(gains, on=["cell_id", "kind"])
         .reindex(columns=COLUMNS)
     )
 
@@ -63,6 +53,37 @@ def longest_chain(sets: list[Changes]) -> list[Changes]:
         below = [best[s] for s in best if s < current]
         best[current] = [*max(below, key=len, default=[]), current]
     return max(best.values(), key=len, default=[])
+
+
+def _gains(steps: DataFrame, runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
+    per_block = log_throughput_per_block(counted(runs))
+    over_baseline = log_ratios(per_block, baselines)
+    rows = [_gain(step, per_block, over_baseline) for step in steps.to_dict("records")]
+    columns = ["num_blocks", "speedup", "speedup_low", "speedup_high", "p_value"]
+    table = DataFrame(rows, columns=columns, index=steps.index).assign(
+        cell_id=steps["cell_id"], kind=steps["kind"], baseline_cell_id=steps["previous"]
+    )
+    adjusted = table.groupby("kind")["p_value"].transform(holm) if len(table) else table["p_value"]
+    return (
+        table.assign(p_holm=adjusted)
+        .assign(gain_claim=claims)
+        .rename(columns=NAMES)[["cell_id", "kind", *NAMES.values(), "gain_claim"]]
+    )
+
+
+def _gain(
+    step: Mapping[Any, Any], per_block: DataFrame, over_baseline: DataFrame
+) -> dict[str, Any]:
+    new, old = step["cell_id"], step["previous"]
+    if new == old:
+        return {"speedup": 1.0 if new in set(per_block["cell_id"]) else None, "num_blocks": 0.0}
+    pair = per_block[per_block["cell_id"].isin([new, old])]
+    paired = estimate(log_ratios(pair, {new: old})).to_dict("records")
+    if paired:
+        return {str(k): v for k, v in paired[0].items()}
+    if new not in set(over_baseline["cell_id"]):
+        return {"num_blocks": 0.0}
+    return contrast({new: 1.0, old: -1.0}, over_baseline)
 
 
 def _steps(group: DataFrame) -> list[tuple[Any, ...]]:
