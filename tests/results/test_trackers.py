@@ -1,6 +1,7 @@
 """The W&B mirror holds the numbers of the records, and costs nothing when it fails."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,11 @@ def test_syncing_without_runs_says_how_to_get_some(tmp_path: Path) -> None:
 def read_back(root: Path) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Read the only offline run under `root` from W&B's own file."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     (path,) = root.glob("wandb/offline-run-*/run-*.wandb")
-    store = DataStore()
-    store.open_for_scan(str(path))
     history: list[dict[str, float]] = []
     summary: dict[str, float] = {}
-    while (data := store.scan_data()) is not None:
+    for data in messages(path.read_bytes()):
         message = wandb_internal_pb2.Record()
         message.ParseFromString(data)
         if message.WhichOneof("record_type") == "history":
@@ -63,6 +61,22 @@ def read_back(root: Path) -> tuple[list[dict[str, float]], dict[str, float]]:
         if message.WhichOneof("record_type") == "summary":
             summary |= pairs(message.summary.update)
     return history, summary
+
+
+def messages(log: bytes) -> Iterator[bytes]:
+    """Yield the records of a LevelDB log (blocks of 32 KiB) behind W&B's seven-byte header."""
+    place, parts = 7, b""
+    while place + 7 <= len(log):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(log[place + 4 : place + 6], "little"), log[place + 6]
+        parts += log[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield parts
+            parts = b""
 
 
 def pairs(items: Any) -> dict[str, float]:

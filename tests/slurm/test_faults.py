@@ -14,7 +14,7 @@ from tests.slurm.conftest import SlurmClient, eventually
 from tests.slurm.sweeps import SMALL, Sweep, hang
 from vitsweep.results.store import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture

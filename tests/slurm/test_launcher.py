@@ -11,7 +11,7 @@ from tests.command import Command, fault
 from tests.slurm.conftest import SlurmClient, eventually
 from tests.slurm.sweeps import SMALL, Sweep, hang
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 HOLD = "+hydra.launcher.additional_parameters.hold=true"
 """Jobs wait until a test lets them go."""
 

@@ -10,7 +10,7 @@ from tests.command import Command
 from tests.slurm.conftest import SlurmClient
 from tests.slurm.sweeps import Sweep
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture

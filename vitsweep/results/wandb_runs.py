@@ -36,6 +36,7 @@ def _write_run(row: dict[str, Any], records: list[Any], task: dict[str, Any]) ->
         save_code=False,
         settings=wandb.Settings(disable_git=True, x_disable_stats=True, console="off"),
     )
+    run.define_metric("*", summary="none")  # the summary is the cell's row, not its last run
     for step, record in enumerate(r for r in records if r.status == "measured"):
         run.log({k: v for k, v in record.metrics.items() if v is not None}, step=step)
     run.summary.update(metrics_of(row) | {"status": row["status"]})
