@@ -7,6 +7,7 @@ their unit, none is asserted. GPU type and model of its Figure 3 were never foun
     python -m analysis.dsp results/SWEEP
 """
 
+import pandas as pd
 from pandas import DataFrame
 
 from analysis.sequences import sequence_rows
@@ -19,7 +20,7 @@ METHODS = {
     "dsp": "DSP",
     "ulysses": "DeepSpeed-Ulysses",
     "ring": "Ring-Attention",
-    "megatron": "Megatron-SP",
+    "megatron_sp": "Megatron-SP",
 }
 SENT_PER_DEVICE = {
     "DSP": "2(N-1)/N^2 M",
@@ -28,8 +29,6 @@ SENT_PER_DEVICE = {
     "Megatron-SP": "8(N-1)/N M",
 }
 """Forward of one spatial and one temporal block, sent per rank; derived here, not published."""
-
-FRAMES = ("model.num_frames", "data.num_frames", "batch.num_frames")
 
 
 def communication_volume(sweep: Sweep) -> DataFrame:
@@ -45,7 +44,10 @@ def communication_volume(sweep: Sweep) -> DataFrame:
 
 
 def end_to_end(sweep: Sweep) -> DataFrame:
-    """Samples per second by (temporal, spatial, sp); the published values are read off a plot."""
+    """Throughput by (temporal, spatial, sp) of video transformers, DSP over Ulysses.
+
+    Published are samples per second read off a plot, measured images per second: compare ratios.
+    """
     keys = ["temporal", "spatial", "sp"]
     figures = (
         published("DSP v1 Fig. 3")
@@ -55,17 +57,20 @@ def end_to_end(sweep: Sweep) -> DataFrame:
         .assign(ratio=lambda t: t["dsp"] / t["ulysses"])
         .reset_index()
     )
-    rows = sequence_rows(sweep.cells)
-    frames = next((rows[c] for c in FRAMES if c in rows), rows["num_tokens"] * float("nan"))
+    rows = sequence_rows(sweep.cells).query("method in ['dsp', 'ulysses']")
+    temporal = _numbers(rows, "model.frames") / _numbers(rows, "model.tubelet_frames")
     wide = (
-        rows.assign(temporal=frames, spatial=rows["seq"] / frames)
-        .query("method in ['dsp', 'ulysses']")
+        rows.assign(temporal=temporal, spatial=rows["seq"] / temporal)
         .pivot_table(index=keys, columns="method", values="images_per_second", aggfunc="max")
         .reindex(columns=["dsp", "ulysses"])
         .assign(ratio=lambda t: t["dsp"] / t["ulysses"])
         .reset_index()
     )
     return beside(wide, figures, on=keys)
+
+
+def _numbers(rows: DataFrame, column: str) -> "pd.Series[float]":
+    return pd.to_numeric(rows[column]) if column in rows else pd.Series(float("nan"), rows.index)
 
 
 def claims(sweep: Sweep) -> DataFrame:

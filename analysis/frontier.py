@@ -37,7 +37,7 @@ def longest_sequence(sweep: Sweep) -> DataFrame:
     """Longest sequence by method and number of GPUs, and what the abstracts report."""
     figures = published(rf"{PAPER}|2311\.02382", metric="sequence").assign(
         gpus=lambda t: [conditions(text).get("gpus") for text in t["conditions"]],
-        method=lambda t: t["system"].map({"LSS": "segmented"}).fillna("published"),
+        method=lambda t: t["system"].map({"LSS": "lss"}).fillna("published"),
     )
     measured = longest(sequence_rows(sweep.cells))
     return beside(

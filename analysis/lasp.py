@@ -28,7 +28,7 @@ def throughput(sweep: Sweep) -> DataFrame:
         .rename(columns={"throughput": "k_tokens_per_second", "memory_per_gpu": "gb_per_gpu"})
     )
     rows = sequence_rows(sweep.cells).assign(measured_on=lambda t: t["conditions"])
-    linear = rows[rows["method"].isin(["lasp", "ulysses", "megatron", "ring"])]
+    linear = rows[rows["method"].isin(["lasp", "lasp2", "ulysses", "megatron_sp", "ring"])]
     columns = [
         *KEYS,
         "cell_id",

@@ -154,7 +154,7 @@ def _figures(metric: str, columns: list[str] | None = None) -> DataFrame:
 
 
 def _fullest(changed: DataFrame, which: str) -> DataFrame:
-    fitting = changed.astype({"batch": str, "precision": str}).query(which)
+    fitting = changed.query(which)
     size = fitting["changes"].map(len)
     return (
         fitting.assign(_size=size).sort_values(["_size", "speedup"]).tail(1).drop(columns="_size")

@@ -51,7 +51,7 @@ def rounded(table: DataFrame) -> DataFrame:
     floats = table.select_dtypes("floating")
     whole = [c for c in floats if (floats[c].dropna() % 1 == 0).all()]
     texts = {c: floats[c].map(number).astype(str) for c in floats if c not in whole}
-    return table.astype(dict.fromkeys(whole, "Int64")).assign(**texts)
+    return table.astype(dict.fromkeys(whole, "Int64")).copy().assign(**texts)
 
 
 def show(figure: Figure) -> Any:

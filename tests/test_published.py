@@ -9,6 +9,9 @@ import pytest
 from analysis import dsp, frontier, lasp, meta_blog, usp
 from analysis.study import rounded
 from tests import sample_sweep
+from tests.builders import run, table
+from vitsweep.tables.cells import cells
+from vitsweep.tables.load import Sweep
 from vitsweep.tables.published import SURENESS, conditions, published
 from vitsweep.tables.words import as_text
 
@@ -73,8 +76,8 @@ def test_doubtful_rows_are_left_out_unless_asked_for():
 
 
 def test_doubtful_figures_appear_in_no_table(sweeps):
-    for table in usp.TABLES.values():
-        text = as_text(table(sweeps["sequences"])).to_csv()
+    for study_table in usp.TABLES.values():
+        text = as_text(study_table(sweeps["sequences"])).to_csv()
         assert not any(value in text for value in ("121.83", "129.44", "137.48", ",86,"))
 
 
@@ -117,6 +120,18 @@ def test_measured_rows_stand_beside_published_ones(sweeps):
     assert longest.loc[("ulysses", 8), "out_of_memory_at"] == 16384
 
 
+def test_video_cells_stand_beside_the_plot_by_temporal_spatial_and_degree():
+    video = {"model.frames": 64, "model.tubelet_frames": 1, "num_tokens": 64 * 4096}
+    runs = table(
+        run("d", "b0", 3.0, sequence_parallel="dsp", **video, **{"mesh.sequence": 2}),
+        run("u", "b0", 2.0, sequence_parallel="ulysses", **video, **{"mesh.ulysses": 2}),
+    )
+    rows = dsp.end_to_end(Sweep(runs, {}, cells(runs, {}))).set_index(["temporal", "spatial", "sp"])
+    assert rows.loc[(64, 4096, 2), "ratio"] == pytest.approx(1.5)
+    assert rows.loc[(64, 4096, 2), "published_ratio"] == pytest.approx(0.985 / 0.69)
+    assert rows["ratio"].notna().sum() == 1
+
+
 def test_measured_conditions_are_printed_with_every_comparison(sweeps):
     settings = meta_blog.settings(sweeps["speedups"])
     assert settings["conditions"].str.contains("2xAMD EPYC 7B13; model vit_nano").all()
@@ -125,8 +140,8 @@ def test_measured_conditions_are_printed_with_every_comparison(sweeps):
 
 def test_a_sweep_without_what_a_study_needs_gives_the_published_side_alone(sweeps):
     for study in STUDIES.values():
-        for table in study.TABLES.values():
-            assert isinstance(table(sweeps["scaling"]), pd.DataFrame)
+        for study_table in study.TABLES.values():
+            assert isinstance(study_table(sweeps["scaling"]), pd.DataFrame)
 
 
 def test_numbers_are_rounded_for_reading_only():

@@ -17,9 +17,8 @@ def draw(table: DataFrame) -> Figure:
     for position, (_, row) in enumerate(shown.iterrows()):
         hue = style.colour("optimizer", f"{row['family']}_{row['implementation']}")
         axes.barh(position, row["optimizer_ms"], height=marks.BAR, color=hue)
-        gain = (
-            "" if missing(row["step_ratio"]) else f", {times(row['step_ratio'])} the loop's speed"
-        )
+        compared = row["implementation"] != "loop" and not missing(row["step_ratio"])
+        gain = "" if not compared else f", {times(row['step_ratio'])} the loop's speed"
         text = (
             f"{number(row['optimizer_ms'])} ms, {percent(row['share_of_step'])} of the step{gain}"
         )

@@ -21,6 +21,7 @@ from vitsweep.tables.load import sweep_of
 from vitsweep.tables.show import NUMERIC, markdown, peak_gib, presented, ranked
 from vitsweep.tables.words import as_text, missing
 
+FEW_VALUES = 3
 THEMED = {
     style.INK: "currentColor",
     style.QUIET: "var(--quiet)",
@@ -109,15 +110,18 @@ def table(cells: DataFrame) -> dict[str, Any]:
 
 
 def environment(cells: DataFrame) -> list[tuple[str, str]]:
-    """Return what the cells ran on: column and its distinct values, at most four of them."""
-    found = {
-        c: [str(v) for v in cells[c].tolist() if not missing(v)] for c in environment_columns(cells)
-    }
-    distinct = {c: list(dict.fromkeys(v)) for c, v in found.items() if v}
-    return [
-        (c, ", ".join(v[:4]) + (f" … ({len(v)} values)" if len(v) > 4 else ""))
-        for c, v in distinct.items()
-    ]
+    """Return what the cells ran on: column and its values, many numbers and times as a range."""
+    return [(c, text) for c in environment_columns(cells) if (text := _values(cells[c], c))]
+
+
+def _values(column: Series, name: str) -> str:
+    known = [v for v in column.tolist() if not missing(v)]
+    distinct = list(dict.fromkeys(map(str, known)))
+    if len(distinct) <= FEW_VALUES:
+        return ", ".join(distinct)
+    if name.endswith("_at") or all(isinstance(v, int | float) for v in known):
+        return f"{min(known)} to {max(known)}"
+    return f"{', '.join(distinct[:FEW_VALUES])} … ({len(distinct)} values)"
 
 
 def _row_class(row: Any) -> str:
