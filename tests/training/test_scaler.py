@@ -161,26 +161,36 @@ def _local(kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 SHARDINGS = ("ddp", "zero1", "zero2", "fsdp")
-LEVELS = ("O1", "O2")
+IN_THEIR_KERNEL = [
+    ("O1", "adamw_fused"),
+    ("O2", "adamw_fused"),
+    ("O1", "sgd_fused"),
+    ("O1", "adamw_foreach"),
+    ("O2", "adamw_contiguous"),
+]
+"""Fused optimizers are told of an overflow and skip by themselves."""
+Key = tuple[str, ...]
+CASES: list[Key] = [
+    *((f"precision={o}", f"sharding={s}") for o in ("O1", "O2") for s in SHARDINGS),
+    *((f"precision={o}", "sharding=ddp", f"optimizer={kind}") for o, kind in IN_THEIR_KERNEL),
+]
 
 
 @pytest.fixture(scope="module")
-def overflowed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[Seen]]:
-    """What two ranks saw, by precision and sharding."""
-    keys = [(level, sharding) for level in LEVELS for sharding in SHARDINGS]
-    place = ("resources.ranks_per_node=2", "resources.threads_per_rank=1")
-    cells = [cell(f"precision={o}", FLOAT16, f"sharding={s}", *place) for o, s in keys]
+def overflowed(tmp_path_factory: pytest.TempPathFactory) -> dict[Key, list[Seen]]:
+    """What two ranks saw of each case."""
+    small = ("model.depth=1", "resources.threads_per_rank=1")
+    cells = [cell(FLOAT16, *small, *case) for case in CASES]
     folder = tmp_path_factory.mktemp("overflow")
     ranks = on_ranks(2, train_with_overflow, cells[0], cells, folder=folder)
-    return {key: [rank[i] for rank in ranks] for i, key in enumerate(keys)}
+    return {case: [rank[i] for rank in ranks] for i, case in enumerate(CASES)}
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(
-    level: str, sharding: str, overflowed: dict[tuple[str, str], list[Seen]]
+    case: Key, overflowed: dict[Key, list[Seen]]
 ) -> None:
-    for rank in overflowed[level, sharding]:
+    for rank in overflowed[case]:
         assert rank.skipped == [0, 1, 0]
         assert rank.scales == [2.0**16, 2.0**15, 2.0**15]
         before, lost, after = rank.weights
@@ -190,7 +200,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(
         assert all(abs(loss) < 100 for loss in rank.losses)
         assert not rank.non_finite, "the loss itself was finite: the run has not diverged"
         assert_same_state(rank.states[0], rank.states[1])
-    one, two = (rank.weights[2] for rank in overflowed[level, sharding])
+    one, two = (rank.weights[2] for rank in overflowed[case])
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
