@@ -98,7 +98,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) 
     running = vitsweep.start(*asked)
     wait_for(lambda: any(vitsweep.store.runs()) if vitsweep.store.cells.exists() else False)
     running.send_signal(signal.SIGINT)
-    out, _ = running.communicate(timeout=60)
+    out, _ = running.communicate(timeout=240)
 
     assert running.returncode == 130
     assert "the same command continues" in out
