@@ -30,7 +30,13 @@ MAKING = (
 """What turns a spec into samples, highest first; rooms of one line never import one another."""
 READING = (("report",), ("charts",), ("tables",), ("results",))
 """What turns records into pages, highest first; it knows nothing of what made them."""
-COMMANDING = (("hydra_plugins", "__main__"), ("verbs",), ("doctor",), ("sweep", "predict"), ("console",))
+COMMANDING = (
+    ("hydra_plugins", "__main__"),
+    ("verbs",),
+    ("doctor",),
+    ("sweep", "predict"),
+    ("console",),
+)
 """What stands above both."""
 
 WITHOUT_TORCH = {room for line in READING for room in line} | {*GROUND, "__main__", "verbs"}
