@@ -84,7 +84,8 @@ def test_what_was_frozen_and_recorded_is_complete(vitsweep: Command) -> None:
         assert run.environment["torch"]
         assert run.metrics["gradient_bytes_per_step"] > 0
     command = json.loads((store.root / "commands.jsonl").read_text())
-    assert command["command"].startswith("python -m vitsweep precision=O1")
+    assert command["command"].startswith("python -m vitsweep ")
+    assert command["command"].endswith(" precision=O1")
     samples = pd.read_parquet(store.root / "samples.parquet")
     assert set(samples.columns) >= {"block", "rank", "step", "step_time_ms", "warm_up", "skipped"}
 
