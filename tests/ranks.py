@@ -23,7 +23,12 @@ class RankFailedError(AssertionError):
 
 
 def on_ranks(
-    world_size: int, function: Callable[..., Any], cell: Any, *arguments: Any, folder: Path
+    world_size: int,
+    function: Callable[..., Any],
+    cell: Any,
+    *arguments: Any,
+    folder: Path,
+    seconds: float = SECONDS_AT_MOST,
 ) -> list[Any]:
     """Return what `function(world, *arguments)` returned on each rank.
 
@@ -41,7 +46,7 @@ def on_ranks(
         for process in processes:
             process.start()
         for process in processes:
-            process.join(SECONDS_AT_MOST)
+            process.join(seconds)
             process.kill()
             process.join()
     return [_answer(folder / f"answer-{rank}", rank) for rank in range(world_size)]

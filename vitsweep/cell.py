@@ -1,6 +1,7 @@
 """THE page: one cell, on one rank, from its spec to what will be recorded."""
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,12 +54,19 @@ def run_cell(cell: CellSpec, world: World, around: Around) -> Summary:
     """
     proved = around.proved or _prove(cell, world)
     reset_peak(world.device)
-    torch.manual_seed(cell.seed)
-    model = build_model(cell).to(world.device)
-    trainee = parallelize(model, cell, world)
     with contextlib.closing(cell.data.open(cell, world)) as batches:
-        summary = _measure(trainee, batches, around)
-    summary.validity["proved"] = proved
+        samples, neighbours, slow = _timed(_new_trainee(cell, world), batches, around)
+        if cell.task.epochs:
+            samples.trained = _trained(cell, world, batches)
+    ranks = _gather(samples, world)
+    summary = summarize(cell, ranks, around.calibration)
+    node = samples.environment["node"]
+    own_seconds = sum(r.own_cpu_seconds for r in ranks if r.environment["node"] == node)
+    summary.validity |= {
+        "proved": proved,
+        "shared_device": neighbours.shared(own_seconds),
+        "throttled": slow,
+    }
     return summary
 
 
@@ -68,14 +76,22 @@ def _prove(cell: CellSpec, world: World) -> str:
     return f"twin {prove(cell, world):.1e}"
 
 
-def _measure(trainee: Trainee, batches: Batches, around: Around) -> Summary:
+def _new_trainee(cell: CellSpec, world: World) -> Trainee:
+    torch.manual_seed(cell.seed)
+    return parallelize(build_model(cell).to(world.device), cell, world)
+
+
+def _timed(
+    trainee: Trainee, batches: Batches, around: Around
+) -> tuple[RankSamples, Neighbours, bool | None]:
+    """Take the timed steps, then those that cannot be timed undisturbed."""
     cell, world = trainee.cell, trainee.world
     stream = endless(batches)
     steps = cell.measurement.warmup_steps + cell.measurement.measured_steps
     _meet(world)
     neighbours = Neighbours(world.device)
     times, losses = timed_steps(trainee, stream, steps)
-    own_seconds, slow = neighbours.own_seconds(), throttled(world.device)
+    own_seconds, slow = neighbours.end(), throttled(world.device)
     memory = peak_memory(world.device)
     _refuse_divergence(trainee, f"{steps} steps")
     samples = RankSamples(
@@ -89,16 +105,16 @@ def _measure(trainee: Trainee, batches: Batches, around: Around) -> Summary:
         **_communication(trainee, stream),
     )
     _trace(trainee, stream, around)
-    if cell.task.epochs:
-        samples.trained = train_epochs(trainee, batches)
-        _refuse_divergence(trainee, f"{cell.task.epochs} epochs")
-    ranks = _gather(samples, world)
-    summary = summarize(cell, ranks, around.calibration)
-    here = [
-        r.own_cpu_seconds for r in ranks if r.environment["node"] == samples.environment["node"]
-    ]
-    summary.validity |= {"shared_device": neighbours.shared(sum(here)), "throttled": slow}
-    return summary
+    return samples, neighbours, slow
+
+
+def _trained(cell: CellSpec, world: World, batches: Batches) -> dict[str, float]:
+    """Train to an accuracy, from new weights: the timed steps know no warm-up of the rate."""
+    gc.collect()  # wrappers hold each other: the timed model must be gone before there is another
+    trainee = _new_trainee(cell, world)
+    found = train_epochs(trainee, batches)
+    _refuse_divergence(trainee, f"{cell.task.epochs} epochs")
+    return found
 
 
 def _refuse_divergence(trainee: Trainee, within: str) -> None:

@@ -12,24 +12,24 @@ class Neighbours:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._before = psutil.cpu_times()
+        self._before = self._after = psutil.cpu_times()
         self._own_before = _own_seconds()
 
-    def own_seconds(self) -> float:
-        """CPU time of this rank since the start of the window."""
+    def end(self) -> float:
+        """End the window; return the CPU time of this rank within it."""
+        self._after = psutil.cpu_times()
         return _own_seconds() - self._own_before
 
     def shared(self, own_seconds_on_node: float) -> bool:
-        """Whether something else used this machine's cores, or this rank's GPU.
+        """Whether something else used this machine's cores, or this rank's GPU, in the window.
 
         Args:
             own_seconds_on_node: CPU time of all ranks of this node over the window.
         """
         if self._device.type == "cuda":
             return _processes_on_gpu(self._device) > 1
-        after = psutil.cpu_times()
-        busy = _busy(after) - _busy(self._before)
-        whole = sum(after) - sum(self._before)
+        busy = _busy(self._after) - _busy(self._before)
+        whole = sum(self._after) - sum(self._before)
         return (busy - own_seconds_on_node) / max(whole, 1e-9) > SHARED_CORES_SHARE
 
 

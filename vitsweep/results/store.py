@@ -194,6 +194,7 @@ def append_line(path: Path, entry: dict[str, Any]) -> None:
     """Append one JSON line with a single write, so that lines of two writers never mix.
 
     A line that a crash or a full disk cut in half is closed first: it must not swallow this one.
+    Another writer's line seen before its end looks the same; then an empty line is left behind it.
 
     Raises:
         OSError: the line could not be written, or not the whole of it.

@@ -1,0 +1,35 @@
+"""Handwritten digits, read by a ViT that two cores train in a minute."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cells import entry
+from tests.ranks import on_ranks
+from vitsweep.cell import Around, run_cell
+from vitsweep.measure.summarize import Summary
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.world import World
+
+RECIPE = (
+    "task=train",
+    "measurement=smoke",
+    "optimizer=adamw_fused",
+    "optimizer.learning_rate=0.003",
+    "batch.images_per_step=32",
+)
+
+
+def _run(world: World, spec: CellSpec) -> Summary:
+    around = Around(calibration={}, proved="", trace_folder=Path())
+    return run_cell(spec, world, around)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_vit_nano_reads_at_least_95_percent_of_the_held_out_digits(tmp_path: Path) -> None:
+    spec = entry(*RECIPE).cell
+    assert (spec.model.name, spec.data.name) == ("vit_nano", "digits")
+    [found, _] = on_ranks(2, _run, spec, spec, folder=tmp_path, seconds=1500)
+    assert found.metrics["accuracy_top1"] >= 0.95
+    assert found.metrics["train_seconds"] > 0
