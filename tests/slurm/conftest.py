@@ -52,7 +52,11 @@ class SlurmClient:
     def wait(self, job: str, *states: str, seconds: float = 60) -> None:
         """Wait until the job, or each of its elements, is in one of these states."""
         wanted = set(states or ["COMPLETED"])
-        eventually(lambda: set(self.states(job)) <= wanted, seconds, f"{job} in {wanted}")
+        try:
+            eventually(lambda: set(self.states(job)) <= wanted, seconds, f"{job} in {wanted}")
+        except AssertionError as error:
+            job_now, nodes = self.run("scontrol", "show", "job", job), self.run("sinfo", "-N", "-l")
+            raise AssertionError(f"{error}\n{job_now}\n{nodes}") from None
 
     def detail(self, job: str) -> dict[str, str]:
         """All that `scontrol show job` says, by its keys (`Restarts`, `NodeList`, ...)."""

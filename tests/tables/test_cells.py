@@ -97,6 +97,12 @@ def test_a_flag_of_one_run_marks_the_cell():
     assert bool(cells(runs, BASELINES).iloc[0]["throttled"])
 
 
+@pytest.mark.parametrize(("drifting", "cell_drifts"), [(1, False), (2, False), (3, True)])
+def test_a_cell_drifts_when_most_of_its_runs_do(drifting: int, cell_drifts: bool):
+    runs = [run("base", f"b{i}", validity={"drifting": i < drifting}) for i in range(4)]
+    assert bool(cells(table(*runs), BASELINES).iloc[0]["drifting"]) is cell_drifts
+
+
 def test_only_columns_that_tell_cells_apart_vary():
     runs = table(
         run("a"),

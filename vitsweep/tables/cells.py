@@ -18,8 +18,9 @@ def cells(
 
     Metrics are the median over the cell's counted runs (all of them where none was measured: the
     peak of a run that ran out of memory is a result); `throughput_spread` is the relative standard
-    deviation of images/s over them; a validity flag is set where any of these runs had it; spec
-    and environment are those of the latest run. `blocks` counts the blocks measured, `num_pairs`
+    deviation of images/s over them; a validity flag is set where any of these runs had it, but
+    `drifting` where most had it: warm-up shows in every run, a passing disturbance in one; spec and
+    environment are those of the latest run. `blocks` counts the blocks measured, `num_pairs`
     the blocks shared with the baseline.
 
     Args:
@@ -97,14 +98,19 @@ def _medians(runs: DataFrame) -> DataFrame:
     metrics = col.metric_columns(used)
     numbers = used.assign(**{m: pd.to_numeric(used[m], errors="coerce") for m in metrics})
     groups = numbers.groupby("cell_id", sort=False, observed=True)
-    flags = [f for f in col.FLAGS if f in used]
     throughput = groups["images_per_second"]
     return (
         groups[metrics]
         .median()
-        .join(used.assign(**{f: used[f].eq(True) for f in flags}).groupby("cell_id")[flags].any())
+        .join(_flags(used))
         .join(good.groupby("cell_id", observed=True)["block"].nunique().rename("blocks"))
         .assign(blocks=lambda t: t["blocks"].fillna(0).astype(int))
         .assign(throughput_spread=throughput.std() / throughput.mean())
         .reset_index()
     )
+
+
+def _flags(used: DataFrame) -> DataFrame:
+    flags = [f for f in col.FLAGS if f in used]
+    shares = used[flags].eq(True).groupby(used["cell_id"]).mean()
+    return shares.gt({f: 0.5 if f == "drifting" else 0.0 for f in flags})
