@@ -3,7 +3,7 @@
 import contextlib
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from vitsweep.parallelize import parallelize
 from vitsweep.prove import prove
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import Batches
+from vitsweep.training.keeper import Keeper
 from vitsweep.training.loop import endless, instrumented_steps, timed_steps, train_epochs
 from vitsweep.training.trainee import MicroBatch, Trainee
 from vitsweep.world import World
@@ -38,11 +39,14 @@ class Around:
         calibration: matmul TFLOP/s by dtype and all-reduce GB/s of this machine.
         proved: how equality was proved before ("" where it was not).
         trace_folder: where a profiler trace goes if the cell asks for one.
+        keeper: knows what earlier attempts of the run left, and lets this one be interrupted;
+            None where nobody supervises the ranks.
     """
 
     calibration: dict[str, float]
     proved: str
     trace_folder: Path
+    keeper: Keeper | None = None
 
 
 def run_cell(cell: CellSpec, world: World, around: Around) -> Summary:
@@ -51,13 +55,29 @@ def run_cell(cell: CellSpec, world: World, around: Around) -> Summary:
     Raises:
         WrongResultError: the techniques do not compute what the plain model computes.
         DivergedError: the loss became non-finite.
+        Interrupted: training was told to stop; it is saved, and so is what was measured.
     """
-    proved = around.proved or _prove(cell, world)
+    keeper = around.keeper if cell.task.epochs else None
+    kept = keeper.measured() if keeper else None
+    proved = "" if kept else around.proved or _prove(cell, world)
     reset_peak(world.device)
     with contextlib.closing(cell.data.open(cell, world)) as batches:
-        samples, neighbours, slow = _timed(_new_trainee(cell, world), batches, around)
+        if kept:
+            summary = Summary(**kept)
+        else:
+            summary = _measured(cell, world, batches, around, proved)
+        if keeper:
+            keeper.keep_measured(asdict(summary), world)
         if cell.task.epochs:
-            samples.trained = _trained(cell, world, batches)
+            summary.metrics |= _trained(cell, world, batches, keeper)
+    return summary
+
+
+def _measured(
+    cell: CellSpec, world: World, batches: Batches, around: Around, proved: str
+) -> Summary:
+    """Time the steps; return what they say over all ranks."""
+    samples, neighbours, slow = _timed(_new_trainee(cell, world), batches, around)
     ranks = _gather(samples, world)
     summary = summarize(cell, ranks, around.calibration)
     node = samples.environment["node"]
@@ -108,11 +128,13 @@ def _timed(
     return samples, neighbours, slow
 
 
-def _trained(cell: CellSpec, world: World, batches: Batches) -> dict[str, float]:
+def _trained(
+    cell: CellSpec, world: World, batches: Batches, keeper: Keeper | None
+) -> dict[str, float]:
     """Train to an accuracy, from new weights: the timed steps know no warm-up of the rate."""
     gc.collect()  # wrappers hold each other: the timed model must be gone before there is another
     trainee = _new_trainee(cell, world)
-    found = train_epochs(trainee, batches)
+    found = train_epochs(trainee, batches, keeper)
     _refuse_divergence(trainee, f"{cell.task.epochs} epochs")
     return found
 

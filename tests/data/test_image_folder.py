@@ -92,6 +92,16 @@ def test_an_epoch_left_half_way_does_not_disturb_the_next(tmp_path):
     assert torch.equal(next(half)[0], list(opened(root).train(0))[1][0])
 
 
+def test_an_epoch_may_begin_in_its_midst_and_the_next_one_follows_whole(tmp_path):
+    root = write_folder(tmp_path)
+    batches, whole = opened(root), [list(opened(root).train(epoch)) for epoch in range(2)]
+    for epoch, first in ((0, 2), (1, 0), (1, 1)):
+        rest = list(batches.train(epoch, first))
+        assert len(rest) == 3 - first
+        for (ours, _), (theirs, _) in zip(rest, whole[epoch][first:], strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def test_a_batch_larger_than_the_folder_gives_an_empty_epoch(tmp_path):
     assert list(opened(write_folder(tmp_path), images_per_step=25).train(0)) == []
 

@@ -1,6 +1,8 @@
 """Whatever happens to a job, every cell ends in one row with its reason; nothing is lost or doubled."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from tests.command import Command, fault
 from tests.slurm.conftest import SlurmClient, eventually
 from tests.slurm.sweeps import SMALL, Sweep, hang
 from vitsweep.results.store import Store
+from vitsweep.training.saved import FOLDER, MEASURED
 
 pytestmark = pytest.mark.full
 
@@ -124,6 +127,25 @@ def test_a_preempted_run_is_recorded_and_runs_again(sweep: Sweep) -> None:
     assert preempted["attempt"] == 1
     assert "preempted" in preempted["reason"]
     assert len(runs) == 3
+
+
+def test_a_preempted_training_goes_on_where_it_was(sweep: Sweep) -> None:
+    asked = ("task=train", "task.epochs=40", "batch.images_per_step=128", "sharding=fsdp")
+    sweep.submit(*asked, "sweep.baseline=null", "hydra.launcher.partition=scavenge")
+    cells = sweep.command.store.cells
+    eventually(lambda: any(cells.glob(f"*/attempts/*/{FOLDER}/{MEASURED}")), 120, "training")
+    [measured] = cells.glob(f"*/attempts/*/{FOLDER}/{MEASURED}")
+    before = json.loads(measured.read_text())
+    sweep.client.submit("sleep 2", "--partition=high", "--nodes=4", "--exclusive")
+    [row] = sweep.until_over().to_dict("records")
+
+    assert (row["status"], row["blocks"]) == ("measured", 1)
+    assert 0.2 < row["accuracy_top1"] <= 1
+    first, second = sorted(sweep.command.store.runs(), key=lambda run: run.attempt)
+    assert (first.status, second.status) == ("preempted", "measured")
+    assert int(re.search(r"saved after (\d+) steps", first.reason)[1]) > 0  # type: ignore[index]
+    assert second.samples == before["samples"]  # it was not measured again
+    assert not list(cells.glob(f"*/attempts/*/{FOLDER}"))
 
 
 def test_a_restarted_controller_loses_nothing(sweep: Sweep) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import Command, fault
+from vitsweep.training.saved import FOLDER, MEASURED
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +109,31 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) 
     runs = vitsweep.runs()
     assert before <= set(runs["run_id"])
     assert runs.groupby("optimizer").size().tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
+def test_an_interrupted_training_goes_on_with_the_same_command(
+    vitsweep: Command, number: signal.Signals
+) -> None:
+    asked = ("task=train", "task.epochs=25", "batch.images_per_step=128", "sharding=fsdp")
+    running = vitsweep.start(*asked)
+    wait_for(lambda: any(vitsweep.store.cells.glob(f"*/attempts/*/{FOLDER}/{MEASURED}")))
+    running.send_signal(number)
+    out, error = running.communicate(timeout=240)
+    assert running.returncode == 130, error
+    assert "the same command continues" in out
+
+    again = vitsweep(*asked)
+    assert again.returncode == 0, again.stderr
+    assert "goes on after step" in again.stdout
+    runs = vitsweep.runs().set_index("sharding")
+    assert (runs["status"] == "measured").all()
+    assert runs["attempt"].sort_values().tolist() == [1, 2]  # with the baseline, in one block
+    assert runs["block"].nunique() == 1
+    assert (runs["accuracy_top1"] > 0.2).all()
+    assert not list(vitsweep.store.cells.glob(f"*/attempts/*/{FOLDER}"))
 
 
 def test_a_launcher_that_is_killed_leaves_no_rank_behind_and_loses_nothing(

@@ -60,13 +60,13 @@ class LoadedBatches(Batches):
         if data.num_workers:
             start_fork_server()
 
-    def train(self, epoch: int) -> Iterator[Pair]:
+    def train(self, epoch: int, first: int = 0) -> Iterator[Pair]:
         """Start to read an epoch, or go on from the one before."""
-        if self._next_epoch != epoch:
-            requests = Endless(self._share, self.num_train, epoch)
+        if first or self._next_epoch != epoch:
+            requests = Endless(self._share, self.num_train, epoch, first)
             self._reads = iter(self._loader(self._reader("train"), requests))
         self._next_epoch = None
-        return self._kept(self._epoch(self._reads, epoch))
+        return self._kept(self._epoch(self._reads, epoch, first))
 
     def test(self) -> Iterator[Pair]:
         """Start to read this replica's held-out images; damaged ones are left out."""
@@ -84,8 +84,8 @@ class LoadedBatches(Batches):
         self._running.add(running)
         return running
 
-    def _epoch(self, reads: Iterator[Read], epoch: int) -> Generator[Pair]:
-        for left in reversed(range(self._share.micro_batches(self.num_train))):
+    def _epoch(self, reads: Iterator[Read], epoch: int, first: int) -> Generator[Pair]:
+        for left in reversed(range(self._share.micro_batches(self.num_train) - first)):
             read = next(reads)
             if not left and reads is self._reads:  # before the last batch: who counts stops there
                 self._next_epoch = epoch + 1
@@ -135,15 +135,20 @@ class LoadedBatches(Batches):
 
 @dataclass(frozen=True)
 class Endless:
-    """Requests for an epoch and all that follow; a class, since a loader takes no generator."""
+    """Requests for an epoch and all that follow; a class, since a loader takes no generator.
+
+    The `first` ones of the first epoch are left out.
+    """
 
     share: Share
     num_images: int
     from_epoch: int
+    first: int = 0
 
     def __iter__(self) -> Iterator[Request]:
         """Yield the requests of one epoch after the other, or none if a batch fills no epoch."""
         epochs = count(self.from_epoch) if self.share.micro_batches(self.num_images) else ()
         for epoch in epochs:
-            for rows in self.share.train(self.num_images, epoch):
+            rows_of_epoch = self.share.train(self.num_images, epoch)
+            for rows in rows_of_epoch[self.first if epoch == self.from_epoch else 0 :]:
                 yield Request(epoch, rows)

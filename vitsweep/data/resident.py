@@ -47,11 +47,13 @@ class ResidentBatches(Batches):
         self._train, self._test = train, test
         self._share, self._prepare = share, prepare
 
-    def train(self, epoch: int) -> Iterator[Pair]:
+    def train(self, epoch: int, first: int = 0) -> Iterator[Pair]:
         """Yield the micro-batches of one epoch; the order travels to the device once."""
         order = torch.from_numpy(self._share.train(self.num_train, epoch))
         order = order.to(self._train.images.device)
-        for index in range(len(order)):  # iterating over the tensor would make all views at once
+        for index in range(
+            first, len(order)
+        ):  # iterating over the tensor would make all views at once
             yield self._batch(self._train, order[index])
 
     def test(self) -> Iterator[Pair]:

@@ -1,7 +1,7 @@
 """Samples of all ranks become the metrics of one run."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,6 @@ class RankSamples:
     memory: dict[str, float | None]
     own_cpu_seconds: float
     environment: dict[str, Any]
-    trained: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -63,10 +62,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
     device = ranks[0].environment["device"]
     used, denominators = utilization(cell, speed.get("model_tflops_per_rank"), device, calibration)
     return Summary(
-        metrics=metrics
-        | used
-        | ranks[0].trained
-        | {"all_reduce_gb_per_s": calibration.get("all_reduce_gb_per_s")},
+        metrics=metrics | used | {"all_reduce_gb_per_s": calibration.get("all_reduce_gb_per_s")},
         validity={
             "oversubscribed": _oversubscribed(cell, ranks),
             "drifting": is_drifting(steady),

@@ -325,8 +325,11 @@ class Batches(ABC):
     num_test: int
 
     @abstractmethod
-    def train(self, epoch: int) -> Iterator[tuple[Any, Any]]:
-        """Yield the micro-batches of one epoch, shuffled by (seed, epoch), remainder dropped."""
+    def train(self, epoch: int, first: int = 0) -> Iterator[tuple[Any, Any]]:
+        """Yield the micro-batches of one epoch, shuffled by (seed, epoch), remainder dropped.
+
+        `first` of them are left out: a training goes on in the midst of an epoch.
+        """
 
     @abstractmethod
     def test(self) -> Iterator[tuple[Any, Any]]:

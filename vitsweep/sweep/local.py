@@ -2,9 +2,12 @@
 
 import errno
 import secrets
+import signal
 import socket
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +28,13 @@ from vitsweep.sweep.make import freeze, open_store, roster_of
 from vitsweep.sweep.missing import Known, known
 from vitsweep.sweep.progress import Progress, labels
 from vitsweep.sweep.ranks import rendezvous
-from vitsweep.sweep.request import RunRequest
+from vitsweep.sweep.request import RunRequest, earlier_folders, run_id_of
 from vitsweep.sweep.roster import Entry, Roster
-from vitsweep.sweep.supervise import supervise
+from vitsweep.sweep.supervise import RunEnding, start_here, supervise
+from vitsweep.sweep.unfinished import Unfinished, unfinished
+
+SECONDS_TO_SAVE = 60.0
+"""How long a training may take to save itself after Ctrl-C."""
 
 
 def launch(
@@ -91,6 +98,8 @@ class _Runner:
     code: dict[str, Any]
     console: Console
     parallel: int
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _unfinished: dict[tuple[str, str], Unfinished] = field(default_factory=dict)
     _over: set[str] = field(default_factory=set)
     _proved: dict[str, str] = field(default_factory=dict)
 
@@ -98,11 +107,12 @@ class _Runner:
         """Run all blocks; True if the user stopped them."""
         todo = self._known()
         cells_per_block = int(self.config["sweep"].get("cells_per_block", 8))
-        planned = list(blocks(self.roster, todo.missing, cells_per_block))
+        missing = dict(todo.missing)
+        planned = [*self._continued(missing), *blocks(self.roster, missing, cells_per_block)]
         self._announce(todo, planned)
         progress = Progress(self.console, labels(self.roster), sum(len(b.entries) for b in planned))
         try:
-            with progress.shown():
+            with progress.shown(), terminated_like_interrupted():
                 for block in planned:
                     self._run_block(block, progress)
         except KeyboardInterrupt:
@@ -115,6 +125,41 @@ class _Runner:
                 "measured is kept: make room and run the same command again."
             ) from error
         return False
+
+    def _continued(self, missing: dict[str, int]) -> list[Block]:
+        """Return the blocks of interrupted runs, and take their runs off what is missing.
+
+        What such a run measured belongs to its block: that is completed by the cells it is compared
+        with, as far as they have not run in it.
+        """
+        runs = list(self.store.runs())
+        present = {(run.block, run.cell_id) for run in runs}
+        found = []
+        for one in unfinished(self.store, list(missing), runs, self.code["git_commit"]):
+            if not missing.get(one.cell_id):
+                continue
+            entry = self.roster.entries[one.cell_id]
+            members = {entry.cell_id: entry}
+            for mate in self._compared_with(entry, missing):
+                if (one.block, mate.cell_id) not in present:
+                    members.setdefault(mate.cell_id, mate)
+            for cell_id in members:
+                missing[cell_id] = missing.get(cell_id, 0) - 1
+            self._unfinished[one.block, one.cell_id] = one
+            found.append(Block(one.block, tuple(members.values())))
+            self.console.print(
+                f"A training of cell {one.cell_id} goes on after step {one.step}.", highlight=False
+            )
+        return found
+
+    def _compared_with(self, entry: Entry, missing: dict[str, int]) -> list[Entry]:
+        """Return the baseline of a cell, and the cells with the same one that lack runs."""
+        if entry.baseline_id is None:
+            return []
+        same = [e for e in self.roster.runnable if e.baseline_id == entry.baseline_id]
+        lacking = [e for e in same if missing.get(e.cell_id, 0) > 0]
+        size = int(self.config["sweep"].get("cells_per_block", 8))
+        return [self.roster.entries[entry.baseline_id], *lacking[: size - 1]]
 
     def _known(self) -> Known:
         settings = self.config["sweep"]
@@ -153,8 +198,14 @@ class _Runner:
                 pool.submit(self._run_one, block, position, entry, progress)
                 for position, entry in enumerate(block.entries)
             ]
-            for job in jobs:
-                job.result()
+            try:
+                for job in jobs:
+                    job.result()
+            except BaseException:  # Ctrl-C, or a full disk
+                self._stopped.set()
+                for job in jobs:
+                    job.cancel()
+                raise
 
     def _run_one(self, block: Block, position: int, entry: Entry, progress: Progress) -> None:
         if entry.cell_id in self._over:
@@ -170,13 +221,19 @@ class _Runner:
 
     def _supervised(self, block: Block, position: int, entry: Entry) -> RunRecord:
         calibration = calibration_for(entry.cell, self.store, socket.gethostname())
+        earlier = self._unfinished.get((block.name, entry.cell_id))
+        name = earlier.name if earlier else f"{block.name}-{secrets.token_hex(3)}"
+        attempt = earlier.attempt if earlier else 1
+        folder = self.store.cell(entry.cell_id).absolute()
         with rendezvous() as init_method:
             request = RunRequest(
                 sweep_folder=self.store.root.absolute(),
                 cell_id=entry.cell_id,
-                run_id=f"{block.name}-{secrets.token_hex(3)}",
+                run_id=run_id_of(name, attempt),
                 block=block.name,
-                position=position,
+                position=earlier.position if earlier else position,
+                attempt=attempt,
+                earlier=earlier_folders(folder, name, attempt),
                 init_method=init_method,
                 proved=self._proved.get(entry.cell_id, ""),
                 calibration=calibration,
@@ -187,4 +244,21 @@ class _Runner:
                     "cells_at_a_time": self.parallel,
                 },
             )
-            return supervise(request, entry.cell)
+            return supervise(request, entry.cell, start_here, self._stop_if_told)
+
+    def _stop_if_told(self) -> None:
+        if self._stopped.is_set():
+            raise RunEnding("The command was interrupted.", SECONDS_TO_SAVE)
+
+
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM stop the runs as Ctrl-C does: a training saves itself first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

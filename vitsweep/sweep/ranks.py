@@ -3,10 +3,11 @@
 import json
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -30,6 +31,11 @@ PRELOADED = (
     "scipy.stats",
 )
 """Imported once by the fork server, which runs no tensor operation: a child forked after one hangs."""
+
+SAVED = os.EX_TEMPFAIL
+"""Exit code of a rank that was told to stop and has saved its training: another attempt goes on."""
+STOP_SIGNAL = signal.SIGUSR1
+"""From the supervisor to the ranks; Slurm's own signals are the supervisor's to judge."""
 
 Context = ForkServerContext | SpawnContext
 Target = Callable[..., None]
@@ -65,6 +71,9 @@ class Ranks(Protocol):
     @property
     def failed(self) -> bool:
         """Whether a rank ended otherwise than well."""
+
+    def interrupt(self) -> None:
+        """Tell all ranks to save their training and to leave."""
 
     def kill(self) -> None:
         """End whatever still runs; return when it is gone."""
@@ -126,6 +135,13 @@ class LocalRanks:
         """Whether a rank ended with another exit code than 0."""
         return any(process.exitcode for process in self._processes)
 
+    def interrupt(self) -> None:
+        """Tell all ranks to save their training and to leave."""
+        for process in self._processes:
+            if process.pid is not None and process.is_alive():
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, STOP_SIGNAL)
+
     def kill(self) -> None:
         """End whatever still runs; return when it is gone."""
         for process in self._processes:
@@ -179,8 +195,19 @@ def rendezvous() -> Iterator[str]:
         os.rmdir(folder)
 
 
-def wait_for_all(ranks: Ranks, seconds: float, grace_seconds: float) -> bool:
+def wait_for_all(
+    ranks: Ranks,
+    seconds: float,
+    grace_seconds: float,
+    on_wait: Callable[[], None] = lambda: None,
+) -> bool:
     """Wait until all ranks have ended, or one has failed and the grace is over.
+
+    Args:
+        ranks: that were started.
+        seconds: at most.
+        grace_seconds: for the others after the first has failed.
+        on_wait: called every fifth of a second; may raise.
 
     Returns:
         False where `seconds` were not enough.
@@ -194,5 +221,6 @@ def wait_for_all(ranks: Ranks, seconds: float, grace_seconds: float) -> bool:
             failed_at = now
         if failed_at is not None and now > failed_at + grace_seconds:
             return True
+        on_wait()
         ranks.wait(min(0.2, max(0.01, deadline - now)))
     return True

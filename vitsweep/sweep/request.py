@@ -21,6 +21,7 @@ class RunRequest:
         proved: how equality was proved earlier, or "".
         calibration: matmul TFLOP/s by dtype and all-reduce GB/s of this machine.
         environment: columns known to the launcher (git state, queue time).
+        earlier: folders of earlier attempts of the same run, newest first.
     """
 
     sweep_folder: Path
@@ -33,23 +34,43 @@ class RunRequest:
     proved: str = ""
     calibration: dict[str, float] = field(default_factory=dict)
     environment: dict[str, object] = field(default_factory=dict)
+    earlier: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the run, whatever the attempt."""
+        return self.run_id.removesuffix(f"-{self.attempt}") if self.attempt > 1 else self.run_id
 
     @property
     def folder(self) -> Path:
-        """Folder of the run's failures, logs and trace, beside its record."""
-        return (
-            self.sweep_folder
-            / "cells"
-            / self.cell_id
-            / "attempts"
-            / f"{self.run_id}.{self.attempt}"
-        )
+        """Folder of the run's failures, logs, trace and checkpoint, beside its record."""
+        return attempt_folder(self.sweep_folder / "cells" / self.cell_id, self.run_id, self.attempt)
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON takes it."""
-        return asdict(self) | {"sweep_folder": str(self.sweep_folder)}
+        folders = {"sweep_folder": str(self.sweep_folder), "earlier": [*map(str, self.earlier)]}
+        return asdict(self) | folders
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "RunRequest":
         """Read what `plain` wrote."""
-        return cls(**{**plain, "sweep_folder": Path(plain["sweep_folder"])})
+        earlier = tuple(Path(folder) for folder in plain["earlier"])
+        return cls(
+            **{**plain, "sweep_folder": Path(plain["sweep_folder"]), "earlier": earlier},
+        )
+
+
+def run_id_of(name: str, attempt: int) -> str:
+    """Name an attempt: each has a record of its own, so none can overwrite another's."""
+    return name if attempt == 1 else f"{name}-{attempt}"
+
+
+def attempt_folder(cell_folder: Path, run_id: str, attempt: int) -> Path:
+    """Return where an attempt leaves what lies beside its record."""
+    return cell_folder / "attempts" / f"{run_id}.{attempt}"
+
+
+def earlier_folders(cell_folder: Path, name: str, attempt: int) -> tuple[Path, ...]:
+    """Return the folders of the attempts before one, newest first."""
+    before = range(attempt - 1, 0, -1)
+    return tuple(attempt_folder(cell_folder, run_id_of(name, a), a) for a in before)

@@ -95,6 +95,9 @@ class _Agent:
             return False
         if order["do"] == "kill":
             self._end_ranks()
+        elif order["do"] == "interrupt":
+            if self._ranks:
+                self._ranks.interrupt()
         else:
             self._start(order)
         return True

@@ -62,8 +62,10 @@ class Diary:
         if time.monotonic() > self._beat_at + BEAT_SECONDS:
             self.note("beat")
 
-    def run_ends(self, run: Run, record: RunRecord, again: bool = False) -> None:
-        """Write how a run ended; with `again` a later start of the job repeats it."""
+    def run_ends(
+        self, run: Run, record: RunRecord, again: bool = False, saved_step: int | None = None
+    ) -> None:
+        """Write how a run ended; with `again` a later start of the job repeats it, or goes on."""
         if not again:
             self.ended[run.name] = str(record.status)
             self.over |= {run.cell_id} if record.status != Status.measured else set()
@@ -76,4 +78,5 @@ class Diary:
             reason=record.reason,
             images_per_second=record.metrics.get("images_per_second"),
             again=again,
+            saved_step=saved_step,
         )

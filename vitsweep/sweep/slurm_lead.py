@@ -58,7 +58,7 @@ class Lead:
         self.folder = element.array.folder
         self.diary = Diary(element, place.restart)
         self._started = time.time()
-        self._runs_begun = 0
+        self._runs_begun, self._ending = 0, False
         self._nodes: Nodes | None = None
         limit_s, delay_s = self.facts["request"]["minutes"] * 60, self.facts["signal_delay_s"]
         self.signals = Signals(place.job_id, place.shown, self._started, limit_s, delay_s)
@@ -109,17 +109,23 @@ class Lead:
     def _run(self, run: Run) -> None:
         attempt = self.diary.earlier.attempts(run) + 1
         request = self.runner.request(run, attempt)
-        if attempt > self.facts["max_attempts"]:
-            reason = f"It was interrupted {attempt - 1} times (`hydra.launcher.max_attempts`)."
+        fruitless = attempt - 1 - self.diary.earlier.times_saved(run)
+        if fruitless >= self.facts["max_attempts"]:
+            reason = f"It was interrupted {fruitless} times (`hydra.launcher.max_attempts`)."
             return self.diary.run_ends(run, self._record(request, Status.killed, reason))
         self.diary.note("run_start", run=run.name, cell_id=run.cell_id, run_id=request.run_id)
         self._runs_begun += 1
         try:
             record = self._attempt(request)
         except JobEnding as ending:
-            record = self._record(request, ending.status, ending.reason)
+            step, reason = ending.saved_step, ending.reason
+            if step is not None:
+                reason += f" Its training is saved after {step} steps and goes on from there."
+            record = self._record(request, ending.status, reason)
             had_all_time = ending.status == Status.timed_out and self._runs_begun == 1
-            self.diary.run_ends(run, record, again=ending.requeue and not had_all_time)
+            over = record.status == Status.measured or (had_all_time and step is None)
+            again = ending.requeue and not over
+            self.diary.run_ends(run, record, again=again, saved_step=step)
             raise
         lost = self._nodes.lost if self._nodes else ""
         self.diary.run_ends(run, record, again=bool(lost))
@@ -146,7 +152,10 @@ class Lead:
                 self.diary.run_ends(run, record, again=record.status == Status.killed)
 
     def _on_wait(self) -> None:
+        if self._ending:
+            return  # said already; a training is saving itself
         if ending := self.signals.due():
+            self._ending = True
             left = round(self.signals.seconds_left, 1)
             self.diary.note("signal", signal=self.signals.came, seconds_left=left)
             if self._nodes:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitsweep.sweep.request import run_id_of
+
 
 @dataclass(frozen=True)
 class Run:
@@ -23,8 +25,8 @@ class Run:
     name: str
 
     def run_id(self, attempt: int) -> str:
-        """Name of an attempt: each has a record of its own, so none can overwrite another's."""
-        return self.name if attempt == 1 else f"{self.name}-{attempt}"
+        """Name of an attempt."""
+        return run_id_of(self.name, attempt)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,11 @@ class Life:
     def attempts(self, run: Run) -> int:
         """How often a run has started."""
         return sum(event["run"] == run.name for event in self.of("run_start"))
+
+    def times_saved(self, run: Run) -> int:
+        """How many starts of a run have brought its training further."""
+        ends = (event for event in self.of("run_end") if event["run"] == run.name)
+        return len({event.get("saved_step") or 0 for event in ends} - {0})
 
     def ended(self) -> dict[str, str]:
         """Run -> status, of the runs that will not be repeated by the job."""

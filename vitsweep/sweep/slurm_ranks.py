@@ -37,6 +37,11 @@ class NodeRanks:
         """Whether a rank ended otherwise than well, or a node is gone."""
         return bool(self._nodes.lost) or any(end.exit_code for end in self.ends())
 
+    def interrupt(self) -> None:
+        """Tell all ranks to save their training and to leave."""
+        for node in self._nodes.all:
+            node.tell({"do": "interrupt"})
+
     def kill(self) -> None:
         """End the run everywhere; a node that does not answer is given up."""
         for node in self._nodes.all:

@@ -11,7 +11,7 @@ from vitsweep.results.store import Store, append_line
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.sweep.calibration import calibrated, calibration_key
 from vitsweep.sweep.frozen import read_cell
-from vitsweep.sweep.request import RunRequest
+from vitsweep.sweep.request import RunRequest, earlier_folders
 from vitsweep.sweep.slurm_life import Run
 from vitsweep.sweep.slurm_nodes import Nodes
 from vitsweep.sweep.slurm_place import Place
@@ -62,6 +62,7 @@ class Runner:
             attempt=attempt,
             init_method="",
             proved=self._proved[run.cell_id],
+            earlier=earlier_folders(self.store.cell(run.cell_id), run.name, attempt),
             environment={
                 "git_commit": code["git_commit"],
                 "git_dirty": code["git_dirty"],

@@ -8,6 +8,7 @@ from types import FrameType
 
 from vitsweep.results.record import Status
 from vitsweep.sweep.slurm_commands import ask
+from vitsweep.sweep.supervise import RunEnding
 
 MARGIN_SECONDS = 90
 """Slurm looks at time limits every 30 s and may signal up to a minute early."""
@@ -15,7 +16,11 @@ MARGIN_SECONDS = 90
 TIME_LIMIT = "time limit"
 
 
-class JobEnding(Exception):
+SECONDS_TO_RECORD = 5.0
+"""Kept back from the time in which a training saves itself."""
+
+
+class JobEnding(RunEnding):
     """The job must stop working.
 
     Args:
@@ -23,10 +28,13 @@ class JobEnding(Exception):
         reason: one sentence.
         requeue: whether the rest should run in a later start of the job.
         cause: in a word or two.
+        seconds_left: until Slurm kills the job.
     """
 
-    def __init__(self, status: Status, reason: str, *, requeue: bool, cause: str) -> None:
-        super().__init__(reason)
+    def __init__(
+        self, status: Status, reason: str, *, requeue: bool, cause: str, seconds_left: float = 0
+    ) -> None:
+        super().__init__(reason, seconds_left - SECONDS_TO_RECORD)
         self.status, self.reason, self.requeue, self.cause = status, reason, requeue, cause
 
 
@@ -83,21 +91,27 @@ class Signals:
         if facts.get("JobState") == "CANCELLED":
             return _cancelled(f"Somebody cancelled {told}.")
         if facts.get("PreemptTime", "None") not in ("None", "Unknown", "N/A"):
-            return _preempted(f"Slurm preempted {told}.")
+            return self._preempted(f"Slurm preempted {told}.")
         if self.seconds_left < self.delay_s + MARGIN_SECONDS:
             reason = f"The time limit of {self.limit_s / 60:g} min ended {told}."
-            return JobEnding(Status.timed_out, reason, requeue=True, cause=TIME_LIMIT)
+            left = min(self.delay_s, self.seconds_left)
+            return JobEnding(
+                Status.timed_out, reason, requeue=True, cause=TIME_LIMIT, seconds_left=left
+            )
         if self.came == "SIGTERM":
             return _cancelled(f"Slurm ended {told}: it was cancelled.")
-        return _preempted(f"Slurm preempted {told}.")
+        return self._preempted(f"Slurm preempted {told}.")
+
+    def _preempted(self, reason: str) -> JobEnding:
+        """How long Slurm gives it is the partition's secret: `delay_s` is what the site promises."""
+        left = self.delay_s
+        return JobEnding(
+            Status.preempted, reason, requeue=True, cause="preempted", seconds_left=left
+        )
 
 
 def _cancelled(reason: str) -> JobEnding:
     return JobEnding(Status.killed, reason, requeue=False, cause="cancelled")
-
-
-def _preempted(reason: str) -> JobEnding:
-    return JobEnding(Status.preempted, reason, requeue=True, cause="preempted")
 
 
 def job_facts(job_id: str) -> Mapping[str, str]:

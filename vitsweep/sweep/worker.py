@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import RunRecord, Status
@@ -24,10 +24,16 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.flatten import flatten
 from vitsweep.spec.resources import Resources
 from vitsweep.sweep.frozen import read_cell
+from vitsweep.sweep.ranks import SAVED, STOP_SIGNAL
 from vitsweep.sweep.request import RunRequest
+from vitsweep.training.saved import FOLDER, Interrupted
 from vitsweep.world import World
 
+if TYPE_CHECKING:
+    from vitsweep.training.keeper import Keeper
+
 MIB, GIB = 2**20, 2**30
+_TOLD_TO_STOP = threading.Event()
 
 
 def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
@@ -37,15 +43,19 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     all ranks have ended well. Any rank that fails leaves `failure-<rank>.json` for the supervisor.
     """
     _die_with_launcher()
+    signal.signal(STOP_SIGNAL, lambda *_: _TOLD_TO_STOP.set())
     multiprocessing.current_process().daemon = False  # a daemon could not start loader workers
     request.folder.mkdir(parents=True, exist_ok=True)
     _log_to(request.folder / f"rank{rank}.log")
     try:
         cell = read_cell(Store(request.sweep_folder), request.cell_id)
         with joined_world(cell, rank, local_rank, request.init_method) as world:
-            record = _record(request, cell, world)
+            record = _record(request, cell, world, _keeper(request, world))
             if record is not None:
                 write_atomically(request.folder / "record.json", record.to_json())
+    except Interrupted as saved:
+        print(saved)
+        _exit_now(SAVED)
     except BaseException as error:  # whatever it is, the supervisor must know why
         _leave_failure(request, rank, error)
         _exit_now(1)
@@ -62,20 +72,25 @@ def rank_here(request: RunRequest, cell: CellSpec, rank: int, local_rank: int) -
     with joined_world(cell, rank, local_rank, request.init_method) as world:
         name = [f"in-place-{secrets.token_hex(4)}"]
         dist.broadcast_object_list(name)
-        record = _record(replace(request, run_id=name[0], block=name[0]), cell, world)
+        record = _record(replace(request, run_id=name[0], block=name[0]), cell, world, None)
         if record is not None:
             Store(request.sweep_folder).publish(record)
     return f"cell {cell.cell_id}, run {name[0]}: measured"
 
 
-def _record(request: RunRequest, cell: CellSpec, world: World) -> RunRecord | None:
+def _record(
+    request: RunRequest, cell: CellSpec, world: World, keeper: "Keeper | None"
+) -> RunRecord | None:
     """Run the cell; return its record on rank 0, None on the others."""
     from vitsweep.cell import Around, run_cell
     from vitsweep.measure.clock import now
 
     started_at, begin = now(), time.time()
     around = Around(
-        calibration=request.calibration, proved=request.proved, trace_folder=request.folder
+        calibration=request.calibration,
+        proved=request.proved,
+        trace_folder=request.folder,
+        keeper=keeper,
     )
     summary = run_cell(cell, world, around)
     if world.rank:
@@ -95,6 +110,14 @@ def _record(request: RunRequest, cell: CellSpec, world: World) -> RunRecord | No
         environment=summary.environment | dict(request.environment) | times,
         samples=summary.samples,
     )
+
+
+def _keeper(request: RunRequest, world: World) -> "Keeper":
+    from vitsweep.training.keeper import Keeper
+    from vitsweep.training.stop_sign import StopSign
+
+    earlier = tuple(folder / FOLDER for folder in request.earlier)
+    return Keeper(request.folder / FOLDER, earlier, StopSign(_TOLD_TO_STOP, world.device))
 
 
 @contextlib.contextmanager

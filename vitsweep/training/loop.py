@@ -10,6 +10,7 @@ from vitsweep.measure.phases import PhaseClock
 from vitsweep.measure.step_clock import StepClock
 from vitsweep.spec.technique import Batches
 from vitsweep.training.evaluate import accuracy_top1
+from vitsweep.training.keeper import Keeper
 from vitsweep.training.schedule import set_learning_rate
 from vitsweep.training.trainee import MicroBatch, Trainee
 
@@ -49,18 +50,35 @@ def instrumented_steps(
     return clock.medians_ms()
 
 
-def train_epochs(trainee: Trainee, batches: Batches) -> dict[str, float]:
-    """Train for `task.epochs`; return the accuracy on held-out images and the seconds it took."""
+def train_epochs(
+    trainee: Trainee, batches: Batches, keeper: Keeper | None = None
+) -> dict[str, float]:
+    """Train for `task.epochs`; return the accuracy on held-out images and the seconds it took.
+
+    With a keeper it goes on where an earlier attempt was interrupted, and can be interrupted.
+
+    Raises:
+        Interrupted: the ranks were told to stop; what is done by now is saved.
+    """
     cell = trainee.cell
     per_epoch = batches.num_train // cell.images_per_step
-    total, done = cell.task.epochs * per_epoch, 0
-    begin = time.perf_counter()
-    for epoch in range(cell.task.epochs):
-        stream = batches.train(epoch)
-        for _ in range(per_epoch):
+    total = cell.task.epochs * per_epoch
+    done, earlier_seconds = keeper.resume(trainee) if keeper else (0, 0.0)
+    begin = time.perf_counter() - earlier_seconds
+
+    def stop_if_told(*, at_once: bool = False) -> None:
+        if keeper and keeper.told_to_stop(at_once=at_once):
+            keeper.save_and_stop(trainee, done, time.perf_counter() - begin)
+
+    while done < total:
+        epoch, step = divmod(done, per_epoch)
+        stream = batches.train(epoch, step * cell.batch.accumulation_steps)
+        for _ in range(step, per_epoch):
+            stop_if_told()
             set_learning_rate(trainee.optimizer, cell, done, total)
             trainee.step(stream)
             done += 1
+    stop_if_told(at_once=True)
     if dist.is_initialized():
         dist.barrier()
     seconds = time.perf_counter() - begin

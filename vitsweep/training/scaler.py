@@ -47,6 +47,14 @@ class LossScaler:
         self._scaler.step(optimizer)
         self._scaler.update(self._constant)
 
+    def state(self) -> dict[str, float]:
+        """Return scale and count of good steps, for a later `restore`; reading waits for the device."""
+        return dict(self._scaler.state_dict())
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from what `state` returned."""
+        self._scaler.load_state_dict(state)
+
     @property
     def current(self) -> float:
         """The scale; reading it waits for the device."""

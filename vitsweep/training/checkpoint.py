@@ -1,0 +1,192 @@
+"""A training that can be interrupted: everything that decides its further steps, saved and read.
+
+Written with torch.distributed.checkpoint: all ranks write at once, shards (DTensor) once each, and
+what ranks hold alike only once. It is read on the world that wrote it.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
+
+from vitsweep.errors import VitsweepError
+from vitsweep.spec.mesh_shape import AXES
+from vitsweep.training.saved import Trained, read_trained, write_trained
+from vitsweep.training.trainee import Trainee
+from vitsweep.world import World
+
+
+def save(trainee: Trainee, step: int, seconds: float, folder: Path) -> None:
+    """Save the state of a training before its step number `step`; every rank calls it.
+
+    A crash at any moment leaves either a whole checkpoint or none that `read_trained` would find.
+
+    Args:
+        trainee: to be continued later.
+        step: steps that are done; the position in the data follows from it.
+        seconds: that they took.
+        folder: of this attempt alone.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+    world = trainee.world
+    folder.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings(action="ignore"):  # of torch's, about its own future
+        save_tensors(
+            _tensors(trainee),
+            storage_writer=FileSystemWriter(folder),
+            no_dist=not dist.is_initialized(),
+        )
+    if world.rank == 0:
+        trained = Trained(
+            step=step,
+            seconds=seconds,
+            world_size=world.size,
+            mesh=asdict(world.shape),
+            scaler=trainee.scaler.state() if trainee.scaler else {},
+            groups=[_numbers(group) for group in _own(trainee.optimizer).param_groups],
+        )
+        write_trained(folder, trained)
+    if dist.is_initialized():
+        dist.barrier()  # nobody leaves before the last word is written
+
+
+def load(trainee: Trainee, folder: Path) -> Trained:
+    """Put a new trainee into the state that was saved; every rank calls it.
+
+    Raises:
+        VitsweepError: another world saved it.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+
+    trained = read_trained(folder)
+    _refuse_other_world(trained, trainee.world, folder)
+    reader = FileSystemReader(folder)
+    saved = reader.read_metadata().state_dict_metadata.keys()
+    if any(".optimizer." in name for name in saved):
+        _allocate(trainee.optimizer)
+    tensors = {name: tensor for name, tensor in _tensors(trainee).items() if name in saved}
+    with warnings.catch_warnings(action="ignore"):
+        load_tensors(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+    _forget_unsaved(trainee, tensors)
+    _set_random_state(tensors, trainee.world)
+    for group, numbers in zip(_own(trainee.optimizer).param_groups, trained.groups, strict=True):
+        group.update(numbers)
+    if trainee.scaler:
+        trainee.scaler.restore(trained.scaler)
+    return trained
+
+
+def _refuse_other_world(trained: Trained, world: World, folder: Path) -> None:
+    here = asdict(world.shape)
+    if (trained.world_size, trained.mesh) == (world.size, here):
+        return
+    raise VitsweepError(
+        f"`{folder}` was saved by {_described(trained.world_size, trained.mesh)}, and this run has "
+        f"{_described(world.size, here)}: a training goes on in the world that began it. Give it "
+        "the same `resources.nodes`, `resources.ranks_per_node` and `mesh`, or delete the folder to "
+        "train from the beginning."
+    )
+
+
+def _described(size: int, mesh: Mapping[str, int]) -> str:
+    degrees = ", ".join(f"{axis}={degree}" for axis, degree in mesh.items() if degree > 1)
+    return f"{size} ranks ({degrees or 'no axis above 1'})"
+
+
+def _tensors(trainee: Trainee) -> dict[str, Tensor]:
+    """Name every tensor that decides further steps; reading writes into the very same tensors.
+
+    Ranks of one pipeline stage and tensor share hold the same weights, as copies or as DTensors:
+    their names are the same. Names of what each rank has for itself carry its number.
+    """
+    world, optimizer = trainee.world, trainee.optimizer
+    at = dict(zip(AXES, world.coordinates(), strict=True))
+    shared, own = f"stage{at['pipeline']}.part{at['tensor']}", f"rank{world.rank}"
+    tensors = {f"{shared}.model.{n}": t for n, t in _weights(trainee)}
+    if trainee.masters:
+        tensors |= {f"{shared}.master.{n}": t for n, t in _parameters(optimizer)}
+    holder = own if isinstance(optimizer, ZeroRedundancyOptimizer) else shared
+    tensors |= {f"{holder}.optimizer.{n}": t for n, t in _state(_own(optimizer))}
+    return tensors | {
+        f"{own}.non_finite": trainee.non_finite,
+        **{f"{own}.random.{name}": state for name, state in _random_state(world).items()},
+    }
+
+
+def _weights(trainee: Trainee) -> Iterator[tuple[str, Tensor]]:
+    state = trainee.model.state_dict()
+    return ((name, value) for name, value in state.items() if isinstance(value, Tensor))
+
+
+def _own(optimizer: Optimizer) -> Optimizer:
+    """Return what holds this rank's state: ZeRO-1 wraps an optimizer over its share."""
+    return optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    for g, group in enumerate(optimizer.param_groups):
+        for p, parameter in enumerate(group["params"]):
+            yield f"{g}.{p}", parameter.detach()
+
+
+def _state(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    for g, group in enumerate(optimizer.param_groups):
+        for p, parameter in enumerate(group["params"]):
+            for name, value in optimizer.state[parameter].items():
+                if isinstance(value, Tensor):
+                    yield f"{g}.{p}.{name}", value
+
+
+def _allocate(optimizer: Optimizer) -> None:
+    """Let an optimizer make the state it has after its first step, to be read into.
+
+    It takes a step without gradient and rate, as torch.distributed.checkpoint.state_dict does.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad.zero_()
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    optimizer.zero_grad()
+
+
+def _forget_unsaved(trainee: Trainee, tensors: Mapping[str, Tensor]) -> None:
+    """Drop the state of parameters that had none: those that no gradient has reached."""
+    optimizer, known = _own(trainee.optimizer), {id(tensor) for tensor in tensors.values()}
+    for parameter, state in list(optimizer.state.items()):
+        if not any(id(value) in known for value in state.values()):
+            del optimizer.state[parameter]
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
+    """apex counts its steps here; the rate is set anew before each step."""
+    return {key: value for key, value in group.items() if type(value) in (int, float)}
+
+
+def _random_state(world: World) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(world.device)
+    return states
+
+
+def _set_random_state(tensors: Mapping[str, Tensor], world: World) -> None:
+    torch.set_rng_state(tensors[f"rank{world.rank}.random.cpu"])
+    if world.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors[f"rank{world.rank}.random.cuda"], world.device)
