@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pandas as pd
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import METRICS
 from vitsweep.tables import columns as col
@@ -113,4 +113,4 @@ def _medians(runs: DataFrame) -> DataFrame:
 def _flags(used: DataFrame) -> DataFrame:
     flags = [f for f in col.FLAGS if f in used]
     shares = used[flags].eq(True).groupby(used["cell_id"]).mean()
-    return shares.gt({f: 0.5 if f == "drifting" else 0.0 for f in flags})
+    return shares.gt(Series({f: 0.5 if f == "drifting" else 0.0 for f in flags}))
