@@ -18,9 +18,9 @@ sample() {  # 3: some cells ended otherwise, as they should here
 rm -rf analysis/sample
 
 # Techniques alone and together, each in five blocks with its baseline.
-sample batch.images_per_step=64 sweep.cells="[[optimizer=adamw_fused],[classifier=pooled],[layout=batch_second],\
-[sharding=fsdp],[precision=O1],[memory=recompute_blocks],[optimizer=adamw_fused,classifier=pooled],\
-[optimizer=adamw_fused,classifier=pooled,layout=batch_second]]"
+sample batch.images_per_step=64 sweep.cells="[['optimizer=adamw_fused'],['classifier=pooled'],['layout=batch_second'],\
+['sharding=fsdp'],['precision=O1'],['memory=recompute_blocks'],['optimizer=adamw_fused','classifier=pooled'],\
+['optimizer=adamw_fused','classifier=pooled','layout=batch_second']]"
 
 # More ranks: four share two cores, and say so.
 sample batch.images_per_step=64 resources.ranks_per_node=1,2,4 optimizer=adamw_fused measurement.blocks=3 \
@@ -36,13 +36,13 @@ sample task=train optimizer=adamw_fused optimizer.learning_rate=0.003 batch.imag
 
 # What can go wrong: a bug, a signal, a hang, too little memory, a wrong technique, an overflow, a rule.
 sample measurement=smoke sweep.baseline=null sweep.cells="[\
-[sequence_parallel._target_=tests.faults.Raise,+sequence_parallel.rank=1],\
-[sequence_parallel._target_=tests.faults.Kill,+sequence_parallel.rank=1],\
-[sequence_parallel._target_=tests.faults.Hang,+sequence_parallel.rank=1,measurement.timeout_min=0.3],\
-[resources.memory_gib_per_rank=0.05,data=synthetic,data.native_resolution_px=256],\
-[memory._target_=tests.faults.Scaled,measurement.prove=twin],\
-[memory._target_=tests.faults.Exploding],\
-[sharding=hsdp]]"
+['sequence_parallel._target_=tests.faults.Raise','+sequence_parallel.rank=1'],\
+['sequence_parallel._target_=tests.faults.Kill','+sequence_parallel.rank=1'],\
+['sequence_parallel._target_=tests.faults.Hang','+sequence_parallel.rank=1','measurement.timeout_min=0.3'],\
+['resources.memory_gib_per_rank=0.05','data=synthetic','data.native_resolution_px=256'],\
+['memory._target_=tests.faults.Scaled','measurement.prove=twin'],\
+['memory._target_=tests.faults.Exploding'],\
+['sharding=hsdp']]"
 
 # Preempted by a job of a higher partition, and given up before it came to run again.
 "$python" slurm/local_cluster.py start --nodes 1 --state "$state/cluster"
@@ -55,3 +55,6 @@ sbatch --partition=high --exclusive --output=/dev/null --wrap "sleep 60"
 until grep -qs '"status": "preempted"' analysis/sample/cells/*/runs/*.json; do sleep 1; done
 "$python" -m vitsweep cancel analysis/sample
 "$python" -m vitsweep collect analysis/sample
+
+# The records stay; logs and the Slurm job's files name places of this machine, and the report can be made anew.
+rm -rf analysis/sample/cells/*/attempts analysis/sample/jobs analysis/sample/report analysis/sample/.lock
