@@ -123,7 +123,7 @@ def _rates(machine: Machine) -> list[tuple[str, str]]:
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, pad_edge=False)
+    table = Table(title=title, title_justify="left", show_header=False)
     for row in rows:
         table.add_row(*map(Text, row))  # names hold square brackets
     return table

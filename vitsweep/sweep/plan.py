@@ -79,7 +79,7 @@ def _ended_reason(entry: Entry, known: Known) -> list[str]:
 
 
 def _show(rows: list[dict[str, Any]], store: Store, console: Console) -> None:
-    table = Table(title=f"Plan of sweep {store.name}", title_justify="left", pad_edge=False)
+    table = Table(title=f"Plan of sweep {store.name}", title_justify="left")
     for column in ("cell", "state", "runs", "reasons"):
         table.add_column(column, overflow="fold")
     for row in rows:

@@ -77,7 +77,7 @@ class Progress:
         self._total -= runs
 
     def _table(self) -> Table:
-        table = Table(title=self._title(), title_justify="left", pad_edge=False)
+        table = Table(title=self._title(), title_justify="left")
         for column in ("cell", "state", "runs"):
             table.add_column(column)
         table.add_column("img/s", justify="right")

@@ -57,7 +57,7 @@ def page(store: Store, seen: Sequence[Seen]) -> RenderableType:
 
 
 def _arrays(seen: Sequence[Seen]) -> Table:
-    table = Table(title="Jobs", title_justify="left", pad_edge=False)
+    table = Table(title="Jobs", title_justify="left")
     for column in ("array", "nodes x ranks", "waiting", "running", "ended", "runs", "now"):
         table.add_column(column, overflow="fold")
     by_array: dict[Array, list[Seen]] = {}

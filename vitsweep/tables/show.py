@@ -52,7 +52,7 @@ def ranked(cells: DataFrame) -> DataFrame:
 def printed(cells: DataFrame, title: str | None = None) -> Table:
     """Return the table for a terminal, coloured by claim."""
     text = presented(cells)
-    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
+    table = Table(title=title, title_justify="left", header_style="bold")
     for name in text:
         right = name in NUMERIC
         table.add_column(str(name), justify="right" if right else "left", overflow="fold")
