@@ -18,6 +18,7 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import date
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,13 @@ SHAPES = {  # depth, width, heads, mlp: DeiT (arXiv:2012.12877) and ViT (arXiv:2
     "vit_base": (12, 768, 12, 3072),
     "vit_large": (24, 1024, 16, 4096),
 }
-BATCH = {"cpu": {"vit_tiny": 8, "vit_base": 4, "vit_large": 2},
+BATCH = {"cpu": {"vit_tiny": 8, "vit_base": 2, "vit_large": 1},
          "cuda": {"vit_tiny": 512, "vit_base": 256, "vit_large": 96}}  # fmt: skip
+PEERS = {
+    "transformers": "transformers.models.vit.modeling_vit",
+    "timm": "timm.models.vision_transformer",
+    "torchvision": "torchvision.models.vision_transformer",
+}
 OURS = ("vitsweep batch_first", "vitsweep batch_second", "vitsweep mha_module")
 
 
@@ -173,20 +179,34 @@ def available() -> tuple[list[str], list[str]]:
 def _import_error(name: str) -> str:
     if find_spec(name) is None:
         return "not installed"
-    modules = {"transformers": "transformers.models.vit", "timm": "timm.models.vision_transformer",
-               "torchvision": "torchvision.models.vision_transformer"}  # fmt: skip
     try:
-        __import__(modules[name])
+        __import__(PEERS[name])
     except Exception as error:  # whatever keeps a peer from running here is its own
         return f"{type(error).__name__}: {error}".splitlines()[0][:120]
     return ""
+
+
+@cache
+def forks() -> Any:
+    """Return where fresh processes come from: a server that has imported what all contenders need."""
+    context = multiprocessing.get_context("forkserver")
+    needed = [
+        "torch",
+        "torch._dynamo",
+        "vitsweep.cell",
+        "vitsweep.sweep.roster",
+        "vitsweep.sweep.compose",
+    ]
+    peers = [PEERS[name] for name in PEERS if not _import_error(name)]
+    context.set_forkserver_preload([*needed, *peers])
+    return context
 
 
 def run(setting: Setting, folder: Path) -> dict[str, float]:
     """Measure in a fresh process."""
     answer = folder / "answer.json"
     answer.unlink(missing_ok=True)
-    process = multiprocessing.get_context("spawn").Process(target=measure, args=(setting, answer))
+    process = forks().Process(target=measure, args=(setting, answer))
     process.start()
     process.join()
     if not answer.exists():
@@ -235,13 +255,14 @@ def main() -> None:
     )
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of a run on CPU")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--smoke", action="store_true", help="does it run? small images, few steps")
     arguments = parser.parse_args()
     contenders, absent = available()
     side, warm_up, steps = (32, 1, 2) if arguments.smoke else (224, 3, 10)
     if arguments.device == "cpu" and not arguments.smoke:
-        warm_up, steps = 1, 4
+        warm_up, steps = 1, arguments.steps
     tables = []
     for model in arguments.models:
         for precision in arguments.precisions:
