@@ -41,7 +41,7 @@ slurm-demo: .venv/installed  ## a sweep on a real Slurm of four nodes on this ma
 
 bench: .venv/installed-tests  ## vitsweep beside its peers, and its own overhead
 	$(BIN)/python benchmarks/peers.py
-	$(BIN)/python benchmarks/sweep_overhead.py
+	$(BIN)/python benchmarks/sweep_overhead.py --local
 	$(BIN)/python benchmarks/compose_cells.py
 
 bench-gpu:  ## the techniques of the blog and the peers on one GPU; OUT=folder for the results

@@ -17,16 +17,15 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
-from datetime import date
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kept import RESULTS, keep
 from scipy import stats
 
-RESULTS = Path(__file__).parent / "results"
 SHAPES = {  # depth, width, heads, mlp: DeiT (arXiv:2012.12877) and ViT (arXiv:2010.11929)
     "vit_tiny": (12, 192, 3, 768),
     "vit_base": (12, 768, 12, 3072),
@@ -292,27 +291,12 @@ def show(table: dict[str, Any]) -> None:
 
 
 def save(arguments: argparse.Namespace, tables: list[dict[str, Any]], absent: list[str]) -> None:
-    """Keep the result with machine and date."""
-    import torch
-
-    from vitsweep.measure.environment import environment
-
-    device = torch.device(arguments.device)
-    name = "".join(c if c.isalnum() else "-" for c in environment(device)["device"]).strip("-")
-    kept = {
-        "date": str(date.today()),
-        "environment": environment(device),
-        "cores": os.cpu_count(),
-        "load_at_the_end": os.getloadavg(),
-        "absent": absent,
-        "settings": {k: str(v) for k, v in vars(arguments).items()},
-        "tables": tables,
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    smoke = "-smoke" if arguments.smoke else ""
-    path = arguments.out / f"peers{smoke}-{name}-{date.today()}.json"
-    path.write_text(json.dumps(kept, indent=1))
-    print(f"\nabsent: {'; '.join(absent) or 'none'}\n{path}")
+    """Keep the result."""
+    print(f"\nabsent: {'; '.join(absent) or 'none'}")
+    name = "peers-smoke" if arguments.smoke else "peers"
+    settings = {k: str(v) for k, v in vars(arguments).items()}
+    figures = {"absent": absent, "settings": settings, "tables": tables}
+    keep(name, figures, arguments.out, arguments.device)
 
 
 def _scratch() -> Path:

@@ -14,7 +14,6 @@ the jobs do a trivial task: they write a record for each cell and train nothing.
 import argparse
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,9 +28,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from kept import keep  # noqa: E402
+
 from slurm import local_cluster  # noqa: E402
 
-RESULTS = ROOT / "benchmarks" / "results"
 CELL = (
     "model.depth=2", "model.width=64", "model.mlp_width=128", "batch.images_per_step=32",
     "measurement=smoke", "resources.ranks_per_node=2", "resources.threads_per_rank=1",
@@ -156,12 +155,7 @@ def main() -> None:
     parser.add_argument("--many", type=int, default=0, metavar="N")
     parser.add_argument("--local", action="store_true", help="only the launcher of this machine")
     asked = parser.parse_args()
-    figures: dict[str, Any] = {
-        "date": date.today().isoformat(),
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "load_before": round(os.getloadavg()[0], 1),
-    }
+    figures: dict[str, Any] = {}
     with cluster() as folder:
         if asked.many:
             figures["many"] = many(folder, asked.many)
@@ -169,10 +163,8 @@ def main() -> None:
             figures["local"] = local_cell(folder)
             if not asked.local:
                 figures["cluster"] = three_ways(folder, asked.cells)
-    name = "sweep_many" if asked.many else "sweep_overhead"
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
-    print(f"-> {RESULTS / name}.json")
+    name = "sweep_many" if asked.many else "cell_overhead" if asked.local else "sweep_overhead"
+    keep(name, figures)
 
 
 if __name__ == "__main__":
