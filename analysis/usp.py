@@ -12,6 +12,7 @@ from pandas import DataFrame
 from analysis.sequences import sequence_rows
 from analysis.study import main
 from vitsweep.tables.load import Sweep
+from vitsweep.tables.memory import memory_parts
 from vitsweep.tables.published import beside, published, with_conditions
 
 PAPER = r"USP arXiv 2405\.07719$"
@@ -64,6 +65,11 @@ def costs(sweep: Sweep) -> DataFrame:
     )
 
 
+def memory(sweep: Sweep) -> DataFrame:
+    """Parts of a rank's memory as measured, beside table 2 with the parts of one rank put in."""
+    return memory_parts(sweep.cells)
+
+
 def headline(sweep: Sweep) -> DataFrame:
     """The abstract's maximum."""
     return published(PAPER, metric="mfu").query("unit == '%'")[["metric", "value", "unit", *SOURCE]]
@@ -79,6 +85,7 @@ TABLES = {
     "Attention": attention,
     "Hybrid": hybrid,
     "Cost table": costs,
+    "Memory": memory,
     "Headline": headline,
     "Attention in the repositories": repositories,
 }

@@ -1,12 +1,14 @@
 """Ways to share a video among ranks: how fast, how much is sent, how long a video fits.
 
     python benchmarks/sequence_parallel.py --out FOLDER [--ranks 2] [--smoke] [override ...]
-    python benchmarks/sequence_parallel.py --out FOLDER --longest [--budget-gib 1] [override ...]
+    python benchmarks/sequence_parallel.py --out FOLDER --longest [--budget-gib 0.5] [override ...]
+    python benchmarks/sequence_parallel.py --out FOLDER --largest [--budget-gib 0.5] [override ...]
 
 The first measures every method in paired blocks against `sequence_parallel=dsp` and says whether
 any is faster. Ranks that share cores (more than two on two cores) prove bytes and memory, not
-speed; with several GPUs the same command measures both. The second finds the longest video of each
-method within a memory budget by bisection, out of memory being an answer.
+speed; with several GPUs the same command measures both. The others find the longest video of each
+method and the largest model of each sharding within a memory budget: `+sweep=longest_sequence` and
+`+sweep=largest_model`, where out of memory is an answer.
 """
 
 import argparse
@@ -16,7 +18,7 @@ from pathlib import Path
 
 import pandas as pd
 
-METHODS = ("ulysses", "ring", "usp", "dsp", "megatron_sp")
+SEARCHES = {"longest": "longest_sequence", "largest": "largest_model"}
 COLUMNS = [
     "sequence_parallel", "status", "images_per_second", "speedup", "speedup_low", "speedup_high",
     "activation_bytes_per_step", "gradient_bytes_per_step", "peak_allocated_gib", "peak_rss_gib",
@@ -27,18 +29,24 @@ def main() -> None:
     """Run what was asked for and keep the table beside what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int)
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--longest", action="store_true")
-    parser.add_argument("--budget-gib", type=float, default=1.0)
-    arguments, overrides = parser.parse_known_args()
-    overrides += [f"resources.ranks_per_node={arguments.ranks}", f"sweep.folder={arguments.out}"]
-    if arguments.longest:
-        table = longest(arguments.out, arguments.budget_gib, overrides)
+    parser.add_argument("--budget-gib", type=float)
+    kind = parser.add_mutually_exclusive_group()
+    for name, sweep in SEARCHES.items():
+        kind.add_argument(f"--{name}", dest="search", action="store_const", const=sweep)
+    asked, overrides = parser.parse_known_args()
+    overrides += [f"sweep.folder={asked.out}"]
+    if asked.ranks:
+        overrides += [f"resources.ranks_per_node={asked.ranks}"]
+    if asked.budget_gib:
+        overrides += [f"resources.memory_gib_per_rank={asked.budget_gib}"]
+    if asked.search:
+        table = searched(asked.search, asked.out, overrides)
     else:
-        table = compared(arguments.out, [*overrides, *smoke_settings(arguments.smoke)])
+        table = compared(asked.out, [*overrides, *smoke_settings(asked.smoke)])
     print(table.to_string(index=False))
-    table.to_csv(arguments.out / ("longest.csv" if arguments.longest else "methods.csv"))
+    table.to_csv(asked.out / f"{asked.search or 'methods'}.csv", index=False)
 
 
 def smoke_settings(smoke: bool) -> list[str]:
@@ -56,39 +64,10 @@ def compared(folder: Path, overrides: list[str]) -> pd.DataFrame:
     return cells[[column for column in COLUMNS if column in cells]]
 
 
-def longest(folder: Path, budget_gib: float, overrides: list[str]) -> pd.DataFrame:
-    """Find the most frames that each method trains within the budget, to about 6 %."""
-    rows = []
-    for method in METHODS:
-        fits, too_long, tried = 0, 0, 16
-        while not too_long or too_long - fits > max(1, fits // 16):
-            if trains(method, tried, folder, budget_gib, overrides):
-                fits = tried
-            else:
-                too_long = tried
-            tried = 2 * fits if not too_long else (fits + too_long) // 2
-            if tried == fits:
-                break
-        rows.append(
-            {"method": method, "budget_gib": budget_gib, "frames": fits, "fails_at": too_long}
-        )
-    return pd.DataFrame(rows)
-
-
-def trains(method: str, frames: int, folder: Path, budget_gib: float, overrides: list[str]) -> bool:
-    """Whether a cell is measured; any other end than out of memory is an error."""
-    name = f"longest_{method}_{frames}"
-    run([
-        "model=video_vit_nano", "data=synthetic_video", "data.num_distinct=1",
-        f"data.num_frames={frames}", "batch.resolution_px=64", "batch.images_per_step=2",
-        f"resources.memory_gib_per_rank={budget_gib}", "measurement=smoke",
-        "measurement.warmup_steps=0", "measurement.measured_steps=1", "measurement.phase_steps=0",
-        f"sequence_parallel={method}", "sweep.baseline=null", *overrides, f"sweep.name={name}",
-    ])  # fmt: skip
-    status = pd.read_parquet(folder / name / "cells.parquet")["status"].iloc[0]
-    if status not in ("measured", "out_of_memory"):
-        raise SystemExit(f"{method} with {frames} frames ended as {status}: see {folder / name}.")
-    return bool(status == "measured")
+def searched(sweep: str, folder: Path, overrides: list[str]) -> pd.DataFrame:
+    """Let a named sweep find its limits; its cells keep the record of every value tried."""
+    run(["-m", f"+sweep={sweep}", *overrides])
+    return pd.read_csv(folder / sweep / "report" / "limits.csv")
 
 
 def run(arguments: list[str]) -> None:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vitsweep.sequence_parallel.ulysses import Ulysses
 from vitsweep.spec.technique import Memory, SequenceParallel
 
 if TYPE_CHECKING:
@@ -51,6 +52,19 @@ class Leave(Fault):
 class Hang(Fault):
     def strike(self) -> None:
         time.sleep(3600)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shorter(Ulysses):
+    """One rank loses a token of its share."""
+
+    rank: int
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        model = super().apply(model, world)
+        if world.rank == self.rank:
+            model.embedding.register_forward_hook(lambda module, inputs, tokens: tokens[:, 1:])
+        return model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ def test_a_run_gives_every_number_of_a_measured_cell() -> None:
         "speedup_low",
         "speedup_high",
         "peak_gib",  # made by the tables
+        "bubble_ms",  # pipelines
         "setup_seconds",  # the supervisor's
         "accuracy_top1",  # task=train
         "train_seconds",

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from vitsweep.measure.communication import CommunicationCounter, collective_ms
 from vitsweep.measure.environment import environment
+from vitsweep.measure.memory_parts import step_in_parts
 from vitsweep.measure.memory_peak import peak_memory, reset_peak
 from vitsweep.measure.others import Neighbours, throttled
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
@@ -119,7 +120,7 @@ def _timed(
         losses=torch.stack(losses).tolist(),
         skipped=_skipped(trainee, steps),
         phases_ms=instrumented_steps(trainee, stream, cell.measurement.phase_steps),
-        memory=memory,
+        memory=memory | step_in_parts(trainee, stream),
         own_cpu_seconds=own_seconds,
         environment=environment(world.device),
         **_communication(trainee, stream),

@@ -31,12 +31,12 @@ class LocalLauncher(Launcher):
         self.loader = hydra_context.config_loader
 
     def launch_cells(
-        self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer"
+        self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer", **ending: Any
     ) -> Any:
-        """Run cells; what comes back is `vitsweep.sweep.local.launch`'s."""
+        """Run cells; what comes back is `vitsweep.sweep.local.launch`'s, `ending` included."""
         from vitsweep.sweep.local import launch
 
-        return launch(asked, config, self.fields, self._composer())
+        return launch(asked, config, self.fields, self._composer(), **ending)
 
     def plan_cells(self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer") -> Any:
         """Show what `launch_cells` would do."""

@@ -20,12 +20,12 @@ class SlurmLauncher(LocalLauncher):
     """
 
     def launch_cells(
-        self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer"
+        self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer", **ending: Any
     ) -> Any:
-        """Submit cells; what comes back is `vitsweep.sweep.slurm.launch`'s."""
+        """Submit cells; what comes back is `vitsweep.sweep.slurm.launch`'s, `ending` included."""
         from vitsweep.sweep.slurm import launch
 
-        return launch(asked, config, self.plain_fields(), self._composer())
+        return launch(asked, config, self.plain_fields(), self._composer(), **ending)
 
     def plan_cells(self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer") -> Any:
         """Show what `launch_cells` would do, for the nodes of the cluster."""

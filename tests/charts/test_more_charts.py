@@ -6,6 +6,7 @@ import matplotlib
 import numpy as np
 import pytest
 
+from tests.builders import run, table
 from tests.sample_sweep import sweep
 from vitsweep.charts import (
     communication,
@@ -24,6 +25,7 @@ from vitsweep.charts import (
 from vitsweep.report import needs
 from vitsweep.tables import budget
 from vitsweep.tables import communication as communication_table
+from vitsweep.tables.cells import cells
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.per_chip import per_chip as per_chip_table
 from vitsweep.tables.waterfall import waterfall as waterfall_table
@@ -145,6 +147,17 @@ def test_sequence_length_marks_where_memory_ended():
     assert set(legend(axes)) == methods | {"out of memory"}
     crosses = [line for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]
     assert {x for line in crosses for x in line.get_xdata()} == {2048, 4096, 8192, 16384}
+
+
+def test_communication_names_the_degrees_where_they_are_all_that_differs():
+    runs = table(
+        *[
+            run(f"r{d}", metrics={"activation_bytes_per_step": 100.0 * d}, **{"mesh.ring": d})
+            for d in (1, 2, 4)
+        ]
+    )
+    drawn = communication.draw(communication_table.communication(cells(runs, {}))).axes[0]
+    assert [name.rpartition(" ")[2] for name in names(drawn)] == ["ring=4", "ring=2", "ring=1"]
 
 
 def test_communication_stacks_purposes_and_marks_the_formula():

@@ -5,7 +5,7 @@ import pytest
 from tests.cells import GPU_NODE, cell
 from vitsweep.measure.hardware import PEAKS, published_peak
 from vitsweep.measure.utilization import compute_dtype, throughput, utilization
-from vitsweep.model.flops import train_flops
+from vitsweep.model.flops import num_parameters, train_flops
 
 
 def test_a_known_device_has_a_peak_with_its_source() -> None:
@@ -71,6 +71,7 @@ def test_columns_of_the_speed_follow_from_the_step_time() -> None:
             "images_per_second_per_rank": 2000.0,
             "tokens_per_second": 4000.0 * 17,
             "step_time_ms": 4.0,
+            "num_parameters": num_parameters(spec.model, 8, "token"),
             "model_flops_per_image": flops,
             "model_tflops_per_rank": flops * 2000.0 / 1e12,
             "epoch_hours_imagenet1k": 1281167 / 4000.0 / 3600,
@@ -79,7 +80,7 @@ def test_columns_of_the_speed_follow_from_the_step_time() -> None:
 
 
 def test_utilisation_divides_by_the_published_and_by_the_measured_peak() -> None:
-    spec = cell("precision=O1", machine=GPU_NODE)
+    spec = cell("precision=O1", "attention=sdpa_math", machine=GPU_NODE)
     columns, source = utilization(spec, 494.75, "NVIDIA H200", {"float16": 700.0})
     assert columns == pytest.approx(
         {"mfu": 0.5, "hfu": 0.5, "mfu_of_measured_peak": 494.75 / 700.0}
@@ -93,6 +94,28 @@ def test_recomputed_products_count_for_the_hardware_only() -> None:
     columns, _ = utilization(spec, 100.0, "NVIDIA H200", {})
     assert columns["mfu"] == pytest.approx(100 / 989.5)
     assert 1.2 < columns["hfu"] / columns["mfu"] < 1.34  # at most a third: forward of forward x 3
+
+
+def test_a_fused_kernel_computes_the_scores_once_more() -> None:
+    spec = cell("precision=O1", machine=GPU_NODE)
+    columns, _ = utilization(spec, 100.0, "NVIDIA H200", {})
+    once_more = 1 / 6 * 4 * 17 * 17 * 32 * 3 * 2  # of 2 q k^T, 2 o; forward and twice backward
+    share = once_more / train_flops(spec.model, 8, "token")
+    assert columns["hfu"] / columns["mfu"] == pytest.approx(1 + share)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["attention=sdpa_causal", "classifier=pooled"],
+        ["attention=linear"],
+        ["sequence_parallel=lss", "classifier=pooled"],
+    ],
+)
+def test_what_attends_to_less_has_fewer_flops(overrides: list[str]) -> None:
+    large = ("batch.resolution_px=32", "classifier=pooled")
+    plain = throughput(cell(*large), 1.0)["model_flops_per_image"]
+    assert throughput(cell(*large, *overrides), 1.0)["model_flops_per_image"] < 0.7 * plain
 
 
 def test_unknown_peaks_leave_columns_empty_and_say_why() -> None:

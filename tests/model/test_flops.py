@@ -2,8 +2,14 @@ import pytest
 import torch
 from torch.utils import flop_counter
 
+from tests.choices import choice
 from tests.shapes import NANO, build, replace, step
 from vitsweep.model import flops
+from vitsweep.model.attention import Attention, attend
+from vitsweep.model.multidim import MultiDimViT
+from vitsweep.sequence_parallel._segments import within_segments
+from vitsweep.spec.attending import Attending
+from vitsweep.spec.multidim_spec import AxialViTSpec
 
 aten = torch.ops.aten
 CPU_FLASH = {  # torch's counter knows this kernel on CUDA only, and would count nothing for it here
@@ -58,3 +64,86 @@ def test_parameters_are_counted_from_the_shape(spec, pooling):
     model = build(spec, pooling=pooling)
 
     assert flops.num_parameters(spec, 8, pooling) == sum(p.numel() for p in model.parameters())
+
+
+def attending(model, function):
+    """The model with another attention than its own."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attend = function
+    return model
+
+
+def row_by_row(q, k, v):
+    """Causal attention that computes nothing that is masked."""
+    rows = []
+    for t in range(q.shape[2]):
+        scores = q[:, :, t : t + 1] @ k[:, :, : t + 1].mT
+        rows.append(scores.softmax(-1) @ v[:, :, : t + 1])
+    return torch.cat(rows, 2)
+
+
+def state_by_state(q, k, v):
+    """Causal linear attention as its recurrence: each token is added to a state and reads it."""
+    rows, state = [], 0
+    for t in range(q.shape[2]):
+        state = state + k[:, :, t : t + 1].mT @ v[:, :, t : t + 1]
+        rows.append(q[:, :, t : t + 1] @ state)
+    return torch.cat(rows, 2)
+
+
+ATTENTIONS = {
+    "causal": (row_by_row, Attending(causal=True)),
+    "linear causal": (state_by_state, Attending(causal=True, linear=True)),
+}
+
+
+@pytest.mark.parametrize("spec", [NANO, SHAPES["uneven"]], ids=["plain", "uneven"])
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_flops_under_a_mask_are_those_of_a_computation_without_waste(name, spec):
+    function, products = ATTENTIONS[name]
+    model = attending(build(spec, pooling="mean"), function)
+
+    assert counted(model, spec) == IMAGES * flops.train_flops(spec, 8, "mean", products)
+
+
+@pytest.mark.parametrize("spec", [NANO, SHAPES["uneven"]], ids=["plain", "uneven"])
+def test_flops_of_linear_attention_equal_those_of_the_counter(spec):
+    kernel = choice("attention", "linear")
+    model = kernel.apply(build(spec, pooling="mean"))
+
+    assert kernel.attending == Attending(linear=True)
+    assert counted(model, spec) == IMAGES * flops.train_flops(spec, 8, "mean", kernel.attending)
+    assert flops.recomputed_score_flops(spec, 8, "mean", kernel.attending) == 0
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3, 5, 16])
+def test_flops_within_segments_equal_those_of_the_counter(segments):
+    model = attending(build(pooling="mean"), within_segments(attend, 16, segments))
+    products = Attending(segments=segments)
+    scores = flops.recomputed_score_flops(NANO, 8, "mean", products)
+
+    assert counted(model, NANO) == IMAGES * (flops.train_flops(NANO, 8, "mean", products) + scores)
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+def test_models_with_two_axes_have_segments_along_the_first(segments):
+    fields = {k: v for k, v in vars(NANO).items() if k != "tokens_per_channel"}
+    spec = AxialViTSpec(**fields | {"name": "axial"})
+    model = MultiDimViT(spec, resolution_px=8).double()
+    columns = model.blocks[1]  # even blocks attend within rows, along the second axis
+    columns.attention.attend = within_segments(attend, 4, segments)
+    products = Attending(segments=segments)
+    scores = flops.recomputed_score_flops(spec, 8, "mean", products)
+
+    assert counted(model, spec) == IMAGES * (flops.train_flops(spec, 8, "mean", products) + scores)
+
+
+def test_a_mask_and_states_take_the_flops_that_their_formulas_say():
+    """By hand, for the two blocks of the nano ViT: T=16, D=32, H=2, K=16."""
+    plain, causal, linear = (
+        flops.forward_flops(NANO, 8, "mean", products)
+        for products in (Attending(), Attending(causal=True), Attending(linear=True))
+    )
+    assert plain - causal == 2 * 4 * 32 * (16 * 16 - 16 * 17 // 2)
+    assert plain - linear == 2 * 4 * 32 * (16 * 16 - 16 * 16)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.sequence_parallel.cases import AXIAL, VIDEO, answers, cell
 from tests.sequence_parallel.equal import pass_differences, training_differences
+from vitsweep.spec.cell_spec import CellSpec
 
 CAUSAL = ("attention=sdpa_causal", "classifier=pooled")
 ZIGZAG = (*CAUSAL, "sequence_parallel.order=zigzag")
@@ -57,29 +58,57 @@ ONE_OF_EACH = list({case[0]: case for case in CASES}.values())
         (2, ONE_OF_EACH),
         pytest.param(2, CASES, marks=pytest.mark.slow),
         pytest.param(4, CASES, marks=pytest.mark.slow),
+        pytest.param(8, CASES, marks=pytest.mark.full),
     ],
 )
 def test_output_and_all_gradients_equal_one_process(
     ranks: int, cases: list[tuple[str, ...]], tmp_path: Path
 ) -> None:
-    cells = [cell(ranks, *case) for case in cases]
+    cells = [cell(ranks, *case, *enough_heads(ranks)) for case in cases]
     for name, apart in answers(pass_differences, cells, tmp_path):
         assert max(apart["output"], apart["input"], apart["weights"]) < 1e-10, (name, apart)
         assert apart["scale"] > 1e-3, name
 
 
+def enough_heads(ranks: int) -> tuple[str, ...]:
+    """Eight ranks need eight heads, of four numbers each."""
+    return ("model.num_heads=8",) if ranks == 8 else ()
+
+
 SHARDINGS = ["ddp", "zero1", "zero2", "fsdp"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(4, marks=pytest.mark.slow),
+        pytest.param(8, marks=pytest.mark.full),
+    ],
+)
 def test_training_equals_one_process_under_every_sharding(ranks: int, tmp_path: Path) -> None:
     rounds = (
         (*case, f"sharding={SHARDINGS[i % 4]}", f"memory={memory}")
         for i, case in enumerate(CASES)
         for memory in [("keep_all", "recompute_blocks", "recompute_selected")[i % 3]]
     )
-    for name, apart in answers(training_differences, [cell(ranks, *c) for c in rounds], tmp_path):
+    cells = [cell(ranks, *c, *enough_heads(ranks)) for c in rounds]
+    assert_trained_alike(cells, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("memory", ["keep_all", "recompute_blocks"])
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "fsdp"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_method_trains_alike_with_every_sharding_and_recomputation(
+    ranks: int, sharding: str, memory: str, tmp_path: Path
+) -> None:
+    both = (f"sharding={sharding}", f"memory={memory}")
+    assert_trained_alike([cell(ranks, *case, *both) for case in CASES], tmp_path)
+
+
+def assert_trained_alike(cells: list[CellSpec], folder: Path) -> None:
+    for name, apart in answers(training_differences, cells, folder):
         assert apart["loss"] < 1e-10, (name, apart)
         assert apart["weights"] < 1e-9, (name, apart)
         assert apart["moved"] > 1e-3, (name, apart)

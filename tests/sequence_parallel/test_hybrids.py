@@ -37,6 +37,14 @@ ON_EIGHT = [
     ("pipeline_parallel=one_f_one_b", *DEEP, "sequence_parallel=ulysses", "mesh.pipeline=2",
      "mesh.ulysses=2", "sharding=ddp", "pipeline_parallel.microbatches=2"),
     ("sequence_parallel=dsp", *VIDEO, "mesh.sequence=2", "mesh.shard=2", "sharding=hsdp"),
+    ("tensor_parallel=megatron", "sequence_parallel=usp", "mesh.tensor=2", "mesh.ulysses=2",
+     "mesh.ring=2", "attention=sdpa_causal", "classifier=pooled", "sequence_parallel.order=zigzag",
+     "memory=recompute_blocks", "sharding=fsdp", "batch.resolution_px=10"),
+    ("pipeline_parallel=interleaved", *DEEP, "sequence_parallel=dsp", *VIDEO, "model.depth=8",
+     "mesh.pipeline=2", "mesh.sequence=2", "sharding=fsdp", "mesh.shard=2",
+     "pipeline_parallel.microbatches=2", "memory=recompute_blocks"),
+    ("pipeline_parallel=gpipe", *DEEP, "tensor_parallel=megatron", "sequence_parallel=ring",
+     "mesh.pipeline=2", "mesh.tensor=2", "mesh.ring=2", "optimizer.clip_norm=0.5"),
 ]  # fmt: skip
 
 

@@ -27,6 +27,11 @@ FAULTS = {
         "out_of_memory",
         "allocate",
     ),
+    "holds fewer tokens than the others": (
+        ["sequence_parallel=ulysses", *fault("Shorter")],
+        "failed",
+        "has 8 positions on rank 1; 17 positions over 2 ranks are 9 on each, padding included.",
+    ),
     "computes something else": (
         ["memory._target_=tests.faults.Scaled", "measurement.prove=twin"],
         "wrong",
@@ -62,7 +67,7 @@ def test_whatever_happens_to_a_cell_is_its_own_row_with_the_reason(
 
     assert row["status"] == status
     assert reason in (row["reason"] or "")
-    if name in ("raises", "is killed", "leaves"):
+    if name in ("raises", "is killed", "leaves", "holds fewer tokens than the others"):
         assert row["failed_rank"] == 1
     assert (row.isna()["images_per_second"]) == (status != "measured")
 

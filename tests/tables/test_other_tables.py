@@ -7,6 +7,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.communication import communication
+from vitsweep.tables.memory import memory_parts
 from vitsweep.tables.optimizer_steps import optimizer_steps
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.prediction import predicted_vs_measured, prediction_error
@@ -55,6 +56,39 @@ def test_communication_sums_purposes_and_shows_the_paper_with_its_unit():
     assert "per device" in rows.loc["dsp", "published_unit"]
     assert "total" in rows.loc["ring", "published_unit"]
     assert rows.loc["plain", "published_formula"] is None
+
+
+def test_memory_stands_beside_the_formulas_with_the_parts_of_one_rank_put_in():
+    def held(parameters, gradients, state, activations):
+        return {
+            "parameter_gib": parameters, "gradient_gib": gradients,
+            "optimizer_state_gib": state, "activation_gib": activations,
+        }  # fmt: skip
+
+    four = {"world_size": 4, "ranks_per_node": 4}
+    runs = table(
+        run("one", metrics=held(1.0, 1.0, 2.0, 8.0), world_size=1),
+        run("zero1", metrics=held(1.0, 1.0, 0.6, 2.1), sharding="zero1", **four),
+        run("tp", metrics=held(0.3, 0.3, 0.6, 3.0), tensor_parallel="megatron", **four),
+        run("dsp", metrics=held(1.0, 1.0, 2.0, 2.0), sequence_parallel="dsp", **four),
+        run("other", metrics=held(1.0, 1.0, 2.0, 2.0), num_tokens=99, **four),
+    )
+    rows = memory_parts(cells(runs, {})).set_index("cell_id")
+    assert rows.loc["zero1", "published_system"] == "ZeRO1"
+    assert rows.loc["zero1", "published_optimizer_state"] == "6P/N"
+    assert rows.loc["zero1", "expected_optimizer_state_gib"] == 0.5
+    assert rows.loc["zero1", "expected_parameter_gib"] == 1.0
+    assert rows.loc["zero1", "expected_activation_gib"] == 2.0
+    assert rows.loc["tp", "expected_gradient_gib"] == 0.25
+    assert rows.loc["tp", "published_activations"] == "alpha*A"
+    assert math.isnan(rows.loc["tp", "expected_activation_gib"]), "alpha is no number"
+    assert rows["published_system"].isna()["dsp"], "the paper has no such row"
+    assert math.isnan(rows.loc["other", "expected_parameter_gib"]), "no rank held this whole"
+    assert "Table 2 (primary)" in rows.loc["zero1", "published_source"]
+
+
+def test_without_measured_parts_there_is_no_table_of_memory():
+    assert memory_parts(cells(table(run("a")), {})).empty
 
 
 def test_the_loop_is_what_implementations_are_compared_with():

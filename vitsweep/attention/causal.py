@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vitsweep.spec.attending import Attending
 from vitsweep.spec.technique import AttentionKernel
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ class CausalScaledDotProduct(AttentionKernel):
     """scaled_dot_product_attention with `is_causal=True`: another model than a ViT.
 
     It is what sequence-parallel methods are published with (language models): rings have to balance
-    its work. FLOPs are counted as without mask.
+    its work.
     """
 
     causal: ClassVar[bool] = True
@@ -27,6 +28,11 @@ class CausalScaledDotProduct(AttentionKernel):
     def recomputes_scores(self) -> bool:
         """A fused kernel keeps no scores."""
         return True
+
+    @property
+    def attending(self) -> Attending:
+        """Half the pairs, and the diagonal."""
+        return Attending(causal=True)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """A class token comes first and would see nothing but itself."""

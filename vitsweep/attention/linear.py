@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Gt, Le
 
+from vitsweep.spec.attending import Attending
 from vitsweep.spec.technique import AttentionKernel
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ class Linear(AttentionKernel):
 
     As in TransNormer (arXiv:2210.10340) and RetNet (arXiv:2307.08621): q and k go through 1 + ELU
     (arXiv:2006.16236), the sum is divided by the number of keys (by sum_s d^(t-s) under decay), so
-    that no token count changes the scale. Another model than a ViT. FLOPs are counted as of softmax
-    attention, which is more than is done.
+    that no token count changes the scale. Another model than a ViT.
 
     Attributes:
         causal: a token attends to itself and those before it.
@@ -37,6 +37,11 @@ class Linear(AttentionKernel):
     def recomputes_scores(self) -> bool:
         """There are no scores."""
         return False
+
+    @property
+    def attending(self) -> Attending:
+        """States instead of scores."""
+        return Attending(causal=self.causal, linear=True)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Decay needs an order, and a first token that sees no other should not be read."""

@@ -43,7 +43,8 @@ def draw(table: DataFrame) -> Figure:
 
 
 def _names(table: DataFrame, shown: DataFrame) -> list[str]:
-    sizes = [c for c in ("world_size", "num_tokens") if table[c].nunique() > 1]
+    degrees = [str(c) for c in table if str(c).startswith("mesh.")]
+    sizes = [c for c in ("world_size", "num_tokens", *degrees) if table[c].nunique() > 1]
     named = shown.assign(series=labels(table))
     return [
         " · ".join(text for text in (row["series"], cell_label(row, sizes)) if text)

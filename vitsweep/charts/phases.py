@@ -10,7 +10,7 @@ from vitsweep.results.metrics import METRICS
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.words import number
 
-PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
+PHASES = ("data_ms", "forward_ms", "backward_ms", "bubble_ms", "optimizer_ms")
 MOST = 30
 
 

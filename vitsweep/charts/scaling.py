@@ -36,7 +36,8 @@ def draw(curves: DataFrame) -> Figure:
         _ideal(left, right, some)
         style.title(left, TITLES[kind])
         left.set(xlabel="Ranks", ylabel=style.axis_label("images_per_second"))
-        right.set(xlabel="Ranks", ylabel="Scaling efficiency (1)", ylim=(0, 1.1))
+        top = max(1.1, 1.05 * float(some["efficiency"].max()))  # caches can make it more than 1
+        right.set(xlabel="Ranks", ylabel="Scaling efficiency (1)", ylim=(0, top))
         style.legend(right, cut)
     return figure
 

@@ -35,6 +35,7 @@ PHASES = {
     "data_ms": "#b4b7bd",
     "forward_ms": "#88ccee",
     "backward_ms": "#4477aa",
+    "bubble_ms": "#ddddaa",
     "optimizer_ms": "#aa4499",
     "communication_ms": "#ddaa33",
 }

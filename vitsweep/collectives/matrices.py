@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from vitsweep.collectives.lengths import pad
+from vitsweep.collectives.lengths import check_share, pad
 from vitsweep.collectives.sums import enter, enter_gathering, leave, leave_scattering, used_in_parts
 
 
@@ -46,6 +46,8 @@ class TokenSharded:
 
     def enter(self, x: Tensor) -> Tensor:
         """Gather the tokens; padding stays outside."""
+        if self.length is not None:
+            check_share(x, self.axis, self.length, self.group)
         whole = enter_gathering(x, self.axis, self.group)
         return whole if self.length is None else whole.narrow(self.axis, 0, self.length)
 
@@ -139,4 +141,4 @@ def split_over_ranks(model: nn.Module) -> set[str]:
 def _own(whole: Any, rank: int, size: int, parts: int) -> nn.Parameter:
     """Cut each of `parts` equal blocks of rows into `size` and keep this rank's pieces."""
     pieces = whole.detach().unflatten(0, (parts, size, -1))[:, rank]
-    return nn.Parameter(pieces.flatten(0, 1).contiguous())
+    return nn.Parameter(pieces.flatten(0, 1).clone())  # a view would keep the whole alive

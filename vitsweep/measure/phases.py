@@ -7,6 +7,8 @@ import numpy as np
 import torch
 
 PHASES = ("data", "forward", "backward", "optimizer")
+BUBBLE = "bubble"
+"""Between the chunks of a pipeline: waiting for other stages and for what they send."""
 
 
 class PhaseClock:
@@ -32,10 +34,14 @@ class PhaseClock:
         self._last = now
 
     def medians_ms(self) -> dict[str, float]:
-        """Return phase -> median over the instrumented steps, in milliseconds."""
+        """Return phase -> median over the instrumented steps, in milliseconds.
+
+        Only pipelines have a bubble.
+        """
         if not self._steps:
             return {}
-        return {phase: float(np.median([s[phase] for s in self._steps])) for phase in PHASES}
+        phases = [*PHASES, *([BUBBLE] if any(BUBBLE in s for s in self._steps) else [])]
+        return {phase: float(np.median([s[phase] for s in self._steps])) for phase in phases}
 
     def _now_ms(self) -> float:
         if self._cuda:

@@ -3,7 +3,12 @@
 from typing import Any
 
 from vitsweep.measure.hardware import published_peak
-from vitsweep.model.flops import Pooling, train_flops
+from vitsweep.model.flops import (
+    Pooling,
+    num_parameters,
+    recomputed_score_flops,
+    train_flops,
+)
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import ModelSpec
 
@@ -25,12 +30,13 @@ def throughput(cell: CellSpec, step_time_ms: float) -> dict[str, float | None]:
     """Return the columns that follow from the step time and the shape."""
     world = cell.resources.world_size
     images_per_second = cell.images_per_step / step_time_ms * 1e3
-    flops = train_flops(*_shape(cell))
+    flops = train_flops(*_shape(cell), cell.attending)
     return {
         "images_per_second": images_per_second,
         "images_per_second_per_rank": images_per_second / world,
         "tokens_per_second": images_per_second * cell.num_tokens,
         "step_time_ms": step_time_ms,
+        "num_parameters": float(num_parameters(*_shape(cell))),
         "model_flops_per_image": float(flops),
         "model_tflops_per_rank": flops * images_per_second / world / 1e12,
         "epoch_hours_imagenet1k": IMAGENET_1K_IMAGES / images_per_second / 3600,
@@ -55,8 +61,10 @@ def utilization(
     peak, source = published_peak(device_name, dtype)
     measured = measured_peaks.get(dtype)
     shape = _shape(cell)
-    recomputed = cell.memory.recomputed_flops(*shape)
-    hardware = 1 + recomputed / train_flops(*shape)
+    recomputed = cell.memory.recomputed_flops(*shape, cell.attending)
+    if cell.attention.recomputes_scores:
+        recomputed += recomputed_score_flops(*shape, cell.attending)
+    hardware = 1 + recomputed / train_flops(*shape, cell.attending)
     columns = {
         "mfu": _share(tflops_per_rank, peak),
         "hfu": _share(tflops_per_rank, peak, hardware),

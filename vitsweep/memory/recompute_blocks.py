@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from vitsweep.spec.attending import SOFTMAX, Attending
 from vitsweep.spec.technique import Memory
 
 if TYPE_CHECKING:
@@ -27,9 +28,13 @@ class RecomputeBlocks(Memory):
         return become(model, RecomputedBlock)
 
     def recomputed_flops(
-        self, spec: "ModelSpec", resolution_px: int, pooling: Literal["token", "mean"]
+        self,
+        spec: "ModelSpec",
+        resolution_px: int,
+        pooling: Literal["token", "mean"],
+        attending: Attending = SOFTMAX,
     ) -> int:
         """Count every product of a block but its last."""
         from vitsweep.model.flops import recomputed_block_flops
 
-        return recomputed_block_flops(spec, resolution_px, pooling)
+        return recomputed_block_flops(spec, resolution_px, pooling, attending)

@@ -3,53 +3,72 @@
 One multiply-add counts as two FLOPs; only matrix products count (the convention of PaLM,
 arXiv:2204.02311, appendix B): norms, GELU, softmax, biases and residuals are left out.
 
+Attention is counted as what it is (`spec.attending`). Softmax: the scores and the sum of values, 4 D
+FLOPs for each pair of query and key. Under a causal mask only pairs that are not masked count, T (T+1)
+/ 2 of T^2, whatever a kernel computes and throws away (the lower triangle, as in the MFU of USP,
+arXiv:2405.07719; Megatron-LM's formula and torch's `FlopCounterMode` count the whole square). Linear
+attention: each token is added to a state of (K, K) per head and reads it, 4 D K FLOPs per token,
+causal or not; the scores within a chunk, by which a causal implementation gets along with few states,
+do not count.
+
 Two counts are kept apart. Model FLOPs (`train_flops`) are what the mathematics asks for and give
-the MFU. What hardware does on top (`recomputed_block_flops`, `recomputed_score_flops`) gives the
-HFU. torch's `FlopCounterMode` counts hardware FLOPs: five products in the backward pass of a fused
-attention kernel, one of which computes q k^T again, where the mathematics has four.
+the MFU. What hardware computes a second time (`recomputed_block_flops`, `recomputed_score_flops`)
+gives the HFU. torch's `FlopCounterMode` counts hardware FLOPs: five products in the backward pass of
+a fused attention kernel, one of which computes q k^T again, where the mathematics has four.
 """
 
 from typing import Literal
 
+from vitsweep.spec.attending import SOFTMAX, Attending
 from vitsweep.spec.model_spec import ModelSpec, ViTSpec
 from vitsweep.spec.multidim_spec import MultiDimSpec
 
 Pooling = Literal["token", "mean"]
 
 
-def forward_flops(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
+def forward_flops(
+    spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending = SOFTMAX
+) -> int:
     """FLOPs of one image, forward."""
-    blocks = _blocks_flops(spec, resolution_px, pooling)
+    blocks = _blocks_flops(spec, resolution_px, pooling, attending)
     return _patch_flops(spec, resolution_px) + blocks + _head_flops(spec, resolution_px)
 
 
-def train_flops(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
+def train_flops(
+    spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending = SOFTMAX
+) -> int:
     """FLOPs of one image, forward and backward.
 
     The backward pass has two products for each one forward, by input and by weight. Images need no
     gradient, so that the patch embedding has only the second.
     """
-    forward = forward_flops(spec, resolution_px, pooling)
+    forward = forward_flops(spec, resolution_px, pooling, attending)
     return 3 * forward - _patch_flops(spec, resolution_px)
 
 
-def recomputed_block_flops(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
+def recomputed_block_flops(
+    spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending = SOFTMAX
+) -> int:
     """FLOPs of one image that the backward pass repeats where every block is recomputed.
 
     The last product of a block is not repeated: its result is not needed, its inputs are, and torch
     stops a recomputation as soon as it has all that the backward pass reads.
     """
     last = 2 * spec.num_tokens(resolution_px, pooling) * spec.width * spec.mlp_width
-    return _blocks_flops(spec, resolution_px, pooling) - spec.depth * last
+    return _blocks_flops(spec, resolution_px, pooling, attending) - spec.depth * last
 
 
-def recomputed_score_flops(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
+def recomputed_score_flops(
+    spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending = SOFTMAX
+) -> int:
     """FLOPs of one image for q k^T again in the backward pass of fused attention kernels.
 
-    FlashAttention (arXiv:2205.14135) and its relatives do not keep the scores.
+    FlashAttention (arXiv:2205.14135) and its relatives do not keep the scores. Linear attention has
+    none.
     """
-    tokens = spec.num_tokens(resolution_px, pooling)
-    return 2 * tokens * sum(spec.attended_tokens(resolution_px, pooling)) * spec.width
+    if attending.linear:
+        return 0
+    return 2 * spec.width * _pairs(spec, resolution_px, pooling, attending)
 
 
 def num_parameters(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
@@ -73,11 +92,30 @@ def num_parameters(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int
     )
 
 
-def _blocks_flops(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
+def _blocks_flops(
+    spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending
+) -> int:
     tokens, width = spec.num_tokens(resolution_px, pooling), spec.width
-    linears = 4 * width * width + 2 * width * spec.mlp_width
-    scores_and_values = 2 * width * sum(spec.attended_tokens(resolution_px, pooling))
-    return 2 * tokens * (spec.depth * linears + scores_and_values)
+    linears = 2 * tokens * spec.depth * (4 * width * width + 2 * width * spec.mlp_width)
+    if attending.linear:
+        into_and_out_of_states = 4 * tokens * spec.depth * width * (width // spec.num_heads)
+        return linears + into_and_out_of_states
+    return linears + 4 * width * _pairs(spec, resolution_px, pooling, attending)
+
+
+def _pairs(spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending) -> int:
+    """Pairs of query and key of one image, over all blocks.
+
+    A block attends within sequences along one axis; every other block of a model with two axes
+    attends along the first.
+    """
+    tokens = spec.num_tokens(resolution_px, pooling)
+    lengths = spec.attended_tokens(resolution_px, pooling)
+    axes = spec.num_sequence_axes
+    return sum(
+        tokens // length * attending.pairs(length, first_axis=axes == 1 or block % axes == 1)
+        for block, length in enumerate(lengths)
+    )
 
 
 def _patch_flops(spec: ModelSpec, resolution_px: int) -> int:

@@ -24,6 +24,14 @@ SCHEDULES: dict[str, Any] = {
 }
 
 
+CHUNKS = {
+    "forward_one_chunk": "forward",
+    "backward_one_chunk": "backward",
+    "backward_weight_one_chunk": "backward",
+}
+"""What schedules call on a stage for each micro-batch, and which phase that is."""
+
+
 @dataclass
 class PipelineRunner:
     """Forward and backward of one batch over all stages.
@@ -43,10 +51,25 @@ class PipelineRunner:
     world: World
     _scheduled: Any = None
     _scale: Callable[[Tensor], Tensor] = field(default=lambda loss: loss)
+    _mark: Callable[[str], None] = field(default=lambda phase: None)
 
-    def run(self, images: Tensor, labels: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute gradients of the mean loss times `scale`; return the mean loss, on every rank."""
-        self._scale = scale
+    def run(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        scale: Callable[[Tensor], Tensor],
+        mark: Callable[[str], None] = lambda phase: None,
+    ) -> Tensor:
+        """Compute gradients of the mean loss times `scale`; return the mean loss, on every rank.
+
+        Args:
+            images: of this replica.
+            labels: of these images.
+            scale: of the loss.
+            mark: told after every chunk of a stage which phase it was (`forward`, `backward`), and
+                before it that the stage has waited until then (`bubble`).
+        """
+        self._scale, self._mark = scale, mark
         self._scheduled = self._scheduled or self._build(images)
         losses: list[Tensor] = []
         inputs = (images,) if self._rank == 0 else ()
@@ -55,7 +78,9 @@ class PipelineRunner:
         total = torch.zeros((), device=images.device, dtype=torch.float64)
         for loss in losses:
             total += loss.detach().double()
-        return self._to_all(total / self._unscaled())
+        mean = self._to_all(total / self._unscaled())
+        mark("bubble")  # the last messages on their way, and the loss from the last stage
+        return mean
 
     def predict(self, images: Tensor) -> Tensor:
         """Return outputs without gradients, on every rank: one stage after the other."""
@@ -100,7 +125,9 @@ class PipelineRunner:
         return loss
 
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return self._scale(self.criterion(outputs, labels) / self.microbatches)
+        loss = self._scale(self.criterion(outputs, labels) / self.microbatches)
+        self._mark("forward")
+        return loss
 
     def _build(self, images: Tensor) -> Any:
         # Shapes are found by a pass of our own: torch's would run a backward pass as well, which
@@ -114,7 +141,7 @@ class PipelineRunner:
 
     def _stage(self, number: int, stage: nn.Module, between: list[Tensor]) -> PipelineStage:
         index = self._rank + number * self._ranks
-        return PipelineStage(
+        built = PipelineStage(
             stage,
             index,
             len(self.stages) * self._ranks,
@@ -123,6 +150,19 @@ class PipelineRunner:
             output_args=_example(between[index + 1], needs_gradient=True),
             group=self._group,
         )
+        # Schedules interleave both passes; only the stage knows which of them runs.
+        for method, phase in CHUNKS.items():
+            setattr(built, method, self._marked(getattr(built, method), phase))
+        return built
+
+    def _marked(self, chunk: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            self._mark("bubble")
+            result = chunk(*args, **kwargs)
+            self._mark(phase)
+            return result
+
+        return told
 
 
 def _example(tensor: Tensor, *, needs_gradient: bool) -> Tensor:

@@ -12,6 +12,7 @@ from vitsweep.charts import (
     epoch_hours,
     gpu_scaling,
     heat_map,
+    limits,
     memory,
     optimizer_step,
     pareto,
@@ -54,6 +55,8 @@ class Chart:
 HATCHED = "Hatched: nothing is claimed."
 HOLLOW = "Hollow or hatched: oversubscribed, so nothing is said about scaling."
 CHARTS = (
+    Chart("limits", "How far each goes", needs.limits, limits.draw,
+          "Found by bisection; x: the smallest value that ran out of memory."),
     Chart("speedup", "Speedup over the baseline", needs.speedups, speedup.draw,
           f"Whiskers: 95 % interval of the ratio over paired blocks. {HATCHED}"),
     Chart("waterfall", "Techniques alone and on top of each other", needs.steps, waterfall.draw,

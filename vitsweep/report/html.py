@@ -17,6 +17,7 @@ from vitsweep.results.record import Status
 from vitsweep.results.store import Store, write_atomically
 from vitsweep.tables.columns import environment_columns, varying
 from vitsweep.tables.coverage import counts, coverage
+from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
 from vitsweep.tables.load import sweep_of
 from vitsweep.tables.show import NUMERIC, markdown, peak_gib, presented, ranked
 from vitsweep.tables.words import as_text, missing
@@ -41,7 +42,8 @@ SORT_BY = {
 def write_report(store: Store | Path) -> Path:
     """Write `report/` of a sweep folder and return the path of its `index.html`.
 
-    Beside it: `table.md`, `cells.csv`, `coverage.csv`, and every chart as PNG and SVG.
+    Beside it: `table.md`, `cells.csv`, `coverage.csv`, every chart as PNG and SVG, and `limits.csv`
+    where the sweep looked for a limit.
 
     Raises:
         VitsweepError: the folder holds no cells.
@@ -57,6 +59,9 @@ def write_report(store: Store | Path) -> Path:
     write_atomically(folder / "cells.csv", cells.to_csv(index=False))
     write_atomically(folder / "coverage.csv", coverage(cells).to_csv(index=False))
     write_atomically(folder / "table.md", markdown(presented(cells)))
+    if sweep.limit_key:
+        found = limits(cells, sweep.limit_key)
+        write_atomically(folder / "limits.csv", found.to_csv(index=False))
     page = folder / "index.html"
     write_atomically(page, render(store.name, cells, store.commands(), charts))
     return page
@@ -67,10 +72,13 @@ def render(
 ) -> str:
     """Return the page as text."""
     asked = [str(c["question"]) for c in commands if c.get("question")]
+    key = limit_key(commands)
+    found = limits(cells, key)
     context = {
         "name": name,
         "question": asked[-1] if asked else question(cells),
-        "answers": answers(cells),
+        "answers": [limit_answer(found, key)] if key else answers(cells),
+        "limits": presented_limits(found, key).to_dict("split") if key else None,
         "table": table(cells),
         "numeric": NUMERIC,
         "charts": charts,

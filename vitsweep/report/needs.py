@@ -8,6 +8,7 @@ from vitsweep.results.record import Status
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.tables import budget
 from vitsweep.tables import communication as communication_table
+from vitsweep.tables import limits as limits_table
 from vitsweep.tables import optimizer_steps as optimizer_table
 from vitsweep.tables.changes import with_changes
 from vitsweep.tables.columns import varying
@@ -85,11 +86,20 @@ def several_techniques(sweep: Sweep) -> DataFrame:
     return table if len(table) and labels(table).nunique() > 1 else NOTHING
 
 
+def limits(sweep: Sweep) -> DataFrame:
+    """Return what trained and what did not, where the sweep looked for a limit."""
+    if not sweep.limit_key:
+        return NOTHING
+    table = limits_table.limits(sweep.cells, sweep.limit_key)
+    table.attrs["key"] = sweep.limit_key
+    return table
+
+
 def lengths(sweep: Sweep) -> DataFrame:
     """Return the measured and out-of-memory cells where three lengths of sequence were tried."""
     cells = sweep.cells[sweep.cells["status"].isin([Status.measured, Status.out_of_memory])]
     tried = cells["num_tokens"].nunique() >= 3 and cells["tokens_per_second"].notna().any()
-    return ordered(cells) if tried else NOTHING
+    return ordered(cells).copy() if tried else NOTHING  # in one piece
 
 
 def communication(sweep: Sweep) -> DataFrame:

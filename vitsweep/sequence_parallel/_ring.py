@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from vitsweep.collectives.lengths import real
+from vitsweep.collectives.lengths import check_share, real
 from vitsweep.collectives.ring import Passing
 from vitsweep.model.attention import Attend
 from vitsweep.sequence_parallel._block_attention import BlockAttention, block_attention
@@ -53,16 +53,27 @@ class Parts:
 
 def round_ring(
     num_tokens: int,
+    padded: int,
     group: ProcessGroup,
     *,
     per_rank: int = 1,
     causal: bool = False,
     scores_in_memory: bool = False,
 ) -> Attend:
-    """Return an `attend` on this rank's tokens to the tokens of all ranks."""
+    """Return an `attend` on this rank's tokens to the tokens of all ranks.
+
+    Args:
+        num_tokens: over all ranks, without padding.
+        padded: the same with padding; every rank holds the same share of it.
+        group: the ring.
+        per_rank: parts that each rank holds.
+        causal: a token attends to itself and earlier ones only.
+        scores_in_memory: use the plain kernel.
+    """
     parts = Parts(num_tokens, group.size(), per_rank, causal)
 
     def around(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        check_share(q, 2, padded, group)  # a message of another size would hang, or be cut
         kernel = block_attention(q, scores_in_memory=scores_in_memory)
         return _Ring.apply(q, k, v, parts, kernel, group)
 
@@ -70,11 +81,11 @@ def round_ring(
 
 
 def ring_instead_of(
-    attend: Attend, num_tokens: int, group: ProcessGroup, *, zigzag: bool
+    attend: Attend, num_tokens: int, padded: int, group: ProcessGroup, *, zigzag: bool
 ) -> Attend:
     """Return a ring that computes what the kernel `attend` does, mask included."""
     causal = getattr(attend, "causal", False)
-    return round_ring(num_tokens, group, per_rank=2 if zigzag else 1, causal=causal)
+    return round_ring(num_tokens, padded, group, per_rank=2 if zigzag else 1, causal=causal)
 
 
 class _Ring(torch.autograd.Function):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from vitsweep.collectives import raw
-from vitsweep.collectives.lengths import real, share
+from vitsweep.collectives.lengths import check_share, real, share
 from vitsweep.collectives.purpose import sent_as
 from vitsweep.model.attention import Attend
 from vitsweep.model.linear_attention import (
@@ -49,6 +49,7 @@ def by_states(attend: LinearAttend, num_tokens: int, group: ProcessGroup, *, cha
         return q @ whole / num_tokens
 
     def exchanged(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+        check_share(q_BHTK, 2, num_tokens, group)
         with torch.autocast(q_BHTK.device.type, enabled=False):
             compute = causal if attend.is_causal else bidirectional
             return compute(*features(q_BHTK, k_BHTK, v_BHTK)).to(v_BHTK.dtype)

@@ -1,12 +1,13 @@
 """Long-sequence segmentation: each rank attends within its own segments."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Gt
 
 from vitsweep.sequence_parallel._volume import gathered_at_the_end, tokens
+from vitsweep.spec.attending import Attending
 from vitsweep.spec.technique import SequenceParallel
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ class LongSequenceSegmentation(SequenceParallel):
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """Whole segments."""
         return (tokens(cell, self.segments),) * cell.model.depth
+
+    def attending(self, kernel: Attending) -> Attending:
+        """Within segments alone."""
+        return replace(kernel, segments=self.segments)
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
         """The gather at the end alone."""

@@ -66,16 +66,19 @@ class Ring(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Deal out tokens; attention along them goes round the ring."""
+        from vitsweep.collectives.lengths import share
         from vitsweep.model.tokens import token_axes
         from vitsweep.sequence_parallel._ring import ring_instead_of
         from vitsweep.sequence_parallel._tokens import deal_tokens, replace_attend
 
         along, group = token_axes(model)[0], world.token_group()
         zigzag = self.order == "zigzag"
+        unit = 2 * group.size() if zigzag else group.size()
+        padded = unit * share(along.length, unit)
         deal_tokens(model, along, along, group, zigzag_ranks=group.size() if zigzag else 0)
         replace_attend(
             model,
             along,
-            lambda attend: ring_instead_of(attend, along.length, group, zigzag=zigzag),
+            lambda attend: ring_instead_of(attend, along.length, padded, group, zigzag=zigzag),
         )
         return model

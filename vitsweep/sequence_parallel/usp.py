@@ -55,11 +55,11 @@ class Usp(Ring):
         row, column = world.axis("ulysses").get_group(), world.axis("ring").get_group()
         zigzag = self.order == "zigzag"
         unit = 2 * group.size() if zigzag else group.size()
-        row_tokens = unit * share(along.length, unit) // column.size()
+        padded = unit * share(along.length, unit)
 
         def replacement(attend: Attend) -> Attend:
-            ring = ring_instead_of(attend, along.length, column, zigzag=zigzag)
-            return over_heads(ring, row_tokens, row)
+            ring = ring_instead_of(attend, along.length, padded, column, zigzag=zigzag)
+            return over_heads(ring, padded // column.size(), row)
 
         deal_tokens(model, along, along, group, zigzag_ranks=column.size() if zigzag else 0)
         replace_attend(model, along, replacement)

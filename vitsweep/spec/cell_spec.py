@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
+from vitsweep.spec.attending import Attending
 from vitsweep.spec.batch import Batch
 from vitsweep.spec.measurement import Measurement
 from vitsweep.spec.mesh_shape import MeshShape
@@ -74,6 +75,11 @@ class CellSpec:
     def num_tokens(self) -> int:
         """Tokens of one image as the blocks see them."""
         return self.model.num_tokens(self.batch.resolution_px, self.classifier.pooling)
+
+    @property
+    def attending(self) -> Attending:
+        """Which products attention takes, for the FLOPs."""
+        return self.sequence_parallel.attending(self.attention.attending)
 
     @property
     def cell_id(self) -> str:

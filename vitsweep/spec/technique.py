@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from annotated_types import Ge, Gt
 
+from vitsweep.spec.attending import SOFTMAX, Attending
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -158,6 +160,11 @@ class AttentionKernel(Technique):
     def recomputes_scores(self) -> bool:
         """Whether the backward pass computes q k^T again; counts for the HFU (`model.flops`)."""
 
+    @property
+    def attending(self) -> Attending:
+        """Which products it takes: every token to every token, but for those that say otherwise."""
+        return SOFTMAX
+
     @abstractmethod
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Replace the `attend` seam (or the attention module) of every block."""
@@ -190,6 +197,10 @@ class SequenceParallel(ModelParallel):
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """Tokens of one image that a rank holds in each block, padding included."""
         return (cell.num_tokens,) * cell.model.depth
+
+    def attending(self, kernel: Attending) -> Attending:
+        """What the kernel's products become; they stay the same unless the model changes."""
+        return kernel
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Make every block work on this rank's share of the tokens."""
@@ -251,9 +262,17 @@ class PipelineRunner(Protocol):
     """Forward and backward of a batch over all stages of a pipeline."""
 
     def run(
-        self, images: "Tensor", labels: "Tensor", scale: "Callable[[Tensor], Tensor]"
+        self,
+        images: "Tensor",
+        labels: "Tensor",
+        scale: "Callable[[Tensor], Tensor]",
+        mark: Callable[[str], None],
     ) -> "Tensor":
-        """Add the gradients of the scaled mean loss; return the mean loss itself, on every rank."""
+        """Add the gradients of the scaled mean loss; return the mean loss itself, on every rank.
+
+        `mark` is told where a phase ends: `forward` and `backward` after every chunk of a stage,
+        `bubble` before, when the stage has waited for its turn.
+        """
 
     def predict(self, images: "Tensor") -> "Tensor":
         """Return outputs without gradients, on every rank."""
@@ -267,7 +286,11 @@ class Memory(Technique):
         return model
 
     def recomputed_flops(
-        self, spec: "ModelSpec", resolution_px: int, pooling: Literal["token", "mean"]
+        self,
+        spec: "ModelSpec",
+        resolution_px: int,
+        pooling: Literal["token", "mean"],
+        attending: Attending = SOFTMAX,
     ) -> int:
         """FLOPs of one image that the backward pass repeats; counts for the HFU (`model.flops`)."""
         return 0

@@ -1,6 +1,6 @@
 """From Hydra's multirun to a launcher: what `VitsweepSweeper` does, without being a plugin."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -13,6 +13,7 @@ from vitsweep.sweep import hydra_private
 from vitsweep.sweep.asked import Asked
 from vitsweep.sweep.compose import Composer
 from vitsweep.sweep.grid import expand
+from vitsweep.sweep.limit import Search, Searches, limit_of
 
 
 def composer_of(config: DictConfig, loader: Any) -> Composer:
@@ -37,14 +38,22 @@ def dispatch(
     lists of overrides, as from Hydra's own sweeper.
 
     Raises:
-        BadValueError: an override is wrong, or a stock Slurm launcher would ignore `resources`.
+        BadValueError: an override is wrong, a stock Slurm launcher would ignore `resources`, or
+            `sweep.limit` cannot be looked for so.
     """
     composer = composer_of(config, loader)
     cells = expand(arguments, composer)
     if hasattr(launcher, "launch_cells"):
         settings = hydra_private.plain_resolved(config)
+        limit = limit_of(settings["sweep"], cells)
         if plan_only:
-            return launcher.plan_cells(cells, settings, composer)
+            first = Searches(cells, limit, composer).first() if limit else cells
+            return launcher.plan_cells(first, settings, composer)
+        if limit:
+            from vitsweep.sweep.slurm import checked_for_waiting
+
+            checked_for_waiting(launcher.fields)
+            return search(Searches(cells, limit, composer), launcher, settings)
         from vitsweep.sweep.finish import exit_code  # pandas and charts, which a plan does not need
 
         rows = launcher.launch_cells(cells, settings, composer)
@@ -59,6 +68,35 @@ def dispatch(
     if "submitit" in target:
         refuse_varying_resources(cells)
     return launcher.launch([list(cell.overrides) for cell in cells], initial_job_idx=0)
+
+
+def search(searches: Searches, launcher: Any, settings: dict[str, Any]) -> list[Search]:
+    """Let a launcher run round after round of a search for limits; show what was found.
+
+    Raises:
+        BadValueError: two cells of the grid are the same one.
+        SystemExit: 3 where a search ended before its limit was found.
+    """
+    from vitsweep.sweep.finish import ENDED_OTHERWISE, finish_search, rows_alone
+
+    key = searches.limit.key
+
+    def run_round(number: int, tried: list[Asked]) -> Sequence[Mapping[str, Any]]:
+        values = ", ".join(cell.overrides[-1].partition("=")[2] for cell in tried)
+        print(f"Round {number} of the search for the largest `{key}`: {values}", flush=True)
+        rows = launcher.launch_cells(tried, settings, searches.composer, ending=rows_alone)
+        if len(rows) != len(tried):
+            raise BadValueError(
+                f"{len(tried) - len(rows)} cells of the grid are the same as others; `sweep.limit` "
+                "needs each once: leave out what changes nothing."
+            )
+        return rows
+
+    found = searches.run(run_round)
+    finish_search(settings, key)
+    if any(each.ended for each in found):
+        raise SystemExit(ENDED_OTHERWISE)
+    return found
 
 
 def refuse_varying_resources(cells: Sequence[Asked]) -> None:

@@ -1,23 +1,30 @@
 """The end of a command: tables, charts, report, and the exit code."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pandas import DataFrame
 from rich.console import Console
 
+from vitsweep.console import open_console
 from vitsweep.errors import ImpossibleCellError
 from vitsweep.report.html import write_report
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import mirror
 from vitsweep.sweep.collect import collect
+from vitsweep.sweep.make import store_of
 from vitsweep.sweep.roster import Roster
-from vitsweep.tables.show import printed
+from vitsweep.tables.limits import limit_answer, limits, presented_limits
+from vitsweep.tables.show import as_table, printed
 
 OK, ENDED_OTHERWISE, INTERRUPTED = 0, 3, 130
 SUBMITTED = "submitted"
 """Instead of a status, where a launcher returns before its cells have run."""
+
+Rows = list[Mapping[str, Any]]
+Ending = Callable[[Store, Roster, Console, bool, Mapping[str, Any] | None], Rows]
+"""What a launcher does when its cells have run: store, roster, console, interrupted, tracker."""
 
 
 def finish(
@@ -26,7 +33,7 @@ def finish(
     console: Console,
     interrupted: bool,
     tracker: Mapping[str, Any] | None = None,
-) -> list[Mapping[str, Any]]:
+) -> Rows:
     """Write the views, show the table, and return the rows of the command's cells.
 
     `tracker` is the composed node; the mirror it asks for is made last, from the records.
@@ -46,9 +53,46 @@ def finish(
         console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
     if told := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
         console.print(told, highlight=False)
+    _refuse_to_go_on(interrupted, console)
+    return _rows(mine, roster)
+
+
+def rows_alone(
+    store: Store,
+    roster: Roster,
+    console: Console,
+    interrupted: bool,
+    tracker: Mapping[str, Any] | None = None,
+) -> Rows:
+    """Return the rows of cells that others will follow; the views are written, nothing is shown.
+
+    Raises:
+        SystemExit: 130 after an interruption.
+    """
+    table = collect(store)
+    _refuse_to_go_on(interrupted, console)
+    return _rows(table[table["cell_id"].isin(roster.entries)], roster)
+
+
+def finish_search(config: Mapping[str, Any], key: str) -> None:
+    """Show what a search for limits found in its sweep, and write the report."""
+    store, console = store_of(config), open_console()
+    table = limits(collect(store), key)
+    console.print()
+    console.print(as_table(presented_limits(table, key), f"Limits of sweep {store.name}"))
+    console.print(limit_answer(table, key), highlight=False)
+    if (table["fits"] > 0).any():
+        console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
+
+
+def _refuse_to_go_on(interrupted: bool, console: Console) -> None:
     if interrupted:
         console.print("Stopped. What was measured is kept; the same command continues.")
         raise SystemExit(INTERRUPTED)
+
+
+def _rows(mine: DataFrame, roster: Roster) -> Rows:
+    """Return the rows of the cells that were asked for, in their order."""
     rows = {
         str(row["cell_id"]): {str(k): v for k, v in row.items()} for row in mine.to_dict("records")
     }

@@ -23,7 +23,7 @@ from vitsweep.sweep.blocks import Block, blocks
 from vitsweep.sweep.calibration import calibration_for
 from vitsweep.sweep.code_state import code_state
 from vitsweep.sweep.compose import Composer
-from vitsweep.sweep.finish import finish
+from vitsweep.sweep.finish import Ending, finish
 from vitsweep.sweep.make import freeze, open_store, roster_of
 from vitsweep.sweep.missing import Known, known
 from vitsweep.sweep.progress import Progress, labels
@@ -38,7 +38,11 @@ SECONDS_TO_SAVE = 60.0
 
 
 def launch(
-    asked: Sequence[Asked], config: dict[str, Any], fields: dict[str, Any], composer: Composer
+    asked: Sequence[Asked],
+    config: dict[str, Any],
+    fields: dict[str, Any],
+    composer: Composer,
+    ending: Ending = finish,
 ) -> list[Mapping[str, Any]]:
     """Run what is missing of the cells; return the row of each, in the order asked for.
 
@@ -47,6 +51,7 @@ def launch(
         config: composed configuration; its `sweep` node says where results go.
         fields: of conf/hydra/launcher/local.yaml.
         composer: composes the baselines.
+        ending: what is done with the rows at the end: tables, charts and the report, or nothing.
 
     Raises:
         BadValueError: a value is wrong; nothing has run.
@@ -64,7 +69,7 @@ def launch(
         freeze(store, roster, config, code)
         runner = _Runner(store, roster, config, code, console, int(fields.get("parallel", 1)))
         interrupted = runner.run()
-        return finish(store, roster, console, interrupted, config.get("tracker"))
+        return ending(store, roster, console, interrupted, config.get("tracker"))
 
 
 def run_beside_others(asked: Asked, config: dict[str, Any], composer: Composer) -> None:

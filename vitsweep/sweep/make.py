@@ -59,6 +59,7 @@ def freeze(store: Store, roster: Roster, config: dict[str, Any], code: dict[str,
             "time": now(),
             "command": command_line(),
             "question": config["sweep"].get("question") or "",
+            "limit": dict(config["sweep"].get("limit") or {}),
             "cells": [e.cell_id for e in roster.entries.values() if not e.added],
             "baselines": roster.baselines,
         }

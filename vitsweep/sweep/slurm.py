@@ -14,7 +14,7 @@ from vitsweep.results.store import Store
 from vitsweep.sweep.asked import Asked
 from vitsweep.sweep.code_state import code_state
 from vitsweep.sweep.compose import Composer
-from vitsweep.sweep.finish import INTERRUPTED, finish
+from vitsweep.sweep.finish import INTERRUPTED, Ending, finish
 from vitsweep.sweep.make import freeze, open_store, roster_of
 from vitsweep.sweep.missing import Known, known
 from vitsweep.sweep.roster import Roster
@@ -31,12 +31,16 @@ from vitsweep.sweep.snapshot import code_folder
 
 
 def launch(
-    asked: Sequence[Asked], config: dict[str, Any], fields: dict[str, Any], composer: Composer
+    asked: Sequence[Asked],
+    config: dict[str, Any],
+    fields: dict[str, Any],
+    composer: Composer,
+    ending: Ending = finish,
 ) -> list[Mapping[str, Any]]:
     """Submit what is missing of the cells; return the row of each, in the order asked for.
 
     With `hydra.launcher.wait=false` it returns as soon as Slurm has the jobs, with a row per cell
-    that says so.
+    that says so. Otherwise `ending` does with the rows what is to be done at the end.
 
     Raises:
         VitsweepError: a value is wrong, or Slurm refuses.
@@ -58,7 +62,7 @@ def launch(
     if not watch(store, roster, watched, console):
         console.print(f"Detached; the jobs go on. {_come_back(store)}", highlight=False)
         raise SystemExit(INTERRUPTED)
-    return finish(store, roster, console, interrupted=False, tracker=config.get("tracker"))
+    return ending(store, roster, console, False, config.get("tracker"))
 
 
 def _submit_missing(

@@ -1,6 +1,7 @@
 """One rank of one run: a fresh process that reads a frozen cell, runs it, and says how it ended."""
 
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from vitsweep.training.keeper import Keeper
 
 MIB, GIB = 2**20, 2**30
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
+"""Parameters of mallopt(3)."""
 _TOLD_TO_STOP = threading.Event()
 
 
@@ -173,9 +176,22 @@ def limit_memory(asked: Resources) -> None:
     """Let allocations fail beyond `resources.memory_gib_per_rank` of what is in use by now."""
     if asked.memory_gib_per_rank is None or asked.device != "cpu":
         return
+    _return_freed_memory()
     in_use = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     limit = in_use + int(asked.memory_gib_per_rank * GIB)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _return_freed_memory() -> None:
+    """Let glibc give large blocks back when they are freed, whichever thread they served.
+
+    Else a budget is spent on holes: gloo's threads would each keep an arena of their own, and a
+    freed gradient bucket would stay between tensors that live.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, 1)
+        mallopt(M_MMAP_THRESHOLD, MIB)
 
 
 def _leave_failure(request: RunRequest, rank: int, error: BaseException) -> None:
@@ -220,7 +236,12 @@ def _is_allocation_failure(text: str) -> bool:
         "out of memory",
         "Cannot allocate memory",
     )
-    return any(needle in text for needle in needles)
+    under_budget = (
+        "could not create a primitive",  # oneDNN has no memory for its scratchpad
+        "Resource temporarily unavailable",  # no memory for the stack of a thread
+    )
+    limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+    return any(needle in text for needle in needles + under_budget * limited)
 
 
 def _peak() -> dict[str, float | None]:

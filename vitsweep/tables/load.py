@@ -11,6 +11,7 @@ from pandas import DataFrame
 from vitsweep.errors import VitsweepError
 from vitsweep.results.store import Store
 from vitsweep.tables.cells import cells
+from vitsweep.tables.limits import limit_key
 from vitsweep.tables.load_wandb import from_wandb
 from vitsweep.tables.read_store import runs_of, unrun_of
 from vitsweep.tables.tidy import tidy
@@ -28,17 +29,20 @@ class Sweep:
         runs: one row per run.
         baselines: cell -> its baseline cell.
         cells: one row per cell.
+        limit_key: key whose largest value the sweep looked for; empty where it was a plain grid.
     """
 
     runs: DataFrame
     baselines: dict[str, str | None]
     cells: DataFrame
+    limit_key: str = ""
 
 
 def sweep_of(store: Store) -> Sweep:
     """Return all there is of one sweep folder, also before the first run has ended."""
     runs, baselines = runs_of(store), store.baselines()
-    return Sweep(runs, baselines, cells(runs, baselines, unrun_of(store)))
+    found = cells(runs, baselines, unrun_of(store))
+    return Sweep(runs, baselines, found, limit_key(store.commands()))
 
 
 def read_sweep(*folders: str | Path) -> Sweep:

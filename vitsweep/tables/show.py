@@ -51,17 +51,27 @@ def ranked(cells: DataFrame) -> DataFrame:
 
 def printed(cells: DataFrame, title: str | None = None) -> Table:
     """Return the table for a terminal, coloured by claim."""
-    text = presented(cells)
+    return as_table(presented(cells), title, _style)
+
+
+def as_table(
+    text: DataFrame, title: str | None = None, style: Callable[[dict[str, str]], str] = lambda _: ""
+) -> Table:
+    """Return a table of text for a terminal; `style` gives the colour of a row."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in text:
         right = name in NUMERIC
         table.add_column(str(name), justify="right" if right else "left", overflow="fold")
-    for row in text.to_dict("records"):
-        style = COLOURS.get(
-            row.get("claim", ""), "" if row["status"].startswith("measured") else "yellow"
-        )
-        table.add_row(*(Text(value, style=style) for value in row.values()))
+    for row in text.astype(str).to_dict("records"):
+        values = {str(column): value for column, value in row.items()}
+        table.add_row(*(Text(value, style=style(values)) for value in values.values()))
     return table
+
+
+def _style(row: dict[str, str]) -> str:
+    return COLOURS.get(
+        row.get("claim", ""), "" if row["status"].startswith("measured") else "yellow"
+    )
 
 
 def markdown(text: DataFrame) -> str:

@@ -65,6 +65,15 @@ class Trainee:
             The mean loss over this rank's images, detached, still on the device.
         """
         marks = marks or _NoMarks()
+        total = self.gradients(batches, marks)
+        self.update()
+        self.non_finite |= ~torch.isfinite(total)
+        marks.end("optimizer")
+        return total
+
+    def gradients(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
+        """Add the gradients of one step's micro-batches; return the mean loss as `step` does."""
+        marks = marks or _NoMarks()
         micro_batches = self.cell.batch.accumulation_steps
         total = torch.zeros((), device=self.world.device, dtype=torch.float64)
         for index in range(micro_batches):
@@ -73,9 +82,6 @@ class Trainee:
             with self._sync(index == micro_batches - 1), self.cell.memory.saved_activations():
                 total += self._add_gradients(images, labels, micro_batches, marks)
             marks.end("backward")
-        self._update()
-        self.non_finite |= ~torch.isfinite(total)
-        marks.end("optimizer")
         return total
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -95,19 +101,17 @@ class Trainee:
     def _add_gradients(
         self, images: Tensor, labels: Tensor, micro_batches: int, marks: PhaseMarks
     ) -> Tensor:
-        """Run forward and backward; return this micro-batch's part of the mean loss.
-
-        In a pipeline both interleave: all of it counts as backward.
-        """
+        """Run forward and backward; return this micro-batch's part of the mean loss."""
         scale = self.scaler.scale if self.scaler else lambda loss: loss
         if self.pipeline:
-            return self.pipeline.run(self._cast(images), labels, scale) / micro_batches
+            return self.pipeline.run(self._cast(images), labels, scale, marks.end) / micro_batches
         loss = self.loss(images, labels) / micro_batches
         marks.end("forward")
         scale(loss).backward()
         return loss.detach()
 
-    def _update(self) -> None:
+    def update(self) -> None:
+        """Unscale, clip, let the optimizer step, and forget the gradients."""
         if self.masters:
             self.masters.take_gradients()
         if self.scaler:

@@ -1,0 +1,74 @@
+"""What went how far, from cells with known ends."""
+
+import pytest
+
+from tests.builders import run, table
+from vitsweep.charts import limits as chart
+from vitsweep.tables.cells import cells
+from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
+
+KEY = "model.depth"
+
+
+def probe(sharding, depth, status="measured", **spec):
+    return run(
+        f"{sharding}{depth}{spec.get('world_size', 2)}",
+        status=status,
+        sharding=sharding,
+        metrics={"num_parameters": 1000.0 * depth, "peak_rss_gib": depth / 64},
+        **{KEY: depth} | spec,
+    )
+
+
+@pytest.fixture
+def found():
+    runs = table(
+        *[probe("ddp", d) for d in (8, 16, 18)],
+        *[probe("ddp", d, "out_of_memory") for d in (32, 20)],
+        *[probe("fsdp", d) for d in (16, 32)],
+        probe("fsdp", 64, "failed", reason="KeyError: x"),
+        probe("zero1", 4, "out_of_memory"),
+    )
+    return limits(cells(runs, {}), KEY)
+
+
+def test_a_row_says_what_fits_and_what_does_not(found):
+    rows = found.set_index("sharding")
+    assert rows["fits"].to_dict() == {"fsdp": 32, "ddp": 18, "zero1": 0}
+    assert rows["fails_at"].dropna().to_dict() == {"ddp": 20, "zero1": 4}
+    assert rows.loc["ddp", "num_parameters"] == 18_000
+    assert rows.loc["fsdp", "peak_gib"] == 0.5
+    assert rows.loc["ddp", "cell_id"] == "ddp182"
+    assert rows.loc["fsdp", "ended"] == "64 failed: KeyError: x"
+    assert rows.loc["ddp", "ended"] == ""
+
+
+def test_the_table_is_read_with_its_units_and_the_answer_names_both_ends(found):
+    text = presented_limits(found, KEY)
+    assert text["largest model.depth"].tolist() == ["32", "18", "none"]
+    assert text["parameters"].tolist() == ["32,000", "18,000", ""]
+    assert limit_answer(found, KEY) == (
+        "fsdp goes furthest: model.depth=32 trains; ddp least far, model.depth=18."
+    )
+
+
+def test_worlds_have_limits_of_their_own():
+    wide = {"world_size": 4, "ranks_per_node": 4}
+    runs = table(probe("fsdp", 8), probe("fsdp", 16, **wide))
+    found = limits(cells(runs, {}), KEY).set_index("world_size")["fits"]
+    assert found.to_dict() == {4: 16, 2: 8}
+
+
+def test_the_key_is_that_of_the_latest_command():
+    assert limit_key([{"limit": {"key": KEY}}, {"limit": {"key": None}}]) == ""
+    assert limit_key([{"question": ""}, {"limit": {"key": KEY}}]) == KEY
+    assert limit_key([]) == ""
+
+
+def test_the_chart_has_a_bar_per_row_and_an_x_where_memory_ended(found):
+    found.attrs["key"] = KEY
+    axes = chart.draw(found).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [32, 18, 0]
+    crosses = [line.get_xdata()[0] for line in axes.lines if len(line.get_xdata())]
+    assert crosses == [20, 4]
+    assert [text.get_text() for text in axes.texts] == ["32", "18", "none fits"]

@@ -1,0 +1,105 @@
+"""What still trained and what did not, where a sweep looked for a limit."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+from pandas import DataFrame, Series
+
+from vitsweep.results.metrics import METRICS
+from vitsweep.results.record import Status
+from vitsweep.tables.columns import comparable, spec_columns, varying
+from vitsweep.tables.show import peak_gib
+from vitsweep.tables.words import missing, number, plain, status, value_label
+
+FOLLOWING = ("num_tokens", "resolution_px", "images_per_step", "model.frames", "batch.name")
+"""Spec columns that follow from others, among them the key of a search."""
+
+AT_THE_LIMIT = ("num_tokens", "num_parameters", "peak_gib", "images_per_second", "cell_id")
+
+
+def limit_key(commands: Iterable[Mapping[str, Any]]) -> str:
+    """Return the key whose limit the latest command of a sweep looked for; empty if none did."""
+    keys = [(command.get("limit") or {}).get("key") for command in commands]
+    return str(keys[-1]) if keys and keys[-1] else ""
+
+
+def limits(cells: DataFrame, key: str) -> DataFrame:
+    """Return one row per combination of everything but `key`, the furthest first.
+
+    Columns: what varies, `fits` (the largest value of `key` that was measured, 0 where none was),
+    `fails_at` (the smallest that ran out of memory, empty where none did), the tokens, parameters,
+    peak and throughput of the cell that fits, and `ended` (why a search stopped early).
+
+    Args:
+        cells: one row per cell.
+        key: spec column as typed, `data.num_frames`.
+    """
+    if key not in cells:
+        return DataFrame(columns=["fits", "fails_at", "ended"])
+    same = [c for c in spec_columns(cells) if c != key and c not in FOLLOWING]
+    names = [c for c in varying(cells) if c in same]
+    group = comparable(cells[same]).agg("|".join, axis=1) if same else Series("", cells.index)
+    rows = [_row(some, key, names) for _, some in cells.groupby(group, sort=False)]
+    columns = [*names, "fits", "fails_at", *AT_THE_LIMIT, "ended"]
+    table = DataFrame(rows, columns=columns).astype({"fits": "Int64", "fails_at": "Int64"})
+    return table.sort_values("fits", ascending=False, kind="stable", ignore_index=True)
+
+
+def _row(cells: DataFrame, key: str, names: list[str]) -> dict[str, Any]:
+    kinds, values = cells["status"].astype(str), pd.to_numeric(cells[key])
+    measured, failed = (values[kinds == kind] for kind in (Status.measured, Status.out_of_memory))
+    others = cells[~kinds.isin([Status.measured, Status.out_of_memory])]
+    row = {name: cells[name].iloc[0] for name in names} | {
+        "fits": int(measured.max()) if len(measured) else 0,
+        "fails_at": int(failed.min()) if len(failed) else None,
+        "ended": "; ".join(f"{plain(r[key])} {status(r)}" for _, r in others.iterrows()),
+    }
+    if len(measured):
+        best = cells.iloc[int(values.where(kinds == Status.measured).argmax())]
+        row |= {c: best.get(c) for c in AT_THE_LIMIT} | {"peak_gib": peak_gib(best)}
+    return row
+
+
+def named(table: DataFrame) -> list[str]:
+    """Return the columns of the table of limits that tell its rows apart."""
+    return [str(c) for c in table if c not in ("fits", "fails_at", "ended", *AT_THE_LIMIT)]
+
+
+def limit_names(table: DataFrame) -> list[str]:
+    """Return a name per row of the table of limits, `fsdp · 2 ranks`."""
+    return [
+        " · ".join(text for c in named(table) if (text := value_label(c, plain(row[c]))))
+        for _, row in table.iterrows()
+    ]
+
+
+def presented_limits(table: DataFrame, key: str) -> DataFrame:
+    """Return the table as text, with headings for people; empty columns are left out."""
+    text = DataFrame({c: table[c].map(plain) for c in named(table)}, dtype=str)
+    text[f"largest {key}"] = table["fits"].map(lambda v: plain(v) if v else "none")
+    text["out of memory at"] = table["fails_at"].map(plain)
+    text["tokens"] = table["num_tokens"].map(_whole)
+    text["parameters"] = table["num_parameters"].map(_whole)
+    text["peak GiB"] = table["peak_gib"].map(number)
+    text["img/s"] = table["images_per_second"].map(number)
+    text["ended early"] = table["ended"]
+    return text.loc[:, [c for c in text if (text[c] != "").any()]]
+
+
+def limit_answer(table: DataFrame, key: str) -> str:
+    """Return who goes furthest, and who least far, in one sentence."""
+    found = table[table["fits"] > 0]
+    if found.empty:
+        return f"No value of {key} that was tried fits."
+    words = [name or "the cell" for name in limit_names(found)]
+    best, least = found.iloc[0], found.iloc[-1]
+    rest = "" if len(found) == 1 else f"; {words[-1]} least far, {key}={least['fits']:,}"
+    return f"{words[0]} goes furthest: {key}={best['fits']:,} trains{rest}."
+
+
+def _whole(value: Any) -> str:
+    return "" if missing(value) else f"{int(value):,}"
+
+
+assert set(AT_THE_LIMIT) <= {*METRICS, "num_tokens", "cell_id"}
