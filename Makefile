@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
+WORKERS := -n 2 --dist loadgroup
 
 .PHONY: help sweep test test-fast test-full check slurm-demo bench bench-gpu clean
 
@@ -23,10 +24,10 @@ sweep: .venv/installed  ## which precision and sharding train a ViT fastest here
 	$(BIN)/python -m vitsweep -m precision=O1,O2 sharding=ddp,fsdp
 
 test: .venv/installed-tests  ## the tests, under 20 minutes on 2 cores
-	$(PYTEST) -m "not full"
+	$(PYTEST) $(WORKERS) -m "not full"
 
 test-fast: .venv/installed-tests  ## the tests that take seconds, under 3 minutes
-	$(PYTEST) -m "not slow and not full"
+	$(PYTEST) $(WORKERS) -m "not slow and not full"
 
 test-full: .venv/installed-tests  ## with cross products and long statistics
 	$(PYTEST)

@@ -14,8 +14,10 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)  # tensors of tests are tiny: threads would only wait for each other
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the fork server with all that ranks need, before loader workers ask for a smaller one."""
+    if session.config.getoption("numprocesses", None):
+        return  # this process only hands tests to the workers
     fork_server()
     forkserver.ensure_running()
 
@@ -23,6 +25,9 @@ def pytest_sessionstart() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     present = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for item in items:
+        # One worker per file, and one for all that installs or starts Slurm.
+        slurm = "slurm" in item.path.parts
+        item.add_marker(pytest.mark.xdist_group("slurm" if slurm else item.path.name))
         marker = item.get_closest_marker("gpu")
         wanted = (marker.kwargs.get("count", 1) if marker else 0) or 0
         if wanted > present:
