@@ -68,7 +68,7 @@ SCHEDULES = ["gpipe", "one_f_one_b", "interleaved"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_forward_and_backward_get_the_time_of_their_own_chunks(ranks: int, tmp_path: Path) -> None:
     cells = [cell(ranks, f"pipeline_parallel={s}", *DEEP) for s in SCHEDULES]
     again = cell(ranks, "pipeline_parallel=one_f_one_b", *DEEP, "memory=recompute_blocks")

@@ -172,7 +172,7 @@ def test_a_rank_holds_no_more_than_its_part_of_the_matrices(tmp_path: Path) -> N
     assert [rank[GATHERED] for rank in found] == [0, 0], "storage beyond the parts is kept alive"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "how",
     [

@@ -114,7 +114,7 @@ BUDGET = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_largest_model_is_found_by_one_command_and_remembered(tmp_path: Path) -> None:
     vitsweep = Command(tmp_path)
     done = vitsweep("-m", *BUDGET, quick=False)
