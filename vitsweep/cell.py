@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from vitsweep.measure.communication import CommunicationCounter, collective_ms
-from vitsweep.measure.environment import environment
+from vitsweep.measure.environment import environment, machine
 from vitsweep.measure.memory_parts import step_in_parts
 from vitsweep.measure.memory_peak import peak_memory, reset_peak
 from vitsweep.measure.others import Neighbours, throttled
@@ -123,6 +123,7 @@ def _timed(
         memory=memory | step_in_parts(trainee, stream),
         own_cpu_seconds=own_seconds,
         environment=environment(world.device),
+        machine=machine(),
         **_communication(trainee, stream),
     )
     _trace(trainee, stream, around)

@@ -29,6 +29,7 @@ def samples(times: list[float], **given: Any) -> RankSamples:
         "memory": {"peak_allocated_gib": None, "peak_reserved_gib": None, "peak_rss_gib": 0.5},
         "own_cpu_seconds": 1.0,
         "environment": {"device": "AMD EPYC", "node": "a", "host": "a", "host_cores": 64},
+        "machine": "one",
     }
     return RankSamples(step_times_ms=times, **(known | given))
 
@@ -142,6 +143,13 @@ def test_more_threads_than_cores_on_a_host_are_oversubscribed() -> None:
     for cores, crowded in ((threads, False), (threads - 1, True)):
         ranks = [samples(TIMES, environment=on_host(cores)) for _ in range(2)]
         assert summarize(spec(), ranks, {}).validity["oversubscribed"] is crowded
+
+
+@pytest.mark.parametrize(("machines", "crowded"), [("one", True), ("another", False)])
+def test_several_nodes_of_one_machine_are_oversubscribed(machines: str, crowded: bool) -> None:
+    second = {"device": "AMD EPYC", "node": "b", "host": "a", "host_cores": 64}
+    ranks = [samples(TIMES), samples(TIMES, environment=second, machine=machines)]
+    assert summarize(spec(), ranks, {}).validity["oversubscribed"] is crowded
 
 
 def test_every_number_of_a_run_is_defined_and_is_no_column_of_the_spec() -> None:

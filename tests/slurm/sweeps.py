@@ -26,13 +26,13 @@ class Sweep:
 
     def submit(self, *arguments: str) -> list[Array]:
         """Submit and leave; return the arrays."""
-        done = self.command("-m", *arguments, *SMALL, "hydra.launcher.wait=false")
+        done = self.command("-m", *SMALL, *arguments, "hydra.launcher.wait=false")
         assert done.returncode == 0, done.stdout + done.stderr
         return self.arrays
 
     def run(self, *arguments: str, code: int = 0) -> DataFrame:
         """Submit and wait; return the table, indexed by sharding."""
-        done = self.command("-m", *arguments, *SMALL)
+        done = self.command("-m", *SMALL, *arguments)
         assert done.returncode == code, done.stdout + done.stderr
         return self.command.cells()
 

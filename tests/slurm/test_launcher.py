@@ -23,13 +23,15 @@ def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
 
 
 def test_resources_follow_the_cell(sweep: Sweep) -> None:
-    cells = sweep.run("resources.nodes=1,2,4", "sharding=ddp,fsdp")
+    every_core = "resources.threads_per_rank=auto"  # of the node's four, of which there may be two
+    cells = sweep.run("resources.nodes=1,2,4", "sharding=ddp,fsdp", every_core)
 
     assert cells.groupby(["nodes", "sharding"]).size().to_dict() == {
         (nodes, sharding): 1 for nodes in (1, 2, 4) for sharding in ("ddp", "fsdp")
     }
     assert (cells["status"] == "measured").all()
-    assert cells.loc[cells["nodes"] > 1, "oversubscribed"].all()  # "nodes" of one machine
+    shared = cells["nodes"] * 4 > (os.cpu_count() or 1)
+    assert cells["oversubscribed"].tolist() == ((cells["nodes"] > 1) | shared).tolist()
     for array in sweep.arrays:
         facts = sweep.client.detail(f"{array.slurm_id}_0")
         assert facts["NumNodes"] == str(array.facts["request"]["nodes"])
@@ -38,6 +40,18 @@ def test_resources_follow_the_cell(sweep: Sweep) -> None:
     own = cells[cells["sharding"] == "ddp"]
     assert (own["cell_id"] == own["baseline_cell_id"]).all()
     assert cells.loc[cells["sharding"] == "fsdp", "num_pairs"].eq(1).all()
+
+
+def test_without_pairs_every_cell_has_a_job_and_the_ratio_says_so(sweep: Sweep) -> None:
+    alone = ("hydra.launcher.pair=false", "hydra.launcher.cells_per_job=1")
+    done = sweep.command("-m", *SMALL, "sharding=ddp,fsdp", *alone)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "unpaired" in done.stdout
+    [array] = sweep.arrays
+    assert [len(element.runs()) for element in array.elements()] == [1, 1]
+    fsdp = sweep.command.cells().set_index("sharding").loc["fsdp"]
+    assert (fsdp["status"], fsdp["claim"], fsdp["num_pairs"]) == ("measured", "unpaired", 0)
+    assert fsdp["speedup"] > 0
 
 
 def test_a_pending_cell_runs_what_was_typed_not_what_files_say_later(sweep: Sweep) -> None:

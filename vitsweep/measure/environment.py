@@ -3,6 +3,7 @@
 import os
 import platform
 import socket
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,14 @@ def environment(device: torch.device) -> dict[str, Any]:
         "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
     }
+
+
+def machine() -> str:
+    """Return what tells machines apart where host names do not: the kernel's own name of its boot."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _driver() -> str | None:

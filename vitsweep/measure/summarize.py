@@ -26,6 +26,7 @@ class RankSamples:
         memory: peak columns of the record.
         own_cpu_seconds: CPU time of the rank over the timed steps.
         environment: what this rank knows of where it runs.
+        machine: equal for ranks that one kernel schedules, whatever their nodes are called.
     """
 
     step_times_ms: list[float]
@@ -38,6 +39,7 @@ class RankSamples:
     memory: dict[str, float | None]
     own_cpu_seconds: float
     environment: dict[str, Any]
+    machine: str
 
 
 @dataclass(kw_only=True)
@@ -82,15 +84,18 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
 
 
 def _oversubscribed(cell: CellSpec, ranks: list[RankSamples]) -> bool:
-    """Whether ranks share cores: as planned, or because several "nodes" are one machine."""
+    """Whether ranks share what should be theirs: as planned, or where "nodes" are one machine."""
     asked = cell.resources
-    if asked.device != "cpu":
-        return asked.oversubscribed
-    threads: Counter[str] = Counter()
+    nodes: dict[str, set[str]] = {}
     for rank in ranks:
-        threads[rank.environment["host"]] += asked.threads_per_rank
-    cores = {rank.environment["host"]: rank.environment["host_cores"] for rank in ranks}
-    return asked.oversubscribed or any(threads[host] > cores[host] for host in threads)
+        nodes.setdefault(rank.machine, set()).add(rank.environment["node"])
+    if asked.oversubscribed or any(len(names) > 1 for names in nodes.values()):
+        return True
+    threads = Counter(rank.machine for rank in ranks)
+    cores = {rank.machine: rank.environment["host_cores"] for rank in ranks}
+    return asked.device == "cpu" and any(
+        threads[machine] * asked.threads_per_rank > cores[machine] for machine in threads
+    )
 
 
 def _phases(ranks: list[RankSamples]) -> dict[str, float | None]:

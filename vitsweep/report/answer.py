@@ -64,6 +64,11 @@ def _over_baseline(group: DataFrame, measured: DataFrame, names: dict[str, str])
     name, against = names[best["cell_id"]], _the_baseline(names[best["baseline_cell_id"]])
     size = f"{words.speedup(best)} over {words.count(best['num_pairs'], 'block')}"
     rates = " against ".join(words.number(r["images_per_second"]) for r in (best, base)) + " img/s"
+    if best["claim"] == "unpaired":
+        return (
+            f"{name} {_rank(best)}: {words.times(best['speedup'])} against {against}, {rates}; "
+            "they ran in different jobs, so nothing is claimed."
+        )
     sentences = {
         "faster": f"{name} is fastest: {size} against {against}, {rates}{_rivals(group, best)}.",
         "slower": f"Nothing beat {against}; the nearest is {name}, {size}.",

@@ -77,6 +77,7 @@ class Lead:
             place=place,
             nodes=self._nodes,
             queued_s=self._started - self.facts["time"],
+            pair=self.facts.get("pair", True),
         )
         self._bury()
 

@@ -29,6 +29,7 @@ class Runner:
         place: of this process in the job.
         nodes: agents of the job.
         queued_s: seconds from submission to this start of the job.
+        pair: whether baselines run beside their cells; a record says so where they do not.
     """
 
     store: Store
@@ -36,6 +37,7 @@ class Runner:
     place: Place
     nodes: Nodes
     queued_s: float
+    pair: bool
     _cells: dict[str, CellSpec] = field(default_factory=dict)
     _code: dict[str, dict[str, Any]] = field(default_factory=dict)
     _rates: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class Runner:
                 "launcher": "slurm",
                 "slurm_job_id": self.place.shown,
                 "queued_s": round(self.queued_s, 1),
+                **({} if self.pair else {"paired": False}),
             },
         )
 

@@ -61,6 +61,7 @@ def _submit_array(
         "request": vars(request),
         "max_attempts": settings.max_attempts,
         "signal_delay_s": settings.signal_delay_s,
+        "pair": settings.pair,
         "elements": len(jobs),
         "minutes": [round(job.minutes, 1) for job in jobs],
     }

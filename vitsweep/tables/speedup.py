@@ -32,8 +32,9 @@ def speedup_over(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFr
     Returns:
         One row per cell: `cell_id, baseline_cell_id, speedup, speedup_low, speedup_high,
         num_blocks` (blocks that hold both), `p_value, p_holm, claim, speedup_note`. `claim` is
-        `baseline, faster, slower, no difference shown, too few blocks` or empty; `speedup_note`
-        says why there is no speedup although the cell was measured.
+        `baseline, faster, slower, no difference shown, too few blocks, unpaired` or empty;
+        `speedup_note` says why there is no speedup, or only an unpaired one, although the cell was
+        measured.
     """
     cells = list(dict.fromkeys([*runs["cell_id"], *baselines]))
     table = DataFrame({"cell_id": cells}).assign(
@@ -42,6 +43,7 @@ def speedup_over(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFr
     per_block = log_throughput_per_block(counted(runs))
     return (
         table.merge(estimate(log_ratios(per_block, baselines)), on="cell_id", how="left")
+        .pipe(_with_unpaired, counted(runs), baselines)
         .pipe(_baseline_is_one, set(per_block["cell_id"]))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
         .assign(p_holm=lambda t: holm(t["p_value"]))
@@ -96,6 +98,23 @@ def estimate(ratios: DataFrame) -> DataFrame:
     ).reset_index()
 
 
+def _with_unpaired(
+    table: DataFrame, runs: DataFrame, baselines: Mapping[str, str | None]
+) -> DataFrame:
+    """Add the bare ratio of means for cells whose sweep asked for no pairs (`paired` is False).
+
+    Such ratios hold what differs between jobs and nodes too, so there is neither interval nor claim.
+    Only runs of one sweep on one kind of device are compared.
+    """
+    if "paired" not in runs or not len(runs):
+        return table
+    asked = set(runs.loc[runs["paired"].eq(False), "cell_id"])
+    alike = runs.assign(block=runs["device"].astype(str))  # one pool per device, not per block
+    ratios = log_ratios(log_throughput_per_block(alike), baselines)
+    bare = np.exp(ratios[ratios["cell_id"].isin(asked)].groupby("cell_id")["log_ratio"].mean())
+    return table.assign(speedup=table["speedup"].fillna(table["cell_id"].map(bare)))
+
+
 def holm(p_values: Series) -> Series:
     """Return Holm's step-down adjusted p-values; missing ones stay missing and do not count."""
     known = p_values.dropna().astype(float).sort_values()
@@ -121,25 +140,28 @@ def claims(table: DataFrame) -> Series:
     rules = [
         table["cell_id"] == table["baseline_cell_id"],
         ~shown,
+        table["num_blocks"] == 0,
         table["num_blocks"] < MIN_BLOCKS,
         ~(table["p_holm"] < LEVEL),
         table["speedup"] > 1,
     ]
-    claims = ["baseline", "", "too few blocks", "no difference shown", "faster"]
+    claims = ["baseline", "", "unpaired", "too few blocks", "no difference shown", "faster"]
     return Series(np.select(rules, claims, default="slower"), index=table.index)
 
 
 def _notes(table: DataFrame, runs: DataFrame) -> Series:
     status = final_status(runs).set_index("cell_id")["status"].map(str).to_dict()
 
-    def note(cell: str, baseline: str | None, speedup: float) -> str:
-        compared = isinstance(baseline, str) and baseline != cell and speedup != speedup
+    def note(cell: str, baseline: str | None, speedup: float, pairs: int) -> str:
+        compared = isinstance(baseline, str) and baseline != cell and not pairs
         if not compared or status.get(cell) != Status.measured:
             return ""
+        if speedup == speedup:
+            return f"unpaired: its baseline {baseline} ran in other jobs"
         ended = status.get(str(baseline), "never run")
         if ended != Status.measured:
             return f"no speedup: its baseline {baseline} is {ended.replace('_', ' ')}"
         return f"no speedup: it never shared a block with its baseline {baseline}"
 
-    columns = (table["cell_id"], table["baseline_cell_id"], table["speedup"])
+    columns = (table[c] for c in ("cell_id", "baseline_cell_id", "speedup", "num_blocks"))
     return Series([note(*row) for row in zip(*columns, strict=True)], index=table.index, dtype=str)
