@@ -163,9 +163,20 @@ def collect(arguments: Sequence[str]) -> int:
 
 def retry(arguments: Sequence[str]) -> int:
     """Run cells of a sweep again that ended otherwise."""
-    from vitsweep.sweep.retry import retry_arguments
+    from vitsweep.sweep.finish import INTERRUPTED
+    from vitsweep.sweep.retry import retries
 
-    return run_hydra(retry_arguments(arguments))
+    commands, worst = retries(arguments), 0
+    if not commands:
+        print("No cell ended so: there is nothing to run again.")
+    for command in commands:
+        try:
+            worst = max(worst, run_hydra(command))
+        except SystemExit as left:  # of each command: 3 where cells ended otherwise again
+            worst = max(worst, int(left.code or 0))
+            if left.code == INTERRUPTED:
+                break
+    return worst
 
 
 def status(arguments: Sequence[str]) -> int:

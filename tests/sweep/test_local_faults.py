@@ -93,9 +93,14 @@ def test_a_cell_that_failed_is_repeated_by_retry_only(vitsweep: Command) -> None
     assert "not repeated" in same.stdout
     assert len(vitsweep.runs()) == 1
 
+    vitsweep("sharding=fsdp", "sweep.baseline=null")  # a later command, about another cell
+    nothing = vitsweep("retry", "--status", "killed", quick=False)
+    assert (nothing.returncode, len(vitsweep.runs())) == (0, 2)
+    assert "nothing to run again" in nothing.stdout
+
     retried = vitsweep("retry", "--status", "failed", quick=False)
     assert retried.returncode == 3, retried.stderr
-    assert len(vitsweep.runs()) == 2
+    assert vitsweep.runs().groupby("status").size().to_dict() == {"failed": 2, "measured": 1}
 
 
 def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) -> None:

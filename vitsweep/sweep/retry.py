@@ -1,48 +1,85 @@
-"""`vitsweep retry`: the commands of a sweep once more, for cells that ended otherwise."""
+"""`vitsweep retry`: the cells of a sweep once more that ended otherwise, whichever command asked."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
+from vitsweep.sweep.typed import typed
 
 NOT_RETRIED = (Status.measured, Status.invalid)
+OF_THE_RUN = ("sweep.retry", "sweep.remeasure", "sweep.folder", "sweep.name")
+"""What a cell's own command said of the sweep that a retry says anew."""
 
 
-def retry_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the command line that runs the last command of a sweep again.
+def retries(arguments: Sequence[str]) -> list[list[str]]:
+    """Return the command lines that run cells again, one for each launcher they were asked with.
 
     Args:
         arguments: `[SWEEP] [--status a,b] [[--set] override ...]`; without statuses all that ended
-            otherwise run again. An override makes new cells, as in `--set resources.nodes=2`.
+            otherwise run again. An override makes new cells of them, as in
+            `--set resources.nodes=2`.
 
     Raises:
         VitsweepError: there is no such sweep, or no such status.
     """
     name, statuses, extra = _parsed(arguments)
     folder = Path(name) if (Path(name) / "cells").is_dir() else Path("results") / name
-    commands = [c["command"] for c in Store(folder).commands() if not _is_retry(c["command"])]
-    if not commands:
+    if not (folder / "cells").is_dir():
         raise VitsweepError(f"There is no sweep `{name}` under `results/`.")
+    store, groups = Store(folder), dict[tuple[str, ...], list[list[str]]]()
+    for cell_id in _ended(store, statuses):
+        own = [str(text) for text in store.frozen(cell_id)["overrides"]]
+        of_sweep = [t for t in own if _is_sweep(t) and _key(t) not in OF_THE_RUN]
+        key = (*_launcher(store, cell_id), *of_sweep)
+        groups.setdefault(key, []).append([text for text in own if not _is_sweep(text)])
+    where = [typed("sweep.folder", str(folder.parent)), typed("sweep.name", folder.name)]
     again = f"sweep.retry=[{','.join(statuses)}]"
-    return ["-m", *_overrides_of(commands[-1]), *extra, again]
+    return [
+        ["-m", *key, *where, again, typed("sweep.cells", cells), *extra]
+        for key, cells in groups.items()
+    ]
 
 
-def _is_retry(command: str) -> bool:
-    return _words(command)[:1] == ["retry"]
+def _ended(store: Store, statuses: Sequence[str]) -> Iterator[str]:
+    from vitsweep.tables.load import cells_of
+
+    for row in cells_of(store).to_dict("records"):
+        if row["status"] in statuses:
+            yield str(row["cell_id"])
+
+
+def _launcher(store: Store, cell_id: str) -> list[str]:
+    """Return what the latest command that was typed for a cell said of Hydra and of its launcher."""
+    commands = [c for c in store.commands() if _words(c["command"])[:1] != ["retry"]]
+    of_cell = [c for c in commands if cell_id in (*c["cells"], *c["baselines"])]
+    latest = (of_cell or commands)[-1:]
+    words = [word for command in latest for word in _words(command["command"])]
+    return [word for word in words if _is_for_hydra(word)]
+
+
+def _is_for_hydra(word: str) -> bool:
+    """Tell a flag, its value, or a setting of Hydra's own node; a retry is no search any more."""
+    if word.startswith("-") or "=" not in word:
+        return word not in ("-m", "--multirun") and not word.startswith("~")
+    key = _key(word)
+    return key.startswith(("hydra/", "hydra.")) and not key[6:].startswith("sweeper")
+
+
+def _is_sweep(text: str) -> bool:
+    return _key(text).split(".")[0] == "sweep"
+
+
+def _key(text: str) -> str:
+    return text.lstrip("+~").partition("=")[0]
 
 
 def _words(command: str) -> list[str]:
     """Return what was typed after `python -m vitsweep` (or `vitsweep`)."""
     words = shlex.split(command)
     return words[3:] if words[:3] == ["python", "-m", "vitsweep"] else words[1:]
-
-
-def _overrides_of(command: str) -> list[str]:
-    noise = ("-m", "--multirun")
-    return [w for w in _words(command) if w not in noise and "sweep.retry=" not in w]
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:

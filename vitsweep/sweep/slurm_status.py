@@ -17,7 +17,7 @@ from vitsweep.sweep.slurm_jobs import Array
 from vitsweep.sweep.slurm_look import Seen, look
 from vitsweep.sweep.slurm_settle import settle
 
-WATCH_SECONDS = 2.0
+WATCH_SECONDS = 1.0
 SECONDS_TO_CANCEL = 60.0
 WAITING = "waiting"
 
