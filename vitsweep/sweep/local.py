@@ -31,7 +31,7 @@ from vitsweep.sweep.ranks import rendezvous
 from vitsweep.sweep.request import RunRequest, earlier_folders, run_id_of
 from vitsweep.sweep.roster import Entry, Roster
 from vitsweep.sweep.supervise import RunEnding, start_here, supervise
-from vitsweep.sweep.unfinished import Unfinished, unfinished
+from vitsweep.sweep.unfinished import Unfinished, completing_blocks, unfinished
 
 SECONDS_TO_SAVE = 60.0
 """How long a training may take to save itself after Ctrl-C."""
@@ -112,8 +112,13 @@ class _Runner:
         """Run all blocks; True if the user stopped them."""
         todo = self._known()
         cells_per_block = int(self.config["sweep"].get("cells_per_block", 8))
-        missing = dict(todo.missing)
-        planned = [*self._continued(missing), *blocks(self.roster, missing, cells_per_block)]
+        runs, commit = list(self.store.runs()), self.code["git_commit"]
+        for one in unfinished(self.store, list(todo.missing), runs, commit):
+            self._unfinished[one.block, one.cell_id] = one
+        first, missing = completing_blocks(
+            list(self._unfinished.values()), self.roster, todo.missing, runs, cells_per_block
+        )
+        planned = [*first, *blocks(self.roster, missing, cells_per_block)]
         self._announce(todo, planned)
         progress = Progress(self.console, labels(self.roster), sum(len(b.entries) for b in planned))
         try:
@@ -130,41 +135,6 @@ class _Runner:
                 "measured is kept: make room and run the same command again."
             ) from error
         return False
-
-    def _continued(self, missing: dict[str, int]) -> list[Block]:
-        """Return the blocks of interrupted runs, and take their runs off what is missing.
-
-        What such a run measured belongs to its block: that is completed by the cells it is compared
-        with, as far as they have not run in it.
-        """
-        runs = list(self.store.runs())
-        present = {(run.block, run.cell_id) for run in runs}
-        found = []
-        for one in unfinished(self.store, list(missing), runs, self.code["git_commit"]):
-            if not missing.get(one.cell_id):
-                continue
-            entry = self.roster.entries[one.cell_id]
-            members = {entry.cell_id: entry}
-            for mate in self._compared_with(entry, missing):
-                if (one.block, mate.cell_id) not in present:
-                    members.setdefault(mate.cell_id, mate)
-            for cell_id in members:
-                missing[cell_id] = missing.get(cell_id, 0) - 1
-            self._unfinished[one.block, one.cell_id] = one
-            found.append(Block(one.block, tuple(members.values())))
-            self.console.print(
-                f"A training of cell {one.cell_id} goes on after step {one.step}.", highlight=False
-            )
-        return found
-
-    def _compared_with(self, entry: Entry, missing: dict[str, int]) -> list[Entry]:
-        """Return the baseline of a cell, and the cells with the same one that lack runs."""
-        if entry.baseline_id is None:
-            return []
-        same = [e for e in self.roster.runnable if e.baseline_id == entry.baseline_id]
-        lacking = [e for e in same if missing.get(e.cell_id, 0) > 0]
-        size = int(self.config["sweep"].get("cells_per_block", 8))
-        return [self.roster.entries[entry.baseline_id], *lacking[: size - 1]]
 
     def _known(self) -> Known:
         settings = self.config["sweep"]
@@ -193,6 +163,10 @@ class _Runner:
                 f"{len(todo.ended)} cells ended otherwise and are not repeated; "
                 f"`vitsweep retry {self.store.name}` runs them again.",
                 highlight=False,
+            )
+        for one in self._unfinished.values():
+            self.console.print(
+                f"A training of cell {one.cell_id} goes on after step {one.step}.", highlight=False
             )
         if not planned and self.roster.runnable:
             self.console.print("Everything that was asked for is measured already.")

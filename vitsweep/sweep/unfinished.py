@@ -1,10 +1,12 @@
 """Trainings that were interrupted on this machine and saved: the same command goes on with them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store, read_lines
+from vitsweep.sweep.blocks import Block
+from vitsweep.sweep.roster import Entry, Roster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,3 +67,36 @@ def _of_cell(store: Store, cell_id: str) -> list[Unfinished]:
             step=end["saved_step"],
         )
     return list(found.values())
+
+
+def completing_blocks(
+    interrupted: Sequence[Unfinished],
+    roster: Roster,
+    missing: Mapping[str, int],
+    runs: Iterable[RunRecord],
+    cells_per_block: int,
+) -> tuple[list[Block], dict[str, int]]:
+    """Return the blocks of interrupted runs, and what is missing beside them.
+
+    What such a run measured belongs to its block: the cells that it is compared with complete that,
+    as far as they lack runs and have none in it.
+    """
+    present, left, found = {(run.block, run.cell_id) for run in runs}, dict(missing), []
+    for one in interrupted:
+        entry = roster.entries[one.cell_id]
+        members = {entry.cell_id: entry}
+        for mate in _compared_with(entry, roster, left, cells_per_block):
+            if (one.block, mate.cell_id) not in present:
+                members.setdefault(mate.cell_id, mate)
+        left |= {cell_id: left.get(cell_id, 0) - 1 for cell_id in members}
+        found.append(Block(one.block, tuple(members.values())))
+    return found, left
+
+
+def _compared_with(entry: Entry, roster: Roster, left: Mapping[str, int], size: int) -> list[Entry]:
+    """Return the baseline of a cell, and the cells with the same one that lack runs."""
+    if entry.baseline_id is None:
+        return []
+    same = [e for e in roster.runnable if e.baseline_id == entry.baseline_id]
+    lacking = [e for e in same if left.get(e.cell_id, 0) > 0]
+    return [roster.entries[entry.baseline_id], *lacking[:size]]
