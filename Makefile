@@ -17,7 +17,7 @@ help:  ## this list
 	@touch $@
 
 .venv/installed-tests: .venv/installed
-	$(INSTALL) --group test --group check --editable '.[fp8]'
+	$(INSTALL) --group test --group check --editable '.[fp8,tensorboard]'
 	@touch $@
 
 sweep: .venv/installed  ## which precision and sharding train a ViT fastest here: table and report in minutes

@@ -59,6 +59,8 @@ BESIDE = {
     "measurement=careful": SHORT,
     "measurement=standard": SHORT,
     "model=axial_vit_base": ["batch.resolution_px=32"],
+    "model=resnet_50": ["batch.resolution_px=32"],
+    "model=resnet_nano": ["batch.resolution_px=8"],
     "model=video_vit_3b": VIDEO,
     "model=video_vit_720m": VIDEO,
     "model=video_vit_nano": VIDEO,
@@ -101,7 +103,8 @@ def tiny(choice: str, pictures: Path) -> Entry:
             ]
         )
         two_patches = [f"batch.resolution_px={side}"]
-    return entry(*ON_CPU, *TINY, *ONE_STEP, *two_patches, *beside, choice)
+    shape = [t for t in TINY if not (choice.startswith("model=resnet") and t.startswith("model."))]
+    return entry(*ON_CPU, *shape, *ONE_STEP, *two_patches, *beside, choice)
 
 
 def run_all(world: World, cells: list[CellSpec], folder: Path) -> list[Summary]:

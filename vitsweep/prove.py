@@ -20,7 +20,6 @@ from vitsweep.world import World
 STEPS = 4
 HALVINGS = 20
 """So often a loss scale may be too high in a row: from 2**16 to 1, and some."""
-TWIN_WIDTH_PER_HEAD = 16
 LEARNING_RATE = 0.05
 
 
@@ -30,22 +29,17 @@ class WrongResultError(VitsweepError):
 
 def twin_of(cell: CellSpec) -> CellSpec:
     """Return the cell with a nano model and a few images per replica, everything else kept."""
-    heads = cell.model.num_heads
-    model = replace(
-        cell.model,
-        depth=max(2, cell.mesh.pipeline * cell.pipeline_parallel.stages_per_rank),
-        width=TWIN_WIDTH_PER_HEAD * heads,
-        mlp_width=2 * TWIN_WIDTH_PER_HEAD * heads,
+    model = cell.model.twin(
+        depth=cell.mesh.pipeline * cell.pipeline_parallel.stages_per_rank,
         num_classes=max(16, cell.mesh.data_parallel_size),
     )
-    side = 4 * cell.model.patch_px
     parts = cell.pipeline_parallel.microbatches
     batch = Batch(
         name="twin",
         images_per_step=parts * -(-4 // parts) * cell.batch.accumulation_steps,
         scope="per_replica",
         accumulation_steps=cell.batch.accumulation_steps,
-        resolution_px=side,
+        resolution_px=cell.model.twin_resolution_px,
     )
     return replace(cell, model=model, batch=batch)
 

@@ -25,6 +25,7 @@ def cell(device="cuda", precision="O1", model=NANO, compilation="eager", **choic
         precision=SimpleNamespace(name=precision, plan=PLANS[precision]),
         compilation=SimpleNamespace(name=compilation),
         model=model,
+        transformer=model,
         **{group: SimpleNamespace(name=name) for group, name in named.items()},
     )
 

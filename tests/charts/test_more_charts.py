@@ -1,13 +1,15 @@
 """Axes, units and series of every chart, on sweeps with known answers."""
 
+import json
 import math
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
 import pytest
 
 from tests.builders import run, table
-from tests.sample_sweep import sweep
+from tests.sample_sweep import baselines_of, records_of, sweep
 from vitsweep.charts import (
     communication,
     epoch_hours,
@@ -23,9 +25,13 @@ from vitsweep.charts import (
     waterfall,
 )
 from vitsweep.report import needs
+from vitsweep.report.figures import drawn
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store
 from vitsweep.tables import budget
 from vitsweep.tables import communication as communication_table
 from vitsweep.tables.cells import cells
+from vitsweep.tables.load import read_sweep, sweep_of
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.per_chip import per_chip as per_chip_table
 from vitsweep.tables.waterfall import waterfall as waterfall_table
@@ -209,3 +215,29 @@ def test_the_palette_is_told_apart_with_any_colour_vision(kind):
     seen = np.clip(colours**2.2 @ np.array(matrices[kind]).T, 0, 1) ** (1 / 2.2)
     gaps = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[i + 1 :]]
     assert min(gaps) > 0.1
+
+
+def test_scaling_is_drawn_beside_cells_that_were_refused_or_died(tmp_path):
+    """Rows without fields of the others' kind: no loss scale, no depth, no spec at all."""
+    store = Store(tmp_path / "meta_gpu_scaling").create()
+    for record in records_of("scaling"):
+        is_plain = record.spec["precision"] == "fp32"
+        fields = {"half_dtype": None if is_plain else "bfloat16", "precision.loss_scale": None}
+        fields |= {} if is_plain else {"precision.half_dtype": "bfloat16", "model.sizes": [3, 4]}
+        spec = record.spec | fields
+        store.save_run(replace(record, sweep=store.name, spec=spec))
+    for status in (Status.killed, Status.failed, Status.timed_out, Status.out_of_memory):
+        spec = {"world_size": 4, "num_tokens": None, "half_dtype": None, "model": "resnet_nano"}
+        store.save_run(run(f"dead-{status}", status=status, sweep=store.name, **spec))
+    for name, known in (("bad", {"precision": "fp8"}), ("nothing", {})):
+        refused = {"status": "invalid", "reason": "`precision=fp8` needs a GPU.", **known}
+        store.cell(name).mkdir()
+        (store.cell(name) / "record.json").write_text(json.dumps(refused))
+    baselines = baselines_of(store.name, records_of("scaling"))
+    store.append_command({"baselines": baselines | {"bad": None, "nothing": None}, "command": "x"})
+    for read in (read_sweep(store.root), sweep_of(store)):
+        drawn_too = {
+            chart.name: caption for chart, _, caption in drawn(read)
+        }  # a warning is an error
+        assert {"scaling", "gpu_scaling"} <= set(drawn_too)
+        assert "2 invalid" in drawn_too["scaling"]

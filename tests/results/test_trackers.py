@@ -1,6 +1,7 @@
 """The W&B mirror holds the numbers of the records, and costs nothing when it fails."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,44 @@ def test_an_offline_run_read_back_equals_the_record(vitsweep: Command) -> None:
     assert "api_key" not in frozen.lower()
 
 
-def test_a_tracker_that_hangs_is_given_up(tmp_path: Path) -> None:
-    too_short = {"mode": "offline", "project": "p", "time_limit_s": 0.001}
+@pytest.mark.slow
+def test_tensorboard_read_back_equals_the_record(vitsweep: Command) -> None:
+    pytest.importorskip("tensorboard", reason="pip install 'vitsweep[tensorboard]'")
+    command = ("tracker=tensorboard", "sweep.baseline=null", "measurement.blocks=2")
+    done = vitsweep(*command)
+
+    assert done.returncode == 0, done.stderr
+    assert "Mirrored 1 cells to TensorBoard in" in done.stdout
+    assert "Mirrored 1 cells" in vitsweep(*command).stdout  # measured already: written once more
+    records, row = list(vitsweep.store.runs()), vitsweep.cells().iloc[0]
+    scalars, choices = events(vitsweep.store.root / "tensorboard" / row["cell_id"])
+    for metric in set(METRICS) & set(records[0].metrics):
+        wanted = [r.metrics[metric] for r in records if r.metrics[metric] is not None]
+        assert scalars.get(f"run/{metric}", []) == pytest.approx(wanted, rel=1e-6)  # float32
+    for metric in set(METRICS) & set(row.dropna().index):
+        assert scalars[f"cell/{metric}"] == [pytest.approx(row[metric], rel=1e-6)]
+    assert choices["precision"] == "fp32"
+    assert choices["images_per_step"] == row["images_per_step"]
+
+
+def test_a_tracker_nobody_knows_is_named(tmp_path: Path) -> None:
+    told = mirror(Store(tmp_path), [], {"mode": "tensorbord"})
+    assert told.startswith(
+        "`tracker.mode=tensorbord` is none of `none`, `offline`, `online`, `tens"
+    )
+
+
+def test_a_tracker_that_is_not_installed_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    told = mirror(Store(tmp_path), [], {"mode": "tensorboard", "time_limit_s": 1})
+    assert "pip install 'vitsweep[tensorboard]'" in told
+
+
+@pytest.mark.parametrize("mode", ["offline", "tensorboard"])
+def test_a_tracker_that_hangs_is_given_up(mode: str, tmp_path: Path) -> None:
+    too_short = {"mode": mode, "project": "p", "time_limit_s": 0.001}
     told = mirror(Store(tmp_path), [], too_short)
     assert "given up after 0.001 s; the records are complete without it" in told
 
@@ -61,6 +98,18 @@ def read_back(root: Path) -> tuple[list[dict[str, float]], dict[str, float]]:
         if message.WhichOneof("record_type") == "summary":
             summary |= pairs(message.summary.update)
     return history, summary
+
+
+def events(folder: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Read the scalars by tag and the hyperparameters of one run with TensorBoard's own reader."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+
+    found = EventAccumulator(str(folder)).Reload()
+    scalars = {tag: [e.value for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    content = found.PluginTagToContent(metadata.PLUGIN_NAME)[metadata.SESSION_START_INFO_TAG]
+    given = metadata.parse_session_start_info_plugin_data(content).hparams
+    return scalars, {n: getattr(v, str(v.WhichOneof("kind"))) for n, v in given.items()}
 
 
 def messages(log: bytes) -> Iterator[bytes]:

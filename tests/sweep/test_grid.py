@@ -6,10 +6,13 @@ import pytest
 import small_conf
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
+from tests.cells import GPU_NODE, LAPTOP
 from vitsweep.conf_dir import conf_dir
 from vitsweep.errors import BadValueError
+from vitsweep.sweep.baseline import baseline_of
 from vitsweep.sweep.compose import Composer
 from vitsweep.sweep.grid import expand
+from vitsweep.sweep.roster import make_entry
 from vitsweep.sweep.typed import typed
 
 TEXTS = ("O1", "null", "True", "3", "1e3", "", " a ", "a, b=c", 'it\'s "so"', "\\", "a\\'")
@@ -98,6 +101,22 @@ def test_the_command_line_replaces_what_a_named_sweep_says(small: Composer) -> N
     assert cells == [("seed=5", "model=based", "precision=plain", "sweep.name=ladder")]
 
 
+def test_a_cell_says_more_than_an_axis_and_the_command_line_more_than_both(
+    composer: Composer,
+) -> None:
+    named = [
+        "++sweep.axes={batch.images_per_step:[32],batch.resolution_px:[8,16]}",
+        "sweep.cells=['precision=O1','precision=O2 batch.images_per_step=64']",
+    ]
+
+    def images(*typed: str) -> list[tuple[int, int]]:
+        trees = [cell.tree["batch"] for cell in expand([*named, *typed], composer)]
+        return [(batch["images_per_step"], batch["resolution_px"]) for batch in trees]
+
+    assert images() == [(32, 8), (32, 16), (64, 8), (64, 16)]
+    assert images("batch.images_per_step=5") == [(5, 8), (5, 16), (5, 8), (5, 16)]
+
+
 def test_a_cell_of_a_named_sweep_can_be_typed_again(small: Composer) -> None:
     for cell in expand(["+sweep=ladder", "nothing=1,2", "sweep.zip=[[seed,nothing]]"], small):
         assert [again.tree for again in expand(cell.overrides, small)] == [cell.tree]
@@ -113,6 +132,40 @@ def test_every_named_sweep_expands_into_a_folder_of_its_name(
     assert len(cells) > 1
     assert {cell.tree["sweep"]["name"] for cell in cells} == {path.stem}
     assert cells[0].tree["sweep"]["question"]
+
+
+BLOG = [
+    path.stem
+    for pattern in ("meta_*.yaml", "optimizer_step*.yaml")
+    for path in sorted((conf_dir() / "sweep").glob(pattern))
+]
+
+
+@pytest.mark.parametrize("name", BLOG)
+def test_every_cell_of_the_blogs_sweeps_and_its_baseline_can_run(
+    name: str, composer: Composer
+) -> None:
+    machine = GPU_NODE if name.endswith("_cluster") else LAPTOP
+    cells = expand([f"+sweep={name}"], composer)
+    baselines = [baseline for cell in cells if (baseline := baseline_of(cell, composer))]
+    assert len(baselines) == len(cells)
+    for asked_for in (*cells, *baselines):
+        assert not make_entry(asked_for, machine).reasons
+
+
+@pytest.mark.parametrize("name", ["meta_speedups", "meta_speedups_cluster"])
+def test_the_speedups_of_the_blog_have_one_baseline(name: str, composer: Composer) -> None:
+    machine = GPU_NODE if name.endswith("_cluster") else LAPTOP
+    cells = expand([f"+sweep={name}"], composer)
+    baselines = {
+        make_entry(found, machine).cell.cell_id: found.choices["batch"]
+        for cell in cells
+        if (found := baseline_of(cell, composer))
+    }
+    assert list(baselines.values()) == ["base"]
+    own = {make_entry(cell, machine).cell.cell_id for cell in cells}
+    assert len(own) == 16
+    assert not own & set(baselines)
 
 
 @pytest.mark.parametrize(

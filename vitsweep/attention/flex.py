@@ -32,11 +32,11 @@ class Flex(AttentionKernel):
                 "FlexAttention has no backward pass. Use `attention=sdpa_flash`."
             )
             return
-        head_width = cell.model.width // cell.model.num_heads
+        head_width = cell.transformer.width // cell.transformer.num_heads
         if head_width < 16:
             yield (
                 f"`attention={self.name}` needs a head width of at least 16; `model.width="
-                f"{cell.model.width}` over `model.num_heads={cell.model.num_heads}` gives "
+                f"{cell.transformer.width}` over `model.num_heads={cell.transformer.num_heads}` gives "
                 f"{head_width}. Use fewer heads, or `attention=sdpa_auto`."
             )
 

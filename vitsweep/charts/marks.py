@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from pandas import Series
 
 from vitsweep.charts import style
 from vitsweep.tables.words import missing
 
 BAR = 0.66
+WIDEST = 3.0
+"""A whisker longer than so many of the longest bar leaves the chart: the bars must be seen."""
 
 
 def whiskers(axes: Axes, position: float, middle: float, low: Any, high: Any) -> None:
@@ -38,6 +41,16 @@ def rows(axes: Axes, labels: Sequence[str], limit: float) -> None:
     axes.set_ylim(max(len(labels), 1) - 0.4, -0.6)
     axes.set_xlim(0, 1.2 * limit if limit > 0 else 1)
     axes.grid(axis="y", visible=False)
+
+
+def reach(values: Series, highs: Series) -> float:
+    """Return where the longest whisker ends, at most `WIDEST` times the longest bar; 1 for no bar."""
+    if values.dropna().empty:
+        return 1.0
+    longest = float(values.max())
+    return min(
+        max(float(highs.max()), longest) if highs.notna().any() else longest, WIDEST * longest
+    )
 
 
 def reference_line(axes: Axes, at: float) -> None:

@@ -10,7 +10,7 @@ from vitsweep.tables.words import missing, number, percent, times
 
 def draw(table: DataFrame) -> Figure:
     """Draw the table of `tables.optimizer_steps`: milliseconds, gain over the loop, share of step."""
-    rest = labels(table.assign(optimizer=table["family"]))
+    rest = labels(table.drop(columns="optimizer", errors="ignore"))
     shown = table.assign(_rest=rest).sort_values(["_rest", "family", "optimizer_ms"])
     figure, axes = style.new_figure(8.4, marks.height(len(shown)))
     names = []
@@ -27,6 +27,6 @@ def draw(table: DataFrame) -> Figure:
         names.append(
             f"{row['family']} {row['implementation']}" + (f" · {row['_rest']}" if several else "")
         )
-    marks.rows(axes, names, 1.7 * shown["optimizer_ms"].max())
+    marks.rows(axes, names, 2.1 * shown["optimizer_ms"].max())
     axes.set_xlabel(style.axis_label("optimizer_ms"))
     return figure

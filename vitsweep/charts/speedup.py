@@ -22,6 +22,7 @@ def draw(cells: DataFrame) -> Figure:
     group = next((c for c in columns if c in TECHNIQUE_GROUPS), columns[0])
     shown = cells[cells["speedup"].notna()].sort_values("speedup", ascending=False).head(MOST)
     figure, axes = style.new_figure(8.4, marks.height(len(shown)))
+    ends = marks.reach(shown["speedup"], shown["speedup_high"])
     for position, (_, row) in enumerate(shown.iterrows()):
         claim, high = plain(row["claim"]), row["speedup_high"]
         hue = style.BASELINE if claim == "baseline" else style.colour(group, row[group])
@@ -29,12 +30,11 @@ def draw(cells: DataFrame) -> Figure:
         axes.barh(position, row["speedup"], height=marks.BAR, **marks.fill(hue, sure))
         marks.whiskers(axes, position, row["speedup"], row["speedup_low"], high)
         note = "" if claim in ("faster", "slower") else f"  {claim}"
-        end = row["speedup"] if missing(high) else high
+        end = row["speedup"] if missing(high) else min(high, ends)
         marks.value(axes, position, end, times(row["speedup"]) + note)
     others = shown[shown["claim"] != "baseline"]
     for choice in dict.fromkeys(others[group].astype(str)):
         axes.bar(0, 0, color=style.colour(group, choice), label=choice)
-    ends = shown[["speedup", "speedup_high"]].max().max() if len(shown) else 1.0
     ends *= 1.35 if (shown["claim"] == "no difference shown").any() else 1.0  # room for the words
     marks.rows(axes, names[shown.index].tolist(), ends)
     marks.reference_line(axes, 1.0)

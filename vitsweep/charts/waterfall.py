@@ -30,7 +30,7 @@ def draw(steps: DataFrame) -> Figure:
 
 
 def _bars(axes: Axes, rows: DataFrame, kind: str) -> None:
-    before = 1.0
+    before, ends = 1.0, marks.reach(rows["speedup"], rows["speedup_high"])
     for position, (_, row) in enumerate(rows.iterrows()):
         if missing(row["speedup"]):
             marks.value(axes, position, 0.0, plain(row.get("status")).replace("_", " "))
@@ -43,13 +43,14 @@ def _bars(axes: Axes, rows: DataFrame, kind: str) -> None:
         axes.barh(position, row["speedup"] - left, left=left, height=marks.BAR, **look)
         marks.whiskers(axes, position, row["speedup"], row["speedup_low"], row["speedup_high"])
         end = max(x for x in (row["speedup"], row["speedup_high"], left) if not missing(x))
+        end = min(end, ends)
         gain = f" ({times(row['gain'])})" if kind == "cumulative" and choice else ""
         marks.value(axes, position, end, times(row["speedup"]) + gain)
         before = row["speedup"]
     names = [
         _name(row["added"], position, kind) for position, (_, row) in enumerate(rows.iterrows())
     ]
-    marks.rows(axes, names, float(rows[["speedup", "speedup_high"]].max().max()) * 1.08)
+    marks.rows(axes, names, ends * 1.08)
     marks.reference_line(axes, 1.0)
 
 

@@ -34,7 +34,7 @@ def throughput(cell: CellSpec, step_time_ms: float) -> dict[str, float | None]:
     return {
         "images_per_second": images_per_second,
         "images_per_second_per_rank": images_per_second / world,
-        "tokens_per_second": images_per_second * cell.num_tokens,
+        "tokens_per_second": images_per_second * cell.num_tokens if cell.num_tokens else None,
         "step_time_ms": step_time_ms,
         "num_parameters": float(num_parameters(*_shape(cell))),
         "model_flops_per_image": float(flops),

@@ -4,7 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitsweep.model.attention import Attention
-from vitsweep.spec.model_spec import ModelSpec
+from vitsweep.model.layer import Layer
+from vitsweep.spec.model_spec import TransformerSpec
 
 
 class Mlp(nn.Module):
@@ -20,10 +21,10 @@ class Mlp(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
-class Block(nn.Module):
+class Block(Layer):
     """Attention between tokens, then the MLP on each; norms come before, residuals around."""
 
-    def __init__(self, spec: ModelSpec, *, batch_first: bool) -> None:
+    def __init__(self, spec: TransformerSpec, *, batch_first: bool) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(spec.width, eps=spec.norm_eps)
         self.attention: nn.Module = Attention(spec.width, spec.num_heads, batch_first=batch_first)

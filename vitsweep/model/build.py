@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from vitsweep.model.multidim import MultiDimViT
+from vitsweep.model.resnet import ResNet
 from vitsweep.model.vit import ViT
 from vitsweep.spec.model_spec import ViTSpec
 from vitsweep.spec.multidim_spec import MultiDimSpec
+from vitsweep.spec.resnet_spec import ResNetSpec
 
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
@@ -17,6 +19,8 @@ def build_model(cell: "CellSpec") -> nn.Module:
     """Build the model that `cell` trains; on torch's default device, in its default dtype."""
     if isinstance(cell.model, MultiDimSpec):
         return MultiDimViT(cell.model, resolution_px=cell.batch.resolution_px)
+    if isinstance(cell.model, ResNetSpec):
+        return ResNet(cell.model, channels_last=cell.layout.channels_last)
     assert isinstance(cell.model, ViTSpec)
     return ViT(
         cell.model,

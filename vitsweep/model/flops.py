@@ -19,9 +19,11 @@ a fused attention kernel, one of which computes q k^T again, where the mathemati
 
 from typing import Literal
 
+from vitsweep.model import resnet_flops
 from vitsweep.spec.attending import SOFTMAX, Attending
-from vitsweep.spec.model_spec import ModelSpec, ViTSpec
+from vitsweep.spec.model_spec import ModelSpec, TransformerSpec, ViTSpec
 from vitsweep.spec.multidim_spec import MultiDimSpec
+from vitsweep.spec.resnet_spec import ResNetSpec
 
 Pooling = Literal["token", "mean"]
 
@@ -30,8 +32,11 @@ def forward_flops(
     spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending = SOFTMAX
 ) -> int:
     """FLOPs of one image, forward."""
-    blocks = _blocks_flops(spec, resolution_px, pooling, attending)
-    return _patch_flops(spec, resolution_px) + blocks + _head_flops(spec, resolution_px)
+    if isinstance(spec, ResNetSpec):
+        return resnet_flops.forward_flops(spec, resolution_px)
+    shape = _transformer(spec)
+    blocks = _blocks_flops(shape, resolution_px, pooling, attending)
+    return _patch_flops(shape, resolution_px) + blocks + _head_flops(shape, resolution_px)
 
 
 def train_flops(
@@ -40,10 +45,12 @@ def train_flops(
     """FLOPs of one image, forward and backward.
 
     The backward pass has two products for each one forward, by input and by weight. Images need no
-    gradient, so that the patch embedding has only the second.
+    gradient, so that the patch embedding or stem has only the second.
     """
     forward = forward_flops(spec, resolution_px, pooling, attending)
-    return 3 * forward - _patch_flops(spec, resolution_px)
+    if isinstance(spec, ResNetSpec):
+        return 3 * forward - resnet_flops.stem_flops(spec, resolution_px)
+    return 3 * forward - _patch_flops(_transformer(spec), resolution_px)
 
 
 def recomputed_block_flops(
@@ -54,8 +61,9 @@ def recomputed_block_flops(
     The last product of a block is not repeated: its result is not needed, its inputs are, and torch
     stops a recomputation as soon as it has all that the backward pass reads.
     """
-    last = 2 * spec.num_tokens(resolution_px, pooling) * spec.width * spec.mlp_width
-    return _blocks_flops(spec, resolution_px, pooling, attending) - spec.depth * last
+    shape = _transformer(spec)
+    last = 2 * shape.num_tokens(resolution_px, pooling) * shape.width * shape.mlp_width
+    return _blocks_flops(shape, resolution_px, pooling, attending) - shape.depth * last
 
 
 def recomputed_score_flops(
@@ -64,15 +72,22 @@ def recomputed_score_flops(
     """FLOPs of one image for q k^T again in the backward pass of fused attention kernels.
 
     FlashAttention (arXiv:2205.14135) and its relatives do not keep the scores. Linear attention has
-    none.
+    none, nor has a model without attention.
     """
-    if attending.linear:
+    if attending.linear or isinstance(spec, ResNetSpec):
         return 0
-    return 2 * spec.width * _pairs(spec, resolution_px, pooling, attending)
+    shape = _transformer(spec)
+    return 2 * shape.width * _pairs(shape, resolution_px, pooling, attending)
 
 
 def num_parameters(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
     """Count the parameters; the position embedding makes them depend on the resolution."""
+    if isinstance(spec, ResNetSpec):
+        return resnet_flops.num_parameters(spec)
+    return _transformer_parameters(_transformer(spec), resolution_px, pooling)
+
+
+def _transformer_parameters(spec: TransformerSpec, resolution_px: int, pooling: Pooling) -> int:
     width = spec.width
     filters = spec.in_channels * spec.patch_px**2 * width * _frames_per_patch(spec)
     filter_biases = width * (spec.in_channels if _has_channel_tokens(spec) else 1)
@@ -93,7 +108,7 @@ def num_parameters(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int
 
 
 def _blocks_flops(
-    spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending
+    spec: TransformerSpec, resolution_px: int, pooling: Pooling, attending: Attending
 ) -> int:
     tokens, width = spec.num_tokens(resolution_px, pooling), spec.width
     linears = 2 * tokens * spec.depth * (4 * width * width + 2 * width * spec.mlp_width)
@@ -103,7 +118,9 @@ def _blocks_flops(
     return linears + 4 * width * _pairs(spec, resolution_px, pooling, attending)
 
 
-def _pairs(spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending) -> int:
+def _pairs(
+    spec: TransformerSpec, resolution_px: int, pooling: Pooling, attending: Attending
+) -> int:
     """Pairs of query and key of one image, over all blocks.
 
     A block attends within sequences along one axis; every other block of a model with two axes
@@ -118,30 +135,35 @@ def _pairs(spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Att
     )
 
 
-def _patch_flops(spec: ModelSpec, resolution_px: int) -> int:
+def _patch_flops(spec: TransformerSpec, resolution_px: int) -> int:
     pixels = (resolution_px // spec.patch_px * spec.patch_px) ** 2 * spec.frames_per_input
     return 2 * pixels * spec.in_channels * spec.width
 
 
-def _head_flops(spec: ModelSpec, resolution_px: int) -> int:
+def _head_flops(spec: TransformerSpec, resolution_px: int) -> int:
     vectors = (resolution_px // spec.patch_px) ** 2 if spec.head == "dense" else 1
     return 2 * vectors * spec.width * _head_width(spec)
 
 
-def _head_width(spec: ModelSpec) -> int:
+def _head_width(spec: TransformerSpec) -> int:
     return spec.num_classes * (spec.patch_px**2 if spec.head == "dense" else 1)
 
 
-def _positions(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
+def _positions(spec: TransformerSpec, resolution_px: int, pooling: Pooling) -> int:
     """Learned positions: one per token, or one per place along each of two axes."""
     if isinstance(spec, MultiDimSpec):
         return sum(spec.grid(resolution_px))
     return spec.num_tokens(resolution_px, pooling)
 
 
-def _frames_per_patch(spec: ModelSpec) -> int:
+def _frames_per_patch(spec: TransformerSpec) -> int:
     return spec.frames_per_patch if isinstance(spec, MultiDimSpec) else 1
 
 
-def _has_channel_tokens(spec: ModelSpec) -> bool:
+def _has_channel_tokens(spec: TransformerSpec) -> bool:
     return isinstance(spec, ViTSpec) and spec.tokens_per_channel
+
+
+def _transformer(spec: ModelSpec) -> TransformerSpec:
+    assert isinstance(spec, TransformerSpec)
+    return spec

@@ -42,7 +42,7 @@ class Schedule(PipelineParallel):
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Every stage a block, every micro-batch an image, and one kind of micro-batch."""
         me, ranks = f"pipeline_parallel={self.name}", cell.mesh.pipeline
-        stages, depth = ranks * self.stages_per_rank, cell.model.depth
+        stages, depth = ranks * self.stages_per_rank, cell.transformer.depth
         if stages > depth:
             yield (
                 f"`{me}` over `mesh.pipeline={ranks}` x "
@@ -104,7 +104,7 @@ class Schedule(PipelineParallel):
         Mean over ranks: the last stage sends nothing forward, the first nothing backward.
         """
         size, ranks = Volume.of(cell), cell.mesh.pipeline
-        stages, depth = ranks * self.stages_per_rank, cell.model.depth
+        stages, depth = ranks * self.stages_per_rank, cell.transformer.depth
         if ranks == 1:
             return {"activation": 0.0}
         per_block = cell.sequence_parallel.tokens_per_rank(cell)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitsweep.model.layer import NORMS
 from vitsweep.spec.technique import PrecisionPlan
 
 
@@ -30,13 +31,14 @@ def cast_model(model: nn.Module, plan: PrecisionPlan, *, sharded_masters: bool) 
             parameters are left alone then.
     """
     separate_norms = plan.norm_dtype != plan.param_dtype
-    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)] if separate_norms else []
+    norms = [m for m in model.modules() if isinstance(m, NORMS)] if separate_norms else []
     if not (sharded_masters and plan.master_weights):
         model.to(getattr(torch, plan.param_dtype))
         for norm in norms:
             norm.to(getattr(torch, plan.norm_dtype))
     for norm in norms:
-        norm.__class__ = Float32LayerNorm
+        if isinstance(norm, nn.LayerNorm):  # BatchNorm takes half inputs beside float32 weights
+            norm.__class__ = Float32LayerNorm
     return model
 
 

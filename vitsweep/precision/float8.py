@@ -67,7 +67,7 @@ class Float8(Precision):
                 "`precision=bf16`."
             )
         for knob in ("width", "mlp_width"):
-            size = getattr(cell.model, knob)
+            size = getattr(cell.transformer, knob)
             if size % WIDTH_MULTIPLE:
                 yield (
                     f"`precision={self.name}` needs `model.{knob}` divisible by {WIDTH_MULTIPLE}; got "

@@ -22,6 +22,7 @@ from vitsweep.charts import (
     sequence_length,
     speedup,
     style,
+    trace,
     waterfall,
 )
 from vitsweep.charts.caption import caption
@@ -68,6 +69,9 @@ CHARTS = (
           "Phases come from instrumented steps of their own; the diamond is the timed step."),
     Chart("optimizer_step", "The optimizer step", needs.optimizer_steps, optimizer_step.draw,
           "Cells that change nothing but the optimizer."),
+    Chart("trace", "One traced step by implementation of the optimizer", needs.traced_steps,
+          trace.draw, "Coloured: the optimizer step; grey: the end of the backward pass. The profiler "
+          "slows small operations down: compare the shape, and take times from the table."),
     Chart("scaling", "Scaling", needs.curves, scaling.draw, f"Dotted: ideal. {HOLLOW}"),
     Chart("gpu_scaling", "Speedup by number of ranks", needs.several_techniques, gpu_scaling.draw,
           f"Over each bar the speedup over the baseline with as many ranks. {HOLLOW}"),

@@ -1,5 +1,6 @@
 """`write_report`: one self-contained page, with its charts, Markdown and CSV beside it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from vitsweep.results.store import Store, write_atomically
 from vitsweep.tables.columns import environment_columns, varying
 from vitsweep.tables.coverage import counts, coverage
 from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
-from vitsweep.tables.load import sweep_of
+from vitsweep.tables.load import Sweep, sweep_of
+from vitsweep.tables.names import cell_names
 from vitsweep.tables.show import NUMERIC, markdown, peak_gib, presented, ranked
 from vitsweep.tables.words import as_text, missing
 
@@ -63,14 +65,18 @@ def write_report(store: Store | Path) -> Path:
         found = limits(cells, sweep.limit_key)
         write_atomically(folder / "limits.csv", found.to_csv(index=False))
     page = folder / "index.html"
-    write_atomically(page, render(store.name, cells, store.commands(), charts))
+    write_atomically(page, render(store.name, cells, store.commands(), charts, _traces(sweep)))
     return page
 
 
 def render(
-    name: str, cells: DataFrame, commands: list[dict[str, Any]], charts: list[dict[str, Any]]
+    name: str,
+    cells: DataFrame,
+    commands: list[dict[str, Any]],
+    charts: list[dict[str, Any]],
+    traces: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Return the page as text."""
+    """Return the page as text; `traces` are names of cells and paths from the page."""
     asked = [str(c["question"]) for c in commands if c.get("question")]
     key = limit_key(commands)
     found = limits(cells, key)
@@ -83,6 +89,7 @@ def render(
         "numeric": NUMERIC,
         "charts": charts,
         "explorer": explorer(cells),
+        "traces": traces,
         "counts": counts(cells).to_dict("records"),
         "coverage": coverage(cells)
         .dropna(axis="columns", how="all")
@@ -120,6 +127,13 @@ def table(cells: DataFrame) -> dict[str, Any]:
 def environment(cells: DataFrame) -> list[tuple[str, str]]:
     """Return what the cells ran on: column and its values, many numbers and times as a range."""
     return [(c, text) for c in environment_columns(cells) if (text := _values(cells[c], c))]
+
+
+def _traces(sweep: Sweep) -> list[tuple[str, str]]:
+    """Return the name of each traced cell and where its trace lies, seen from the page."""
+    names = dict(zip(sweep.cells["cell_id"], cell_names(sweep.cells), strict=True))
+    found = [(name, sweep.traces[cell]) for cell, name in names.items() if cell in sweep.traces]
+    return [(name, f"../{path.relative_to(path.parents[4])}") for name, path in found]
 
 
 def _values(column: Series, name: str) -> str:

@@ -17,6 +17,7 @@ from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.tidy import ordered
+from vitsweep.tables.traces import optimizer_traces
 from vitsweep.tables.waterfall import waterfall
 
 NOTHING = DataFrame()
@@ -73,6 +74,11 @@ def optimizer_steps(sweep: Sweep) -> DataFrame:
         return NOTHING
     table = optimizer_table.optimizer_steps(alone)
     return table if len(table) > 1 and table["implementation"].nunique() > 1 else NOTHING
+
+
+def traced_steps(sweep: Sweep) -> DataFrame:
+    """Return traced steps where two implementations of one optimizer left a trace."""
+    return optimizer_traces(sweep.cells, sweep.traces)
 
 
 def curves(sweep: Sweep) -> DataFrame:

@@ -10,14 +10,47 @@ import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
+from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 
 SYNC_LIMIT_S = 600
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Who keeps a mirror.
+
+    Attributes:
+        name: in words.
+        module: what writes it, in a process of its own.
+        package: what it needs.
+        install: how to get that.
+        folder: where it lies in the sweep folder.
+    """
+
+    name: str
+    module: str
+    package: str
+    install: str
+    folder: str
+
+
+_WANDB = Mirror("W&B", "wandb_runs", "wandb", "wandb", "wandb")
+MIRRORS: Mapping[str, Mirror] = {
+    "offline": _WANDB,
+    "online": _WANDB,
+    "tensorboard": Mirror(
+        "TensorBoard", "tensorboard_runs", "tensorboard", "vitsweep[tensorboard]", "tensorboard"
+    ),
+}
+"""`tracker.mode` -> who keeps it."""
 
 
 def mirror(store: Store, rows: Sequence[Mapping[str, Any]], tracker: Mapping[str, Any]) -> str:
@@ -28,8 +61,18 @@ def mirror(store: Store, rows: Sequence[Mapping[str, Any]], tracker: Mapping[str
         rows: one per cell, as in `cells.parquet`.
         tracker: the composed `tracker` node.
     """
-    if tracker.get("mode", "none") == "none":
+    mode = str(tracker.get("mode", "none"))
+    if mode == "none":
         return ""
+    if mode not in MIRRORS:
+        known = ", ".join(f"`{m}`" for m in ("none", *MIRRORS))
+        return f"`tracker.mode={mode}` is none of {known}: nothing was mirrored."
+    kept = MIRRORS[mode]
+    if find_spec(kept.package) is None:
+        return (
+            f"Nothing was mirrored: {kept.name} needs `pip install '{kept.install}'`. The records "
+            "are complete without it; the same command again mirrors them."
+        )
     cells = [_plain(row) for row in rows if row.get("status") == "measured"]
     task = {
         "root": str(store.root),
@@ -38,19 +81,29 @@ def mirror(store: Store, rows: Sequence[Mapping[str, Any]], tracker: Mapping[str
         "cells": cells,
     }
     limit = float(tracker["time_limit_s"])
-    command = [sys.executable, "-m", "vitsweep.results.wandb_runs"]
+    command = [sys.executable, "-m", f"vitsweep.results.{kept.module}"]
     try:
         done = subprocess.run(
             command, input=json.dumps(task), capture_output=True, text=True, timeout=limit
         )
     except subprocess.TimeoutExpired:
         return (
-            f"The W&B mirror was given up after {limit:g} s; the records are complete without it."
+            f"The {kept.name} mirror was given up after {limit:g} s; the records are complete "
+            "without it."
         )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return f"The W&B mirror failed ({last}); the records are complete without it."
-    return f"Mirrored {len(cells)} cells to W&B ({tracker['mode']}) in `{store.root}/wandb`."
+        return f"The {kept.name} mirror failed ({last}); the records are complete without it."
+    how = f" ({mode})" if kept is _WANDB else ""
+    return f"Mirrored {len(cells)} cells to {kept.name}{how} in `{store.root}/{kept.folder}`."
+
+
+def by_cell(store: Store) -> dict[str, list[RunRecord]]:
+    """Return the records of a store's runs by their cell."""
+    records: dict[str, list[RunRecord]] = {}
+    for record in store.runs():
+        records.setdefault(record.cell_id, []).append(record)
+    return records
 
 
 def sync(store: Store) -> str:

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.results.store import Store
-from vitsweep.results.trackers import metrics_of
+from vitsweep.results.trackers import by_cell, metrics_of
 
 
 def write_runs(task: dict[str, Any]) -> None:
     """Write every cell of the task: its spec as config, each run as a step, its row as summary."""
     os.environ["WANDB_SILENT"] = "true"
-    records: dict[str, list[Any]] = {}
-    for record in Store(Path(task["root"])).runs():
-        records.setdefault(record.cell_id, []).append(record)
+    records = by_cell(Store(Path(task["root"])))
     for row in task["cells"]:
         _write_run(row, records.get(row["cell_id"], []), task)
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 def heads_reasons(cell: "CellSpec", name: str) -> Iterator[str]:
     """Ulysses gives whole heads to each rank."""
-    heads, tensor, ways = cell.model.num_heads, cell.mesh.tensor, cell.mesh.ulysses
+    heads, tensor, ways = cell.transformer.num_heads, cell.mesh.tensor, cell.mesh.ulysses
     if heads % tensor:
         return  # tensor parallelism says so itself
     local = heads // tensor

@@ -11,7 +11,7 @@ from vitsweep.spec.volume import Volume, others
 
 def lengths(cell: CellSpec) -> tuple[int, ...]:
     """Tokens along each axis of the model."""
-    return cell.model.sequence_lengths(cell.batch.resolution_px, cell.classifier.pooling)
+    return cell.transformer.sequence_lengths(cell.batch.resolution_px, cell.classifier.pooling)
 
 
 def share(length: int, ranks: int, unit: int | None = None) -> int:
@@ -22,7 +22,7 @@ def share(length: int, ranks: int, unit: int | None = None) -> int:
 
 def attending_blocks(cell: CellSpec) -> int:
     """Blocks that attend along the first axis, the one that is sharded."""
-    return cell.model.depth // cell.model.num_sequence_axes
+    return cell.transformer.depth // cell.transformer.num_sequence_axes
 
 
 def tokens(cell: CellSpec, unit: int | None = None) -> int:
@@ -64,6 +64,6 @@ def state_bytes(cell: CellSpec) -> float:
     """Bytes of the states of all attentions along the sharded axis, float32 at least."""
     size, (_, *rest) = Volume.of(cell), lengths(cell)
     images = size.images * (rest[0] if rest else 1)
-    heads = cell.model.num_heads // cell.mesh.tensor
-    per_head = (size.width // cell.model.num_heads) ** 2
+    heads = cell.transformer.num_heads // cell.mesh.tensor
+    per_head = (size.width // cell.transformer.num_heads) ** 2
     return attending_blocks(cell) * images * heads * per_head * size.wide

@@ -34,27 +34,27 @@ class Dsp(SequenceParallel):
         """A share of X in blocks along Y, and the other way round."""
         (x, y), ranks = lengths(cell), cell.mesh.sequence_parallel_size
         even, odd = share(x, ranks) * y, x * share(y, ranks)
-        return tuple(odd if block % 2 else even for block in range(cell.model.depth))
+        return tuple(odd if block % 2 else even for block in range(cell.transformer.depth))
 
     def switch_bytes(self, cell: "CellSpec") -> float:
         """One all-to-all between blocks forward, and one backward; recomputation repeats none."""
         (x, y), ranks, size = lengths(cell), cell.mesh.sequence_parallel_size, Volume.of(cell)
         padded = ranks * share(x, ranks) * share(y, ranks)  # both axes are, while on their way
         message = size.images * padded * size.width * size.stream
-        return 2 * (cell.model.depth - 1) * others(ranks) * message
+        return 2 * (cell.transformer.depth - 1) * others(ranks) * message
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
         """The switches, and the gather at the end."""
         ranks, size, local = cell.mesh.sequence_parallel_size, Volume.of(cell), lengths(cell)
         last = local[0] * ranks * share(local[1], ranks)
-        if cell.model.depth % 2:
+        if cell.transformer.depth % 2:
             last = ranks * share(local[0], ranks) * local[1]
         whole = size.images * last * size.width * size.stream
         return {"activation": self.switch_bytes(cell) + others(ranks) * whole}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Two axes at least, and one of them free in every block."""
-        if cell.model.num_sequence_axes < 2:
+        if cell.transformer.num_sequence_axes < 2:
             yield (
                 f"`sequence_parallel={self.name}` switches between the sequence axes of a model, "
                 f"and `model={cell.model.name}` has one: use a `video_vit_*` or `axial_vit_*`, or "

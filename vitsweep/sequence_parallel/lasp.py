@@ -32,7 +32,7 @@ class Lasp2(SequenceParallel):
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """A share of the first axis."""
-        return (tokens(cell),) * cell.model.depth
+        return (tokens(cell),) * cell.transformer.depth
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
         """n-1 states per attention and pass, or one in a chain whose last rank sends none."""

@@ -39,7 +39,7 @@ class LongSequenceSegmentation(SequenceParallel):
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """Whole segments."""
-        return (tokens(cell, self.segments),) * cell.model.depth
+        return (tokens(cell, self.segments),) * cell.transformer.depth
 
     def attending(self, kernel: Attending) -> Attending:
         """Within segments alone."""

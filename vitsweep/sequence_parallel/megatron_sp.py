@@ -38,7 +38,7 @@ class MegatronSp(SequenceParallel):
         Recomputation repeats all of a forward pass but its last reduce-scatter. Norms and biases
         outside the split matrices see own tokens: their gradients are all-reduced.
         """
-        size, ranks, depth = Volume.of(cell), cell.mesh.tensor, cell.model.depth
+        size, ranks, depth = Volume.of(cell), cell.mesh.tensor, cell.transformer.depth
         first, *rest = lengths(cell)
         padded = ranks * share(first, ranks) * (rest[0] if rest else 1)
         whole = others(ranks) * size.images * padded * size.width

@@ -48,7 +48,7 @@ class Ring(SequenceParallel):
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """A share of the first axis."""
-        return (tokens(cell, self.unit(cell)),) * cell.model.depth
+        return (tokens(cell, self.unit(cell)),) * cell.transformer.depth
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
         """Blocks on their way round, their gradients on the way back, the gather at the end."""

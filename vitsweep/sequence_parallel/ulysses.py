@@ -33,7 +33,7 @@ class Ulysses(SequenceParallel):
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """A share of the first axis."""
-        return (tokens(cell),) * cell.model.depth
+        return (tokens(cell),) * cell.transformer.depth
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
         """Four all-to-alls' worth around each attention and pass, and the gather at the end."""

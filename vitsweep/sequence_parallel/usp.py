@@ -32,7 +32,7 @@ class Usp(Ring):
     @staticmethod
     def default_degrees(ranks: int, tree: dict[str, Any]) -> dict[str, int]:
         """Split `ranks` into Ulysses and ring."""
-        heads = int(tree["model"]["num_heads"])
+        heads = int(tree["model"].get("num_heads", 1))  # a model without heads is refused later
         most = min(int(tree["resources"]["ranks_per_node"]), ranks if ranks < 4 else ranks // 2)
         ulysses = max(d for d in range(1, most + 1) if ranks % d == 0 and heads % d == 0)
         return {"ulysses": ulysses, "ring": ranks // ulysses}

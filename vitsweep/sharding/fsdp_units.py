@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from vitsweep.model.block import Block
+from vitsweep.model.layer import NORMS, Layer
 from vitsweep.spec.technique import PrecisionPlan
 
 
@@ -36,10 +36,10 @@ def shard_units(
         )
 
     if plan.norm_dtype != plan.param_dtype:
-        for norm in [m for m in model.modules() if isinstance(m, nn.LayerNorm)]:
+        for norm in [m for m in model.modules() if isinstance(m, NORMS)]:
             shard(norm, MixedPrecisionPolicy(), reshard_after_forward)
-    for block in [m for m in model.modules() if isinstance(m, Block)]:
-        shard(block, policy, reshard_after_forward)
+    for layer in [m for m in model.modules() if isinstance(m, Layer)]:
+        shard(layer, policy, reshard_after_forward)
     # the root's own parameters are used first and last: regathering them would gain nothing
     shard(model, policy, False)
 

@@ -11,7 +11,7 @@ from vitsweep.spec.attending import Attending
 from vitsweep.spec.batch import Batch
 from vitsweep.spec.measurement import Measurement
 from vitsweep.spec.mesh_shape import MeshShape
-from vitsweep.spec.model_spec import ModelSpec
+from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
 from vitsweep.spec.resources import Resources
 from vitsweep.spec.task import Task
 from vitsweep.spec.technique import (
@@ -72,8 +72,15 @@ class CellSpec:
         return self.batch.micro_batch(self.mesh.data_parallel_size)
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of one image as the blocks see them."""
+    def transformer(self) -> TransformerSpec:
+        """The model, for techniques of transformers: other models refuse these before."""
+        if not isinstance(self.model, TransformerSpec):
+            raise TypeError(f"model={self.model.name} is no transformer")
+        return self.model
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens of one image as the blocks see them; None for a model without tokens."""
         return self.model.num_tokens(self.batch.resolution_px, self.classifier.pooling)
 
     @property

@@ -1,9 +1,9 @@
-"""Shapes of Vision Transformers, and what follows from them."""
+"""Shapes of models, and what follows from them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from annotated_types import Gt
 
@@ -13,51 +13,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(ABC):
-    """What all transformers here share: pre-norm blocks over patches.
+    """What all models here share.
 
     Attributes:
-        depth: number of blocks.
-        width: D, the size of a token.
-        num_heads: H; `width` must be a multiple of it.
-        mlp_width: hidden size of the MLP.
-        patch_px: side of a patch in pixels.
         in_channels: channels of an image.
         num_classes: labels, or channels of the predicted field with `head=dense`.
         head: `classify` reads one vector per image; `dense` predicts a field of the input's size.
-        norm_eps: epsilon of LayerNorm.
+        norm_eps: epsilon of the normalisation.
     """
 
     name: str
-    depth: Annotated[int, Gt(0)]
-    width: Annotated[int, Gt(0)]
-    num_heads: Annotated[int, Gt(0)]
-    mlp_width: Annotated[int, Gt(0)]
-    patch_px: Annotated[int, Gt(0)]
     in_channels: Annotated[int, Gt(0)]
     num_classes: Annotated[int, Gt(0)]
     head: Literal["classify", "dense"]
     norm_eps: Annotated[float, Gt(0)]
 
-    @abstractmethod
-    def num_tokens(self, resolution_px: int, pooling: str) -> int:
-        """Tokens of one image or video as the blocks see them."""
-
-    @abstractmethod
-    def attended_tokens(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
-        """To how many tokens each token attends, block by block."""
+    norms_over_batch: ClassVar[bool] = False
+    """True where an image's result depends on the others of its micro-batch (BatchNorm)."""
 
     @abstractmethod
     def input_shape(self, resolution_px: int) -> tuple[int, ...]:
         """Shape of one input without the batch: (C, H, W), or (C, frames, H, W)."""
 
     @abstractmethod
-    def sequence_lengths(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
-        """Tokens along each of the axes along which tokens lie; a plain ViT has one."""
+    def twin(self, depth: int, num_classes: int) -> Self:
+        """Return this kind of model in a few kilobytes, with `depth` blocks (see `prove`)."""
 
     @property
-    def num_sequence_axes(self) -> int:
-        """How many these are."""
-        return 1
+    @abstractmethod
+    def twin_resolution_px(self) -> int:
+        """Side of the images that the twin trains on."""
+
+    def num_tokens(self, resolution_px: int, pooling: str) -> int | None:
+        """Tokens of one image or video as the blocks see them; None where there are none."""
+        return None
 
     @property
     def frames_per_input(self) -> int:
@@ -67,6 +56,13 @@ class ModelSpec(ABC):
     def has_class_token(self, pooling: str) -> bool:
         """Whether a learned token goes in front of the patches."""
         return False
+
+    def refused(self, cell: "CellSpec") -> dict[str, str]:
+        """Return group -> reason for choices that this kind of model has no place for.
+
+        Such a technique is not asked for reasons of its own.
+        """
+        return {}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Yield reasons why this model cannot run in `cell`."""
@@ -79,12 +75,83 @@ class ModelSpec(ABC):
             )
 
 
+TWIN_WIDTH_PER_HEAD = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSpec(ModelSpec):
+    """What all transformers here share: pre-norm blocks over patches.
+
+    Attributes:
+        depth: number of blocks.
+        width: D, the size of a token.
+        num_heads: H; `width` must be a multiple of it.
+        mlp_width: hidden size of the MLP.
+        patch_px: side of a patch in pixels.
+        norm_eps: epsilon of LayerNorm.
+    """
+
+    depth: Annotated[int, Gt(0)]
+    width: Annotated[int, Gt(0)]
+    num_heads: Annotated[int, Gt(0)]
+    mlp_width: Annotated[int, Gt(0)]
+    patch_px: Annotated[int, Gt(0)]
+
+    @abstractmethod
+    def num_tokens(self, resolution_px: int, pooling: str) -> int:
+        """Tokens of one image or video as the blocks see them."""
+
+    @abstractmethod
+    def attended_tokens(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
+        """To how many tokens each token attends, block by block."""
+
+    @abstractmethod
+    def sequence_lengths(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
+        """Tokens along each of the axes along which tokens lie; a plain ViT has one."""
+
+    @property
+    def num_sequence_axes(self) -> int:
+        """How many these are."""
+        return 1
+
+    def twin(self, depth: int, num_classes: int) -> Self:
+        """Keep heads and patches."""
+        return replace(
+            self,
+            depth=max(2, depth),
+            width=TWIN_WIDTH_PER_HEAD * self.num_heads,
+            mlp_width=2 * TWIN_WIDTH_PER_HEAD * self.num_heads,
+            num_classes=num_classes,
+        )
+
+    @property
+    def twin_resolution_px(self) -> int:
+        """Four patches."""
+        return 4 * self.patch_px
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Whole patches, heads of one width."""
+        yield from super().conflicts(cell)
+        side = cell.batch.resolution_px
+        if side % self.patch_px:
+            below = side - side % self.patch_px or self.patch_px
+            yield (
+                f"`batch.resolution_px={side}` is not divisible by `model.patch_px={self.patch_px}`: "
+                f"try `batch.resolution_px={below}`."
+            )
+        if self.width % self.num_heads:
+            yield (
+                f"`model.width={self.width}` is not divisible by `model.num_heads={self.num_heads}`: "
+                "every head needs the same width."
+            )
+
+
 def _images(frames: int) -> str:
     return "single images" if frames == 1 else f"videos of {frames} frames"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViTSpec(ModelSpec):
+class ViTSpec(TransformerSpec):
     """A plain pre-norm Vision Transformer (Dosovitskiy et al., arXiv:2010.11929).
 
     Attributes:

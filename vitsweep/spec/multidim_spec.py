@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Gt
 
-from vitsweep.spec.model_spec import ModelSpec
+from vitsweep.spec.model_spec import TransformerSpec
 
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiDimSpec(ModelSpec):
+class MultiDimSpec(TransformerSpec):
     """Tokens (X, Y); even blocks attend along Y, odd ones along X.
 
     The head reads the mean over all tokens; there is no class token under either classifier.

@@ -17,8 +17,10 @@ def conflicts(cell: CellSpec) -> list[str]:
         cell.model.conflicts(cell),
         cell.data.conflicts(cell),
     ]
-    chosen = [technique.conflicts(cell) for technique in cell.techniques.values()]
-    return list(dict.fromkeys(reason for reasons in own + chosen for reason in reasons))
+    refused = cell.model.refused(cell)
+    chosen = [t.conflicts(cell) for group, t in cell.techniques.items() if group not in refused]
+    reasons = (reason for part in [*own, refused.values(), *chosen] for reason in part)
+    return list(dict.fromkeys(reasons))
 
 
 def _mesh(cell: CellSpec) -> Iterator[str]:
@@ -65,18 +67,7 @@ def _devices(cell: CellSpec) -> Iterator[str]:
 
 
 def _shapes(cell: CellSpec) -> Iterator[str]:
-    model, side = cell.model, cell.batch.resolution_px
-    if side % model.patch_px:
-        below = side - side % model.patch_px or model.patch_px
-        yield (
-            f"`batch.resolution_px={side}` is not divisible by `model.patch_px={model.patch_px}`: "
-            f"try `batch.resolution_px={below}`."
-        )
-    if model.width % model.num_heads:
-        yield (
-            f"`model.width={model.width}` is not divisible by `model.num_heads={model.num_heads}`: "
-            "every head needs the same width."
-        )
+    model = cell.model
     if model.in_channels != cell.data.num_channels:
         yield (
             f"`model.in_channels={model.in_channels}` does not fit `data={cell.data.name}`, whose "

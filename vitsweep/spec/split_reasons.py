@@ -7,7 +7,7 @@ from vitsweep.spec.cell_spec import CellSpec
 
 def split_reasons(cell: CellSpec, choice: str) -> Iterator[str]:
     """Yield reasons; `choice` is the technique as typed."""
-    ways, heads, hidden = cell.mesh.tensor, cell.model.num_heads, cell.model.mlp_width
+    ways, heads, hidden = cell.mesh.tensor, cell.transformer.num_heads, cell.transformer.mlp_width
     if heads % ways or hidden % ways:
         fits = max(d for d in range(1, ways + 1) if heads % d == 0 and hidden % d == 0)
         yield (

@@ -196,7 +196,8 @@ class SequenceParallel(ModelParallel):
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """Tokens of one image that a rank holds in each block, padding included."""
-        return (cell.num_tokens,) * cell.model.depth
+        tokens = cell.transformer.num_tokens(cell.batch.resolution_px, cell.classifier.pooling)
+        return (tokens,) * cell.transformer.depth
 
     def attending(self, kernel: Attending) -> Attending:
         """What the kernel's products become; they stay the same unless the model changes."""

@@ -34,7 +34,7 @@ class Volume:
         plan = cell.precision.plan()
         return cls(
             images=cell.micro_batch * cell.batch.accumulation_steps,
-            width=cell.model.width,
+            width=cell.transformer.width,
             stream=BYTES[plan.param_dtype],
             inner=BYTES[plan.autocast_dtype or plan.param_dtype],
             forwards=2 if cell.memory.name in RECOMPUTING else 1,

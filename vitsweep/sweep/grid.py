@@ -16,7 +16,7 @@ def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[A
 
     Swept overrides multiply; the `axes` and `cells` of a named sweep (`+sweep=NAME`) multiply with
     them; axes named together in `sweep.zip` advance together. An override on the command line
-    replaces one of the same key in the named sweep.
+    replaces one of the same key in the named sweep, and one in `cells` that of an axis.
 
     Args:
         overrides: as typed after `python -m vitsweep -m`; those of Hydra's own node are left out.
@@ -31,11 +31,13 @@ def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[A
     axes = {axis.key: axis for axis in named_axes(composer, sweep.get("axes") or {})}
     axes |= {axis.key: axis for axis in asked if axis.root != "sweep"}
     factors = zipped(list(axes.values()), sweep.get("zip") or [])
-    if sweep.get("cells"):
-        factors.insert(0, cells_axis(composer, sweep["cells"]))
+    cells = cells_axis(composer, sweep["cells"]).values if sweep.get("cells") else [()]
+    typed_keys = {axis.key for axis in asked}
     same = _constant(sweep, composer)
-    combinations = product(*(axis.values for axis in factors))
-    return collapsed(composer.compose(_merged([*parts, same], composer)) for parts in combinations)
+    return collapsed(
+        composer.compose(_merged([cell, *parts, _own(cell, typed_keys, composer), same], composer))
+        for cell, *parts in product(cells, *(axis.values for axis in factors))
+    )
 
 
 def collapsed(cells: Iterable[Asked]) -> list[Asked]:
@@ -55,6 +57,12 @@ def _of_the_sweep(asked: Sequence[Axis]) -> list[str]:
                 f"`{axis.key}` cannot be swept: it says what the sweep is, one for all cells."
             )
     return [text for axis in own for text in axis.values[0]]
+
+
+def _own(cell: tuple[str, ...], typed_keys: set[str], composer: Composer) -> tuple[str, ...]:
+    """Return what a cell of a named sweep says against the axes; the command line says more."""
+    keyed = zip(composer.parse(cell), cell, strict=True)
+    return tuple(text for override, text in keyed if override.get_key_element() not in typed_keys)
 
 
 def _constant(sweep: Tree, composer: Composer) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """From sweep folders, parquet files or a W&B project to one tidy table."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,7 @@ from vitsweep.tables.limits import limit_key
 from vitsweep.tables.load_wandb import from_wandb
 from vitsweep.tables.read_store import runs_of, unrun_of
 from vitsweep.tables.tidy import tidy
+from vitsweep.tables.traces import traces_of
 
 __all__ = ["Source", "Sweep", "cells_of", "load", "read_sweep", "runs_of", "sweep_of", "unrun_of"]
 
@@ -30,19 +31,21 @@ class Sweep:
         baselines: cell -> its baseline cell.
         cells: one row per cell.
         limit_key: key whose largest value the sweep looked for; empty where it was a plain grid.
+        traces: cell -> its latest profiler trace.
     """
 
     runs: DataFrame
     baselines: dict[str, str | None]
     cells: DataFrame
     limit_key: str = ""
+    traces: dict[str, Path] = field(default_factory=dict)
 
 
 def sweep_of(store: Store) -> Sweep:
     """Return all there is of one sweep folder, also before the first run has ended."""
     runs, baselines = runs_of(store), store.baselines()
     found = cells(runs, baselines, unrun_of(store))
-    return Sweep(runs, baselines, found, limit_key(store.commands()))
+    return Sweep(runs, baselines, found, limit_key(store.commands()), traces_of(store))
 
 
 def read_sweep(*folders: str | Path) -> Sweep:
@@ -56,7 +59,9 @@ def read_sweep(*folders: str | Path) -> Sweep:
     runs = [table for store in stores if not (table := runs_of(store)).empty]
     if not runs:
         raise VitsweepError(f"{', '.join(map(str, folders))}: no run has ended yet.")
-    return Sweep(tidy(pd.concat(runs, ignore_index=True)), baselines, load(*stores))
+    traces = {k: v for store in stores for k, v in traces_of(store).items()}
+    table = tidy(pd.concat(runs, ignore_index=True))
+    return Sweep(table, baselines, load(*stores), traces=traces)
 
 
 def load(*sources: Source, rows: Literal["cells", "runs"] = "cells") -> DataFrame:

@@ -41,7 +41,7 @@ def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> 
     optimizer = cell.optimizer.build(parameter_groups(model, cell.optimizer.weight_decay))
     losses = []
     for images, labels in batches:
-        loss = _loss(cell, model(images.to(dtype)), labels)
+        loss = _loss(cell, _outputs(cell, model, images.to(dtype)), labels)
         losses.append(float(loss.detach()))
         optimizer.zero_grad()
         loss.backward()
@@ -49,6 +49,14 @@ def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> 
             torch.nn.utils.clip_grad_norm_(model.parameters(), cell.optimizer.clip_norm)
         optimizer.step()
     return losses
+
+
+def _outputs(cell: CellSpec, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """Run the whole batch; in the parts that replicas see where a norm depends on its company."""
+    if not cell.model.norms_over_batch:
+        return model(images)
+    parts = cell.mesh.data_parallel_size * cell.batch.accumulation_steps
+    return torch.cat([model(part) for part in images.chunk(parts)])
 
 
 def _loss(cell: CellSpec, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

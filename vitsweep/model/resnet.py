@@ -1,0 +1,90 @@
+"""A residual network (He et al., arXiv:1512.03385), version 1.5, in the manner of torchvision's."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitsweep.model.layer import Layer
+from vitsweep.spec.resnet_spec import BottleneckShape, Convolution, ResNetSpec
+
+# Axes: B images, C channels, H x W pixels or places.
+
+
+class NormedConvolution(nn.Module):
+    """A convolution without bias, which the BatchNorm after it would take away."""
+
+    def __init__(self, shape: Convolution, norm_eps: float) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(
+            shape.inputs,
+            shape.outputs,
+            kernel_size=shape.kernel_px,
+            stride=shape.stride,
+            padding=shape.kernel_px // 2,
+            bias=False,
+        )
+        self.norm = nn.BatchNorm2d(shape.outputs, eps=norm_eps)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Convolve and normalise; (B, C, H, W) -> (B, outputs, ceil(H / stride), ...)."""
+        return self.norm(self.convolution(x_BCHW))
+
+
+class Bottleneck(Layer):
+    """1x1 down, 3x3, 1x1 up; what came in is added, through a 1x1 where the shape changes."""
+
+    def __init__(self, shape: BottleneckShape, norm_eps: float) -> None:
+        super().__init__()
+        self.down, self.middle, self.up = (
+            NormedConvolution(each, norm_eps) for each in shape.convolutions
+        )
+        self.shortcut = NormedConvolution(shape.shortcut, norm_eps) if shape.shortcut else None
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Transform the channels of each place and its neighbours."""
+        inner = F.relu(self.middle(F.relu(self.down(x_BCHW))))
+        kept = x_BCHW if self.shortcut is None else self.shortcut(x_BCHW)
+        return F.relu(self.up(inner) + kept)
+
+
+class ResNet(nn.Module):
+    """Images (B, C, H, W) -> logits (B, num_classes).
+
+    Args:
+        spec: the shape.
+        channels_last: filters lie in memory as (outputs, kernel, kernel, inputs); the images come
+            so as well.
+
+    Weights follow torch's seed; they are the same in either memory format.
+    """
+
+    def __init__(self, spec: ResNetSpec, *, channels_last: bool = False) -> None:
+        super().__init__()
+        self.spec = spec
+        self.stem = NormedConvolution(spec.stem_convolution, spec.norm_eps)
+        self.blocks = nn.ModuleList(Bottleneck(shape, spec.norm_eps) for shape in spec.bottlenecks)
+        self.head = nn.Linear(spec.features, spec.num_classes)
+        self._initialize()
+        if channels_last:  # after the draw, which follows the order in memory
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Convolve, average over all places, read out."""
+        x = F.relu(self.stem(images_BCHW))
+        if self.spec.stem == "imagenet":
+            x = F.max_pool2d(x, kernel_size=3, stride=2, padding=1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(dim=(2, 3)))
+
+    @torch.no_grad()
+    def _initialize(self) -> None:
+        """Draw filters after He et al. (arXiv:1502.01852), by fan-out as torchvision does.
+
+        The head is normal with 0.01 (arXiv:1706.02677, section 5.1); norms start at one and zero.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.normal_(self.head.weight, std=0.01)
+        nn.init.zeros_(self.head.bias)
