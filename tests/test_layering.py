@@ -33,9 +33,9 @@ READING = (("report",), ("charts",), ("tables",), ("results",))
 COMMANDING = (
     ("hydra_plugins", "__main__"),
     ("verbs",),
-    ("doctor",),
+    ("doctor", "gate_options"),
     ("sweep", "predict"),
-    ("console",),
+    ("console", "options"),
 )
 """What stands above both."""
 

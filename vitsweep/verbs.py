@@ -20,6 +20,10 @@ vitsweep: sweep the techniques that make Vision-Transformer training fast, and t
   python -m vitsweep cancel [SWEEP]   end its jobs; what was measured stays
   python -m vitsweep retry [SWEEP] [--status failed,timed_out] [--set key=value]
                                       run cells again that ended otherwise
+  python -m vitsweep compare A B [override ...] [--width 0.05] [--minutes 30]
+                                      two settings in turns until the interval on their ratio is narrow
+  python -m vitsweep gate [SWEEP] --against KEPT [--tolerance 0.05] [--metric img/s,speedup]
+                                      ends with 1 if a cell became worse than a kept baseline
   python -m vitsweep doctor           what this machine can do
 
 SWEEP is a name under results/ or a folder; `sweep.name=NAME` chooses it when cells run.
@@ -76,6 +80,8 @@ def _verbs() -> dict[str, Verb]:
         "report": report,
         "retry": retry,
         "cancel": cancel,
+        "compare": compare,
+        "gate": gate,
         "doctor": doctor,
     }
 
@@ -193,6 +199,42 @@ def cancel(arguments: Sequence[str]) -> int:
     from vitsweep.sweep.slurm_status import cancel as end_jobs
 
     return end_jobs(_store(arguments), open_console())
+
+
+def compare(arguments: Sequence[str]) -> int:
+    """Measure two settings in turns until the interval on their ratio is narrow enough."""
+    from vitsweep.sweep.compare import compare as measure
+
+    return measure(arguments)
+
+
+def gate(arguments: Sequence[str]) -> int:
+    """Compare a sweep with a kept baseline; 1 where a cell became worse beyond the tolerance."""
+    from vitsweep.gate_options import gate_options
+    from vitsweep.report.gate import gate as judge
+    from vitsweep.tables.load import load
+
+    options = gate_options(arguments)
+    store, kept = _settled(_store([options.sweep])), Path(options.against)
+    if kept.suffix == ".parquet" and not kept.is_file():
+        raise VitsweepError(
+            f"There is no kept baseline `{kept}`. Keep one: `cp {store.root}/runs.parquet {kept}`."
+        )
+    verdict = judge(
+        load(store, rows="runs"),
+        load(kept if kept.is_file() else _store([options.against]), rows="runs"),
+        tolerance=options.tolerance,
+        metrics=options.metrics,
+        baselines=store.baselines(),
+        mixed_hardware=options.mixed_hardware,
+    )
+    print("\n".join(verdict.sentences))
+    if not verdict.num_compared:
+        raise VitsweepError(
+            f"Nothing could be compared, so the gate says nothing about `{options.sweep}`."
+        )
+    print(verdict.verdict)
+    return 0 if verdict.passed else 1
 
 
 def doctor(arguments: Sequence[str]) -> int:

@@ -9,8 +9,9 @@ import pytest
 from pandas import DataFrame
 
 from tests.command import Command
-from vitsweep.results.record import Status
+from vitsweep.results.record import SCHEMA_VERSION, Status
 from vitsweep.results.store import Store
+from vitsweep.results.upgrade import upgraded_rows
 
 SAMPLE = Path(__file__).parents[2] / "analysis" / "sample"
 GOLDEN = Path(__file__).with_name("sample_schema.json")
@@ -61,7 +62,12 @@ def test_the_tables_follow_from_the_records(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for name in TABLES:
         kept, made = (pd.read_parquet(f / f"{name}.parquet") for f in (SAMPLE, copied))
-        pd.testing.assert_frame_equal(made, kept)
+        pd.testing.assert_frame_equal(made, upgraded_rows(kept, name))
+
+
+def test_it_was_made_by_an_older_version_and_is_read_as_this_one() -> None:
+    assert set(pd.read_parquet(SAMPLE / "runs.parquet")["schema_version"]) == {1}
+    assert {run.schema_version for run in Store(SAMPLE).runs()} == {SCHEMA_VERSION}
 
 
 def test_no_record_names_a_place_of_its_machine() -> None:

@@ -1,4 +1,5 @@
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -34,7 +35,7 @@ def test_the_same_numbers_pass():
 def test_a_regression_beyond_noise_and_tolerance_fails_and_says_why():
     result = gate(side(fp32=[100, 101, 99, 100], O1=[130, 131, 129, 130]), KEPT)
     assert not result.passed
-    assert one(result, "O1")["verdict"] == "slower beyond the tolerance"
+    assert one(result, "O1")["verdict"] == "worse beyond the tolerance"
     assert result.sentences[0].startswith("O1 (O1): 0.87x the kept throughput, interval [0.8")
     assert "accepted from 0.95" in result.sentences[0]
 
@@ -42,7 +43,7 @@ def test_a_regression_beyond_noise_and_tolerance_fails_and_says_why():
 def test_a_regression_inside_the_tolerance_passes():
     result = gate(side(O1=[146, 147, 145, 146]), KEPT)
     assert result.passed
-    assert one(result, "O1")["verdict"] == "slower within the tolerance"
+    assert one(result, "O1")["verdict"] == "worse within the tolerance"
 
 
 def test_a_large_drop_inside_the_noise_passes():
@@ -83,13 +84,101 @@ def test_cells_on_one_side_only_and_few_runs_never_fail():
     assert verdicts == {"O1": "too few runs", "bf16": "new", "fp32": "not in this sweep"}
 
 
-def test_another_device_is_not_compared():
-    now = table(
-        *[run("O1", f"b{i}", 20, precision="O1", environment={"device": "H200"}) for i in range(3)]
+def on(device, *speeds, cell="O1"):
+    return table(
+        *[
+            run(cell, f"b{i}", speed, precision=cell, environment={"device": device})
+            for i, speed in enumerate(speeds)
+        ]
     )
-    result = gate(now, KEPT)
+
+
+def test_another_device_is_refused_unless_asked_for():
+    now = on("H200", 20, 20, 21)
+    with pytest.raises(VitsweepError, match=r"O1 ran on H200, .* on AMD EPYC.*--mixed-hardware"):
+        gate(now, KEPT)
+    assert not gate(now, KEPT, mixed_hardware=True).passed
+    # a cell on one side only is no comparison
+    assert gate(pd.concat([side(fp32=[100] * 3), on("H200", 20, 20, cell="bf16")]), KEPT).passed
+
+
+def test_a_baseline_that_failed_or_is_empty_is_refused():
+    failed = table(run("O1", status=Status.failed, reason="KeyError", precision="O1"))
+    for kept in (failed, failed.iloc[:0]):
+        with pytest.raises(VitsweepError, match="holds no measured run"):
+            gate(KEPT, kept)
+    partly = pd.concat([side(fp32=[100, 101, 99]), failed])
+    result = gate(KEPT, partly)
     assert result.passed
-    assert "ran on H200, the baseline on AMD EPYC 7B13" in one(result, "O1")["reason"]
+    assert one(result, "O1")["verdict"] == "was not measured before"
+
+
+def test_numbers_that_are_not_finite_do_not_count():
+    now = side(O1=[130, 131, 129, 130], fp32=[100, 101, 99, 100])
+    odd = side(O1=[float("nan"), float("inf"), 0.0])
+    result = gate(pd.concat([now, odd]), KEPT)
+    assert one(result, "O1")["ratio"] == pytest.approx(one(gate(now, KEPT), "O1")["ratio"])
+    nothing = gate(side(O1=[float("nan")] * 4, fp32=[100] * 4), KEPT)
+    assert nothing.passed
+    assert one(nothing, "O1")["verdict"] == "no numbers to compare"
+
+
+def memory(gib, speed=100.0):
+    metrics = {"peak_rss_gib": gib, "mfu": None}
+    return table(*[run("O1", f"b{i}", speed + i, metrics=metrics) for i in range(4)])
+
+
+def test_a_metric_where_lower_is_better_fails_above_its_limit():
+    result = gate(memory(1.2), memory(1.0), metrics=["img/s", "peak GiB"])
+    assert not result.passed
+    rows = result.rows.set_index("metric")
+    assert rows["verdict"].to_dict() == {
+        "images_per_second": "no difference shown",
+        "peak_gib": "worse beyond the tolerance",
+    }
+    assert result.sentences[0] == (
+        "vit_nano (O1): 1.20x the kept `peak_gib`, interval [1.200, 1.200], accepted up to 1.05: "
+        "worse beyond the tolerance."
+    )
+    assert (
+        result.verdict
+        == "The gate is shut: 1 of 2 comparisons worse beyond the tolerance, or gone."
+    )
+    assert gate(memory(1.04), memory(1.0), metrics=["peak_gib"]).passed
+    better = gate(memory(0.8), memory(1.0), metrics=["peak_gib"])
+    assert one(better, "O1")["verdict"] == "better"
+
+
+def test_a_metric_that_is_unknown_or_that_nobody_has_is_refused():
+    with pytest.raises(VitsweepError, match=r"`speed` is no metric .*img/s.*step_time_ms"):
+        gate(KEPT, KEPT, metrics=["speed"])
+    with pytest.raises(VitsweepError, match="`throughput_spread` is no metric"):
+        gate(KEPT, KEPT, metrics=["throughput_spread"])
+    with pytest.raises(VitsweepError, match="No cell has `mfu` above 0 on both sides"):
+        gate(memory(1.0), memory(1.0), metrics=["img/s", "mfu"])
+
+
+def paired_days(day, o1):
+    """A machine whose pace changes from block to block, and by `day` as a whole."""
+    pace = [day * f for f in (1.0, 1.2, 0.8, 1.1)]
+    noise = (1, 1.01, 0.99, 1)
+    variant = [o1 * p * e for p, e in zip(pace, noise, strict=True)]
+    return side(fp32=[100 * p for p in pace], O1=variant)
+
+
+def test_the_speedup_is_compared_within_blocks():
+    baselines = {"O1": "fp32", "fp32": "fp32"}
+    kept = paired_days(1.0, 150)
+    slow_day = gate(paired_days(0.5, 150), kept, metrics=["speedup"], baselines=baselines)
+    assert slow_day.passed
+    assert slow_day.rows["cell_id"].tolist() == ["O1"], "a baseline is always 1"
+    worse = gate(paired_days(1.0, 120), kept, metrics=["speedup"], baselines=baselines)
+    assert one(worse, "O1")["verdict"] == "worse beyond the tolerance"
+    assert one(worse, "O1")["ratio"] == pytest.approx(0.8)
+    # in absolute throughput the noise of the machine hides it
+    assert gate(paired_days(1.0, 120), kept).passed
+    with pytest.raises(VitsweepError, match="No cell has `speedup`"):
+        gate(kept, kept, metrics=["speedup"])
 
 
 def test_nothing_in_common_and_a_wrong_tolerance_are_refused():

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.builders import run, table
 from vitsweep.errors import VitsweepError
-from vitsweep.tables.comparison import PILOT, blocks_wanted, compared
+from vitsweep.results.record import Status
+from vitsweep.tables.comparison import PILOT, blocks_wanted, compared, paired
 
 
 def test_up_to_the_pilot_it_is_students_interval():
@@ -46,6 +48,19 @@ def test_the_interval_keeps_its_coverage_with_the_stopping_rule(half_width):
     assert covered / len(logs) == pytest.approx(0.95, abs=0.012)  # three standard errors
 
 
+HEAVY_TAILED = {
+    "t": lambda g, shape: 0.02 * g.standard_t(3, shape),
+    "hiccups": lambda g, shape: g.normal(0, np.where(g.random(shape) < 0.1, 0.1, 0.02)),
+}
+
+
+@pytest.mark.parametrize("noise", HEAVY_TAILED)
+def test_it_keeps_it_where_some_blocks_are_far_off(noise):
+    logs = HEAVY_TAILED[noise](np.random.default_rng(6), (2000, 40))
+    results = [compared(row[: min(blocks_wanted(row, 0.03), 40)]) for row in logs]
+    assert np.mean([r.low <= 1 <= r.high for r in results]) == pytest.approx(0.95, abs=0.02)
+
+
 def test_equal_settings_are_called_different_5_percent_of_the_time():
     generator = np.random.default_rng(4)
     claims = [
@@ -53,6 +68,45 @@ def test_equal_settings_are_called_different_5_percent_of_the_time():
         for row in generator.normal(0, 0.03, (3000, 40))
     ]
     assert np.mean([claim in ("faster", "slower") for claim in claims]) <= 0.05 + 0.012
+
+
+def in_turns(*speeds, device="AMD EPYC 7B13", begin=0):
+    """Blocks of (A, B) img/s, one per minute."""
+    pairs = enumerate(speeds, begin)
+    return [
+        run(cell, f"b{n}", speed, minute=n, environment={"device": device})
+        for n, pair in pairs
+        for cell, speed in zip("AB", pair, strict=True)
+    ]
+
+
+def test_a_block_is_one_ratio_and_the_oldest_comes_first():
+    later, earlier = in_turns((300, 100), begin=1), in_turns((200, 100), (None, 100))[:3]
+    alone = run("A", "b7", 500, minute=7)
+    strangers = run("C", "b1", 1, minute=1)
+    runs = table(*later, *earlier, alone, strangers)
+    assert paired(runs, "A", "B") == pytest.approx([math.log(2), math.log(3)])
+    assert paired(runs, "B", "A") == pytest.approx([-math.log(2), -math.log(3)])
+
+
+@pytest.mark.parametrize("odd", [None, math.nan, math.inf, 0.0])
+def test_a_run_without_a_throughput_makes_no_pair(odd):
+    runs = table(*in_turns((200, 100), (odd, 100), (200, 100)))
+    assert paired(runs, "A", "B") == pytest.approx([math.log(2)] * 2)
+
+
+def test_a_setting_that_was_never_measured_makes_no_pair():
+    failed = run("B", "b0", status=Status.failed)
+    assert paired(table(run("A", "b0"), failed), "A", "B") == []
+    assert paired(table(failed), "A", "B") == []
+    assert paired(table(), "A", "B") == []
+
+
+def test_blocks_of_two_devices_are_refused_unless_asked_for():
+    runs = table(*in_turns((200, 100)), *in_turns((400, 100), device="H200", begin=1))
+    with pytest.raises(VitsweepError, match=r"different devices \(AMD EPYC 7B13, H200\)"):
+        paired(runs, "A", "B")
+    assert len(paired(runs, "A", "B", mixed_hardware=True)) == 2
 
 
 def test_two_blocks_claim_nothing_and_none_says_nothing():

@@ -6,6 +6,7 @@ from pandas import DataFrame
 from scipy import stats
 
 from tests.builders import run, table
+from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.changes import with_changes
@@ -37,6 +38,20 @@ def runs():
             for i, pace in enumerate([1.0, 0.7, 1.2])
         ]
     )
+
+
+def test_techniques_measured_on_another_device_are_refused_unless_asked_for(runs):
+    moved = runs.assign(device=runs["device"].mask(runs["cell_id"] == "all", "H200"))
+    for compared in (waterfall, interactions):
+        with pytest.raises(VitsweepError, match=r"EPYC 7B13, H200.*mixed_hardware=True"):
+            compared(moved, BASELINES)
+        assert len(compared(moved, BASELINES, mixed_hardware=True)) == len(
+            compared(runs, BASELINES)
+        )
+    # two devices with a baseline each are two comparisons
+    apart = moved.assign(device=moved["device"].mask(moved["cell_id"] == "fsdp", "H200"))
+    own = BASELINES | {"all": "fsdp", "fsdp": "fsdp"}
+    assert not waterfall(apart, own).empty
 
 
 def test_changes_are_counted_once_though_other_columns_follow(runs):

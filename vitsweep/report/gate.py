@@ -1,147 +1,220 @@
-"""The gate: has anything become slower than a kept baseline, beyond noise and tolerance?"""
+"""The gate: has anything become worse than a kept baseline, beyond noise and tolerance?"""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
-from scipy.special import stdtrit
 
 from vitsweep.errors import VitsweepError
+from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.speedup import LEVEL, MIN_BLOCKS
 from vitsweep.tables.status import counted, final_status
-from vitsweep.tables.words import plain, times
+from vitsweep.tables.two_sides import metric_named, two_sides
+from vitsweep.tables.words import count, plain, times
 
-FAILING = ("slower beyond the tolerance", "no longer measured")
+WORSE, GONE = "worse beyond the tolerance", "no longer measured"
+FAILING = (WORSE, GONE)
+NEW, ABSENT, NEVER = "new", "not in this sweep", "was not measured before"
+NO_NUMBERS = "no numbers to compare"
+_ONE_SIDED = (NEW, ABSENT, NEVER)
 
 
 @dataclass(frozen=True)
 class Gate:
-    """The verdict on a sweep: `passed`, and one row per cell in `rows`."""
+    """The verdict on a sweep: `passed`, and one row per cell and metric in `rows`."""
 
     passed: bool
     rows: DataFrame
 
     @property
+    def num_compared(self) -> int:
+        """Rows whose verdict rests on measurements of both sides."""
+        return int((self.rows["ratio_high"].notna() | self.rows["fails"]).sum())
+
+    @property
     def sentences(self) -> list[str]:
-        """One sentence per cell, the failing ones first."""
+        """One sentence per cell and metric, the failing ones first."""
         order = self.rows.assign(_ok=~self.rows["fails"]).sort_values("_ok", kind="stable")
         return [str(text) for text in order["reason"]]
 
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence."""
+        failing = int(self.rows["fails"].sum())
+        compared = count(self.num_compared, "comparison")
+        if self.passed:
+            return f"The gate is open: {compared}, none worse beyond the tolerance."
+        return f"The gate is shut: {failing} of {compared} worse beyond the tolerance, or gone."
 
-def gate(runs: DataFrame, kept: DataFrame, tolerance: float = 0.05) -> Gate:
-    """Compare the throughput of every cell with its kept runs.
 
-    A cell fails where the whole interval of now / kept lies below 1 - `tolerance`, or where it was
-    measured and now is not. The interval is Welch's over log throughput of the runs, at a level
-    shared by all cells compared (Bonferroni), so that a wide sweep does not fail by number alone.
-    The two sides were measured on different days: the tolerance must cover what lies between.
-    Cells with fewer than 3 runs on a side, on another device, or on one side only never fail.
+def gate(
+    runs: DataFrame,
+    kept: DataFrame,
+    tolerance: float = 0.05,
+    metrics: Sequence[str] = ("images_per_second",),
+    baselines: Mapping[str, str | None] | None = None,
+    mixed_hardware: bool = False,
+) -> Gate:
+    """Compare every cell with its kept runs.
+
+    A cell fails where the whole interval of now / kept lies beyond the tolerance on the bad side of
+    a metric, or where it was measured and now is not. The interval is Welch's over logs, at a level
+    shared by all comparisons (Bonferroni), so that a wide sweep does not fail by number alone. The
+    two sides were measured on different days: the tolerance must cover what lies between; the
+    metric `speedup`, a ratio within blocks, is free of most of it. Cells with fewer than 3 runs on
+    a side, or on one side only, never fail.
 
     Args:
         runs: one row per run of the sweep as it is now.
         kept: one row per run of the kept baseline (`runs.parquet`).
-        tolerance: how much slower is accepted, as a fraction.
+        tolerance: how much worse is accepted, as a fraction: with 0.05 throughput may fall to 0.95
+            and step time rise to 1.05 of what it was.
+        metrics: columns of `METRICS`, or headings of the printed table.
+        baselines: cell -> its baseline cell, for the metric `speedup`.
+        mixed_hardware: compare cells although they ran on different devices.
 
     Returns:
-        The gate; its rows have `cell_id, name, verdict, fails, ratio, ratio_low, ratio_high, reason`.
+        The gate; its rows have `cell_id, name, metric, verdict, fails, ratio, ratio_low, ratio_high,
+        reason`.
 
     Raises:
-        VitsweepError: the tolerance is not within 0 and 1, or the two have no cell in common.
+        VitsweepError: tolerance or metric is wrong, the kept baseline was never measured, the two
+            have no cell in common or none with numbers of a metric, or a cell ran on another device.
     """
     if not 0 <= tolerance < 1:
         raise VitsweepError(f"The tolerance must be within 0 and 1; got {tolerance}. Try 0.05.")
-    table = _sides(kept, "kept").merge(_sides(runs, "now"), on="cell_id", how="outer")
-    both = table[["status_kept", "status_now"]].notna().all(axis=1)
-    if not both.any():
+    columns = list(dict.fromkeys(metric_named(name) for name in metrics))
+    _refuse_unmeasured(kept)
+    both = set(runs["cell_id"]) & set(kept["cell_id"])
+    if not both:
         raise VitsweepError("The sweep and the kept baseline have no cell in common.")
+    if not mixed_hardware:
+        _refuse_other_devices(runs, kept)
+    compared = two_sides(runs, kept, columns, baselines)
     rows = (
-        table.merge(_names(runs, kept), on="cell_id", how="left")
-        .pipe(_with_ratio)
-        .assign(verdict=lambda t: _verdicts(t, tolerance))
+        _cells(runs, kept)
+        .merge(DataFrame({"metric": columns}), how="cross")
+        .merge(compared, on=["cell_id", "metric"], how="left")
+        .pipe(_once_where_unmeasured, baselines if columns == ["speedup"] else None)
+        .assign(limit=lambda t: [_limit(metric, tolerance) for metric in t["metric"]])
+        .assign(verdict=_verdicts)
         .assign(fails=lambda t: t["verdict"].isin(FAILING))
-        .assign(reason=lambda t: [_reason(row, tolerance) for _, row in t.iterrows()])
+        .assign(reason=lambda t: [_reason(row) for _, row in t.iterrows()])
     )
-    columns = ["cell_id", "name", "verdict", "fails", "ratio", "ratio_low", "ratio_high", "reason"]
-    return Gate(passed=not rows["fails"].any(), rows=rows[columns])
+    _refuse_without_numbers(rows, columns)
+    shown = ["cell_id", "name", "metric", "verdict", "fails", "ratio", "ratio_low", "ratio_high"]
+    return Gate(passed=not rows["fails"].any(), rows=rows[[*shown, "reason"]])
 
 
-def _sides(runs: DataFrame, side: str) -> DataFrame:
+def _refuse_unmeasured(kept: DataFrame) -> None:
+    if kept.empty or not (kept["status"] == Status.measured).any():
+        raise VitsweepError(
+            "The kept baseline holds no measured run: measure it again, then keep it."
+        )
+
+
+def _refuse_other_devices(runs: DataFrame, kept: DataFrame) -> None:
+    devices = [_devices(side) for side in (runs, kept)]
+    for cell in devices[0].index.intersection(devices[1].index):
+        now, then = devices[0][cell], devices[1][cell]
+        if now != then:
+            raise VitsweepError(
+                f"Cell {cell} ran on {now}, the kept baseline on {then}: their difference is not the "
+                "code's. Keep a baseline of this device, or compare them all the same with "
+                "`--mixed-hardware` (`mixed_hardware=True`)."
+            )
+
+
+def _refuse_without_numbers(rows: DataFrame, columns: Sequence[str]) -> None:
+    """A gate on a metric that no cell has would stay open for ever."""
+    for column in columns:
+        verdicts = rows.loc[rows["metric"] == column, "verdict"]
+        if (verdicts == NO_NUMBERS).any() and verdicts.isin([*_ONE_SIDED, NO_NUMBERS]).all():
+            raise VitsweepError(
+                f"No cell has `{column}` above 0 on both sides, so it cannot be compared: choose "
+                "another `--metric`."
+            )
+
+
+def _devices(runs: DataFrame) -> Series:
     good = counted(runs)
-    throughput = np.log(good["images_per_second"].astype(float))
-    groups = good.assign(_log=throughput).groupby("cell_id", observed=True)
-    device = groups["device"].last() if "device" in good else Series(dtype=object)
-    statistics = DataFrame(
-        {
-            "mean": groups["_log"].mean(),
-            "variance": groups["_log"].var(),
-            "count": groups["_log"].count(),
-            "device": device,
-        }
-    )
-    status = final_status(runs).set_index("cell_id")[["status", "reason"]]
-    return status.join(statistics).add_suffix(f"_{side}").reset_index()
+    if "device" not in good:
+        return Series(dtype=object)
+    return good.dropna(subset="device").groupby("cell_id", observed=True)["device"].last()
 
 
-def _with_ratio(table: DataFrame) -> DataFrame:
-    counts = table[["count_kept", "count_now"]]
-    comparable = (counts >= MIN_BLOCKS).all(axis=1) & _same_device(table)
-    errors = [table[f"variance_{s}"] / table[f"count_{s}"] for s in ("kept", "now")]
-    squared = errors[0] + errors[1]
-    # Welch-Satterthwaite; identical runs have no variance and any number of degrees does
-    parts = [e**2 / (table[f"count_{s}"] - 1) for e, s in zip(errors, ("kept", "now"), strict=True)]
-    degrees = (squared**2 / (parts[0] + parts[1])).where(squared > 0, 1.0)
-    quantile = stdtrit(degrees, 1 - LEVEL / 2 / max(int(comparable.sum()), 1))
-    middle = (table["mean_now"] - table["mean_kept"]).where(_same_device(table))
-    half = (quantile * np.sqrt(squared)).where(comparable)
-    return table.assign(
-        ratio=np.exp(middle), ratio_low=np.exp(middle - half), ratio_high=np.exp(middle + half)
-    )
+def _cells(runs: DataFrame, kept: DataFrame) -> DataFrame:
+    """Return one row per cell of either side: `cell_id, name`, status and reason of both."""
+    sides = [
+        final_status(side)[["cell_id", "status", "reason"]]
+        .rename(columns={"status": f"status_{name}", "reason": f"reason_{name}"})
+        for side, name in ((kept, "kept"), (runs, "now"))
+    ]  # fmt: skip
+    every = pd.concat([runs, kept]).drop_duplicates("cell_id", keep="first").reset_index(drop=True)
+    names = DataFrame({"cell_id": every["cell_id"], "name": cell_names(every)})
+    return sides[0].merge(sides[1], on="cell_id", how="outer").merge(names, on="cell_id")
 
 
-def _same_device(table: DataFrame) -> "Series[bool]":
-    kept, now = table["device_kept"], table["device_now"]
-    return kept.eq(now) | kept.isna() | now.isna()
+def _once_where_unmeasured(
+    table: DataFrame, baselines: Mapping[str, str | None] | None
+) -> DataFrame:
+    """Keep one row of a cell without a comparison, and none of a baseline where it is always 1."""
+    measured = (table["status_kept"] == Status.measured) & (table["status_now"] == Status.measured)
+    again = table["cell_id"].duplicated() & ~measured
+    is_baseline = table["cell_id"].map(lambda c: (baselines or {}).get(c) == c)
+    is_one = measured & (table["metric"] == "speedup") & table["ratio"].isna() & is_baseline
+    return table[~again & ~is_one].reset_index(drop=True)
 
 
-def _verdicts(table: DataFrame, tolerance: float) -> Series:
+def _limit(metric: str, tolerance: float) -> float:
+    return 1 - tolerance if METRICS[metric].better == "higher" else 1 + tolerance
+
+
+def _verdicts(table: DataFrame) -> Series:
     was = table["status_kept"] == Status.measured
+    low, high = table["ratio_low"], table["ratio_high"]
+    up = table["metric"].map(lambda metric: METRICS[metric].better == "higher")
     rules = {
-        "new": table["status_kept"].isna(),
-        "not in this sweep": table["status_now"].isna(),
-        "no longer measured": was & (table["status_now"] != Status.measured),
-        "was not measured before": ~was,
-        "other device": ~_same_device(table),
-        "too few runs": table["ratio_high"].isna(),
-        "slower beyond the tolerance": table["ratio_high"] < 1 - tolerance,
-        "slower within the tolerance": table["ratio_high"] < 1,
-        "faster": table["ratio_low"] > 1,
+        NEW: table["status_kept"].isna(),
+        ABSENT: table["status_now"].isna(),
+        GONE: was & (table["status_now"] != Status.measured),
+        NEVER: ~was,
+        NO_NUMBERS: table["ratio"].isna(),
+        "too few runs": high.isna(),
+        WORSE: (high < table["limit"]).where(up, low > table["limit"]),
+        "worse within the tolerance": (high < 1).where(up, low > 1),
+        "better": (low > 1).where(up, high < 1),
     }
     return Series(
         np.select(list(rules.values()), list(rules), default="no difference shown"), table.index
     )
 
 
-def _reason(row: Series, tolerance: float) -> str:
+def _reason(row: Series) -> str:
     name = f"{row['name']} ({row['cell_id']})"
-    if row["verdict"] == "no longer measured":
+    if row["verdict"] == GONE:
         why = plain(row["reason_now"])
         return f"{name} was measured and is now {plain(row['status_now']).replace('_', ' ')}" + (
             f": {why}" if why else "."
         )
-    if row["verdict"] == "other device":
-        return f"{name} ran on {row['device_now']}, the baseline on {row['device_kept']}: not compared."
+    metric = METRICS[row["metric"]]
+    if row["verdict"] == "too few runs":
+        runs = f"{int(row['count_kept'])} kept, {int(row['count_now'])} now; an interval needs 3"
+        return f"{name}: too few runs ({runs})."
+    if row["verdict"] == NO_NUMBERS:
+        return f"{name}: no numbers to compare (`{metric.column}`)."
     if pd.isna(row["ratio_high"]):
         return f"{name}: {row['verdict']}."
     interval = f"[{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
+    accepted = "from" if metric.better == "higher" else "up to"
     return (
-        f"{name}: {times(row['ratio'])} the kept throughput, interval {interval}, "
-        f"accepted from {1 - tolerance:.3g}: {row['verdict']}."
+        f"{name}: {times(row['ratio'])} the kept {_in_words(metric.column)}, interval {interval}, "
+        f"accepted {accepted} {row['limit']:.3g}: {row['verdict']}."
     )
 
 
-def _names(runs: DataFrame, kept: DataFrame) -> DataFrame:
-    cells = pd.concat([runs, kept]).drop_duplicates("cell_id", keep="first").reset_index(drop=True)
-    return DataFrame({"cell_id": cells["cell_id"], "name": cell_names(cells)})
+def _in_words(column: str) -> str:
+    return "throughput" if column == "images_per_second" else f"`{column}`"

@@ -32,6 +32,8 @@ def speedups(sweep: Sweep) -> DataFrame:
 
 def steps(sweep: Sweep) -> DataFrame:
     """Return the waterfall where at least two techniques stand alone or on top of each other."""
+    if any(_mixed(group) for _, group in sweep.cells.groupby("baseline_cell_id")):
+        return NOTHING
     table = waterfall(sweep.runs, sweep.baselines)
     return table if table["speedup"].notna().sum() > 2 else NOTHING
 
@@ -83,7 +85,7 @@ def traced_steps(sweep: Sweep) -> DataFrame:
 
 def curves(sweep: Sweep) -> DataFrame:
     """Return the scaling curves, where all points ran on one kind of device."""
-    return NOTHING if _mixed(sweep) else scaling_efficiency(sweep.runs, sweep.baselines)
+    return NOTHING if _mixed(sweep.cells) else scaling_efficiency(sweep.runs, sweep.baselines)
 
 
 def several_techniques(sweep: Sweep) -> DataFrame:
@@ -122,7 +124,7 @@ def memory(sweep: Sweep) -> DataFrame:
 
 def front(sweep: Sweep) -> DataFrame:
     """Return the Pareto front where three cells of one device have throughput and memory."""
-    if _mixed(sweep):
+    if _mixed(sweep.cells):
         return NOTHING
     enough = budget.measured_with_peak(sweep.cells)["peak_gib"].notna().sum() > 2
     return pareto_front(sweep.cells) if enough else NOTHING
@@ -136,10 +138,10 @@ def epochs(sweep: Sweep) -> DataFrame:
 
 def chips(sweep: Sweep) -> DataFrame:
     """Return throughput per chip where several kinds of device were measured."""
-    return per_chip(sweep.cells) if _mixed(sweep) else NOTHING
+    return per_chip(sweep.cells) if _mixed(sweep.cells) else NOTHING
 
 
-def _mixed(sweep: Sweep) -> bool:
+def _mixed(cells: DataFrame) -> bool:
     """Tell whether cells were measured on several kinds of device, which no chart may mix unasked."""
-    measured = sweep.cells[sweep.cells["status"] == Status.measured]
+    measured = cells[cells["status"] == Status.measured]
     return "device" in measured and measured["device"].nunique() > 1

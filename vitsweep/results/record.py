@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from vitsweep.errors import VitsweepError
+from vitsweep.results.upgrade import SCHEMA_VERSION, NewerSchemaError, upgraded
 
-SCHEMA_VERSION = 1
+__all__ = ["SCHEMA_VERSION", "NewerSchemaError", "RunRecord", "Status"]
 
 
 class Status(StrEnum):
@@ -22,10 +22,6 @@ class Status(StrEnum):
     preempted = "preempted"
     killed = "killed"  # by a signal from outside
     failed = "failed"  # anything else, with its reason
-
-
-class NewerSchemaError(VitsweepError):
-    """A record was written by a later version of vitsweep than this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,20 +65,18 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, text: str) -> "RunRecord":
-        """Read a record of this or an older schema.
+        """Read a record of this or an older schema; an older one is upgraded.
+
+        Numbers that are not finite, which other writers leave in JSON, are missing.
 
         Raises:
             NewerSchemaError: the record is of a later schema.
             ValueError: the text is not a whole record.
         """
-        tree = json.loads(text)
+        tree = json.loads(text, parse_constant=lambda _: None)
         if not isinstance(tree, dict) or type(tree.get("schema_version")) is not int:
             raise ValueError("not a run record")
-        if tree["schema_version"] > SCHEMA_VERSION:
-            raise NewerSchemaError(
-                f"schema {tree['schema_version']} is newer than this vitsweep reads "
-                f"({SCHEMA_VERSION}): update vitsweep"
-            )
+        tree = upgraded(tree)
         known = {f.name for f in fields(cls)}
         try:
             record = cls(

@@ -122,13 +122,16 @@ class Store:
             self.save_run(run)  # what stood there was damaged
         return run
 
-    def runs(self) -> Iterator[RunRecord]:
+    def runs(self, cell_id: str = "*") -> Iterator[RunRecord]:
         """Yield every readable run record; damaged ones are named in a warning and left out.
+
+        Args:
+            cell_id: of one cell only.
 
         Raises:
             NewerSchemaError: a record was written by a later vitsweep; its file is named.
         """
-        for path in sorted(self.cells.glob("*/runs/*.json")):
+        for path in sorted(self.cells.glob(f"{cell_id}/runs/*.json")):
             try:
                 yield RunRecord.from_json(path.read_text())
             except NewerSchemaError as error:

@@ -48,7 +48,7 @@ def finish(
         raise ImpossibleCellError([r for e in roster.entries.values() for r in e.reasons])
     console.print()
     console.print(printed(mine, title=f"Sweep {store.name}"))
-    _explain(mine, console)
+    explain(mine, console)
     if (mine["status"] == Status.measured).any():
         console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
     if told := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
@@ -105,7 +105,8 @@ def exit_code(rows: Sequence[Mapping[str, Any]]) -> int:
     return OK if all(row["status"] in fine for row in rows) else ENDED_OTHERWISE
 
 
-def _explain(cells: DataFrame, console: Console) -> None:
+def explain(cells: DataFrame, console: Console) -> None:
+    """Say what the flags of some cells mean."""
     notes = {
         "oversubscribed": "Ranks shared cores (`oversubscribed`): speedups between cells of the same "
         "world hold, scaling does not.",

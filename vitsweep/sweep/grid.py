@@ -35,7 +35,7 @@ def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[A
     typed_keys = {axis.key for axis in asked}
     same = _constant(sweep, composer)
     return collapsed(
-        composer.compose(_merged([cell, *parts, _own(cell, typed_keys, composer), same], composer))
+        composer.compose(merged([cell, *parts, _own(cell, typed_keys, composer), same], composer))
         for cell, *parts in product(cells, *(axis.values for axis in factors))
     )
 
@@ -72,7 +72,7 @@ def _constant(sweep: Tree, composer: Composer) -> tuple[str, ...]:
     return tuple(typed(f"sweep.{k}", v) for k, v in kept.items() if v != default.get(k))
 
 
-def _merged(parts: Iterable[tuple[str, ...]], composer: Composer) -> list[str]:
+def merged(parts: Iterable[tuple[str, ...]], composer: Composer) -> list[str]:
     """Join the overrides of one cell; of two with the same key the later one counts."""
     texts = [text for part in parts for text in part]
     keyed: dict[str, Any] = {}

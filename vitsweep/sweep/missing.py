@@ -52,7 +52,7 @@ def known(
     other: dict[str, None] = {}
     for run in runs if not remeasure else ():
         entry = roster.entries.get(run.cell_id)
-        if entry is None or not _comparable(run, entry, torch_version):
+        if entry is None or not comparable(run, entry, torch_version):
             continue
         latest[run.cell_id] = run
         if run.status == Status.measured:
@@ -78,7 +78,8 @@ def _all_done(
     )
 
 
-def _comparable(run: RunRecord, entry: Entry, torch_version: str) -> bool:
+def comparable(run: RunRecord, entry: Entry, torch_version: str) -> bool:
+    """Tell whether a run may stand for the cell of a command."""
     of_run = str(run.environment.get("torch") or torch_version)
     return (
         run.schema_version == SCHEMA_VERSION

@@ -72,6 +72,10 @@ class Progress:
                 highlight=False, markup=False,
             )  # fmt: skip
 
+    def expects(self, runs: int) -> None:
+        """So many runs are still to come, as far as is known now."""
+        self._total = self._done + runs
+
     def dropped(self, runs: int) -> None:
         """Some runs will not be needed: their cell ended otherwise."""
         self._total -= runs

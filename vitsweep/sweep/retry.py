@@ -23,13 +23,19 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
             `--set resources.nodes=2`.
 
     Raises:
-        VitsweepError: there is no such sweep, or no such status.
+        VitsweepError: there is no such sweep or status, or the sweep was made by `compare`.
     """
     name, statuses, extra = _parsed(arguments)
     folder = Path(name) if (Path(name) / "cells").is_dir() else Path("results") / name
     if not (folder / "cells").is_dir():
         raise VitsweepError(f"There is no sweep `{name}` under `results/`.")
     store, groups = Store(folder), dict[tuple[str, ...], list[list[str]]]()
+    for command in store.commands()[-1:]:
+        if _words(command["command"])[:1] == ["compare"]:
+            raise VitsweepError(
+                f"Sweep `{name}` was made by `compare`: type `{command['command']} "
+                f"sweep.retry=[{','.join(statuses)}]` to measure again what ended otherwise."
+            )
     for cell_id in _ended(store, statuses):
         own = [str(text) for text in store.frozen(cell_id)["overrides"]]
         of_sweep = [t for t in own if _is_sweep(t) and _key(t) not in OF_THE_RUN]

@@ -19,6 +19,7 @@ from vitsweep.tables.speedup import (
     log_throughput_per_block,
 )
 from vitsweep.tables.status import counted
+from vitsweep.tables.tidy import one_device_each
 
 HALVES = ["cell_id", "first", "second", "first_cell", "second_cell", "baseline_cell_id"]
 ESTIMATE = {
@@ -30,15 +31,20 @@ ESTIMATE = {
 }
 
 
-def interactions(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
+def interactions(
+    runs: DataFrame, baselines: Mapping[str, str | None], mixed_hardware: bool = False
+) -> DataFrame:
     """Compare each pair of techniques with what its two halves promise.
 
     Per block d = log s(both) - log s(first) - log s(second), with s the speedup over the baseline
     of that block; `interaction` is exp(mean d): above 1 the two help each other, below 1 they
     hurt. Interval and Holm adjustment as in `speedup_over`. Where the four cells never shared a
     block, each half stands against the baseline of its own blocks (see `contrast`).
+
+    Raises:
+        VitsweepError: cells of one baseline ran on different devices (unless `mixed_hardware`).
     """
-    table = with_changes(cells(runs, baselines))
+    table = with_changes(one_device_each(cells(runs, baselines), mixed_hardware))
     pairs = [row for _, g in table.groupby("baseline_cell_id", sort=False) for row in _pairs(g)]
     halves = DataFrame(pairs, columns=HALVES)
     ratios = log_ratios(log_throughput_per_block(counted(runs)), baselines)

@@ -7,9 +7,11 @@ from typing import Literal
 
 import pandas as pd
 from pandas import DataFrame
+from pyarrow import ArrowInvalid
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.store import Store
+from vitsweep.results.upgrade import upgraded_rows
 from vitsweep.tables.cells import cells
 from vitsweep.tables.limits import limit_key
 from vitsweep.tables.load_wandb import from_wandb
@@ -73,7 +75,7 @@ def load(*sources: Source, rows: Literal["cells", "runs"] = "cells") -> DataFram
         rows: `cells` for one row per cell over its runs, `runs` for one row per run.
 
     Raises:
-        VitsweepError: a source holds no records, or holds cells where runs are wanted.
+        VitsweepError: a source holds no records, is damaged, or holds cells where runs are wanted.
         NewerSchemaError: a record was written by a later vitsweep.
     """
     if not sources:
@@ -91,7 +93,7 @@ def cells_of(store: Store) -> DataFrame:
 
 def _read(source: Source, rows: str) -> Iterator[DataFrame]:
     if isinstance(source, str) and source.startswith("wandb:"):
-        yield from_wandb(source.removeprefix("wandb:"))
+        yield upgraded_rows(from_wandb(source.removeprefix("wandb:")), source)
     elif isinstance(source, Store):
         yield runs_of(source) if rows == "runs" else cells_of(source)
     elif Path(source).is_file():
@@ -115,7 +117,12 @@ def _stores(folder: Path) -> list[Store]:
 
 
 def _from_parquet(path: Path, rows: str) -> DataFrame:
-    table = pd.read_parquet(path)
+    try:
+        table = upgraded_rows(pd.read_parquet(path), f"`{path}`")
+    except (ArrowInvalid, OSError) as error:
+        raise VitsweepError(f"`{path}` is no whole parquet file ({error}).") from error
+    if "cell_id" not in table:
+        raise VitsweepError(f"`{path}` holds no records: name `runs.parquet` of a sweep folder.")
     if "run_id" not in table:
         if rows == "runs":
             raise VitsweepError(f"`{path}` holds cells, not runs: name `runs.parquet`.")

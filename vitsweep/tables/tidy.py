@@ -3,6 +3,7 @@
 import re
 import warnings
 
+import numpy as np
 import pandas as pd
 from pandas import CategoricalDtype, DataFrame
 
@@ -24,10 +25,18 @@ class UnknownUnitWarning(UserWarning):
 def tidy(table: DataFrame) -> DataFrame:
     """Return the table with choices as ordered categories, metrics as numbers, flags as booleans.
 
+    Metrics that are not finite are missing.
+
     Raises:
         VitsweepError: a metric holds text.
     """
-    return table.pipe(check_units).pipe(typed).pipe(ordered).copy()  # in one piece
+    return table.pipe(check_units).pipe(typed).pipe(finite).pipe(ordered).copy()  # in one piece
+
+
+def finite(table: DataFrame) -> DataFrame:
+    """Return the table with infinite metrics as missing ones: no mean or chart takes them."""
+    metrics = col.metric_columns(table)
+    return table.assign(**table[metrics].replace([np.inf, -np.inf], np.nan)) if metrics else table
 
 
 def ordered(table: DataFrame) -> DataFrame:
@@ -71,4 +80,15 @@ def one_device(table: DataFrame, mixed_hardware: bool = False) -> DataFrame:
             "difference is not the technique's. Choose one (`.query('device == ...')`), or ask for "
             "it: `mixed_hardware=True`."
         )
+    return table
+
+
+def one_device_each(table: DataFrame, mixed_hardware: bool = False) -> DataFrame:
+    """Return the table if the cells of each baseline ran on one kind of device; see `one_device`.
+
+    Raises:
+        VitsweepError: cells of one baseline ran on several devices.
+    """
+    for _, group in table.groupby("baseline_cell_id", sort=False):
+        one_device(group, mixed_hardware)
     return table

@@ -17,6 +17,7 @@ from vitsweep.tables.speedup import (
     log_throughput_per_block,
 )
 from vitsweep.tables.status import counted
+from vitsweep.tables.tidy import one_device_each
 
 COLUMNS = (
     "baseline_cell_id kind position added cell_id status images_per_second throughput_spread "
@@ -25,7 +26,9 @@ COLUMNS = (
 NAMES = {"speedup": "gain", "speedup_low": "gain_low", "speedup_high": "gain_high"}
 
 
-def waterfall(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
+def waterfall(
+    runs: DataFrame, baselines: Mapping[str, str | None], mixed_hardware: bool = False
+) -> DataFrame:
     """Return the techniques one at a time and the longest cumulative order, per baseline.
 
     `kind` is `alone` (one change against the baseline) or `cumulative` (each row keeps the changes
@@ -34,8 +37,11 @@ def waterfall(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame
     blocks, else by way of the baseline (see `contrast`). Speedups of a cumulative order are
     settings against one baseline, not factors to multiply. A technique that was not measured keeps
     its row and says its `status`.
+
+    Raises:
+        VitsweepError: cells of one baseline ran on different devices (unless `mixed_hardware`).
     """
-    table = with_changes(cells(runs, baselines))
+    table = with_changes(one_device_each(cells(runs, baselines), mixed_hardware))
     rows = [r for _, group in table.groupby("baseline_cell_id", sort=False) for r in _steps(group)]
     steps = DataFrame(rows, columns=["cell_id", "kind", "position", "added", "previous"])
     gains = _gains(steps, runs, baselines)

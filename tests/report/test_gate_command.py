@@ -1,0 +1,158 @@
+"""`vitsweep gate` as it is typed, and the workflow that types it."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.builders import run
+from tests.cells import GPU_NODE
+from vitsweep.gate_options import gate_options
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store
+from vitsweep.spec.machine import Machine
+from vitsweep.sweep.collect import collect
+from vitsweep.sweep.grid import expand
+from vitsweep.sweep.roster import make_entry
+from vitsweep.verbs import run as front_door
+
+WORKFLOW = Path(__file__).parents[2] / "benchmarks" / "speed_gate.yaml"
+HOSTED = Machine(device="cpu", cores_per_node=4, devices_per_node=0, described_by="a hosted runner")
+SPEEDS = {"plain": (100, 101, 99, 100), "fast": (150, 151, 149, 150)}
+
+
+@pytest.fixture
+def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `results/kept`, to which sweeps are compared."""
+    monkeypatch.chdir(tmp_path)
+    measured("kept", SPEEDS)
+    return tmp_path
+
+
+def measured(
+    name: str, speeds: dict[str, tuple[float, ...]], device: str = "AMD EPYC 7B13"
+) -> Store:
+    store = Store(Path("results") / name).create()
+    for cell, values in speeds.items():
+        for n, speed in enumerate(values):
+            here = {"device": device}
+            store.save_run(run(cell, f"b{n}", speed, precision=cell, environment=here, sweep=name))
+    store.append_command({"baselines": dict.fromkeys(speeds, "plain")})
+    return store
+
+
+def gate(*arguments: str) -> int:
+    return front_door(["gate", *arguments], {})
+
+
+def test_an_open_gate_ends_with_0_and_a_sentence_per_cell(sweeps, capsys) -> None:
+    measured("now", SPEEDS)
+    assert gate("now", "--against", "kept") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("fast (fast): 1.00x the kept throughput, interval [0.9")
+    assert lines[-1] == "The gate is open: 2 comparisons, none worse beyond the tolerance."
+
+
+def test_a_shut_gate_ends_with_1_and_says_why_first(sweeps, capsys) -> None:
+    measured("now", SPEEDS | {"plain": (80, 81, 79, 80)})
+    assert gate("now", "--against", "results/kept") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("plain (plain): 0.80x the kept throughput")
+    assert lines[-1].startswith("The gate is shut: 1 of 2 comparisons")
+    assert gate("now", "--against", "kept", "--tolerance", "0.3") == 0
+    assert gate("now", "--against", "kept", "--metric", "speedup") == 0, "fast is faster than plain"
+
+
+def test_a_parquet_of_runs_is_kept_by_copying_it(sweeps, capsys) -> None:
+    collect(Store(Path("results/kept")))
+    kept = Path("results/kept/runs.parquet").rename(sweeps / "baseline.parquet")
+    measured("default", SPEEDS)
+    assert gate("--against", str(kept), "--metric", "img/s,speedup", "--metric", "step ms") == 0
+    assert "The gate is open: 5 comparisons" in capsys.readouterr().out
+
+
+def test_a_cell_that_is_no_longer_measured_shuts_the_gate(sweeps, capsys) -> None:
+    store = measured("now", {"fast": SPEEDS["fast"]})
+    store.save_run(run("plain", status=Status.out_of_memory, reason="No room.", precision="plain"))
+    assert gate("now", "--against", "kept") == 1
+    said = capsys.readouterr().out
+    assert said.startswith("plain (plain) was measured and is now out of memory: No room.")
+
+
+BAD = {
+    "no baseline named": (["now"], "required: --against"),
+    "no such sweep": (["later", "--against", "kept"], "There is no sweep `later`"),
+    "no such baseline": (["now", "--against", "old"], "There is no sweep `old`"),
+    "no such parquet": (["now", "--against", "old.parquet"], "There is no kept baseline `old.par"),
+    "no parquet": (["now", "--against", "notes.parquet"], "is no whole parquet file"),
+    "cells": (["now", "--against", "results/kept/cells.parquet"], "holds cells, not runs"),
+    "no metric": (["now", "--against", "kept", "--metric", "speed"], "`speed` is no metric"),
+    "no tolerance": (["now", "--against", "kept", "--tolerance", "5"], "must be within 0 and 1"),
+    "nothing in common": (["other", "--against", "kept"], "no cell in common"),
+    "too few runs": (["few", "--against", "kept"], "Nothing could be compared"),
+    "another device": (["moved", "--against", "kept"], "ran on H200, the kept baseline on AMD"),
+    "a baseline that failed": (["now", "--against", "dead"], "holds no measured run"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD.values(), ids=BAD)
+def test_what_cannot_be_compared_ends_with_2(
+    sweeps: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    measured("now", SPEEDS)
+    measured("other", {"bf16": (1, 1, 1)})
+    measured("few", {"plain": (100, 100)})
+    measured("moved", SPEEDS, device="H200")
+    measured("dead", {}).save_run(run("plain", status=Status.failed, precision="plain"))
+    collect(Store(Path("results/kept")))
+    Path("notes.parquet").write_text("mostly text")
+    assert gate(*arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def steps() -> list[tuple[str, str]]:
+    """Job and command line of every line of shell in the workflow that calls vitsweep."""
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    cells = workflow["env"]["CELLS"]
+    return [
+        (name, line.replace("$CELLS", cells))
+        for name, job in workflow["jobs"].items()
+        for step in job["steps"]
+        for line in step.get("run", "").splitlines()
+        if re.match(r"(\.venv/bin/)?vitsweep ", line)
+    ]
+
+
+def test_the_workflow_is_one_that_github_would_read() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    on = workflow[True]  # YAML 1.1 reads the key `on` so
+    assert set(on) == {"pull_request", "schedule", "workflow_dispatch"}
+    assert set(workflow["jobs"]) == {"pull_request", "nightly"}
+    for job in workflow["jobs"].values():
+        assert job["runs-on"]
+        assert all(("uses" in step) != ("run" in step) for step in job["steps"])
+        # `vitsweep gate | tee` would hide its exit code without pipefail
+        assert job["defaults"]["run"]["shell"] == "bash"
+
+
+def test_the_commands_of_the_workflow_parse_and_their_cells_can_run() -> None:
+    commands = steps()
+    assert len(commands) == 5
+    measured_into: dict[str, list[str]] = {}
+    for job, line in commands:
+        words = shlex.split(line.partition("|")[0])[1:]
+        if words[0] == "gate":
+            options = gate_options(words[1:])
+            assert options.sweep in measured_into[job]
+            assert options.against in measured_into[job] or options.against.endswith(".parquet")
+            continue
+        assert words[0] == "-m"
+        machine = GPU_NODE if job == "nightly" else HOSTED
+        for asked in expand(words[1:]):
+            cell = make_entry(asked, machine)
+            assert cell.reasons == (), (line, cell.reasons)
+            assert cell.cell.measurement.blocks >= 3, "an interval needs them"
+            measured_into.setdefault(job, []).append(asked.tree["sweep"]["name"])

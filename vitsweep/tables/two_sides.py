@@ -1,0 +1,115 @@
+"""The same cells measured twice, on different days: ratio of a metric with Welch's interval."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from pandas import DataFrame, Series
+from scipy.special import stdtrit
+
+from vitsweep.errors import VitsweepError
+from vitsweep.results.metrics import METRICS
+from vitsweep.tables.show import peak_gib
+from vitsweep.tables.speedup import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
+from vitsweep.tables.status import counted
+
+SHORT = {
+    "img/s": "images_per_second",
+    "step ms": "step_time_ms",
+    "peak GiB": "peak_gib",
+    "top-1": "accuracy_top1",
+}
+"""Headings of the printed table, which people type as well."""
+
+DERIVED = ("speedup_low", "speedup_high", "throughput_spread")
+"""Columns of a cell that say how sure another one is."""
+
+
+def metric_named(name: str) -> str:
+    """Return the column of a metric that two sides can be compared in.
+
+    Raises:
+        VitsweepError: there is no such metric, or neither way is an improvement.
+    """
+    column = SHORT.get(name, name)
+    comparable = [c for c, m in METRICS.items() if m.better and c not in DERIVED]
+    if column not in comparable:
+        raise VitsweepError(
+            f"`{name}` is no metric that can become better or worse; choose from "
+            f"{', '.join((*SHORT, *comparable))}."
+        )
+    return column
+
+
+def two_sides(
+    now: DataFrame,
+    kept: DataFrame,
+    metrics: Sequence[str] = ("images_per_second",),
+    baselines: Mapping[str, str | None] | None = None,
+) -> DataFrame:
+    """Compare the metrics of every cell with those of its kept runs.
+
+    The unit is the run; for `speedup` it is the block, whose ratio over the cell's baseline is free
+    of what differs between machines of one kind. Values that are missing, not finite or not above 0
+    are left out. Intervals are Welch's over logs, at 95 % for all rows together (Bonferroni).
+
+    Args:
+        now: one row per run.
+        kept: the same, of the other side.
+        metrics: columns of `METRICS`.
+        baselines: cell -> its baseline cell, needed for `speedup`.
+
+    Returns:
+        One row per cell and metric with values on a side: `cell_id, metric, count_kept, count_now,
+        ratio` (now / kept), `ratio_low, ratio_high` (empty below 3 values on a side).
+    """
+    parts = [
+        _statistics(kept, metric, baselines or {}, "kept").merge(
+            _statistics(now, metric, baselines or {}, "now"), on="cell_id", how="outer"
+        ).assign(metric=metric)
+        for metric in metrics
+    ]  # fmt: skip
+    return _with_ratio(pd.concat(parts, ignore_index=True))
+
+
+def _statistics(
+    runs: DataFrame, metric: str, baselines: Mapping[str, str | None], side: str
+) -> DataFrame:
+    logs = _logs(runs, metric, baselines).groupby("cell_id", observed=True)["log"]
+    table = DataFrame({"mean": logs.mean(), "variance": logs.var(), "count": logs.count()})
+    return table.add_suffix(f"_{side}").rename_axis("cell_id").reset_index()
+
+
+def _logs(runs: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> DataFrame:
+    """Return `cell_id, log`, one row per run or block that has a value."""
+    good = counted(runs)
+    if metric == "speedup":
+        ratios = log_ratios(log_throughput_per_block(good), baselines)
+        return ratios.rename(columns={"log_ratio": "log"})[["cell_id", "log"]]
+    found = (
+        Series([peak_gib(row) for _, row in good.iterrows()], good.index)
+        if metric == "peak_gib"
+        else good.get(metric, Series(np.nan, good.index))
+    )
+    values = pd.to_numeric(found, errors="coerce").astype(float)
+    usable = np.isfinite(values) & (values > 0)
+    return DataFrame({"cell_id": good["cell_id"], "log": np.log(values.where(usable))})[usable]
+
+
+def _with_ratio(table: DataFrame) -> DataFrame:
+    counts = table[["count_kept", "count_now"]].fillna(0).astype(int)
+    comparable = (counts >= MIN_BLOCKS).all(axis=1)
+    errors = [table[f"variance_{s}"] / table[f"count_{s}"] for s in ("kept", "now")]
+    squared = errors[0] + errors[1]
+    # Welch-Satterthwaite; identical runs have no variance and any number of degrees does
+    parts = [e**2 / (table[f"count_{s}"] - 1) for e, s in zip(errors, ("kept", "now"), strict=True)]
+    degrees = (squared**2 / (parts[0] + parts[1])).where(squared > 0, 1.0)
+    quantile = stdtrit(degrees, 1 - LEVEL / 2 / max(int(comparable.sum()), 1))
+    middle = table["mean_now"] - table["mean_kept"]
+    half = (quantile * np.sqrt(squared)).where(comparable)
+    return table.assign(
+        **counts,
+        ratio=np.exp(middle),
+        ratio_low=np.exp(middle - half),
+        ratio_high=np.exp(middle + half),
+    )
