@@ -137,6 +137,7 @@ def test_emulated_fp8_trains_as_the_plain_model_to_its_three_bits(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("precision", GROUPS["precision"])
 def test_the_product_of_techniques_trains_as_the_plain_model(
