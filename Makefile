@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
-WORKERS := -n 2 --dist loadgroup
+WORKERS := -n 2 --dist loadfile
 
 .PHONY: help sweep test test-fast test-full check slurm-demo bench bench-gpu clean
 

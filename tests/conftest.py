@@ -25,9 +25,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     present = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for item in items:
-        # One worker per file, and one for all that installs or starts Slurm.
-        slurm = "slurm" in item.path.parts
-        item.add_marker(pytest.mark.xdist_group("slurm" if slurm else item.path.name))
         marker = item.get_closest_marker("gpu")
         wanted = (marker.kwargs.get("count", 1) if marker else 0) or 0
         if wanted > present:

@@ -17,7 +17,7 @@ def run(script: str, *arguments: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_peers_are_compared_in_paired_blocks_with_intervals(tmp_path: Path) -> None:
     size = ("--smoke", "--blocks", "3", "--models", "vit_tiny", "--precisions", "fp32")
     run("peers.py", *size, "--out", tmp_path)
