@@ -5,7 +5,8 @@
 Every contender trains the same shape on the same batch of synthetic images with the same optimizer
 (AdamW, fused) and the same precision. Blocks hold one run of every contender, each in a fresh
 process, in random order; the ratio is taken within a block, its interval over blocks (Student's t).
-Peak memory is the process's (CPU) or the allocator's (CUDA). Peers that cannot be imported are named.
+Peak memory is the allocator's (CUDA), or what the process grew by from before the model was built
+(CPU): the libraries' own code is not counted. Peers that cannot be imported are named.
 """
 
 import argparse
@@ -16,8 +17,9 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,12 @@ PEERS = {
     "timm": "timm.models.vision_transformer",
     "torchvision": "torchvision.models.vision_transformer",
 }
-OURS = ("vitsweep batch_first", "vitsweep batch_second", "vitsweep mha_module")
+OURS = (
+    "vitsweep batch_first",
+    "vitsweep batch_second",
+    "vitsweep mha_module",
+    "vitsweep sdpa_math",
+)
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,11 @@ class Setting:
         return BATCH[self.device][self.model]
 
 
-def build(setting: Setting) -> Any:
-    """Return the model of a contender; its forward pass maps (B, 3, R, R) to logits (B, 1000)."""
+def recipe(setting: Setting) -> Callable[[], Any]:
+    """Return what builds a contender, imported and configured.
+
+    The model's forward pass maps (B, 3, R, R) to logits (B, 1000).
+    """
     family, _, variant = setting.contender.partition(" ")
     return {
         "vitsweep": ours,
@@ -70,7 +80,7 @@ def build(setting: Setting) -> Any:
     }[family](setting, variant)
 
 
-def ours(setting: Setting, variant: str) -> Any:
+def ours(setting: Setting, variant: str) -> Callable[[], Any]:
     """vitsweep's own model, through its own conf/."""
     from vitsweep.model.build import build_model
     from vitsweep.spec.machine import Machine
@@ -81,10 +91,10 @@ def ours(setting: Setting, variant: str) -> Any:
     overrides = [f"model={setting.model}", "data=synthetic", knob, "resources.device=cpu",
                  f"batch.resolution_px={setting.resolution_px}"]  # fmt: skip
     cell = make_entry(Composer().compose(overrides), Machine.here()).cell
-    return cell.attention.apply(build_model(cell))
+    return lambda: cell.attention.apply(build_model(cell))
 
 
-def transformers(setting: Setting, attention: str) -> Any:
+def transformers(setting: Setting, attention: str) -> Callable[[], Any]:
     """Hugging Face's ViT with dropout off, as its default is."""
     from torch import nn
     from transformers import ViTConfig, ViTForImageClassification
@@ -103,15 +113,16 @@ def transformers(setting: Setting, attention: str) -> Any:
         def forward(self, images: Any) -> Any:
             return self.model(images).logits
 
-    return Logits()
+    return Logits
 
 
-def timm(setting: Setting, _: str) -> Any:
+def timm(setting: Setting, _: str) -> Callable[[], Any]:
     """timm's VisionTransformer."""
     from timm.models.vision_transformer import VisionTransformer
 
     depth, width, heads, mlp = SHAPES[setting.model]
-    return VisionTransformer(
+    return partial(
+        VisionTransformer,
         img_size=setting.resolution_px,
         depth=depth,
         embed_dim=width,
@@ -120,25 +131,27 @@ def timm(setting: Setting, _: str) -> Any:
     )
 
 
-def torchvision(setting: Setting, _: str) -> Any:
+def torchvision(setting: Setting, _: str) -> Callable[[], Any]:
     """torchvision's VisionTransformer."""
     from torchvision.models.vision_transformer import VisionTransformer
 
     depth, width, heads, mlp = SHAPES[setting.model]
-    return VisionTransformer(setting.resolution_px, 16, depth, heads, width, mlp)
+    return partial(VisionTransformer, setting.resolution_px, 16, depth, heads, width, mlp)
 
 
 def measure(setting: Setting, answer: Path) -> None:
     """Train some steps in this fresh process; write the median step time and the peak memory."""
     import torch
 
-    from vitsweep.measure.memory_peak import peak_memory, reset_peak
+    from vitsweep.measure.memory_peak import reset_peak
     from vitsweep.measure.step_clock import StepClock
 
     torch.manual_seed(0)
     device = torch.device(setting.device)
+    make = recipe(setting)
     reset_peak(device)
-    model = build(setting).to(device).train()
+    before_gib = _peak_gib(device) if device.type == "cpu" else 0.0
+    model = make().to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     side = setting.resolution_px
     images = torch.randn(setting.batch, 3, side, side, device=device)
@@ -153,13 +166,18 @@ def measure(setting: Setting, answer: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
     clock.mark()
-    peaks = [gib for gib in peak_memory(device).values() if gib is not None]
     result = {
         "step_ms": statistics.median(clock.times_ms()[setting.warm_up :]),
-        "peak_gib": peaks[0],
+        "peak_gib": _peak_gib(device) - before_gib,
     }
     answer.write_text(json.dumps(result))
     os._exit(0)
+
+
+def _peak_gib(device: Any) -> float:
+    from vitsweep.measure.memory_peak import peak_memory
+
+    return next(gib for gib in peak_memory(device).values() if gib is not None)
 
 
 def available() -> tuple[list[str], list[str]]:
@@ -224,6 +242,7 @@ def compare(samples: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
             "peak_gib": statistics.median(s["peak_gib"] for s in runs),
             "vitsweep_best": best,
             **_ratio(samples[best], runs),
+            "runs": runs,
         }
         for contender, runs in samples.items()
     ]

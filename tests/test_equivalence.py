@@ -75,12 +75,16 @@ def by_mesh(cells: list[CellSpec]) -> list[list[CellSpec]]:
     return list(groups.values())
 
 
-def assert_equal_training(combinations: list[Combination], ranks: int, folder: Path) -> None:
+def assert_equal_training(
+    combinations: list[Combination], ranks: int, folder: Path, seconds: float = 600
+) -> None:
     machine = GPU_NODE if torch.cuda.device_count() >= ranks else LAPTOP
     cells = [entry(*overrides(c, ranks), machine=machine).cell for c in combinations]
     wrong = []
     for sharing in by_mesh(cells):
-        answers = on_ranks(ranks, differences, sharing[0], sharing, folder=folder)[0]
+        answers, *_ = on_ranks(
+            ranks, differences, sharing[0], sharing, folder=folder, seconds=seconds
+        )
         wrong += [
             (names(c), a) for c, a in zip(sharing, answers, strict=True) if not is_equal(c, a)
         ]
@@ -149,4 +153,4 @@ def test_the_product_of_techniques_trains_as_the_plain_model(
         plain | dict(zip(varied, choices, strict=True))
         for choices in product(*(GROUPS[group] for group in varied))
     ]
-    assert_equal_training([c for c in everything if possible(c, ranks)], ranks, tmp_path)
+    assert_equal_training([c for c in everything if possible(c, ranks)], ranks, tmp_path, 7200)

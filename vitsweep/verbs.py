@@ -188,7 +188,7 @@ def retry(arguments: Sequence[str]) -> int:
 def status(arguments: Sequence[str]) -> int:
     """Show the jobs and cells of a sweep; with `--watch` until nothing runs any more."""
     from vitsweep.console import open_console
-    from vitsweep.sweep.slurm_status import status as show
+    from vitsweep.sweep.slurm.status import status as show
 
     return show(_store(_without_flags(arguments)), "--watch" in arguments, open_console())
 
@@ -196,7 +196,7 @@ def status(arguments: Sequence[str]) -> int:
 def cancel(arguments: Sequence[str]) -> int:
     """End the jobs of a sweep."""
     from vitsweep.console import open_console
-    from vitsweep.sweep.slurm_status import cancel as end_jobs
+    from vitsweep.sweep.slurm.status import cancel as end_jobs
 
     return end_jobs(_store(arguments), open_console())
 
@@ -258,7 +258,7 @@ def _store(arguments: Sequence[str]):  # type: ignore[no-untyped-def]
 
 def _settled(store):  # type: ignore[no-untyped-def]
     """Record what dead jobs of a cluster left behind, so that every cell has its row."""
-    from vitsweep.sweep.slurm_settle import settle
+    from vitsweep.sweep.slurm.settle import settle
 
     settle(store)
     return store

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SlurmLauncher(LocalLauncher):
-    """Submits cells as job arrays through submitit (`vitsweep.sweep.slurm`).
+    """Submits cells as job arrays through submitit (`vitsweep.sweep.slurm.launch`).
 
     Args:
         fields: everything in conf/hydra/launcher/slurm.yaml.
@@ -22,16 +22,16 @@ class SlurmLauncher(LocalLauncher):
     def launch_cells(
         self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer", **ending: Any
     ) -> Any:
-        """Submit cells; what comes back is `vitsweep.sweep.slurm.launch`'s, `ending` included."""
-        from vitsweep.sweep.slurm import launch
+        """Submit cells; what comes back is `vitsweep.sweep.slurm.launch.launch`'s, `ending` included."""
+        from vitsweep.sweep.slurm.launch import launch
 
         return launch(asked, config, self.plain_fields(), self._composer(), **ending)
 
     def plan_cells(self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer") -> Any:
         """Show what `launch_cells` would do, for the nodes of the cluster."""
         from vitsweep.sweep.plan import plan
-        from vitsweep.sweep.slurm_settings import settings_of
-        from vitsweep.sweep.slurm_site import machine_of
+        from vitsweep.sweep.slurm.settings import settings_of
+        from vitsweep.sweep.slurm.site import machine_of
 
         fields = self.plain_fields()
         node = machine_of(settings_of(fields))
@@ -41,7 +41,7 @@ class SlurmLauncher(LocalLauncher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Run the cells of a stock sweeper (basic, optuna), which waits for their results."""
-        from vitsweep.sweep.slurm import checked_for_waiting
+        from vitsweep.sweep.slurm.launch import checked_for_waiting
 
         checked_for_waiting(self.fields)
         return super().launch(job_overrides, initial_job_idx)

@@ -7,8 +7,8 @@ from pandas import DataFrame
 
 from tests.command import Command, fault
 from tests.slurm.conftest import SlurmClient, eventually
-from vitsweep.sweep.slurm_jobs import Array, arrays
-from vitsweep.sweep.slurm_life import Life
+from vitsweep.sweep.slurm.jobs import Array, arrays
+from vitsweep.sweep.slurm.life import Life
 
 SMALL = (
     "resources.threads_per_rank=1",
@@ -65,7 +65,7 @@ class Sweep:
 
     def until_over(self, seconds: float = 180) -> DataFrame:
         """Wait until no job is left; return the table that `collect` makes."""
-        from vitsweep.sweep.slurm_look import look
+        from vitsweep.sweep.slurm.look import look
 
         store = self.command.store
         eventually(lambda: not any(one.live for one in look(store)), seconds, "the end of all jobs")

@@ -14,12 +14,12 @@ from vitsweep.sweep.compose import Composer
 from vitsweep.sweep.grid import expand
 from vitsweep.sweep.make import roster_of
 from vitsweep.sweep.roster import Roster
-from vitsweep.sweep.slurm_groups import groups
-from vitsweep.sweep.slurm_pack import Planned, pack
-from vitsweep.sweep.slurm_settings import SlurmSettings, settings_of
-from vitsweep.sweep.slurm_signals import Signals
-from vitsweep.sweep.slurm_site import gpus_in
-from vitsweep.sweep.slurm_submit import parameters
+from vitsweep.sweep.slurm.groups import groups
+from vitsweep.sweep.slurm.pack import Planned, pack
+from vitsweep.sweep.slurm.settings import SlurmSettings, settings_of
+from vitsweep.sweep.slurm.signals import Signals
+from vitsweep.sweep.slurm.site import gpus_in
+from vitsweep.sweep.slurm.submit import parameters
 from vitsweep.sweep.snapshot import code_folder
 
 MACHINE = Machine(device="cpu", cores_per_node=4, devices_per_node=0)
@@ -124,7 +124,7 @@ def test_what_jobs_ask_for_is_passed_on():
 def test_the_time_limit_is_told_from_preemption_by_the_clock(monkeypatch):
     import time
 
-    monkeypatch.setattr("vitsweep.sweep.slurm_signals.ask", lambda *command: None)
+    monkeypatch.setattr("vitsweep.sweep.slurm.signals.ask", lambda *command: None)
     late = Signals("1", "1_0", started=time.time() - 3000, limit_s=3060, delay_s=30, came="SIGUSR2")
     early = replace(late, started=time.time())
     cancelled = replace(early, came="SIGTERM")
@@ -139,7 +139,7 @@ def test_a_snapshot_keeps_the_code_that_was_meant(tmp_path):
     store = Store(tmp_path)
     code = {"git_commit": "c", "git_diff": ""}
     copy = code_folder(store, {"snapshot_code": True}, code)
-    assert (copy / "vitsweep" / "sweep" / "slurm_agent.py").is_file()
+    assert (copy / "vitsweep" / "sweep" / "slurm" / "agent.py").is_file()
     assert code_folder(store, {"snapshot_code": True}, code) == copy
     assert code_folder(store, {"snapshot_code": True}, code | {"git_diff": "x"}) != copy
     assert (code_folder(store, {}, code) / "vitsweep").is_dir()

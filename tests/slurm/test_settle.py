@@ -10,12 +10,12 @@ import pytest
 
 from tests.cells import entry
 from vitsweep.results.store import Store, append_line
-from vitsweep.sweep import slurm_look
 from vitsweep.sweep.frozen import frozen_document
-from vitsweep.sweep.slurm_commands import Job
-from vitsweep.sweep.slurm_jobs import Array
-from vitsweep.sweep.slurm_look import pending_runs
-from vitsweep.sweep.slurm_settle import settle
+from vitsweep.sweep.slurm import look
+from vitsweep.sweep.slurm.commands import Job
+from vitsweep.sweep.slurm.jobs import Array
+from vitsweep.sweep.slurm.look import pending_runs
+from vitsweep.sweep.slurm.settle import settle
 
 CODE = {"git_commit": "c", "git_dirty": False, "git_diff": "", "packages": {}}
 START = {"event": "job_start", "restart": 0, "array_id": "7"}
@@ -26,8 +26,8 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Job | None]:
     """What Slurm knows: job -> state; None under "queue" where it does not answer."""
     known: dict[str, Any] = {}
     jobs = lambda ids: None if "silent" in known else dict(known)  # noqa: E731
-    monkeypatch.setattr(slurm_look, "queue", jobs)
-    monkeypatch.setattr(slurm_look, "accounting", lambda ids: {})
+    monkeypatch.setattr(look, "queue", jobs)
+    monkeypatch.setattr(look, "accounting", lambda ids: {})
     return known
 
 

@@ -108,6 +108,20 @@ def test_cells_that_never_shared_a_block_are_not_compared():
     assert "never shared a block" in one(speedup_over(runs, BASELINES), "fast")["speedup_note"]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "pairs"), [("n1,n2", 3), ("n1", 3), (None, 3), ("n3,n4", 2), ("n2,n3", 2)]
+)
+def test_a_block_that_went_on_elsewhere_after_a_requeue_is_no_pair(nodes: str | None, pairs: int):
+    def on(place: str | None):
+        return {"environment": {"nodes_used": place}}
+
+    kept = [r for c in ("base", "fast") for r in blocks(c, 100, 110, **on("n1,n2"))]
+    moved = [run("base", "b2", 100, **on("n1,n2")), run("fast", "b2", 900, **on(nodes))]
+    fast = one(speedup_over(table(*kept, *moved), BASELINES), "fast")
+    assert fast["num_blocks"] == pairs
+    assert (fast["speedup"] == pytest.approx(1.0)) == (pairs == 2)
+
+
 def test_where_no_pairs_were_asked_for_the_bare_ratio_is_shown_and_called_unpaired():
     apart = {"environment": {"paired": False, "device": "EPYC"}}
     runs = table(

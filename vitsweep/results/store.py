@@ -33,7 +33,7 @@ class Store:
     ```
     commands.jsonl                       who asked for which cells, and what their baseline is
     code/<hash>.diff                     uncommitted changes of the code that measures
-    jobs/<array>/                        job arrays of a cluster (see `sweep.slurm_jobs`)
+    jobs/<array>/                        job arrays of a cluster (see `sweep.slurm.jobs`)
     cells/<cell_id>/cell.yaml            the frozen spec, written when the sweep is made
     cells/<cell_id>/attempts.jsonl       life of every attempt, written beside the ranks
     cells/<cell_id>/runs/<run_id>.json   one record per run

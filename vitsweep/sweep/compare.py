@@ -25,9 +25,8 @@ from vitsweep.sweep.compare_options import FOLDER, CompareOptions, compare_optio
 from vitsweep.sweep.compose import Composer
 from vitsweep.sweep.finish import ENDED_OTHERWISE, INTERRUPTED, OK, explain
 from vitsweep.sweep.grid import merged
-from vitsweep.sweep.local import announce, known_of
 from vitsweep.sweep.make import freeze, open_store
-from vitsweep.sweep.missing import comparable
+from vitsweep.sweep.missing import announce, comparable, known
 from vitsweep.sweep.progress import Progress, labels
 from vitsweep.sweep.roster import Roster, make_roster
 from vitsweep.sweep.runner import Runner
@@ -147,7 +146,7 @@ class _Turns:
 
     def measure(self) -> None:
         """Run the blocks that are missing; `ending` says why there are no more."""
-        todo = known_of(self.store, self.roster, self.config, self.code)
+        todo = known(self.roster, self.store.runs(), self.config["sweep"], self.code)
         statuses = ",".join(sorted({str(run.status) for run in todo.ended.values()}))
         again = f"`sweep.retry=[{statuses}]` at the end of the command measures them again"
         announce(todo, again, self.console)

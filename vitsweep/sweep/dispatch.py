@@ -50,7 +50,7 @@ def dispatch(
             first = Searches(cells, limit, composer).first() if limit else cells
             return launcher.plan_cells(first, settings, composer)
         if limit:
-            from vitsweep.sweep.slurm import checked_for_waiting
+            from vitsweep.sweep.slurm.launch import checked_for_waiting
 
             checked_for_waiting(launcher.fields)
             return search(Searches(cells, limit, composer), launcher, settings)

@@ -71,7 +71,7 @@ def rows_alone(
     """
     table = collect(store)
     _refuse_to_go_on(interrupted, console)
-    return _rows(table[table["cell_id"].isin(roster.entries)], roster)
+    return _rows(table, roster)
 
 
 def finish_search(config: Mapping[str, Any], key: str) -> None:
@@ -91,10 +91,10 @@ def _refuse_to_go_on(interrupted: bool, console: Console) -> None:
         raise SystemExit(INTERRUPTED)
 
 
-def _rows(mine: DataFrame, roster: Roster) -> Rows:
+def _rows(cells: DataFrame, roster: Roster) -> Rows:
     """Return the rows of the cells that were asked for, in their order."""
     rows = {
-        str(row["cell_id"]): {str(k): v for k, v in row.items()} for row in mine.to_dict("records")
+        str(row["cell_id"]): {str(k): v for k, v in row.items()} for row in cells.to_dict("records")
     }
     return [rows[cell_id] for cell_id, entry in roster.entries.items() if not entry.added]
 

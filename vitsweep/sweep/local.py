@@ -16,7 +16,7 @@ from vitsweep.sweep.code_state import code_state
 from vitsweep.sweep.compose import Composer
 from vitsweep.sweep.finish import Ending, finish
 from vitsweep.sweep.make import freeze, open_store, roster_of
-from vitsweep.sweep.missing import Known, known
+from vitsweep.sweep.missing import announce, known
 from vitsweep.sweep.progress import Progress, labels
 from vitsweep.sweep.roster import Roster
 from vitsweep.sweep.runner import Runner
@@ -88,7 +88,7 @@ def _run(
     parallel: int,
 ) -> bool:
     """Run what is missing; True if the user stopped it."""
-    todo = known_of(store, roster, config, code)
+    todo = known(roster, store.runs(), config["sweep"], code)
     announce(todo, f"`vitsweep retry {store.name}` runs them again", console)
     runner, size = Runner(store, code, parallel), int(config["sweep"].get("cells_per_block", 8))
     first, missing = runner.continued(roster, todo.missing, size, console)
@@ -97,32 +97,3 @@ def _run(
         console.print("Everything that was asked for is measured already.")
     progress = Progress(console, labels(roster), sum(len(block.entries) for block in planned))
     return runner.run(planned, progress)
-
-
-def known_of(store: Store, roster: Roster, config: dict[str, Any], code: dict[str, Any]) -> Known:
-    """Return what the store says about the cells of a command on this machine."""
-    settings = config["sweep"]
-    return known(
-        roster,
-        store.runs(),
-        torch_version=code["packages"]["torch"],
-        git_commit=code["git_commit"],
-        remeasure=bool(settings["remeasure"]),
-        retry=tuple(settings.get("retry") or ()),
-    )
-
-
-def announce(todo: Known, again: str, console: Console) -> None:
-    """Say which of the records in the store are used although something speaks against it."""
-    if todo.other_code:
-        console.print(
-            f"{len(todo.other_code)} cells were measured with another state of the code and are "
-            "used as they are; `sweep.remeasure=true` measures them anew.",
-            highlight=False,
-        )
-    if todo.ended:
-        console.print(
-            f"{len(todo.ended)} cells ended otherwise and are not repeated; {again}.",
-            highlight=False,
-            markup=False,  # a list in brackets is no colour
-        )

@@ -1,8 +1,11 @@
 """What is measured already, and so need not run again."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
 
 from vitsweep.results.record import SCHEMA_VERSION, RunRecord, Status
 from vitsweep.sweep.roster import Entry, Roster
@@ -29,11 +32,8 @@ class Known:
 def known(
     roster: Roster,
     runs: Iterable[RunRecord],
-    *,
-    torch_version: str,
-    git_commit: str | None,
-    remeasure: bool,
-    retry: tuple[str, ...] = (),
+    settings: Mapping[str, Any],
+    code: Mapping[str, Any],
 ) -> Known:
     """Compare a command with what is in the store.
 
@@ -42,24 +42,24 @@ def known(
     Args:
         roster: the cells of the command.
         runs: records of the store, oldest first for each cell.
-        torch_version: of this environment.
-        git_commit: of the code that would measure now.
-        remeasure: count nothing.
-        retry: statuses whose cells run again.
+        settings: the composed node `sweep`; with `remeasure` nothing counts, and cells that ended
+            with a status in `retry` run again.
+        code: state of the code that would measure now.
     """
+    torch_version = code["packages"]["torch"]
     counts: Counter[str] = Counter()
     latest: dict[str, RunRecord] = {}
     other: dict[str, None] = {}
-    for run in runs if not remeasure else ():
+    for run in runs if not settings["remeasure"] else ():
         entry = roster.entries.get(run.cell_id)
         if entry is None or not comparable(run, entry, torch_version):
             continue
         latest[run.cell_id] = run
         if run.status == Status.measured:
             counts[run.cell_id] += 1
-            if run.environment.get("git_commit") != git_commit:
+            if run.environment.get("git_commit") != code["git_commit"]:
                 other[run.cell_id] = None
-    again = (*ENDED_FROM_OUTSIDE, Status.measured, *retry)
+    again = (*ENDED_FROM_OUTSIDE, Status.measured, *(settings.get("retry") or ()))
     ended = {c: r for c, r in latest.items() if r.status not in again and not counts[c]}
     missing = {
         e.cell_id: e.cell.measurement.blocks - counts[e.cell_id]
@@ -87,3 +87,19 @@ def comparable(run: RunRecord, entry: Entry, torch_version: str) -> bool:
         == entry.cell.resources.device
         and of_run.split(".")[:2] == torch_version.split(".")[:2]
     )
+
+
+def announce(todo: Known, again: str, console: Console) -> None:
+    """Say which of the records in the store are used although something speaks against it."""
+    if todo.other_code:
+        console.print(
+            f"{len(todo.other_code)} cells were measured with another state of the code and are "
+            "used as they are; `sweep.remeasure=true` measures them anew.",
+            highlight=False,
+        )
+    if todo.ended:
+        console.print(
+            f"{len(todo.ended)} cells ended otherwise and are not repeated; {again}.",
+            highlight=False,
+            markup=False,  # a list in brackets is no colour
+        )

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 from rich.console import Console
@@ -32,7 +31,8 @@ def plan(
     """Print every cell with its state and return one row per cell."""
     roster = roster_of(asked, machine or Machine.here(), composer)
     store = store_of(config)
-    rows = plan_rows(roster, _known(roster, store, config))
+    runs = store.runs() if store.cells.is_dir() else ()
+    rows = plan_rows(roster, known(roster, runs, config["sweep"], code_state()))
     _show(rows, store, open_console())
     return rows
 
@@ -51,18 +51,6 @@ def plan_rows(roster: Roster, known: Known) -> list[dict[str, Any]]:
         }
         for entry in roster.entries.values()
     ]
-
-
-def _known(roster: Roster, store: Store, config: dict[str, Any]) -> Known:
-    settings = config["sweep"]
-    return known(
-        roster,
-        store.runs() if store.cells.is_dir() else (),
-        torch_version=version("torch"),
-        git_commit=code_state()["git_commit"],
-        remeasure=bool(settings["remeasure"]),
-        retry=tuple(settings.get("retry") or ()),
-    )
 
 
 def _state(entry: Entry, known: Known) -> str:

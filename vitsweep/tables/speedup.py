@@ -52,29 +52,48 @@ def speedup_over(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFr
 
 
 def log_throughput_per_block(runs: DataFrame) -> DataFrame:
-    """Return `cell_id, sweep, block, log_throughput`: one row per cell and block."""
+    """Return `cell_id, sweep, block, log_throughput, nodes_used`: one row per cell and block."""
     throughput = runs["images_per_second"].astype(float)
     usable = runs[np.isfinite(throughput) & (throughput > 0)]
+    known = {"nodes_used": None} if "nodes_used" not in usable else {}
     return (
-        usable.assign(log_throughput=np.log(usable["images_per_second"].astype(float)))
-        .groupby(["cell_id", "sweep", "block"], observed=True, sort=False)["log_throughput"]
-        .mean()
+        usable.assign(log_throughput=np.log(usable["images_per_second"].astype(float)), **known)
+        .groupby(["cell_id", "sweep", "block"], observed=True, sort=False)
+        .agg(log_throughput=("log_throughput", "mean"), nodes_used=("nodes_used", "first"))
         .reset_index()
     )
 
 
 def log_ratios(per_block: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
-    """Return `cell_id, block, log_ratio` for every block that holds a variant and its baseline."""
+    """Return `cell_id, block, log_ratio` for every block that holds a variant and its baseline.
+
+    Both on the same nodes: the rest of a block that was requeued onto others is no pair with what
+    ran before.
+    """
     variant = per_block.assign(
         baseline_cell_id=per_block["cell_id"].map(lambda c: baselines.get(c))
     )
     variant = variant[variant["baseline_cell_id"] != variant["cell_id"]]
     base = per_block.rename(
-        columns={"cell_id": "baseline_cell_id", "log_throughput": "log_baseline"}
+        columns={
+            "cell_id": "baseline_cell_id",
+            "log_throughput": "log_baseline",
+            "nodes_used": "nodes_of_baseline",
+        }
     )
-    return variant.merge(base, on=["baseline_cell_id", "sweep", "block"]).assign(
+    both = variant.merge(base, on=["baseline_cell_id", "sweep", "block"])
+    together = map(_share_nodes, both["nodes_used"], both["nodes_of_baseline"])
+    return both[np.fromiter(together, bool, len(both))].assign(
         log_ratio=lambda t: t["log_throughput"] - t["log_baseline"]
     )
+
+
+def _share_nodes(left: object, right: object) -> bool:
+    """Tell whether one world's nodes hold the other's; unknown ones do."""
+    if not isinstance(left, str) or not isinstance(right, str) or left == right:
+        return True
+    a, b = set(left.split(",")), set(right.split(","))
+    return a <= b or b <= a
 
 
 def estimate(ratios: DataFrame) -> DataFrame:
@@ -109,7 +128,7 @@ def _with_unpaired(
     if "paired" not in runs or not len(runs):
         return table
     asked = set(runs.loc[runs["paired"].eq(False), "cell_id"])
-    alike = runs.assign(block=runs["device"].astype(str))  # one pool per device, not per block
+    alike = runs.assign(block=runs["device"].astype(str), nodes_used=None)  # a pool per device
     ratios = log_ratios(log_throughput_per_block(alike), baselines)
     bare = np.exp(ratios[ratios["cell_id"].isin(asked)].groupby("cell_id")["log_ratio"].mean())
     return table.assign(speedup=table["speedup"].fillna(table["cell_id"].map(bare)))

@@ -12,10 +12,10 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.sweep.calibration import calibrated, calibration_key
 from vitsweep.sweep.frozen import read_cell
 from vitsweep.sweep.request import RunRequest, earlier_folders
-from vitsweep.sweep.slurm_life import Run
-from vitsweep.sweep.slurm_nodes import Nodes
-from vitsweep.sweep.slurm_place import Place
-from vitsweep.sweep.slurm_ranks import NodeRanks
+from vitsweep.sweep.slurm.life import Run
+from vitsweep.sweep.slurm.nodes import Nodes
+from vitsweep.sweep.slurm.place import Place
+from vitsweep.sweep.slurm.ranks import NodeRanks
 from vitsweep.sweep.supervise import supervise
 
 

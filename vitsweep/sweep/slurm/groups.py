@@ -7,7 +7,7 @@ from typing import Any
 
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.sweep.roster import Entry
-from vitsweep.sweep.slurm_settings import SlurmSettings
+from vitsweep.sweep.slurm.settings import SlurmSettings
 
 OVERHEAD_GIB_PER_RANK = 1.0
 """Interpreter, torch and its libraries, beside a rank's budget of model memory."""

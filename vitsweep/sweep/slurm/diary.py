@@ -5,8 +5,8 @@ from typing import Any
 
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import append_line
-from vitsweep.sweep.slurm_jobs import Element
-from vitsweep.sweep.slurm_life import Run
+from vitsweep.sweep.slurm.jobs import Element
+from vitsweep.sweep.slurm.life import Run
 
 BEAT_SECONDS = 30.0
 

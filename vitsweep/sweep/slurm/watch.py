@@ -12,9 +12,9 @@ from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.sweep.progress import Progress, labels
 from vitsweep.sweep.roster import Roster
-from vitsweep.sweep.slurm_jobs import Array
-from vitsweep.sweep.slurm_life import read_events
-from vitsweep.sweep.slurm_settle import settle
+from vitsweep.sweep.slurm.jobs import Array
+from vitsweep.sweep.slurm.life import read_events
+from vitsweep.sweep.slurm.settle import settle
 
 LOOK_SECONDS = 1.0
 ASK_SECONDS = 5.0

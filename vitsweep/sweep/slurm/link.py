@@ -12,7 +12,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.sweep.slurm_place import Place
+from vitsweep.sweep.slurm.place import Place
 
 
 class Meeting:

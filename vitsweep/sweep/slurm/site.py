@@ -6,8 +6,8 @@ from typing import Literal
 
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.machine import Machine
-from vitsweep.sweep.slurm_commands import ask
-from vitsweep.sweep.slurm_settings import SlurmSettings
+from vitsweep.sweep.slurm.commands import ask
+from vitsweep.sweep.slurm.settings import SlurmSettings
 
 DEFAULT_MAX_ARRAY_SIZE = 1001
 """Slurm's own default, used where the controller does not say."""

@@ -9,11 +9,11 @@ from vitsweep.results.store import Store, append_line
 from vitsweep.sweep.frozen import read_cell
 from vitsweep.sweep.outcome import Verdict, publish
 from vitsweep.sweep.request import RunRequest
-from vitsweep.sweep.slurm_jobs import Array
-from vitsweep.sweep.slurm_lead import FULL
-from vitsweep.sweep.slurm_life import Run
-from vitsweep.sweep.slurm_look import Seen, look
-from vitsweep.sweep.slurm_signals import TIME_LIMIT
+from vitsweep.sweep.slurm.jobs import Array
+from vitsweep.sweep.slurm.lead import FULL
+from vitsweep.sweep.slurm.life import Run
+from vitsweep.sweep.slurm.look import Seen, look
+from vitsweep.sweep.slurm.signals import TIME_LIMIT
 
 STATUS_OF_STATE = {
     "TIMEOUT": Status.timed_out,

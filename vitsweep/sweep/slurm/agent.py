@@ -21,9 +21,9 @@ from vitsweep.sweep.calibration import calibrate_rank
 from vitsweep.sweep.frozen import read_cell
 from vitsweep.sweep.ranks import LocalRanks, RankEnd, context_for, fork_server
 from vitsweep.sweep.request import RunRequest
-from vitsweep.sweep.slurm_jobs import Array
-from vitsweep.sweep.slurm_link import join, receive, send
-from vitsweep.sweep.slurm_place import Place
+from vitsweep.sweep.slurm.jobs import Array
+from vitsweep.sweep.slurm.link import join, receive, send
+from vitsweep.sweep.slurm.place import Place
 from vitsweep.sweep.worker import rank_main
 
 BEAT_SECONDS = 2.0
@@ -39,7 +39,7 @@ def main(folder: Path) -> int:
         signal.signal(number, signal.SIG_IGN)
     if place.node_index or os.fork() == 0:
         return agent(place, folder)
-    from vitsweep.sweep.slurm_lead import lead
+    from vitsweep.sweep.slurm.lead import lead
 
     return lead(place, Array(folder).element(place.index))
 

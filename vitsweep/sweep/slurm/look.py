@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitsweep.results.store import Store
-from vitsweep.sweep.slurm_commands import Job, accounting, queue
-from vitsweep.sweep.slurm_jobs import Array, Element, arrays
-from vitsweep.sweep.slurm_life import Life
+from vitsweep.sweep.slurm.commands import Job, accounting, queue
+from vitsweep.sweep.slurm.jobs import Array, Element, arrays
+from vitsweep.sweep.slurm.life import Life
 
 SECONDS_TO_BE_KNOWN = 60
 """An array without an id is being submitted; after this long the submitting command is dead."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.results.store import Store, read_lines
-from vitsweep.sweep.slurm_life import Life, Run
+from vitsweep.sweep.slurm.life import Life, Run
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from vitsweep.sweep.ranks import RankEnd
-from vitsweep.sweep.slurm_nodes import Node, Nodes
+from vitsweep.sweep.slurm.nodes import Node, Nodes
 
 
 class NodeRanks:

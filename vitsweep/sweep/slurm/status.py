@@ -12,10 +12,10 @@ from rich.text import Text
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.sweep.slurm_commands import cancel as scancel
-from vitsweep.sweep.slurm_jobs import Array
-from vitsweep.sweep.slurm_look import Seen, look
-from vitsweep.sweep.slurm_settle import settle
+from vitsweep.sweep.slurm.commands import cancel as scancel
+from vitsweep.sweep.slurm.jobs import Array
+from vitsweep.sweep.slurm.look import Seen, look
+from vitsweep.sweep.slurm.settle import settle
 
 WATCH_SECONDS = 1.0
 SECONDS_TO_CANCEL = 60.0

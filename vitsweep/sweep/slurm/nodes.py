@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from vitsweep.sweep.slurm_link import receive, send
+from vitsweep.sweep.slurm.link import receive, send
 
 SILENT_SECONDS = 45.0
 """An agent tells of itself every two seconds; after this long without a word its node is lost."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from vitsweep.results.record import Status
-from vitsweep.sweep.slurm_commands import ask
+from vitsweep.sweep.slurm.commands import ask
 from vitsweep.sweep.supervise import RunEnding
 
 MARGIN_SECONDS = 90

@@ -16,17 +16,17 @@ from vitsweep.sweep.code_state import code_state
 from vitsweep.sweep.compose import Composer
 from vitsweep.sweep.finish import INTERRUPTED, Ending, finish
 from vitsweep.sweep.make import freeze, open_store, roster_of
-from vitsweep.sweep.missing import Known, known
+from vitsweep.sweep.missing import Known, announce, known
 from vitsweep.sweep.roster import Roster
-from vitsweep.sweep.slurm_commands import require_slurm
-from vitsweep.sweep.slurm_jobs import Array
-from vitsweep.sweep.slurm_look import pending_runs
-from vitsweep.sweep.slurm_pack import pack
-from vitsweep.sweep.slurm_settings import SlurmSettings, settings_of
-from vitsweep.sweep.slurm_settle import settle
-from vitsweep.sweep.slurm_site import machine_of, max_array_size
-from vitsweep.sweep.slurm_submit import submit
-from vitsweep.sweep.slurm_watch import watch
+from vitsweep.sweep.slurm.commands import require_slurm
+from vitsweep.sweep.slurm.jobs import Array
+from vitsweep.sweep.slurm.look import pending_runs
+from vitsweep.sweep.slurm.pack import pack
+from vitsweep.sweep.slurm.settings import SlurmSettings, settings_of
+from vitsweep.sweep.slurm.settle import settle
+from vitsweep.sweep.slurm.site import machine_of, max_array_size
+from vitsweep.sweep.slurm.submit import submit
+from vitsweep.sweep.slurm.watch import watch
 from vitsweep.sweep.snapshot import code_folder
 
 
@@ -107,14 +107,7 @@ def _known(
 ) -> tuple[Known, dict[str, float]]:
     """Return what is measured, and the expected minutes of a run of each cell."""
     runs = list(store.runs())
-    found = known(
-        roster,
-        runs,
-        torch_version=code["packages"]["torch"],
-        git_commit=code["git_commit"],
-        remeasure=bool(config["sweep"]["remeasure"]),
-        retry=tuple(config["sweep"].get("retry") or ()),
-    )
+    found = known(roster, runs, config["sweep"], code)
     took: dict[str, list[float]] = {}
     for run in runs:
         if run.status == Status.measured and "run_seconds" in run.environment:
@@ -132,12 +125,7 @@ def _announce(
     pending: int,
     console: Console,
 ) -> None:
-    if found.ended:
-        console.print(
-            f"{len(found.ended)} cells ended otherwise and are not repeated; "
-            f"`vitsweep retry {store.name}` runs them again.",
-            highlight=False,
-        )
+    announce(found, f"`vitsweep retry {store.name}` runs them again", console)
     if pending:
         console.print(f"{pending} runs are in live jobs of this sweep already.", highlight=False)
     if not missing and not pending and roster.runnable:

@@ -13,13 +13,13 @@ from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.store import Store, write_atomically
-from vitsweep.sweep.slurm_groups import Request
-from vitsweep.sweep.slurm_jobs import Array
-from vitsweep.sweep.slurm_pack import Planned
-from vitsweep.sweep.slurm_settings import SlurmSettings
+from vitsweep.sweep.slurm.groups import Request
+from vitsweep.sweep.slurm.jobs import Array
+from vitsweep.sweep.slurm.pack import Planned
+from vitsweep.sweep.slurm.settings import SlurmSettings
 
 KEPT_IN_A_JOB = ("SLURM_CONF",)
-AGENT = "vitsweep.sweep.slurm_agent"
+AGENT = "vitsweep.sweep.slurm.agent"
 
 
 def submit(

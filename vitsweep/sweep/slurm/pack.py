@@ -7,8 +7,8 @@ from typing import Any
 
 from vitsweep.sweep.blocks import Block, blocks, comparisons
 from vitsweep.sweep.roster import Entry, Roster
-from vitsweep.sweep.slurm_groups import Request, groups
-from vitsweep.sweep.slurm_settings import SlurmSettings
+from vitsweep.sweep.slurm.groups import Request, groups
+from vitsweep.sweep.slurm.settings import SlurmSettings
 
 
 @dataclass(frozen=True)

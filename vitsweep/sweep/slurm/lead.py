@@ -11,15 +11,15 @@ from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.sweep.outcome import Verdict, publish
 from vitsweep.sweep.request import RunRequest
-from vitsweep.sweep.slurm_agent import SECONDS_TO_MEET
-from vitsweep.sweep.slurm_diary import Diary
-from vitsweep.sweep.slurm_jobs import Element
-from vitsweep.sweep.slurm_life import Run
-from vitsweep.sweep.slurm_link import Meeting
-from vitsweep.sweep.slurm_nodes import Nodes
-from vitsweep.sweep.slurm_place import Place
-from vitsweep.sweep.slurm_runner import Runner
-from vitsweep.sweep.slurm_signals import JobEnding, Signals, requeue
+from vitsweep.sweep.slurm.agent import SECONDS_TO_MEET
+from vitsweep.sweep.slurm.diary import Diary
+from vitsweep.sweep.slurm.jobs import Element
+from vitsweep.sweep.slurm.life import Run
+from vitsweep.sweep.slurm.link import Meeting
+from vitsweep.sweep.slurm.nodes import Nodes
+from vitsweep.sweep.slurm.place import Place
+from vitsweep.sweep.slurm.runner import Runner
+from vitsweep.sweep.slurm.signals import JobEnding, Signals, requeue
 
 SECONDS_UNTIL_REQUEUED = 180
 DONE, ENDED_OTHERWISE, NOT_STARTED, GAVE_UP = 0, 3, 4, 5
