@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from vitsweep.model.build import build_model
@@ -24,7 +25,10 @@ def differences(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
     training where it is the same. Only rank 0 compares; the others' answers are empty.
     """
     plain: dict[Any, tuple[list[float], dict[str, Tensor]]] = {}
-    return [_difference(world, cell, plain) for cell in cells]
+    answers = [_difference(world, cell, plain) for cell in cells]
+    if dist.is_initialized():
+        dist.barrier()  # rank 0 compares longer: a rank that left would cut its last collective
+    return answers
 
 
 def _difference(world: World, cell: CellSpec, plain: dict[Any, Any]) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class _Agent:
         self._connection, self._store = connection, store
         self._ranks: LocalRanks | None = None
         self._run = ""
+        self._awaited: list[int] = []
         self._speaking = threading.Lock()
 
     def serve(self) -> None:
@@ -83,8 +84,7 @@ class _Agent:
             send(self._connection, message)
 
     def _step(self) -> bool:
-        busy = self._ranks.sentinels if self._ranks else []
-        ready = wait([self._connection, *busy])
+        ready = wait([self._connection, *self._awaited])
         if self._connection in ready and not self._obey(receive(self._connection)):
             return False
         self._report()
@@ -120,11 +120,14 @@ class _Agent:
             self._ranks.kill()
 
     def _report(self) -> None:
-        state: dict[str, Any] = {"run": self._run, "running": False, "ends": []}
-        if self._ranks:
-            state["running"] = self._ranks.running
-            state["ends"] = [_plain(end) for end in self._ranks.ends()]
-        self._say(state)
+        """Say how the ranks are, and wait for those that were said to run.
+
+        Looked at once: the end of a rank between this word and the wait must end the wait.
+        """
+        self._awaited = self._ranks.sentinels if self._ranks else []
+        ends = self._ranks.ends() if self._ranks else []
+        running = bool(self._awaited)
+        self._say({"run": self._run, "running": running, "ends": [_plain(end) for end in ends]})
 
 
 def _plain(end: RankEnd) -> dict[str, Any]:
