@@ -12,11 +12,13 @@ method and the largest model of each sharding within a memory budget: `+sweep=lo
 """
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
+from kept import keep
 
 SEARCHES = {"longest": "longest_sequence", "largest": "largest_model"}
 COLUMNS = [
@@ -47,6 +49,8 @@ def main() -> None:
         table = compared(asked.out, [*overrides, *smoke_settings(asked.smoke)])
     print(table.to_string(index=False))
     table.to_csv(asked.out / f"{asked.search or 'methods'}.csv", index=False)
+    rows = json.loads(table.to_json(orient="records"))
+    keep(f"sequence_{asked.search or 'methods'}", {"rows": rows, "overrides": overrides}, asked.out)
 
 
 def smoke_settings(smoke: bool) -> list[str]:
