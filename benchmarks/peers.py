@@ -1,15 +1,19 @@
 """A training step of vitsweep's ViT beside those of transformers, timm and torchvision.
 
     python benchmarks/peers.py [--device cpu|cuda] [--models vit_tiny vit_base] [--blocks 5] [--smoke]
+    python benchmarks/peers.py --memory        # what the tensors need, apart from the C library's heap
 
 Every contender trains the same shape on the same batch of synthetic images with the same optimizer
 (AdamW, fused) and the same precision. Blocks hold one run of every contender, each in a fresh
 process, in random order; the ratio is taken within a block, its interval over blocks (Student's t).
 Peak memory is the allocator's (CUDA), or what the process grew by from before the model was built
-(CPU): the libraries' own code is not counted. Peers that cannot be imported are named.
+(CPU): the libraries' own code is not counted. What the heap of the C library keeps between tensors is;
+with `--memory` each tensor is mapped by itself, which is slower, so that only tensors count. Peers
+that cannot be imported are named.
 """
 
 import argparse
+import ctypes
 import json
 import multiprocessing
 import os
@@ -59,6 +63,7 @@ class Setting:
     resolution_px: int
     warm_up: int
     steps: int
+    tensors_alone: bool = False
 
     @property
     def batch(self) -> int:
@@ -149,6 +154,8 @@ def measure(setting: Setting, answer: Path) -> None:
     torch.manual_seed(0)
     device = torch.device(setting.device)
     make = recipe(setting)
+    if setting.tensors_alone:
+        _map_each_tensor()
     reset_peak(device)
     before_gib = _peak_gib(device) if device.type == "cpu" else 0.0
     model = make().to(device).train()
@@ -172,6 +179,13 @@ def measure(setting: Setting, answer: Path) -> None:
     }
     answer.write_text(json.dumps(result))
     os._exit(0)
+
+
+def _map_each_tensor() -> None:
+    """Let malloc map every block from 64 KiB on and give it back when it is freed (mallopt(3))."""
+    library, threshold_of_mapping = ctypes.CDLL(None), -3
+    library.mallopt(threshold_of_mapping, 64 * 1024)
+    library.malloc_trim(0)
 
 
 def _peak_gib(device: Any) -> float:
@@ -276,11 +290,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a run on CPU")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--smoke", action="store_true", help="does it run? small images, few steps")
+    parser.add_argument("--memory", action="store_true", help="only the memory of the tensors")
     arguments = parser.parse_args()
     contenders, absent = available()
     side, warm_up, steps = (32, 1, 2) if arguments.smoke else (224, 3, 10)
     if arguments.device == "cpu" and not arguments.smoke:
         warm_up, steps = 1, arguments.steps
+    if arguments.memory:
+        arguments.blocks, warm_up, steps = 1, 1, 1
     tables = []
     for model in arguments.models:
         for precision in arguments.precisions:
@@ -288,7 +305,14 @@ def main() -> None:
             for _ in range(arguments.blocks):
                 for contender in random.sample(contenders, len(contenders)):
                     setting = Setting(
-                        contender, model, precision, arguments.device, side, warm_up, steps
+                        contender,
+                        model,
+                        precision,
+                        arguments.device,
+                        side,
+                        warm_up,
+                        steps,
+                        tensors_alone=arguments.memory,
                     )
                     samples[contender].append(run(setting, _scratch()))
             rows = compare(samples)
@@ -312,7 +336,7 @@ def show(table: dict[str, Any]) -> None:
 def save(arguments: argparse.Namespace, tables: list[dict[str, Any]], absent: list[str]) -> None:
     """Keep the result."""
     print(f"\nabsent: {'; '.join(absent) or 'none'}")
-    name = "peers-smoke" if arguments.smoke else "peers"
+    name = f"peers{'-smoke' if arguments.smoke else '-memory' if arguments.memory else ''}"
     settings = {k: str(v) for k, v in vars(arguments).items()}
     figures = {"absent": absent, "settings": settings, "tables": tables}
     keep(name, figures, arguments.out, arguments.device)
