@@ -1,5 +1,6 @@
 """Fixtures and markers shared by all tests."""
 
+import signal
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from tests.command import Command
-from vitsweep.sweep.ranks import fork_server
+from vitsweep.sweep.ranks import PRELOADED, fork_server
 
 
 def pytest_configure() -> None:
@@ -15,10 +16,15 @@ def pytest_configure() -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Start the fork server with all that ranks need, before loader workers ask for a smaller one."""
+    """Let commands be interrupted, and start the fork server of ranks and commands.
+
+    A shell that starts the tests in the background has SIGINT ignored, by all that they start. The
+    server starts before loader workers ask for a smaller one.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if session.config.getoption("numprocesses", None):
         return  # this process only hands tests to the workers
-    fork_server()
+    fork_server().set_forkserver_preload([*PRELOADED, "hydra", "vitsweep.report.html"])
     forkserver.ensure_running()
 
 

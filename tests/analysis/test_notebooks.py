@@ -38,7 +38,7 @@ def test_a_notebook_runs_and_draws(name, sweep, sweeps, monkeypatch):
     assert len(tables) >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs_on_the_sample(name, monkeypatch):

@@ -41,7 +41,6 @@ def assert_compiled_equals_plain(name, memory="keep_all", attention="sdpa_auto",
     ("name", "memory"),
     [
         ("compile_blocks", "keep_all"),
-        ("compile_blocks", "recompute_blocks"),
         ("compile_blocks", "recompute_selected"),
         ("compile_model", "keep_all"),
     ],

@@ -14,35 +14,40 @@ from vitsweep.results.metrics import METRICS
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import mirror, sync
 
+CELL = ("sweep.baseline=null", "measurement.blocks=2")
 
-@pytest.mark.slow
-def test_an_offline_run_read_back_equals_the_record(vitsweep: Command) -> None:
-    done = vitsweep("tracker=wandb", "sweep.baseline=null", "measurement.blocks=2")
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """A cell that was measured with `tracker=wandb`."""
+    vitsweep = Command(tmp_path_factory.mktemp("measured"))
+    done = vitsweep("tracker=wandb", *CELL)
     assert done.returncode == 0, done.stderr
     assert "Mirrored 1 cells to W&B (offline)" in done.stdout
-    records = list(vitsweep.store.runs())
-    row = vitsweep.cells().iloc[0]
-    history, summary = read_back(vitsweep.store.root)
+    return vitsweep
+
+
+@pytest.mark.slow
+def test_an_offline_run_read_back_equals_the_record(measured: Command) -> None:
+    records = list(measured.store.runs())
+    row = measured.cells().iloc[0]
+    history, summary = read_back(measured.store.root)
     logged = sorted(step["step_time_ms"] for step in history)
     assert logged == sorted(record.metrics["step_time_ms"] for record in records)
     for column in set(METRICS) & set(row.dropna().index):
         assert summary[column] == pytest.approx(row[column])
-    frozen = "".join(path.read_text() for path in vitsweep.store.root.rglob("*.yaml"))
+    frozen = "".join(path.read_text() for path in measured.store.root.rglob("*.yaml"))
     assert "api_key" not in frozen.lower()
 
 
 @pytest.mark.slow
-def test_tensorboard_read_back_equals_the_record(vitsweep: Command) -> None:
+def test_tensorboard_read_back_equals_the_record(measured: Command) -> None:
     pytest.importorskip("tensorboard", reason="pip install 'vitsweep[tensorboard]'")
-    command = ("tracker=tensorboard", "sweep.baseline=null", "measurement.blocks=2")
-    done = vitsweep(*command)
-
+    done = measured("tracker=tensorboard", *CELL)  # measured already: only mirrored
     assert done.returncode == 0, done.stderr
     assert "Mirrored 1 cells to TensorBoard in" in done.stdout
-    assert "Mirrored 1 cells" in vitsweep(*command).stdout  # measured already: written once more
-    records, row = list(vitsweep.store.runs()), vitsweep.cells().iloc[0]
-    scalars, choices = events(vitsweep.store.root / "tensorboard" / row["cell_id"])
+    records, row = list(measured.store.runs()), measured.cells().iloc[0]
+    scalars, choices = events(measured.store.root / "tensorboard" / row["cell_id"])
     for metric in set(METRICS) & set(records[0].metrics):
         wanted = [r.metrics[metric] for r in records if r.metrics[metric] is not None]
         assert scalars.get(f"run/{metric}", []) == pytest.approx(wanted, rel=1e-6)  # float32

@@ -117,7 +117,7 @@ def assert_trained_alike(cells: list[CellSpec], folder: Path) -> None:
 HALVES = ["O1", "O2", "O3", "bf16", "bf16_params"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_half_precision_trains_as_single_precision_within_rounding(tmp_path: Path) -> None:
     rounds = [
         (*case, f"precision={HALVES[i % 5]}", f"sharding={SHARDINGS[i % 4]}")

@@ -17,8 +17,6 @@ from tests.slurm.sweeps import SMALL, Sweep, hang
 from vitsweep.results.store import Store
 from vitsweep.training.saved import FOLDER, MEASURED
 
-pytestmark = pytest.mark.full
-
 
 @pytest.fixture
 def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
@@ -36,6 +34,7 @@ def has_struck(folder: Path) -> Callable[[], bool]:
     return (folder / "struck").exists
 
 
+@pytest.mark.slow
 def test_a_dead_rank_ends_its_run_and_no_other(sweep: Sweep) -> None:
     faults = "tests.faults.Raise,tests.faults.Kill,tests.faults.Leave"
     cells = sweep.run(
@@ -51,6 +50,7 @@ def test_a_dead_rank_ends_its_run_and_no_other(sweep: Sweep) -> None:
     assert sweep.client.states(sweep.job) == ["FAILED"]  # Slurm does not call it a success
 
 
+@pytest.mark.full
 def test_a_dead_node_is_survived_by_the_rest_of_its_job(sweep: Sweep) -> None:
     folder = sweep.command.folder
     sweep.submit(
@@ -73,6 +73,7 @@ def test_a_dead_node_is_survived_by_the_rest_of_its_job(sweep: Sweep) -> None:
     assert again["attempt"].tolist() == [2]
 
 
+@pytest.mark.slow
 def test_jobs_outlive_the_command_that_submitted_them(sweep: Sweep) -> None:
     arguments = ("-m", "sharding=ddp,fsdp", *SMALL)
     running = sweep.command.start(*arguments)
@@ -83,6 +84,7 @@ def test_jobs_outlive_the_command_that_submitted_them(sweep: Sweep) -> None:
     assert sweep.until_over()["status"].tolist() == ["measured", "measured"]
 
 
+@pytest.mark.slow
 def test_cancelled_jobs_are_rows_and_their_neighbours_go_on(sweep: Sweep) -> None:
     [array] = sweep.submit(*hang("ddp,fsdp"), "hydra.launcher.cells_per_job=1")
     first, second = array.elements()
@@ -98,6 +100,7 @@ def test_cancelled_jobs_are_rows_and_their_neighbours_go_on(sweep: Sweep) -> Non
     assert cells["reason"].str.contains("cancelled").all()
 
 
+@pytest.mark.full
 def test_the_time_limit_ends_a_run_and_the_rest_runs_in_a_later_start(sweep: Sweep) -> None:
     folder = sweep.command.folder
     sweep.submit(
@@ -111,6 +114,7 @@ def test_the_time_limit_ends_a_run_and_the_rest_runs_in_a_later_start(sweep: Swe
     assert [event["signal"] for event in sweep.life.of("signal")] == ["SIGUSR2"]
 
 
+@pytest.mark.full
 def test_a_preempted_run_is_recorded_and_runs_again(sweep: Sweep) -> None:
     folder = sweep.command.folder
     sweep.submit(
@@ -129,6 +133,7 @@ def test_a_preempted_run_is_recorded_and_runs_again(sweep: Sweep) -> None:
     assert len(runs) == 3
 
 
+@pytest.mark.full
 def test_a_preempted_training_goes_on_where_it_was(sweep: Sweep) -> None:
     asked = ("task=train", "task.epochs=40", "batch.images_per_step=128", "sharding=fsdp")
     sweep.submit(*asked, "sweep.baseline=null", "hydra.launcher.partition=scavenge")
@@ -148,6 +153,7 @@ def test_a_preempted_training_goes_on_where_it_was(sweep: Sweep) -> None:
     assert not list(cells.glob(f"*/attempts/*/{FOLDER}"))
 
 
+@pytest.mark.full
 def test_a_restarted_controller_loses_nothing(sweep: Sweep) -> None:
     folder = sweep.command.folder
     sweep.submit(
@@ -165,6 +171,7 @@ def test_a_restarted_controller_loses_nothing(sweep: Sweep) -> None:
     assert "measurement.timeout_min=0.6" in cells["reason"][0]
 
 
+@pytest.mark.full
 def test_a_job_that_leaves_without_a_word_is_killed_with_that_reason(sweep: Sweep) -> None:
     sweep.submit(*hang())
     sweep.until_fault()
@@ -191,6 +198,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.full
 def test_a_full_disk_ends_the_job_and_its_cells_run_again(sweep: Sweep, small_disk: Path) -> None:
     asked = [*fault("Slow"), "sharding=fsdp", "sweep.baseline=null", f"sweep.folder={small_disk}"]
     sweep.submit(*asked)
@@ -218,6 +226,7 @@ def fill(path: Path) -> None:
             pass
 
 
+@pytest.mark.full
 def test_a_dead_node_of_several_is_noticed_at_once(sweep: Sweep) -> None:
     folder = sweep.command.folder
     sweep.submit(

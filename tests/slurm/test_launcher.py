@@ -11,7 +11,6 @@ from tests.command import Command, fault
 from tests.slurm.conftest import SlurmClient, eventually
 from tests.slurm.sweeps import SMALL, Sweep, hang
 
-pytestmark = pytest.mark.full
 HOLD = "+hydra.launcher.additional_parameters.hold=true"
 """Jobs wait until a test lets them go."""
 
@@ -22,6 +21,7 @@ def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
     slurm_environ.cancel_all()
 
 
+@pytest.mark.slow
 def test_resources_follow_the_cell(sweep: Sweep) -> None:
     every_core = "resources.threads_per_rank=auto"  # of the node's four, of which there may be two
     cells = sweep.run("resources.nodes=1,2,4", "sharding=ddp,fsdp", every_core)
@@ -42,6 +42,7 @@ def test_resources_follow_the_cell(sweep: Sweep) -> None:
     assert cells.loc[cells["sharding"] == "fsdp", "num_pairs"].eq(1).all()
 
 
+@pytest.mark.full
 def test_without_pairs_every_cell_has_a_job_and_the_ratio_says_so(sweep: Sweep) -> None:
     alone = ("hydra.launcher.pair=false", "hydra.launcher.cells_per_job=1")
     done = sweep.command("-m", *SMALL, "sharding=ddp,fsdp", *alone)
@@ -54,6 +55,7 @@ def test_without_pairs_every_cell_has_a_job_and_the_ratio_says_so(sweep: Sweep) 
     assert fsdp["speedup"] > 0
 
 
+@pytest.mark.full
 def test_a_pending_cell_runs_what_was_typed_not_what_files_say_later(sweep: Sweep) -> None:
     mine = sweep.command.folder / "conf" / "batch" / "mine.yaml"
     mine.parent.mkdir(parents=True)
@@ -68,6 +70,7 @@ def test_a_pending_cell_runs_what_was_typed_not_what_files_say_later(sweep: Swee
     assert sweep.until_over()["images_per_step"].tolist() == [16]
 
 
+@pytest.mark.full
 def test_texts_arrive_as_typed_and_nothing_is_executed(sweep: Sweep, tmp_path: Path) -> None:
     text = f'it\'s; $(touch {tmp_path}/struck) `touch {tmp_path}/struck` "a  b" & # c'
     quoted = text.replace("'", "\\'")
@@ -91,6 +94,7 @@ def test_texts_arrive_as_typed_and_nothing_is_executed(sweep: Sweep, tmp_path: P
     assert not (tmp_path / "struck").exists()
 
 
+@pytest.mark.full
 def test_no_secret_of_the_environment_is_written(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,10 +105,11 @@ def test_no_secret_of_the_environment_is_written(
     assert not [path for path in written if b"s3cr3t-of-the-user" in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_large_groups_are_cut_and_nothing_is_submitted_twice(sweep: Sweep) -> None:
     asked = ("seed=0,1,2", "sweep.baseline=null", HOLD, "hydra.launcher.cells_per_job=1")
     arrays = sweep.submit(*asked, "hydra.launcher.site.max_array_size=2")
-    assert [len(list(array.elements())) for array in arrays] == [2, 1]
+    assert [len(list(array.elements())) for array in arrays] == [2, 1]  # oldest first
 
     again = sweep.command("-m", *asked, *SMALL, "hydra.launcher.wait=false")
     assert "3 runs are in live jobs of this sweep already" in again.stdout
@@ -117,6 +122,7 @@ def test_large_groups_are_cut_and_nothing_is_submitted_twice(sweep: Sweep) -> No
     assert cells["reason"].str.contains("CANCELLED").all()
 
 
+@pytest.mark.full
 def test_ctrl_c_detaches_and_says_how_to_come_back(sweep: Sweep) -> None:
     running = sweep.command.start("-m", *hang(), *SMALL)
     sweep.until_running()
@@ -133,6 +139,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(sweep: Sweep) -> None:
     assert "killed 1" in out
 
 
+@pytest.mark.slow
 def test_retry_runs_what_ended_otherwise_on_the_cluster(sweep: Sweep) -> None:
     sweep.run(*fault("Raise"), "sharding=fsdp", "sweep.baseline=null", code=3)
     more = ("--status", "failed", "--set", "resources.ranks_per_node=1", "hydra.launcher.wait=true")
@@ -145,6 +152,7 @@ def test_retry_runs_what_ended_otherwise_on_the_cluster(sweep: Sweep) -> None:
     assert cells == {1: "measured", 2: "failed"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("launcher", ["submitit_local", "submitit_slurm"])
 def test_stock_launchers_still_work(sweep: Sweep, launcher: str) -> None:
     own = ["hydra.launcher.tasks_per_node=2"] if launcher == "submitit_slurm" else []
@@ -156,12 +164,14 @@ def test_stock_launchers_still_work(sweep: Sweep, launcher: str) -> None:
     assert [str(run.status) for run in sweep.command.store.runs()] == ["measured"]
 
 
+@pytest.mark.slow
 def test_stock_launchers_refuse_resources_that_vary(sweep: Sweep) -> None:
     done = sweep.command("-m", "resources.nodes=1,2", "hydra/launcher=submitit_slurm")
     assert done.returncode == 2
     assert "hydra/launcher=slurm" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_command_without_slurm_says_so(
     vitsweep: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +181,7 @@ def test_a_command_without_slurm_says_so(
     assert "there is no `sbatch` here" in done.stderr
 
 
+@pytest.mark.full
 def test_a_finished_run_is_noticed_within_seconds(sweep: Sweep) -> None:
     sweep.submit("sharding=ddp", "sweep.baseline=null")
     eventually(lambda: any(sweep.command.store.runs()), 120, "a record")

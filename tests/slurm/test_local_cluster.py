@@ -274,7 +274,7 @@ def test_more_gpus_than_a_node_has_are_refused(cluster: SlurmClient) -> None:
         cluster.submit("true", "--gpus-per-node=9")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_dead_node_takes_its_tasks_along_and_slurm_notices(
     cluster: SlurmClient, tmp_path: Path
 ) -> None:
@@ -306,7 +306,7 @@ def test_starting_a_node_takes_it_out_of_drain(cluster: SlurmClient) -> None:
     assert node in cluster.cluster.serving()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_high_partition_preempts_scavengers_with_a_signal(
     cluster: SlurmClient, tmp_path: Path
 ) -> None:

@@ -154,7 +154,7 @@ def test_ctrl_c_ends_the_run_at_once_and_keeps_what_was_measured(vitsweep: Comma
     assert vitsweep.cells("compare")["status"].isna().all()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_setting_that_fails_is_told_and_not_repeated_unasked(vitsweep: Command) -> None:
     failing = " ".join(fault("Raise"))
     asked = ("compare", failing, "seed=0", *QUICK)

@@ -93,8 +93,7 @@ class RandomCells:
     ("seed", "cells"),
     [
         (0, 20),
-        pytest.param(1, 40, marks=pytest.mark.slow),
-        *(pytest.param(s, 60, marks=pytest.mark.full) for s in (2, 3)),
+        *(pytest.param(s, 60, marks=pytest.mark.full) for s in (1, 2, 3)),
     ],
 )
 def test_random_cells_of_the_real_menu_equal_hydras(seed: int, cells: int) -> None:

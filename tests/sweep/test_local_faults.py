@@ -169,6 +169,7 @@ def test_the_same_sweep_started_twice_at_once_runs_no_cell_twice(vitsweep: Comma
     assert len(list(vitsweep.store.runs())) == 2
 
 
+@pytest.mark.full
 def test_a_record_cut_in_half_is_named_and_measured_again(vitsweep: Command) -> None:
     vitsweep("sweep.baseline=null")
     record = next(vitsweep.store.cells.glob("*/runs/*.json"))

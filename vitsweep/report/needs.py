@@ -85,7 +85,9 @@ def traced_steps(sweep: Sweep) -> DataFrame:
 
 def curves(sweep: Sweep) -> DataFrame:
     """Return the scaling curves, where all points ran on one kind of device."""
-    return NOTHING if _mixed(sweep.cells) else scaling_efficiency(sweep.runs, sweep.baselines)
+    if sweep.cells["world_size"].nunique() < 2 or _mixed(sweep.cells):
+        return NOTHING
+    return scaling_efficiency(sweep.runs, sweep.baselines)
 
 
 def several_techniques(sweep: Sweep) -> DataFrame:

@@ -91,12 +91,13 @@ def comparable(table: DataFrame) -> DataFrame:
 
 
 def _varies(values: Series) -> bool:
-    """Tell whether a column has several values; lists cannot be hashed and are compared as text.
+    """Tell whether a column has several values; they are compared as text, for lists have no hash.
 
     A missing field is a value (fp32 has no loss scale); a missing choice is one nobody knows.
     """
-    hashable = values.astype(str) if values.dtype == object else values
-    return bool(hashable.nunique(dropna=values.name in CHOICES) > 1)
+    known = values.notna()
+    missing_counts = values.name not in CHOICES and not known.all()
+    return len(set(map(str, values[known].tolist()))) + missing_counts > 1
 
 
 def _sizes_first(columns: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def submit(
 def _submit_array(
     store: Store, request: Request, jobs: Sequence[Planned], settings: SlurmSettings, code: Path
 ) -> Array:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    stamp = f"{datetime.now():%Y%m%d-%H%M%S-%f}"  # names in the order of submission
     folder = store.root.absolute() / "jobs" / f"{stamp}-{request.name}-{secrets.token_hex(2)}"
     folder.mkdir(parents=True)
     lines = (json.dumps(job.document(), separators=(",", ":")) for job in jobs)
