@@ -163,7 +163,8 @@ def main() -> None:
             figures["local"] = local_cell(folder)
             if not asked.local:
                 figures["cluster"] = three_ways(folder, asked.cells)
-    name = "sweep_many" if asked.many else "cell_overhead" if asked.local else "sweep_overhead"
+    many_cells = f"sweep_many_{asked.many}"
+    name = many_cells if asked.many else "cell_overhead" if asked.local else "sweep_overhead"
     keep(name, figures)
 
 

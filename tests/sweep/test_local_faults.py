@@ -127,7 +127,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) 
 def test_an_interrupted_training_goes_on_with_the_same_command(
     vitsweep: Command, number: signal.Signals
 ) -> None:
-    asked = ("task=train", "task.epochs=25", "batch.images_per_step=128", "sharding=fsdp")
+    asked = ("task=train", "task.epochs=25", "batch.images_per_step=256", "sharding=fsdp")
     running = vitsweep.start(*asked)
     wait_for(lambda: any(vitsweep.store.cells.glob(f"*/attempts/*/{FOLDER}/{MEASURED}")))
     running.send_signal(number)
