@@ -114,9 +114,24 @@ def test_oversubscribed_points_are_hollow(curves):
 def test_speedups_by_ranks_stand_over_the_bars(curves):
     axes = gpu_scaling.draw(curves).axes[0]
     assert axes.get_ylabel() == "Throughput per rank (img/s)"
-    assert legend(axes)[0] == "baseline"
+    assert "baseline" in legend(axes)[0]
     ratios = [float(t.removesuffix("x")) for t in texts(axes) if t.endswith("x")]
     assert ratios == pytest.approx([1.36] * 4, abs=0.03)
+
+
+def test_the_baseline_is_grey_in_lines_and_bars(curves):
+    grey = style.BASELINE
+    lines = [line for line in scaling.draw(curves).axes[0].lines if line.get_color() == grey]
+    assert lines
+    [first, *others] = gpu_scaling.draw(curves).axes[0].containers[-2:]
+    hues = [matplotlib.colors.to_hex(bars[0].get_facecolor()) for bars in (first, *others)]
+    assert hues.count(grey) == 1
+
+
+def test_a_class_token_more_or_less_is_no_length():
+    cells = sweep("speedups").cells
+    lengths = [49, 50, 65] + [50] * (len(cells) - 3)
+    assert needs.lengths(replace(sweep("speedups"), cells=cells.assign(num_tokens=lengths))).empty
 
 
 def test_chips_are_relative_to_the_reference():

@@ -18,7 +18,7 @@ def draw(hours: DataFrame) -> Figure:
     figure, axes = style.new_figure(8.0, marks.height(len(shown)))
     for position, (_, row) in enumerate(shown.iterrows()):
         is_baseline = plain(row.get("claim")) == "baseline"
-        hue = style.BASELINE if is_baseline else colours[row["series"]].colour
+        hue = colours[row["series"]].colour
         axes.barh(position, row["epoch_hours"], height=marks.BAR, color=hue)
         low, high = row["epoch_hours_low"], row["epoch_hours_high"]
         marks.whiskers(axes, position, row["epoch_hours"], low, high)

@@ -1,4 +1,7 @@
-"""One look per series: colour by its technique, line and marker where the colour repeats."""
+"""One look per series: colour by its technique, line and marker where the colour repeats.
+
+Baselines are grey, as in every chart.
+"""
 
 from dataclasses import dataclass
 
@@ -39,13 +42,23 @@ def looks(cells: DataFrame) -> dict[str, Look]:
     """Return a look per series; series of one colour differ in line and marker."""
     columns = choice_columns(cells)
     group = next((c for c in columns if c in TECHNIQUE_GROUPS), next(iter(columns), "precision"))
+    series = labels(cells)
+    grey = _baselines(cells, series)
     found: dict[str, Look] = {}
-    for label, choice in zip(labels(cells), cells[group].astype(str), strict=True):
-        colour = style.colour(group, choice)
+    for label, choice in zip(series, cells[group].astype(str), strict=True):
+        colour = style.BASELINE if label in grey else style.colour(group, choice)
         twins = sum(look.colour == colour for other, look in found.items() if other != label)
         place = (style.place(group, choice) + twins) % len(style.MARKERS)
         found.setdefault(label, Look(colour, style.MARKERS[place], LINES[twins % len(LINES)]))
     return found
+
+
+def _baselines(cells: DataFrame, series: Series) -> set[str]:
+    """Return the series that hold nothing but baselines."""
+    if "claim" not in cells:
+        return set()
+    only = (cells["claim"].astype(str) == "baseline").groupby(series).all()
+    return {str(name) for name in only.index[only]}
 
 
 def fastest(table: DataFrame, most: int = MOST_SERIES) -> tuple[DataFrame, str]:

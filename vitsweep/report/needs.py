@@ -106,10 +106,12 @@ def limits(sweep: Sweep) -> DataFrame:
 
 
 def lengths(sweep: Sweep) -> DataFrame:
-    """Return the measured and out-of-memory cells where three lengths of sequence were tried."""
+    """Return the measured and out-of-memory cells where one method was tried at three lengths."""
     cells = sweep.cells[sweep.cells["status"].isin([Status.measured, Status.out_of_memory])]
-    tried = cells["num_tokens"].nunique() >= 3 and cells["tokens_per_second"].notna().any()
-    return ordered(cells).copy() if tried else NOTHING  # in one piece
+    if cells["num_tokens"].nunique() < 3 or cells["tokens_per_second"].isna().all():
+        return NOTHING
+    tried = cells["num_tokens"].groupby(labels(cells)).nunique()
+    return ordered(cells).copy() if tried.max() >= 3 else NOTHING  # in one piece
 
 
 def communication(sweep: Sweep) -> DataFrame:
