@@ -171,7 +171,7 @@ def test_a_restarted_controller_loses_nothing(sweep: Sweep) -> None:
     assert "measurement.timeout_min=0.6" in cells["reason"][0]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_job_that_leaves_without_a_word_is_killed_with_that_reason(sweep: Sweep) -> None:
     sweep.submit(*hang())
     sweep.until_fault()

@@ -21,13 +21,20 @@ def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
     slurm_environ.cancel_all()
 
 
-@pytest.mark.slow
-def test_resources_follow_the_cell(sweep: Sweep) -> None:
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param((1, 2), marks=pytest.mark.slow),
+        pytest.param((1, 2, 4), marks=pytest.mark.full),
+    ],
+)
+def test_resources_follow_the_cell(sweep: Sweep, sizes: tuple[int, ...]) -> None:
     every_core = "resources.threads_per_rank=auto"  # of the node's four, of which there may be two
-    cells = sweep.run("resources.nodes=1,2,4", "sharding=ddp,fsdp", every_core)
+    nodes_asked = f"resources.nodes={','.join(map(str, sizes))}"
+    cells = sweep.run(nodes_asked, "sharding=ddp,fsdp", every_core)
 
     assert cells.groupby(["nodes", "sharding"]).size().to_dict() == {
-        (nodes, sharding): 1 for nodes in (1, 2, 4) for sharding in ("ddp", "fsdp")
+        (nodes, sharding): 1 for nodes in sizes for sharding in ("ddp", "fsdp")
     }
     assert (cells["status"] == "measured").all()
     shared = cells["nodes"] * 4 > (os.cpu_count() or 1)
@@ -36,7 +43,7 @@ def test_resources_follow_the_cell(sweep: Sweep) -> None:
         facts = sweep.client.detail(f"{array.slurm_id}_0")
         assert facts["NumNodes"] == str(array.facts["request"]["nodes"])
     used = cells.set_index(["nodes", "sharding"])["nodes_used"]
-    assert len(used[4, "fsdp"].split(",")) == 4
+    assert len(used[sizes[-1], "fsdp"].split(",")) == sizes[-1]
     own = cells[cells["sharding"] == "ddp"]
     assert (own["cell_id"] == own["baseline_cell_id"]).all()
     assert cells.loc[cells["sharding"] == "fsdp", "num_pairs"].eq(1).all()
@@ -139,7 +146,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(sweep: Sweep) -> None:
     assert "killed 1" in out
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_retry_runs_what_ended_otherwise_on_the_cluster(sweep: Sweep) -> None:
     sweep.run(*fault("Raise"), "sharding=fsdp", "sweep.baseline=null", code=3)
     more = ("--status", "failed", "--set", "resources.ranks_per_node=1", "hydra.launcher.wait=true")

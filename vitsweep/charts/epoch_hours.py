@@ -16,15 +16,16 @@ def draw(hours: DataFrame) -> Figure:
     named = hours.assign(name=cell_names(hours), series=labels(hours))
     shown, colours = named.sort_values("epoch_hours").head(MOST), looks(hours)
     figure, axes = style.new_figure(8.0, marks.height(len(shown)))
+    ends = marks.reach(shown["epoch_hours"], shown["epoch_hours_high"])
     for position, (_, row) in enumerate(shown.iterrows()):
         is_baseline = plain(row.get("claim")) == "baseline"
         hue = colours[row["series"]].colour
         axes.barh(position, row["epoch_hours"], height=marks.BAR, color=hue)
         low, high = row["epoch_hours_low"], row["epoch_hours_high"]
         marks.whiskers(axes, position, row["epoch_hours"], low, high)
-        end = row["epoch_hours"] if missing(high) else max(high, row["epoch_hours"])
+        end = row["epoch_hours"] if missing(high) else min(high, ends)
         note = "  baseline" if is_baseline else ""
         marks.value(axes, position, end, f"{number(row['epoch_hours'])} h{note}")
-    marks.rows(axes, shown["name"].tolist(), shown["epoch_hours"].max() * 1.05)
+    marks.rows(axes, shown["name"].tolist(), ends * 1.05)
     axes.set_xlabel(style.axis_label("epoch_hours_imagenet1k"))
     return figure

@@ -12,6 +12,8 @@ from vitsweep.tables.words import missing, plain, times
 MOST = 30
 """Bars beyond it cannot be read; the table has them all."""
 
+UNSHOWN = "no difference shown"
+
 
 def draw(cells: DataFrame) -> Figure:
     """Draw the cells that have a speedup, the largest on top; hatched where nothing is claimed.
@@ -29,13 +31,14 @@ def draw(cells: DataFrame) -> Figure:
         sure = claim in ("faster", "slower", "baseline")
         axes.barh(position, row["speedup"], height=marks.BAR, **marks.fill(hue, sure))
         marks.whiskers(axes, position, row["speedup"], row["speedup_low"], high)
-        note = "" if claim in ("faster", "slower") else f"  {claim}"
+        note = "" if claim in ("faster", "slower", UNSHOWN) else f"  {claim}"
         end = row["speedup"] if missing(high) else min(high, ends)
         marks.value(axes, position, end, times(row["speedup"]) + note)
     others = shown[shown["claim"] != "baseline"]
     for choice in dict.fromkeys(others[group].astype(str)):
         axes.bar(0, 0, color=style.colour(group, choice), label=choice)
-    ends *= 1.35 if (shown["claim"] == "no difference shown").any() else 1.0  # room for the words
+    if (shown["claim"] == UNSHOWN).any():
+        axes.bar(0, 0, label=UNSHOWN, **marks.fill(style.QUIET, False))
     marks.rows(axes, names[shown.index].tolist(), ends)
     marks.reference_line(axes, 1.0)
     axes.set_xlabel(f"{style.axis_label('speedup')}, 95 % interval over blocks")
