@@ -1,5 +1,8 @@
 """Throughput against the length of the sequence, one line per method."""
 
+from collections.abc import Sequence
+from math import log
+
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from pandas import DataFrame
@@ -35,7 +38,7 @@ def draw(cells: DataFrame) -> Figure:
         )  # fmt: skip
     if len(failed):
         axes.plot([], [], "x", color=style.INK, ms=8, mew=2.2, label="out of memory")
-    lengths = sorted(table["num_tokens"].unique())
+    lengths = _apart(sorted(table["num_tokens"].astype(float).unique()))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
@@ -46,3 +49,13 @@ def draw(cells: DataFrame) -> Figure:
     axes.set(xlabel="Tokens of one image", ylabel=style.axis_label("tokens_per_second"))
     style.legend(axes, cut)
     return figure
+
+
+def _apart(lengths: Sequence[float]) -> list[float]:
+    """Leave out lengths whose labels would run into the one before on a logarithmic axis."""
+    room = 0.08 * log(lengths[-1] / lengths[0])
+    kept = [lengths[0]]
+    for length in lengths[1:]:
+        if log(length / kept[-1]) >= room:
+            kept.append(length)
+    return kept

@@ -1,5 +1,7 @@
 """Speedup over the baseline, one bar per cell, with its 95 % interval."""
 
+from math import nan
+
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -38,7 +40,7 @@ def draw(cells: DataFrame) -> Figure:
     for choice in dict.fromkeys(others[group].astype(str)):
         axes.bar(0, 0, color=style.colour(group, choice), label=choice)
     if (shown["claim"] == UNSHOWN).any():
-        axes.bar(0, 0, label=UNSHOWN, **marks.fill(style.QUIET, False))
+        axes.bar(nan, 0, label=UNSHOWN, **marks.fill(style.QUIET, False))
     marks.rows(axes, names[shown.index].tolist(), ends)
     marks.reference_line(axes, 1.0)
     axes.set_xlabel(f"{style.axis_label('speedup')}, 95 % interval over blocks")

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.sweep.roster import Entry, Roster
+from vitsweep.tables.words import number
 
 WAITING, RUNNING = "waiting", "running"
 MAX_ROWS = 30
@@ -66,7 +67,7 @@ class Progress:
         if status == Status.measured and speed:
             self._speeds[entry.cell_id].append(speed)
         if self._live is None:
-            told = f"{speed:,.0f} img/s" if speed else f"{status}: {reason}"
+            told = f"{number(speed)} img/s" if speed else f"{status}: {reason}"
             self.console.print(
                 f"[{self._done}/{self._total}] {self._labels[entry.cell_id]}: {told}",
                 highlight=False, markup=False,
@@ -88,7 +89,7 @@ class Progress:
         busy = sorted(self._states, key=lambda cell: self._states[cell] != RUNNING)
         for cell in busy[:MAX_ROWS]:
             speeds = self._speeds[cell]
-            speed = f"{sorted(speeds)[len(speeds) // 2]:,.0f}" if speeds else ""
+            speed = number(sorted(speeds)[len(speeds) // 2]) if speeds else ""
             table.add_row(self._labels[cell], self._states[cell], str(len(speeds)), speed)
         return table
 
