@@ -91,6 +91,10 @@ def reasons(*overrides: str, ranks: int = 4) -> str:
             "`pipeline_parallel.microbatches=3` must divide the 128 images of a replica",
         ),
         (
+            ["pipeline_parallel=one_f_one_b", "pipeline_parallel.microbatches=2"],
+            "`pipeline_parallel.microbatches=2` must be at least the 4 stages",
+        ),
+        (
             ["pipeline_parallel=gpipe", "batch.accumulation_steps=2"],
             "use `batch.accumulation_steps=1` and more `pipeline_parallel.microbatches`",
         ),

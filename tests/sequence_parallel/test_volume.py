@@ -17,6 +17,9 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
 
 SINGLE = ("precision.dtype=float32",)
+EIGHT_PARTS = ("pipeline_parallel.microbatches=8",)
+"""As many as the most stages of these tests."""
+
 CASES = [
     ("sequence_parallel=ulysses",),
     ("sequence_parallel=ulysses", *VIDEO, "memory=recompute_blocks"),
@@ -32,8 +35,8 @@ CASES = [
     ("sequence_parallel=lasp2", "attention=linear", *AXIAL),
     ("sequence_parallel=lss", "classifier=pooled"),
     ("pipeline_parallel=gpipe", "model.depth=8", *VIDEO[:3]),
-    ("pipeline_parallel=one_f_one_b", "model.depth=9", "memory=recompute_blocks"),
-    ("pipeline_parallel=interleaved", "model.depth=16", "pipeline_parallel.microbatches=8"),
+    ("pipeline_parallel=one_f_one_b", "model.depth=9", *EIGHT_PARTS, "memory=recompute_blocks"),
+    ("pipeline_parallel=interleaved", "model.depth=16", *EIGHT_PARTS),
     ("tensor_parallel=megatron",),
     ("tensor_parallel=megatron", *VIDEO, "memory=recompute_blocks"),
     ("sequence_parallel=ulysses", "precision=O1"),
@@ -41,7 +44,7 @@ CASES = [
     ("sequence_parallel=dsp", "precision=O2", *VIDEO),
     ("sequence_parallel=lasp2", "attention=linear", "precision=bf16"),
     ("tensor_parallel=megatron", "precision=O1"),
-    ("pipeline_parallel=one_f_one_b", "model.depth=8", "precision=O1"),
+    ("pipeline_parallel=one_f_one_b", "model.depth=8", *EIGHT_PARTS, "precision=O1"),
     ("sequence_parallel=megatron_sp", "precision=O1"),
     ("sequence_parallel=megatron_sp",),
     ("sequence_parallel=megatron_sp", *VIDEO, "memory=recompute_selected"),

@@ -71,6 +71,12 @@ class Schedule(PipelineParallel):
                 f"`pipeline_parallel.microbatches={self.microbatches}` must be a multiple of "
                 f"`mesh.pipeline={ranks}` with `{me}`: micro-batches go in rounds over the ranks."
             )
+        if self.schedule == "one_f_one_b" and self.microbatches < stages:
+            yield (
+                f"`pipeline_parallel.microbatches={self.microbatches}` must be at least the {stages} "
+                f"stages of `{me}`, all of which are to be busy: use "
+                f"`pipeline_parallel.microbatches={stages}`, or `pipeline_parallel=gpipe`."
+            )
         if cell.compilation.name not in ("eager", "compile_blocks"):
             yield (
                 f"`{me}` hands activations from stage to stage, which "
