@@ -17,6 +17,7 @@ SWEEP = (
 )
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_in_a_table_charts_and_a_report(vitsweep: Command) -> None:
     done = vitsweep(*SWEEP)
 
