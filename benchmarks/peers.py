@@ -337,7 +337,7 @@ def save(arguments: argparse.Namespace, tables: list[dict[str, Any]], absent: li
     """Keep the result."""
     print(f"\nabsent: {'; '.join(absent) or 'none'}")
     name = f"peers{'-smoke' if arguments.smoke else '-memory' if arguments.memory else ''}"
-    settings = {k: str(v) for k, v in vars(arguments).items()}
+    settings = {k: str(v) for k, v in vars(arguments).items() if k != "out"}
     figures = {"absent": absent, "settings": settings, "tables": tables}
     keep(name, figures, arguments.out, arguments.device)
 

@@ -1,12 +1,14 @@
 """Ways to share a video among ranks: how fast, how much is sent, how long a video fits.
 
     python benchmarks/sequence_parallel.py --out FOLDER [--ranks 2] [--smoke] [override ...]
+    python benchmarks/sequence_parallel.py --out FOLDER --kernels [override ...]
     python benchmarks/sequence_parallel.py --out FOLDER --longest [--budget-gib 0.5] [override ...]
     python benchmarks/sequence_parallel.py --out FOLDER --largest [--budget-gib 0.5] [override ...]
 
 The first measures every method in paired blocks against `sequence_parallel=dsp` and says whether
 any is faster. Ranks that share cores (more than two on two cores) prove bytes and memory, not
-speed; with several GPUs the same command measures both. The others find the longest video of each
+speed; with several GPUs the same command measures both. `--kernels` needs one device: attention
+kernels and linear attention against the length of the sequence. The others find the longest video of each
 method and the largest model of each sharding within a memory budget: `+sweep=longest_sequence` and
 `+sweep=largest_model`, where out of memory is an answer.
 """
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--budget-gib", type=float)
     kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--kernels", action="store_true")
     for name, sweep in SEARCHES.items():
         kind.add_argument(f"--{name}", dest="search", action="store_const", const=sweep)
     asked, overrides = parser.parse_known_args()
@@ -45,12 +48,15 @@ def main() -> None:
         overrides += [f"resources.memory_gib_per_rank={asked.budget_gib}"]
     if asked.search:
         table = searched(asked.search, asked.out, overrides)
+    elif asked.kernels:
+        table = by_length(asked.out, overrides)
     else:
         table = compared(asked.out, [*overrides, *smoke_settings(asked.smoke)])
     print(table.to_string(index=False))
-    table.to_csv(asked.out / f"{asked.search or 'methods'}.csv", index=False)
+    what = asked.search or ("kernels" if asked.kernels else "methods")
+    table.to_csv(asked.out / f"{what}.csv", index=False)
     rows = json.loads(table.to_json(orient="records"))
-    keep(f"sequence_{asked.search or 'methods'}", {"rows": rows, "overrides": overrides}, asked.out)
+    keep(f"sequence_{what}", {"rows": rows, "overrides": overrides}, asked.out)
 
 
 def smoke_settings(smoke: bool) -> list[str]:
@@ -66,6 +72,14 @@ def compared(folder: Path, overrides: list[str]) -> pd.DataFrame:
     names = ", ".join(faster["sequence_parallel"]) or "none"
     print(f"Methods shown to be faster than dsp: {names}.")
     return cells[[column for column in COLUMNS if column in cells]]
+
+
+def by_length(folder: Path, overrides: list[str]) -> pd.DataFrame:
+    """Measure the attention kernels of one device at several lengths."""
+    run(["-m", "+sweep=attention_lengths", *overrides])
+    cells = pd.read_parquet(folder / "attention_lengths" / "cells.parquet")
+    columns = ["attention", "num_tokens", "status", "tokens_per_second", "peak_allocated_gib"]
+    return cells.reindex(columns=columns).sort_values(["num_tokens", "attention"])
 
 
 def searched(sweep: str, folder: Path, overrides: list[str]) -> pd.DataFrame:
