@@ -158,13 +158,12 @@ def main() -> None:
     figures: dict[str, Any] = {}
     with cluster() as folder:
         if asked.many:
-            figures["many"] = many(folder, asked.many)
+            name, figures["many"] = f"sweep_many_{asked.many}", many(folder, asked.many)
+        elif asked.local:
+            name, figures["local"] = "cell_overhead", local_cell(folder)
         else:
-            figures["local"] = local_cell(folder)
-            if not asked.local:
-                figures["cluster"] = three_ways(folder, asked.cells)
-    many_cells = f"sweep_many_{asked.many}"
-    name = many_cells if asked.many else "cell_overhead" if asked.local else "sweep_overhead"
+            name, figures["local"] = "sweep_overhead", local_cell(folder)
+            figures["cluster"] = three_ways(folder, asked.cells)
     keep(name, figures)
 
 

@@ -41,6 +41,7 @@ def assert_compiled_equals_plain(name, memory="keep_all", attention="sdpa_auto",
     ("name", "memory"),
     [
         ("compile_blocks", "keep_all"),
+        pytest.param("compile_blocks", "recompute_blocks", marks=pytest.mark.full),
         ("compile_blocks", "recompute_selected"),
         ("compile_model", "keep_all"),
     ],

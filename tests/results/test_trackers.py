@@ -46,6 +46,8 @@ def test_tensorboard_read_back_equals_the_record(measured: Command) -> None:
     done = measured("tracker=tensorboard", *CELL)  # measured already: only mirrored
     assert done.returncode == 0, done.stderr
     assert "Mirrored 1 cells to TensorBoard in" in done.stdout
+    again = measured("tracker=tensorboard", *CELL)  # written once more, in place of the first
+    assert "Mirrored 1 cells" in again.stdout
     records, row = list(measured.store.runs()), measured.cells().iloc[0]
     scalars, choices = events(measured.store.root / "tensorboard" / row["cell_id"])
     for metric in set(METRICS) & set(records[0].metrics):

@@ -19,8 +19,8 @@ def draw(hours: DataFrame) -> Figure:
     ends = marks.reach(shown["epoch_hours"], shown["epoch_hours_high"])
     for position, (_, row) in enumerate(shown.iterrows()):
         is_baseline = plain(row.get("claim")) == "baseline"
-        hue = colours[row["series"]].colour
-        axes.barh(position, row["epoch_hours"], height=marks.BAR, color=hue)
+        colour = colours[row["series"]].colour
+        axes.barh(position, row["epoch_hours"], height=marks.BAR, color=colour)
         low, high = row["epoch_hours_low"], row["epoch_hours_high"]
         marks.whiskers(axes, position, row["epoch_hours"], low, high)
         end = row["epoch_hours"] if missing(high) else min(high, ends)

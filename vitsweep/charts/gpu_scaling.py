@@ -37,8 +37,8 @@ def draw(curves: DataFrame) -> Figure:
             textcoords="offset points", ha="center", fontsize=8.5, color=style.INK,
         )  # fmt: skip
     for name in series:
-        grey = styles[name].colour == style.BASELINE and not name.startswith("baseline")
-        axes.bar(0, 0, color=styles[name].colour, label=f"{name}: baseline" if grey else name)
+        hue = styles[name].colour
+        axes.bar(0, 0, color=hue, label="baseline" if hue == style.BASELINE else name)
     axes.set_xticks(range(len(sizes)), [f"{n:g}" for n in sizes])
     axes.grid(axis="x", visible=False)
     axes.set(xlabel="Ranks", ylabel=style.axis_label("images_per_second_per_rank"))
