@@ -1,5 +1,6 @@
 """Which cells a command line asks for."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,26 @@ def test_every_named_sweep_expands_into_a_folder_of_its_name(
     assert len(cells) > 1
     assert {cell.tree["sweep"]["name"] for cell in cells} == {path.stem}
     assert cells[0].tree["sweep"]["question"]
+
+
+def on_a_cluster(path: Path) -> list[str]:
+    """The overrides that the comment of a named sweep says to add, empty where it names another."""
+    comment = " ".join(re.findall(r"^# (.*)", path.read_text(), re.MULTILINE))
+    found = re.search(r"(?:Cluster|GPU): add `([^`]*)`", comment)
+    return found[1].split() if found else []
+
+
+GROWN = [p for p in sorted((conf_dir() / "sweep").glob("*.yaml")) if on_a_cluster(p)]
+
+
+@pytest.mark.parametrize("path", GROWN, ids=lambda p: p.stem)
+def test_a_named_sweep_grows_to_a_cluster_as_its_comment_says(
+    path: Path, composer: Composer
+) -> None:
+    cells = expand([f"+sweep={path.stem}", *on_a_cluster(path)], composer)
+    assert len(cells) > 1
+    for cell in cells:
+        assert not make_entry(cell, GPU_NODE).reasons
 
 
 BLOG = [

@@ -118,11 +118,15 @@ def test_deferred_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
         "sweep.name=mine",
     ]
     typed += ["++batch.shape=[1,2]", "hydra.launcher.parallel=3"]
+    typed += ["resources.memory_gib_per_rank=null", "+optimizer.empty="]
     calls.multirun(*deferred(typed, Composer()))
     [cells] = calls.launched
     assert [cell.tree["precision"]["loss_scale"] for cell in cells] == [128, 128]
     assert cells[0].tree["optimizer"]["note"] == "a, b"
+    assert cells[0].tree["optimizer"]["empty"] == ""
     assert cells[0].tree["batch"]["shape"] == [1, 2]
+    assert len(cells) == 2
+    assert cells[0].tree["resources"]["memory_gib_per_rank"] is None
     assert calls.fields["parallel"] == 3
     assert calls.config["sweep"]["name"] == "mine"
 

@@ -42,7 +42,10 @@ def _deferred(text: str, composer: Composer) -> str:
     [override] = composer.parse([text])
     if _belongs_to_the_sweep(override) or override.is_sweep_override():
         return text
-    return f"{override.get_key_element()}=choice({hydra_private.own_text(override)})"
+    key, value = override.get_key_element(), hydra_private.own_text(override) or "''"
+    if override.value() is None:
+        return f"{key}={value},{value}"  # Hydra refuses `choice(null)`; equal cells are one
+    return f"{key}=choice({value})"
 
 
 def _belongs_to_the_sweep(override: Override) -> bool:
