@@ -40,17 +40,33 @@ class NormInFloat32(nn.Module):
         return normed.to(x.dtype)
 
 
+class NormInHalf(nn.Module):
+    """LayerNorm whose parameters come after its kernel, as `vitsweep.model.norm` says why."""
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = F.layer_norm(x, x.shape[-1:], eps=self.eps)
+        return torch.addcmul(self.bias, normed, self.weight)
+
+
 def plain(spec: CellSpec) -> nn.Module:
     torch.manual_seed(spec.seed)
     return build_model(spec)
 
 
-def half_model_with_float32_norms(spec: CellSpec, half: torch.dtype) -> nn.Module:
-    model = plain(spec)
+def replace_norms(model: nn.Module, kind: type[nn.Module]) -> nn.Module:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.LayerNorm):
-                setattr(parent, name, NormInFloat32(child))
+                setattr(parent, name, kind(child))
+    return model
+
+
+def half_model_with_float32_norms(spec: CellSpec, half: torch.dtype) -> nn.Module:
+    model = replace_norms(plain(spec), NormInFloat32)
     for module in model.modules():
         if not isinstance(module, NormInFloat32):
             for p in module.parameters(recurse=False):
@@ -96,7 +112,7 @@ def train_o2(
 
 def train_o3(spec: CellSpec, half: torch.dtype) -> tuple[list[float], dict[str, Tensor]]:
     """Everything half: weights, gradients, momentum, norms."""
-    model = plain(spec).to(half)
+    model = replace_norms(plain(spec).to(half), NormInHalf)
     named = dict(model.named_parameters())
     momenta: dict[str, Tensor] = {}
     losses = []

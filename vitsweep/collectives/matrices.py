@@ -116,18 +116,6 @@ class RowLinear(SplitLinear):
         return y + self.boundary.parameter(self.bias).to(y.dtype)
 
 
-class TokenShardedNorm(nn.LayerNorm):
-    """LayerNorm on own tokens, whose parameters get the gradient of all tokens."""
-
-    boundary: TokenSharded
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalise the last axis, in the dtype of the parameters."""
-        weight, bias = self.boundary.parameter(self.weight), self.boundary.parameter(self.bias)
-        wide = input.to(weight.dtype)
-        return F.layer_norm(wide, self.normalized_shape, weight, bias, self.eps).to(input.dtype)
-
-
 def split_over_ranks(model: nn.Module) -> set[str]:
     """Return the names of the parameters of which every rank has a part of its own."""
     return {

@@ -3,22 +3,11 @@
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from vitsweep.model.layer import NORMS
+from vitsweep.model.norm import Float32LayerNorm, HalfLayerNorm
 from vitsweep.spec.technique import PrecisionPlan
-
-
-class Float32LayerNorm(nn.LayerNorm):
-    """LayerNorm that computes in float32 and hands on the dtype it was given."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalise the last axis."""
-        normed = F.layer_norm(
-            input.float(), self.normalized_shape, self.weight, self.bias, self.eps
-        )
-        return normed.to(input.dtype)
 
 
 def cast_model(model: nn.Module, plan: PrecisionPlan, *, sharded_masters: bool) -> nn.Module:
@@ -30,15 +19,17 @@ def cast_model(model: nn.Module, plan: PrecisionPlan, *, sharded_masters: bool) 
         sharded_masters: the sharding keeps float32 shards and casts what it gathers; the model's
             parameters are left alone then.
     """
-    separate_norms = plan.norm_dtype != plan.param_dtype
-    norms = [m for m in model.modules() if isinstance(m, NORMS)] if separate_norms else []
+    norms = [m for m in model.modules() if isinstance(m, NORMS)]
+    separate = plan.norm_dtype != plan.param_dtype
+    half = plan.norm_dtype in ("bfloat16", "float16")
     if not (sharded_masters and plan.master_weights):
         model.to(getattr(torch, plan.param_dtype))
         for norm in norms:
             norm.to(getattr(torch, plan.norm_dtype))
-    for norm in norms:
-        if isinstance(norm, nn.LayerNorm):  # BatchNorm takes half inputs beside float32 weights
-            norm.__class__ = Float32LayerNorm
+    if half or separate:
+        for norm in norms:
+            if isinstance(norm, nn.LayerNorm):  # BatchNorm takes half inputs beside float32 weights
+                norm.__class__ = HalfLayerNorm if half else Float32LayerNorm
     return model
 
 

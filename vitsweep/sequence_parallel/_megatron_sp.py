@@ -3,8 +3,9 @@
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from vitsweep.collectives.matrices import TokenSharded, TokenShardedNorm
+from vitsweep.collectives.matrices import TokenSharded
 from vitsweep.collectives.sums import join_alike, split_alike
+from vitsweep.model.norm import TokenShardedNorm
 from vitsweep.model.split import split_blocks
 from vitsweep.model.tokens import token_axes
 
