@@ -1,7 +1,9 @@
 """What all studies share: read the sweep that was named, print every table, say its conditions."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -15,6 +17,19 @@ from vitsweep.tables.show import markdown
 from vitsweep.tables.words import as_text, number
 
 Table = Callable[[Sweep], DataFrame]
+
+
+def asked_sweep() -> Sweep:
+    """Read the folders that the environment variable SWEEP names, `,` between them.
+
+    Relative ones start at the root of the checkout: a notebook runs in its own folder, wherever
+    Jupyter was started.
+
+    Raises:
+        VitsweepError: a folder holds no records.
+    """
+    folders = os.environ.get("SWEEP", "analysis/sample").split(",")
+    return read_sweep(*(Path(__file__).parents[1] / folder for folder in folders))
 
 
 def conditions(row: Series) -> str:

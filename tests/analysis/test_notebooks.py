@@ -21,8 +21,9 @@ def sweeps(tmp_path_factory):
 def executed(name, folder, monkeypatch):
     monkeypatch.setenv("SWEEP", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.read(ROOT / "analysis" / f"{name}.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT)}}).execute()
+    there = ROOT / "analysis"  # where Jupyter runs a notebook, wherever it was started
+    notebook = nbformat.read(there / f"{name}.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(there)}}).execute()
     return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
@@ -42,7 +43,7 @@ def test_a_notebook_runs_and_draws(name, sweep, sweeps, monkeypatch):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs_on_the_sample(name, monkeypatch):
-    assert executed(name, ROOT / "analysis" / "sample", monkeypatch)
+    assert executed(name, "analysis/sample", monkeypatch)
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
