@@ -41,15 +41,23 @@ class NormInFloat32(nn.Module):
 
 
 class NormInHalf(nn.Module):
-    """LayerNorm whose parameters come after its kernel, as `vitsweep.model.norm` says why."""
+    """LayerNorm whose parameters' gradients are summed in float32."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         super().__init__()
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
-        normed = F.layer_norm(x, x.shape[-1:], eps=self.eps)
-        return torch.addcmul(self.bias, normed, self.weight)
+        weight, bias = self.weight.detach(), self.bias.detach()
+
+        def sum_up(upstream: Tensor) -> None:
+            normed = F.layer_norm(x.detach(), x.shape[-1:], eps=self.eps)
+            self.weight.grad = (normed * upstream).sum((0, 1))
+            self.bias.grad = upstream.sum((0, 1))
+
+        y = F.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
+        y.register_hook(sum_up)
+        return y
 
 
 def plain(spec: CellSpec) -> nn.Module:

@@ -1,5 +1,7 @@
 """LayerNorm as precisions and sequence parallelism need it (needs torch)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,12 +16,43 @@ def layer_norm(
 
     torch's CPU kernel sums them in the dtype of the parameters: in bfloat16 a sum over 12,544 rows
     (64 images of 196 tokens) stands still once it is 256 times its terms, and ends 84 % off (torch
-    2.11 and 2.13). Its other sums, of Linear, Conv2d and BatchNorm, are right to the last digit.
-    So half-precision parameters are applied after the kernel there, which costs nothing measurable.
+    2.11 and 2.13). Its sums for Linear, Conv2d and BatchNorm are right to the last digit.
+
+    Args:
+        input: (..., *shape).
+        shape: of the axes that are normalised together, the last ones.
+        weight: `shape`.
+        bias: `shape`.
+        eps: added to the variance.
     """
     if weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16):
-        return torch.addcmul(bias, F.layer_norm(input, shape, eps=eps), weight)
+        return _SummedInFloat32.apply(input, shape, weight, bias, eps)
     return F.layer_norm(input, shape, weight, bias, eps)
+
+
+class _SummedInFloat32(torch.autograd.Function):
+    """torch's kernels for output and input, own sums for the parameters; keeps what torch keeps."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, shape: tuple[int, ...], weight: Tensor, bias: Tensor, eps: float
+    ) -> Tensor:
+        output, mean, inverse_std = torch.native_layer_norm(input, shape, weight, bias, eps)
+        ctx.save_for_backward(input, mean, inverse_std, weight, bias)
+        ctx.shape, ctx.eps = shape, eps
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        input, mean, inverse_std, weight, bias = ctx.saved_tensors
+        of_input, _, _ = torch.ops.aten.native_layer_norm_backward(
+            upstream, input, ctx.shape, mean, inverse_std, weight, bias, [True, False, False]
+        )
+        rows = tuple(range(input.ndim - len(ctx.shape)))
+        normed = F.layer_norm(input, ctx.shape, eps=ctx.eps)
+        of_weight = normed.mul_(upstream).sum(rows)  # torch's sum is wide inside
+        of_bias = upstream.sum(rows)
+        return of_input, None, of_weight, of_bias, None
 
 
 class HalfLayerNorm(nn.LayerNorm):
