@@ -168,9 +168,7 @@ class LocalRanks:
 
 def fork_server() -> ForkServerContext:
     """Start (or reach) the process that has imported torch; every run is forked from it."""
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "5"
-    )  # the profiler's own messages in every rank's log
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else the profiler talks in every rank's log
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
