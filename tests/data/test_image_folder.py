@@ -193,6 +193,7 @@ def be_a_rank(root: Path, told: Connection) -> None:
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_killed_rank_that_a_fork_server_started(tmp_path):
     here, there = multiprocessing.Pipe()
     rank = multiprocessing.get_context("forkserver").Process(

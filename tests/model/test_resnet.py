@@ -150,6 +150,7 @@ TRAINED = [
 """What a ResNet must train as plain training does, every image normalised among its replica's."""
 
 
+@pytest.mark.slow
 def test_techniques_train_a_resnet_as_plain_training_does(tmp_path: Path) -> None:
     small = ["model.stage_blocks=[2,1]", "optimizer=sgd_loop", "optimizer.learning_rate=0.05"]
     cells = [nano("resources.threads_per_rank=1", *small, *beside).cell for beside in TRAINED]

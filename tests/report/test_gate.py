@@ -188,6 +188,7 @@ def test_nothing_in_common_and_a_wrong_tolerance_are_refused():
         gate(KEPT, KEPT, tolerance=5)
 
 
+@pytest.mark.slow
 def test_equal_sweeps_fail_in_at_most_5_percent():
     generator = np.random.default_rng(1)
     failed = 0

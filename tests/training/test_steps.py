@@ -122,6 +122,7 @@ def _scheduled(world: World, spec: CellSpec) -> dict[str, Tensor]:
     return whole_weights(trainee.model.named_parameters())
 
 
+@pytest.mark.slow
 def test_the_scheduled_rate_reaches_the_optimizer_under_each_sharding(tmp_path: Path) -> None:
     given = ("task=train", "task.epochs=2", "task.warmup_epochs=1", "batch.images_per_step=256")
     optimizers = ("sgd_loop", "sgd_contiguous")
@@ -175,6 +176,7 @@ def evaluations(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], lis
     return of
 
 
+@pytest.mark.slow
 def test_each_held_out_image_counts_once_on_any_number_of_ranks(
     evaluations: Callable[..., list[list[Evaluated]]],
 ) -> None:
