@@ -33,6 +33,8 @@ READING = (("report",), ("charts",), ("tables",), ("results",))
 COMMANDING = (
     ("hydra_plugins", "__main__"),
     ("verbs",),
+    ("completion", "hydra_app"),
+    ("verb_options",),
     ("doctor", "gate_options"),
     ("sweep", "predict"),
     ("console", "options"),
@@ -40,7 +42,7 @@ COMMANDING = (
 """What stands above both."""
 
 WITHOUT_TORCH = {room for line in READING for room in line} | {*GROUND, "__main__", "verbs"}
-WITH_HYDRA = {"hydra_plugins", "sweep", "verbs"}
+WITH_HYDRA = {"hydra_plugins", "sweep", "hydra_app"}
 
 
 def allowed(room: str) -> set[str]:

@@ -35,14 +35,21 @@ def gate_options(arguments: Sequence[str]) -> GateOptions:
     Raises:
         VitsweepError: an option is missing, unknown or no number.
     """
-    parser = Options("gate", HELP)
-    parser.add_argument(
-        "sweep",
-        nargs="?",
-        default="default",
-        metavar="SWEEP",
-        help="name under results/ or folder (%(default)s)",
+    found = gate_parser().parse_args(list(arguments))
+    names = [name.strip() for text in found.metric or ["img/s"] for name in text.split(",")]
+    return GateOptions(
+        sweep=found.sweep,
+        against=found.against,
+        tolerance=found.tolerance,
+        metrics=tuple(names),
+        mixed_hardware=found.mixed_hardware,
     )
+
+
+def gate_parser() -> Options:
+    """Return the parser, which also tells the shell what may follow."""
+    parser = Options("gate", HELP)
+    parser.add_sweep()
     parser.add_argument(
         "--against", required=True, metavar="KEPT", help="sweep or runs.parquet of the baseline"
     )
@@ -64,12 +71,4 @@ def gate_options(arguments: Sequence[str]) -> GateOptions:
         action="store_true",
         help="compare cells although they ran on different devices",
     )
-    found = parser.parse_args(list(arguments))
-    names = [name.strip() for text in found.metric or ["img/s"] for name in text.split(",")]
-    return GateOptions(
-        sweep=found.sweep,
-        against=found.against,
-        tolerance=found.tolerance,
-        metrics=tuple(names),
-        mixed_hardware=found.mixed_hardware,
-    )
+    return parser

@@ -1,4 +1,4 @@
-"""Options of the verbs that have several: argparse whose complaints are sentences like all others."""
+"""Options of the verbs: argparse whose complaints are sentences like all others."""
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from typing import Any, NoReturn
@@ -22,6 +22,16 @@ class Options(ArgumentParser):
             formatter_class=RawDescriptionHelpFormatter,
             allow_abbrev=False,
             **fields,
+        )
+
+    def add_sweep(self) -> None:
+        """Let a sweep be named, once, as the verb's first word."""
+        self.add_argument(
+            "sweep",
+            nargs="?",
+            default="default",
+            metavar="SWEEP",
+            help="name under results/ or folder (%(default)s)",
         )
 
     def error(self, message: str) -> NoReturn:

@@ -3,10 +3,16 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import vitsweep.sweep.command  # noqa: F401  (notes what was typed before Hydra's share is changed)
+import vitsweep
 from vitsweep.errors import VitsweepError
+from vitsweep.hydra_app import asks_for_completion, run_hydra
+from vitsweep.results.find import find_sweep
+from vitsweep.verb_options import parser_of
+
+if TYPE_CHECKING:
+    from vitsweep.results.store import Store
 
 USAGE = """\
 vitsweep: sweep the techniques that make Vision-Transformer training fast, and trust the numbers.
@@ -25,22 +31,11 @@ vitsweep: sweep the techniques that make Vision-Transformer training fast, and t
   python -m vitsweep gate [SWEEP] --against KEPT [--tolerance 0.05] [--metric img/s,speedup]
                                       ends with 1 if a cell became worse than a kept baseline
   python -m vitsweep doctor           what this machine can do
+  eval "$(vitsweep -sc install=bash)" completion by the Tab key, also for zsh and fish: README
 
 SWEEP is a name under results/ or a folder; `sweep.name=NAME` chooses it when cells run.
 Keys are set as group.key=value, swept as group.key=a,b or group.key=range(1,4).
 """
-
-HYDRA_SHOWS = (
-    "-c",
-    "--cfg",
-    "-i",
-    "--info",
-    "-sc",
-    "--shell-completion",
-    "--hydra-help",
-    "--version",
-)
-"""Flags that make Hydra print something instead of running."""
 
 Verb = Callable[[Sequence[str]], int]
 
@@ -62,6 +57,11 @@ def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
         return verbs[arguments[0]](arguments[1:])
     if {"-h", "--help"} & set(arguments):
         return _help()
+    if arguments == ["--version"]:
+        print(f"vitsweep {vitsweep.__version__}")
+        return 0
+    if asks_for_completion(arguments):
+        return _complete()
     from vitsweep.world import environment_rank
 
     place = environment_rank()
@@ -86,58 +86,11 @@ def _verbs() -> dict[str, Verb]:
     }
 
 
-def run_hydra(arguments: Sequence[str]) -> int:
-    """Compose and launch through Hydra; a single cell is a sweep of one."""
-    import hydra
-
-    from vitsweep.conf_dir import conf_dir
-
-    sys.argv = [sys.argv[0], *_for_hydra(arguments)]
-
-    def task(config: object) -> None:
-        """Only stock launchers of Hydra call it."""
-        from vitsweep.sweep.in_place import run_composed
-
-        run_composed()
-
-    hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
-    return 0
-
-
-def _for_hydra(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with what belongs to cells left to our sweeper.
-
-    Raises:
-        VitsweepError: several cells are asked for without `-m`.
-    """
-    from vitsweep.sweep.compose import Composer
-    from vitsweep.sweep.deferred import deferred
-
-    if any(a.split("=")[0] in HYDRA_SHOWS for a in arguments):
-        return list(arguments)
-    composer, overrides = Composer(), [a for a in arguments if _is_override(a)]
-    if not {"-m", "--multirun"} & set(arguments):
-        _refuse_sweeps(composer.parse(overrides), arguments)
-    flags = [a for a in arguments if a not in overrides and a not in ("-m", "--multirun")]
-    return ["--multirun", *flags, *deferred(overrides, composer)]
-
-
-def _is_override(argument: str) -> bool:
-    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
-
-
-def _refuse_sweeps(overrides: Sequence[Any], arguments: Sequence[str]) -> None:
-    """Without -m a comma would silently make a list or a text of what was meant as a sweep."""
-    for override in overrides:
-        if override.is_sweep_override():
-            raise VitsweepError(
-                f"`{override.input_line}` asks for several cells: add `-m` "
-                f"(`python -m vitsweep -m {' '.join(arguments)}`)."
-            )
-
-
 def plan(arguments: Sequence[str]) -> int:
     """List cells as runnable, invalid or measured already; nothing is trained."""
+    if {"-h", "--help"} & set(arguments):
+        parser_of("plan").print_help()
+        return 0
     rest = [a for a in arguments if a not in ("-m", "--multirun")]
     return run_hydra(["--multirun", *rest, "hydra.sweeper.plan_only=true"])
 
@@ -147,7 +100,7 @@ def report(arguments: Sequence[str]) -> int:
     from vitsweep.report.html import write_report
     from vitsweep.sweep.collect import collect as collect_views
 
-    store = _settled(_store(arguments))
+    store = _settled(parser_of("report").parse_args(arguments).sweep)
     collect_views(store)
     print(write_report(store))
     return 0
@@ -160,8 +113,9 @@ def collect(arguments: Sequence[str]) -> int:
     from vitsweep.sweep.collect import collect as collect_views
     from vitsweep.tables.show import printed
 
-    store = _settled(_store(_without_flags(arguments)))
-    if "--sync" in arguments:
+    asked = parser_of("collect").parse_args(arguments)
+    store = _settled(asked.sweep)
+    if asked.sync:
         print(sync(store))
     open_console().print(printed(collect_views(store), title=f"Sweep {store.name}"))
     return 0
@@ -171,8 +125,9 @@ def retry(arguments: Sequence[str]) -> int:
     """Run cells of a sweep again that ended otherwise."""
     from vitsweep.sweep.finish import INTERRUPTED
     from vitsweep.sweep.retry import retries
+    from vitsweep.sweep.retry_options import retry_options
 
-    commands, worst = retries(arguments), 0
+    commands, worst = retries(retry_options(arguments)), 0
     if not commands:
         print("No cell ended so: there is nothing to run again.")
     for command in commands:
@@ -190,7 +145,8 @@ def status(arguments: Sequence[str]) -> int:
     from vitsweep.console import open_console
     from vitsweep.sweep.slurm.status import status as show
 
-    return show(_store(_without_flags(arguments)), "--watch" in arguments, open_console())
+    asked = parser_of("status").parse_args(arguments)
+    return show(find_sweep(asked.sweep), asked.watch, open_console())
 
 
 def cancel(arguments: Sequence[str]) -> int:
@@ -198,7 +154,8 @@ def cancel(arguments: Sequence[str]) -> int:
     from vitsweep.console import open_console
     from vitsweep.sweep.slurm.status import cancel as end_jobs
 
-    return end_jobs(_store(arguments), open_console())
+    asked = parser_of("cancel").parse_args(arguments)
+    return end_jobs(find_sweep(asked.sweep), open_console())
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -215,14 +172,14 @@ def gate(arguments: Sequence[str]) -> int:
     from vitsweep.tables.load import load
 
     options = gate_options(arguments)
-    store, kept = _settled(_store([options.sweep])), Path(options.against)
+    store, kept = _settled(options.sweep), Path(options.against)
     if kept.suffix == ".parquet" and not kept.is_file():
         raise VitsweepError(
             f"There is no kept baseline `{kept}`. Keep one: `cp {store.root}/runs.parquet {kept}`."
         )
     verdict = judge(
         load(store, rows="runs"),
-        load(kept if kept.is_file() else _store([options.against]), rows="runs"),
+        load(kept if kept.is_file() else find_sweep(options.against), rows="runs"),
         tolerance=options.tolerance,
         metrics=options.metrics,
         baselines=store.baselines(),
@@ -241,31 +198,25 @@ def doctor(arguments: Sequence[str]) -> int:
     """Say what this machine can do, what is missing, and how to get it."""
     from vitsweep.doctor import examine
 
+    parser_of("doctor").parse_args(arguments)
     return examine()
 
 
-def _store(arguments: Sequence[str]):  # type: ignore[no-untyped-def]
-    from vitsweep.results.store import Store
-
-    name = arguments[0] if arguments else "default"
-    for folder in (Path(name), Path("results") / name):
-        if (folder / "cells").is_dir():
-            return Store(folder)
-    known = sorted(path.parent.name for path in Path("results").glob("*/cells"))
-    listed = ", ".join(known) or "none yet"
-    raise VitsweepError(f"There is no sweep `{name}` under `results/`; there are: {listed}.")
-
-
-def _settled(store):  # type: ignore[no-untyped-def]
-    """Record what dead jobs of a cluster left behind, so that every cell has its row."""
+def _settled(name: str) -> "Store":
+    """Open a sweep and record what dead jobs of a cluster left, so that every cell has its row."""
     from vitsweep.sweep.slurm.settle import settle
 
+    store = find_sweep(name)
     settle(store)
     return store
 
 
-def _without_flags(arguments: Sequence[str]) -> list[str]:
-    return [argument for argument in arguments if not argument.startswith("-")]
+def _complete() -> int:
+    """Answer the Tab key, for which a script asks that Hydra wrote."""
+    from vitsweep.completion import asked_line, suggestions
+
+    print("\n".join(suggestions(asked_line())))
+    return 0
 
 
 def _help() -> int:

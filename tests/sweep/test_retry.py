@@ -15,9 +15,14 @@ from vitsweep.sweep.compose import Composer
 from vitsweep.sweep.grid import expand
 from vitsweep.sweep.make import freeze, roster_of
 from vitsweep.sweep.retry import retries
+from vitsweep.sweep.retry_options import retry_options
 
 MACHINE = Machine(device="cpu", cores_per_node=2, devices_per_node=0)
 CODE: dict[str, Any] = {"git_commit": None, "git_dirty": False, "packages": {"torch": "2"}}
+
+
+def retried(sweep: Path | str, *words: str) -> list[list[str]]:
+    return retries(retry_options([str(sweep), *words]))
 
 
 def commanded(store: Store, composer: Composer, line: str, status: Status, *cells: str) -> set[str]:
@@ -61,13 +66,13 @@ def test_cells_of_all_commands_run_again_each_with_its_launcher(
     commanded(store, composer, "vitsweep sharding=zero2", Status.measured, "sharding=zero2")
     commanded(store, composer, "vitsweep retry mine", Status.measured, "seed=9")
 
-    of_slurm, of_local = retries([str(store.root)])
+    of_slurm, of_local = retried(store.root)
     assert of_slurm[:3] == ["-m", "hydra/launcher=slurm", "hydra.launcher.partition=a"]
     assert not any(text.startswith("hydra") for text in of_local)
     assert ids_of([of_slurm, of_local], composer) == [lost, full]
     assert "sweep.name=mine" in of_slurm
-    assert ids_of(retries([str(store.root), "--status", "out_of_memory"]), composer) == [full]
-    assert retries([str(store.root), "--status", "diverged"]) == []
+    assert ids_of(retried(store.root, "--status", "out_of_memory"), composer) == [full]
+    assert retried(store.root, "--status", "diverged") == []
 
 
 def test_what_is_set_makes_new_cells_of_those_that_ended_so(
@@ -76,7 +81,7 @@ def test_what_is_set_makes_new_cells_of_those_that_ended_so(
     store = Store(tmp_path / "mine").create()
     full = commanded(store, composer, "vitsweep -m seed=3,4", Status.out_of_memory, "seed=3,4")
     more = ("--status", "out_of_memory", "--set", "resources.nodes=4")
-    [found] = ids_of(retries([str(store.root), *more]), composer)
+    [found] = ids_of(retried(store.root, *more), composer)
     wanted = expand([*TINY, "seed=3,4", "resources.nodes=4", "sweep.baseline=null"], composer)
     assert found == set(roster_of(wanted, MACHINE, composer).entries)
     assert not found & full
@@ -84,7 +89,7 @@ def test_what_is_set_makes_new_cells_of_those_that_ended_so(
 
 def test_an_unknown_sweep_or_status_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VitsweepError, match="no sweep `nowhere`"):
-        retries(["nowhere"])
+        retried("nowhere")
     Store(tmp_path / "mine").create()
     with pytest.raises(VitsweepError, match="--status measured"):
-        retries([str(tmp_path / "mine"), "--status", "measured"])
+        retried(tmp_path / "mine", "--status", "measured")

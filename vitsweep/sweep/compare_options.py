@@ -57,7 +57,7 @@ def compare_options(arguments: Sequence[str]) -> CompareOptions:
     Raises:
         VitsweepError: there are not two settings, an option is unknown or has a wrong value.
     """
-    parser = _parser()
+    parser = compare_parser()
     found = parser.parse_intermixed_args([word for word in arguments if word != "--"])
     for option in ("width", "minutes"):
         value = getattr(found, option)
@@ -86,7 +86,8 @@ def _overrides(setting: str) -> tuple[str, ...]:
     return tuple(shlex.split(setting)) if " " in setting.strip() else tuple(setting.split())
 
 
-def _parser() -> Options:
+def compare_parser() -> Options:
+    """Return the parser, which also tells the shell what may follow."""
     parser = Options(
         "compare", HELP, usage="python -m vitsweep compare A B [override ...] [options]"
     )

@@ -11,12 +11,15 @@ from typing import Any
 import hydra
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,17 @@ def axis_texts(override: Override) -> Iterator[str]:
     if override.is_sweep_override():
         return (f"{key}={value}" for value in override.sweep_string_iterator())
     return iter([f"{key}={own_text(override)}"])
+
+
+def completions(
+    loader: ConfigLoader, config_name: str, overrides: Sequence[str], word: str
+) -> list[str]:
+    """Return the groups, choices and keys that begin with `word`; none where it is half-typed."""
+    line = " ".join(["--multirun", *overrides, word])
+    try:
+        return BashCompletion(loader)._query(config_name=config_name, line=line)
+    except (HydraException, OmegaConfBaseException):
+        return []
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

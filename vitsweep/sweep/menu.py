@@ -1,9 +1,4 @@
-"""The menu: every group and choice of conf/ with the comment its YAML begins with.
-
-Completion of groups, choices and keys in the shell is Hydra's. It works for the installed command:
-`eval "$(vitsweep -sc install=bash)"` (or `zsh`), `vitsweep -sc install=fish | source`. It does not
-for `python -m vitsweep`: Hydra's scripts know `python FILE.py` only.
-"""
+"""The menu: every group and choice of conf/ with the comment its YAML begins with."""
 
 import re
 from collections.abc import Iterator

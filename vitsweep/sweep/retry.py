@@ -2,49 +2,39 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.record import Status
+from vitsweep.results.find import find_sweep
 from vitsweep.results.store import Store
+from vitsweep.sweep.retry_options import RetryOptions
 from vitsweep.sweep.typed import typed
 
-NOT_RETRIED = (Status.measured, Status.invalid)
 OF_THE_RUN = ("sweep.retry", "sweep.remeasure", "sweep.folder", "sweep.name")
 """What a cell's own command said of the sweep that a retry says anew."""
 
 
-def retries(arguments: Sequence[str]) -> list[list[str]]:
+def retries(options: RetryOptions) -> list[list[str]]:
     """Return the command lines that run cells again, one for each launcher they were asked with.
 
-    Args:
-        arguments: `[SWEEP] [--status a,b] [[--set] override ...]`; without statuses all that ended
-            otherwise run again. An override makes new cells of them, as in
-            `--set resources.nodes=2`.
-
     Raises:
-        VitsweepError: there is no such sweep or status, or the sweep was made by `compare`.
+        VitsweepError: there is no such sweep, or it was made by `compare`.
     """
-    name, statuses, extra = _parsed(arguments)
-    folder = Path(name) if (Path(name) / "cells").is_dir() else Path("results") / name
-    if not (folder / "cells").is_dir():
-        raise VitsweepError(f"There is no sweep `{name}` under `results/`.")
-    store, groups = Store(folder), dict[tuple[str, ...], list[list[str]]]()
+    store, groups = find_sweep(options.sweep), dict[tuple[str, ...], list[list[str]]]()
+    again = f"sweep.retry=[{','.join(options.statuses)}]"
     for command in store.commands()[-1:]:
         if _words(command["command"])[:1] == ["compare"]:
             raise VitsweepError(
-                f"Sweep `{name}` was made by `compare`: type `{command['command']} "
-                f"sweep.retry=[{','.join(statuses)}]` to measure again what ended otherwise."
+                f"Sweep `{store.name}` was made by `compare`: type `{command['command']} "
+                f"{again}` to measure again what ended otherwise."
             )
-    for cell_id in _ended(store, statuses):
+    for cell_id in _ended(store, options.statuses):
         own = [str(text) for text in store.frozen(cell_id)["overrides"]]
         of_sweep = [t for t in own if _is_sweep(t) and _key(t) not in OF_THE_RUN]
         key = (*_launcher(store, cell_id), *of_sweep)
         groups.setdefault(key, []).append([text for text in own if not _is_sweep(text)])
-    where = [typed("sweep.folder", str(folder.parent)), typed("sweep.name", folder.name)]
-    again = f"sweep.retry=[{','.join(statuses)}]"
+    where = [typed("sweep.folder", str(store.root.parent)), typed("sweep.name", store.name)]
     return [
-        ["-m", *key, *where, again, typed("sweep.cells", cells), *extra]
+        ["-m", *key, *where, again, typed("sweep.cells", cells), *options.overrides]
         for key, cells in groups.items()
     ]
 
@@ -86,28 +76,3 @@ def _words(command: str) -> list[str]:
     """Return what was typed after `python -m vitsweep` (or `vitsweep`)."""
     words = shlex.split(command)
     return words[3:] if words[:3] == ["python", "-m", "vitsweep"] else words[1:]
-
-
-def _parsed(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
-    name, statuses, extra = "default", [str(s) for s in Status if s not in NOT_RETRIED], []
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if word == "--status":
-            statuses = _checked(rest.pop(0) if rest else "")
-        elif word == "--set":
-            continue
-        elif "=" in word:
-            extra.append(word)
-        else:
-            name = word
-    return name, statuses, extra
-
-
-def _checked(text: str) -> list[str]:
-    wanted = [word for word in text.split(",") if word]
-    known = [str(s) for s in Status if s not in NOT_RETRIED]
-    wrong = [word for word in wanted if word not in known]
-    if wrong or not wanted:
-        raise VitsweepError(f"`--status {text}`: name some of {', '.join(known)}.")
-    return wanted
