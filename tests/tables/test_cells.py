@@ -3,7 +3,7 @@ import pytest
 from pandas import DataFrame
 
 from tests.builders import run, table
-from vitsweep.results.record import Status
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.columns import varying
 from vitsweep.tables.status import final_status
@@ -117,3 +117,12 @@ def test_only_columns_that_tell_cells_apart_vary():
         ),
     )
     assert varying(runs) == ["precision", "sharding", "precision.master_weights"]
+
+
+def test_fields_that_were_set_together_are_all_shown():
+    def cell(name: str, rate: float, decay: float, tokens: int) -> RunRecord:
+        fields = {"optimizer.learning_rate": rate, "optimizer.weight_decay": decay}
+        return run(name, resolution_px=tokens, num_tokens=tokens, **fields)
+
+    runs = table(cell("a", 0.1, 0.0, 16), cell("b", 0.2, 0.5, 16), cell("c", 0.2, 0.5, 64))
+    assert varying(runs) == ["resolution_px", "optimizer.learning_rate", "optimizer.weight_decay"]

@@ -179,8 +179,11 @@ CASES: list[Key] = [
 @pytest.fixture(scope="module")
 def overflowed(tmp_path_factory: pytest.TempPathFactory) -> dict[Key, list[Seen]]:
     """What two ranks saw of each case."""
+    # Mean tokens of many images: gradients at a fifth of what float16 holds, so that none but the
+    # planted one overflows, whatever weights a version of torch draws from the seed.
+    calm = ("classifier=pooled", "batch.images_per_step=64")
     small = ("model.depth=1", "resources.threads_per_rank=1")
-    cells = [cell(FLOAT16, *small, *case) for case in CASES]
+    cells = [cell(FLOAT16, *small, *calm, *case) for case in CASES]
     folder = tmp_path_factory.mktemp("overflow")
     ranks = on_ranks(2, train_with_overflow, cells[0], cells, folder=folder)
     return {case: [rank[i] for rank in ranks] for i, case in enumerate(CASES)}

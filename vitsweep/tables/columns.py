@@ -41,6 +41,9 @@ COMPARISON = (
 )
 FLAGS = ("oversubscribed", "shared_device", "throttled", "drifting")
 VALIDITY = (*FLAGS, "proved", "steps_skipped", "steps_counted")
+SET_FIELDS = tuple(f"{group}." for group in (*TECHNIQUE_GROUPS, "model"))
+FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
+"""Fields of those groups that nobody sets: the data says them."""
 BOOKKEEPING = ("measurement",)
 """Spec columns that change how sure a number is, not what was run."""
 
@@ -71,18 +74,27 @@ def environment_columns(table: DataFrame) -> list[str]:
 def varying(table: DataFrame) -> list[str]:
     """Return the spec columns that tell cells apart: every choice that varies, then numbers.
 
-    A number or field that follows from the columns before it (`precision.master_weights` from
-    `precision`, `num_tokens` from `batch`) is left out.
+    What follows from the choices (`precision.master_weights` from `precision`) is left out, and so
+    is a size that follows from the columns before it (`num_tokens` from `resolution_px`). Fields of
+    techniques and models that were set together (a learning rate, and a weight decay with it) are all
+    shown: which of them made the difference is not for the table to say.
     """
     columns = [c for c in _sizes_first(spec_columns(table)) if c not in BOOKKEEPING]
     different = [c for c in columns if _varies(table[c])]
     keys = comparable(table[different])
-    kept = [c for c in different if c in CHOICES]
-    for column in different[len(kept) :]:
-        told_apart = len(keys[kept].drop_duplicates()) if kept else 1
-        if len(keys[[*kept, column]].drop_duplicates()) > told_apart:
+    choices = [c for c in different if c in CHOICES]
+    kept = list(choices)
+    for column in different[len(choices) :]:
+        was_set = column.startswith(SET_FIELDS) and column not in FROM_DATA
+        if not _follows(keys, column, choices if was_set else kept):
             kept.append(column)
     return kept
+
+
+def _follows(keys: DataFrame, column: str, before: list[str]) -> bool:
+    """Tell whether rows that are equal in the columns `before` are equal in this one too."""
+    told_apart = len(keys[before].drop_duplicates()) if before else 1
+    return len(keys[[*before, column]].drop_duplicates()) == told_apart
 
 
 def comparable(table: DataFrame) -> DataFrame:
