@@ -120,9 +120,11 @@ def test_only_columns_that_tell_cells_apart_vary():
 
 
 def test_fields_that_were_set_together_are_all_shown():
-    def cell(name: str, rate: float, decay: float, tokens: int) -> RunRecord:
+    def cell(name: str, rate: float, decay: float, images: int, pixels: int) -> RunRecord:
         fields = {"optimizer.learning_rate": rate, "optimizer.weight_decay": decay}
-        return run(name, resolution_px=tokens, num_tokens=tokens, **fields)
+        sizes = {"images_per_step": images, "resolution_px": pixels, "num_tokens": pixels**2}
+        return run(name, **sizes, **fields)
 
-    runs = table(cell("a", 0.1, 0.0, 16), cell("b", 0.2, 0.5, 16), cell("c", 0.2, 0.5, 64))
-    assert varying(runs) == ["resolution_px", "optimizer.learning_rate", "optimizer.weight_decay"]
+    runs = table(cell("a", 0.1, 0, 64, 8), cell("b", 0.2, 0.5, 64, 8), cell("c", 0.2, 0.5, 16, 16))
+    sizes = ["images_per_step", "resolution_px"]
+    assert varying(runs) == [*sizes, "optimizer.learning_rate", "optimizer.weight_decay"]

@@ -41,7 +41,7 @@ COMPARISON = (
 )
 FLAGS = ("oversubscribed", "shared_device", "throttled", "drifting")
 VALIDITY = (*FLAGS, "proved", "steps_skipped", "steps_counted")
-SET_FIELDS = tuple(f"{group}." for group in (*TECHNIQUE_GROUPS, "model"))
+SET_FIELDS = ("resolution_px", *(f"{group}." for group in (*TECHNIQUE_GROUPS, "model")))
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
 """Fields of those groups that nobody sets: the data says them."""
 BOOKKEEPING = ("measurement",)
@@ -77,7 +77,7 @@ def varying(table: DataFrame) -> list[str]:
     What follows from the choices (`precision.master_weights` from `precision`) is left out, and so
     is a size that follows from the columns before it (`num_tokens` from `resolution_px`). Fields of
     techniques and models that were set together (a learning rate, and a weight decay with it) are all
-    shown: which of them made the difference is not for the table to say.
+    shown, and so is the resolution: which of them made the difference is not for the table to say.
     """
     columns = [c for c in _sizes_first(spec_columns(table)) if c not in BOOKKEEPING]
     different = [c for c in columns if _varies(table[c])]
