@@ -28,8 +28,7 @@ def suggestions(line: str) -> list[str]:
     *before, word = words
     verb = before[0] if before and before[0] in VERBS else ""
     if word.startswith("-"):
-        options = re.findall(r"--?[a-z-]+", parser_of(verb).format_help()) if verb else FLAGS
-        found = list(dict.fromkeys(options))
+        found = parser_of(verb).flags if verb else [*FLAGS]
     elif verb == "doctor":
         found = []
     elif verb in OF_A_SWEEP and "=" not in word:

@@ -24,6 +24,11 @@ class Options(ArgumentParser):
             **fields,
         )
 
+    @property
+    def flags(self) -> list[str]:
+        """Every option as typed, `--help` among them."""
+        return list(self._option_string_actions)
+
     def add_sweep(self) -> None:
         """Let a sweep be named, once, as the verb's first word."""
         self.add_argument(

@@ -4,19 +4,17 @@ from vitsweep.gate_options import gate_parser
 from vitsweep.options import Options
 from vitsweep.sweep.compare_options import compare_parser
 
-VERBS = {
+DESCRIPTIONS = {
     "plan": "Show what a sweep would run, what is invalid and why, what is known. Nothing is trained.",
     "report": "Write the tables, the charts and the HTML page of a sweep.",
     "collect": "Write the parquet and CSV files of a sweep anew and show its table.",
     "status": "Show the jobs and cells of a submitted sweep, from any terminal.",
     "cancel": "End the jobs of a sweep; what was measured stays.",
-    "retry": "Run cells of a sweep again that ended otherwise.",
-    "compare": "Measure two settings in turns until the interval on their ratio is narrow.",
-    "gate": "End with 1 if a cell became worse than in a kept baseline.",
     "doctor": "Say what this machine can do, what is missing, and how to get it.",
 }
-"""Verb -> what it does."""
+"""What a verb does; those with a file of options say it there."""
 
+VERBS = (*DESCRIPTIONS, "retry", "compare", "gate")
 OF_A_SWEEP = ("report", "collect", "status", "cancel", "retry", "gate")
 
 
@@ -30,7 +28,7 @@ def parser_of(verb: str) -> Options:
         from vitsweep.sweep.retry_options import retry_parser  # brings pandas, with `Status`
 
         return retry_parser()
-    parser = Options(verb, VERBS[verb])
+    parser = Options(verb, DESCRIPTIONS[verb])
     if verb == "plan":
         parser.add_argument(
             "-m", "--multirun", action="store_true", help="as in the sweep; implied"

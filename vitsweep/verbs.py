@@ -57,7 +57,7 @@ def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
         return verbs[arguments[0]](arguments[1:])
     if {"-h", "--help"} & set(arguments):
         return _help()
-    if arguments == ["--version"]:
+    if "--version" in arguments:
         print(f"vitsweep {vitsweep.__version__}")
         return 0
     if asks_for_completion(arguments):

@@ -42,6 +42,7 @@ COMPARISON = (
 FLAGS = ("oversubscribed", "shared_device", "throttled", "drifting")
 VALIDITY = (*FLAGS, "proved", "steps_skipped", "steps_counted")
 SET_FIELDS = ("resolution_px", *(f"{group}." for group in (*TECHNIQUE_GROUPS, "model")))
+"""Fields that a user sets, beside the choices."""
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
 """Fields of those groups that nobody sets: the data says them."""
 BOOKKEEPING = ("measurement",)
