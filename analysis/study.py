@@ -12,9 +12,9 @@ from rich.console import Console
 
 from vitsweep.charts import style
 from vitsweep.charts.caption import caption
+from vitsweep.tables.formatting import as_text, number
 from vitsweep.tables.load import Sweep, read_sweep
 from vitsweep.tables.show import markdown
-from vitsweep.tables.words import as_text, number
 
 Table = Callable[[Sweep], DataFrame]
 

@@ -87,15 +87,15 @@ def recipe(setting: Setting) -> Callable[[], Any]:
 
 def ours(setting: Setting, variant: str) -> Callable[[], Any]:
     """vitsweep's own model, through its own conf/."""
+    from vitsweep.composition.composer import Composer
     from vitsweep.model.build import build_model
+    from vitsweep.planning.sweep_plan import plan_cell
     from vitsweep.spec.machine import Machine
-    from vitsweep.sweep.compose import Composer
-    from vitsweep.sweep.roster import make_entry
 
     knob = f"layout={variant}" if variant.startswith("batch") else f"attention={variant}"
     overrides = [f"model={setting.model}", "data=synthetic", knob, "resources.device=cpu",
                  f"batch.resolution_px={setting.resolution_px}"]  # fmt: skip
-    cell = make_entry(Composer().compose(overrides), Machine.here()).cell
+    cell = plan_cell(Composer().compose(overrides), Machine.here()).spec
     return lambda: cell.attention.apply(build_model(cell))
 
 
@@ -225,8 +225,8 @@ def forks() -> Any:
         "torch",
         "torch._dynamo",
         "vitsweep.cell",
-        "vitsweep.sweep.roster",
-        "vitsweep.sweep.compose",
+        "vitsweep.planning.sweep_plan",
+        "vitsweep.composition.composer",
     ]
     peers = [PEERS[name] for name in PEERS if not _import_error(name)]
     context.set_forkserver_preload([*needed, *peers])

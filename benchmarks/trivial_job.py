@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def main(folder: Path) -> None:
-    """Do what `vitsweep.sweep.slurm.agent` would, in no time."""
+    """Do what `vitsweep.launchers.slurm.node.agent` would, in no time."""
     index = int(os.environ["SLURM_ARRAY_TASK_ID"])
     with (folder / "tasks.jsonl").open() as lines:
         task = json.loads(next(islice(lines, index, None)))

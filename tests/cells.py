@@ -2,10 +2,10 @@
 
 from functools import cache
 
+from vitsweep.composition.composer import Composer
+from vitsweep.planning.sweep_plan import PlannedCell, plan_cell
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.machine import Machine
-from vitsweep.sweep.compose import Composer
-from vitsweep.sweep.roster import Entry, make_entry
 
 LAPTOP = Machine(device="cpu", cores_per_node=2, devices_per_node=0, described_by="tests")
 GPU_NODE = Machine(device="cuda", cores_per_node=64, devices_per_node=8, described_by="tests")
@@ -26,11 +26,11 @@ def composer() -> Composer:
     return Composer()
 
 
-def entry(*overrides: str, machine: Machine = LAPTOP) -> Entry:
+def entry(*overrides: str, machine: Machine = LAPTOP) -> PlannedCell:
     """Compose, resolve, type and check one cell."""
-    return make_entry(composer().compose(list(overrides)), machine)
+    return plan_cell(composer().compose(list(overrides)), machine)
 
 
 def cell(*overrides: str, machine: Machine = LAPTOP) -> CellSpec:
     """Return the spec of one tiny cell."""
-    return entry(*TINY, *overrides, machine=machine).cell
+    return entry(*TINY, *overrides, machine=machine).spec

@@ -13,8 +13,8 @@ import pandas as pd
 from pandas import DataFrame
 
 from tests.cells import TINY
+from vitsweep.execution.rank_processes import fork_server
 from vitsweep.results.store import Store
-from vitsweep.sweep.ranks import fork_server
 
 ROOT = Path(__file__).parents[1]
 QUICK = (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.command import Command
-from vitsweep.sweep.ranks import PRELOADED, fork_server
+from vitsweep.execution.rank_processes import PRELOADED, fork_server
 
 
 def pytest_configure() -> None:

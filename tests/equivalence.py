@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from vitsweep.equivalence import _global_batch, _mean_over_replicas, _my_share, _plain
 from vitsweep.model.build import build_model
 from vitsweep.model.names import plain_name
 from vitsweep.parallelize import parallelize
-from vitsweep.prove import _global_batch, _mean_over_replicas, _my_share, _plain
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.reference import plain_model, train_plain
 from vitsweep.world import World
@@ -76,12 +76,12 @@ def _trained(
     world: World, cell: CellSpec, batches: list[tuple[Tensor, Tensor]]
 ) -> tuple[list[float], dict[str, Tensor]]:
     torch.manual_seed(cell.seed)
-    trainee = parallelize(build_model(cell).to(world.device), cell, world)
+    trainer = parallelize(build_model(cell).to(world.device), cell, world)
     losses = [
-        _mean_over_replicas(trainee.step(iter(_my_share(cell, *batch, world))), world)
+        _mean_over_replicas(trainer.step(iter(_my_share(cell, *batch, world))), world)
         for batch in batches
     ]
-    return losses, whole_weights(trainee.model.named_parameters())
+    return losses, whole_weights(trainer.model.named_parameters())
 
 
 def whole_weights(named: Any) -> dict[str, Tensor]:

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitsweep.sequence_parallel.ulysses import Ulysses
 from vitsweep.spec.technique import Memory, SequenceParallel
+from vitsweep.techniques.sequence_parallel.ulysses import Ulysses
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh
 
+from vitsweep.execution.rank_processes import fork_server, rendezvous
 from vitsweep.spec.mesh_shape import AXES
-from vitsweep.sweep.ranks import fork_server, rendezvous
 from vitsweep.world import World
 
 SECONDS_AT_MOST = 300
@@ -70,7 +70,7 @@ def _rank(
     arguments: tuple[Any, ...],
     folder: Path,
 ) -> None:
-    from vitsweep.sweep.worker import joined_world
+    from vitsweep.execution.worker import joined_world
 
     multiprocessing.current_process().daemon = False  # as the ranks of the launcher
     try:

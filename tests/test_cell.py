@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.places import world
 from tests.training.alone import alone
-from vitsweep.cell import Around, DivergedError, run_cell
+from vitsweep.cell import DivergedError, RunContext, run_cell
 from vitsweep.measure.summarize import Summary
 from vitsweep.results.metrics import METRICS
 from vitsweep.spec.cell_spec import CellSpec
@@ -27,7 +27,7 @@ def short(spec: CellSpec, warmup: int = 1, measured: int = 3, phases: int = 1) -
 
 
 def run(spec: CellSpec, proved: str = "", folder: Path = Path()) -> Summary:
-    around = Around(calibration={"float32": 0.1}, proved=proved, trace_folder=folder)
+    around = RunContext(calibration={"float32": 0.1}, proved=proved, trace_folder=folder)
     return run_cell(spec, world(), around)
 
 

@@ -15,12 +15,12 @@ import vitsweep
 from tests.cells import TINY, composer, entry
 from tests.data.pictures import write_folder
 from tests.ranks import RankFailedError, on_ranks, placed
-from vitsweep.conf_dir import conf_dir
+from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.measure.summarize import Summary
+from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Resources
 from vitsweep.spec.technique import TECHNIQUE_GROUPS, Technique
-from vitsweep.sweep.roster import Entry
 from vitsweep.world import World
 
 ON_CPU = ["resources.device=cpu", "resources.threads_per_rank=1"]
@@ -91,7 +91,7 @@ def choice_of(path: Path) -> str:
 CHOICES = [choice_of(path) for path in yamls(of_cells=True)]
 
 
-def tiny(choice: str, pictures: Path) -> Entry:
+def tiny(choice: str, pictures: Path) -> PlannedCell:
     """The smallest cell that holds a choice."""
     beside = [text.format(pictures=pictures) for text in BESIDE.get(choice, [])]
     two_patches = []
@@ -109,9 +109,9 @@ def tiny(choice: str, pictures: Path) -> Entry:
 
 def run_all(world: World, cells: list[CellSpec], folder: Path) -> list[Summary]:
     """Run cells of as many ranks one after the other, on meshes of their own."""
-    from vitsweep.cell import Around, run_cell
+    from vitsweep.cell import RunContext, run_cell
 
-    around = Around(calibration={}, proved="", trace_folder=folder)
+    around = RunContext(calibration={}, proved="", trace_folder=folder)
     return [run_cell(cell, placed(world, cell), around) for cell in cells]
 
 
@@ -135,11 +135,11 @@ class Runs:
         return self._answers[cell]
 
     def cell(self, choice: str) -> CellSpec:
-        return tiny(choice, self.pictures).cell
+        return tiny(choice, self.pictures).spec
 
     def _run_together(self, resources: Resources) -> None:
         found = [tiny(choice, self.pictures) for choice in CHOICES]
-        cells = dict.fromkeys(entry.cell for entry in found if not entry.reasons)
+        cells = dict.fromkeys(entry.spec for entry in found if not entry.reasons)
         same = [c for c in cells if c.resources == resources and c not in self._alone]
         try:
             self.run(same)
@@ -166,12 +166,12 @@ def marked(choice: str) -> Any:
 def test_a_choice_runs_a_tiny_cell(choice: str, runs: Runs) -> None:
     found = tiny(choice, runs.pictures)
     assert not found.reasons
-    assert found.asked.choices[choice.partition("=")[0]] == choice.partition("=")[2]
+    assert found.composed.choices[choice.partition("=")[0]] == choice.partition("=")[2]
     summary = runs.of(choice)
     assert summary.metrics["images_per_second"] > 0
     assert summary.metrics["loss_first"] > 0
     assert summary.validity["steps_counted"] == 1
-    assert len(summary.samples["step_time_ms"]) == found.cell.resources.world_size
+    assert len(summary.samples["step_time_ms"]) == found.spec.resources.world_size
 
 
 @pytest.mark.slow
@@ -218,8 +218,9 @@ def test_every_class_of_a_group_is_on_the_menu(group: str) -> None:
 
 def _classes(group: str) -> Iterator[type]:
     """Techniques that the modules of a group define, except those that cannot be built."""
-    [folder] = importlib.import_module(f"vitsweep.{group}").__path__
-    for module in pkgutil.iter_modules([folder], f"vitsweep.{group}."):
+    room = "vitsweep.data" if group == "data" else f"vitsweep.techniques.{group}"
+    [folder] = importlib.import_module(room).__path__
+    for module in pkgutil.iter_modules([folder], f"{room}."):
         for _, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             own = kind.__module__ == module.name and issubclass(kind, Technique)
             if own and not inspect.isabstract(kind):
@@ -227,6 +228,7 @@ def _classes(group: str) -> Iterator[type]:
 
 
 def test_every_group_of_techniques_has_a_room_and_a_menu() -> None:
-    rooms = {path.name for path in Path(vitsweep.__file__).parent.iterdir() if path.is_dir()}
+    techniques = Path(vitsweep.__file__).parent / "techniques"
+    rooms = {path.name for path in techniques.iterdir() if path.is_dir()}
     menus = {path.name for path in conf_dir().iterdir() if path.is_dir()}
     assert set(TECHNIQUE_GROUPS) <= rooms & menus

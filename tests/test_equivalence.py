@@ -79,7 +79,7 @@ def assert_equal_training(
     combinations: list[Combination], ranks: int, folder: Path, seconds: float = 600
 ) -> None:
     machine = GPU_NODE if torch.cuda.device_count() >= ranks else LAPTOP
-    cells = [entry(*overrides(c, ranks), machine=machine).cell for c in combinations]
+    cells = [entry(*overrides(c, ranks), machine=machine).spec for c in combinations]
     wrong = []
     for sharing in by_mesh(cells):
         answers, *_ = on_ranks(
@@ -134,7 +134,7 @@ def test_emulated_fp8_trains_as_the_plain_model_to_its_three_bits(
         "optimizer=sgd_loop",
         "optimizer.learning_rate=0.05",
     ]
-    cell = entry(*TINY, *emulated, f"sharding={sharding}").cell
+    cell = entry(*TINY, *emulated, f"sharding={sharding}").spec
     answer = on_ranks(2, differences, cell, [cell], folder=tmp_path)[0][0]
     assert 1e-6 < answer["loss"] < 1e-2  # rounding is there, and no more than that
     assert answer["weights"] < 0.3

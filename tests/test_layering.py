@@ -10,19 +10,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
-
 HOUSE = Path(__file__).parents[1]
 PACKAGE, PLUGINS, CONF = HOUSE / "vitsweep", HOUSE / "hydra_plugins", HOUSE / "conf"
 
-GROUND = ("spec", "conf_dir", "errors")
+GROUND = ("spec", "errors", "console")
 MAKING = (
     ("cell",),
-    ("prove",),
+    ("equivalence",),
     ("parallelize",),
     ("training",),
     ("measure",),
-    (*TECHNIQUE_GROUPS, "data"),
+    ("techniques", "data"),
     ("model",),
     ("collectives",),
     ("world",),
@@ -32,17 +30,15 @@ READING = (("report",), ("charts",), ("tables",), ("results",))
 """What turns records into pages, highest first; it knows nothing of what made them."""
 COMMANDING = (
     ("hydra_plugins", "__main__"),
-    ("verbs",),
-    ("completion", "hydra_app"),
-    ("verb_options",),
-    ("doctor", "gate_options"),
-    ("sweep", "predict"),
-    ("console", "options"),
+    ("cli",),
+    ("launchers",),
+    ("planning", "predict"),
+    ("composition", "execution"),
 )
 """What stands above both."""
 
-WITHOUT_TORCH = {room for line in READING for room in line} | {*GROUND, "__main__", "verbs"}
-WITH_HYDRA = {"hydra_plugins", "sweep", "hydra_app"}
+WITHOUT_TORCH = {room for line in READING for room in line} | {*GROUND, "__main__", "composition"}
+WITH_HYDRA = {"hydra_plugins", "composition", "cli", "launchers", "planning"}
 
 
 def allowed(room: str) -> set[str]:
@@ -153,10 +149,10 @@ def test_the_walk_sees_imports_inside_functions_but_none_for_types(tmp_path: Pat
 
 PLANNING = """
 from vitsweep.spec.machine import Machine
-from vitsweep.sweep.compose import Composer
-from vitsweep.sweep.roster import make_entry
+from vitsweep.composition.composer import Composer
+from vitsweep.planning.sweep_plan import plan_cell
 machine = Machine(device="cuda", cores_per_node=64, devices_per_node=8)
-entry = make_entry(Composer().compose(["precision=O2", "sharding=fsdp"]), machine)
+entry = plan_cell(Composer().compose(["precision=O2", "sharding=fsdp"]), machine)
 assert not entry.reasons and len(entry.cell_id) == 12
 """
 EVERY_TARGET = f"""
@@ -171,7 +167,7 @@ for target in {sorted(t for t in target_files() if t.startswith("vitsweep."))}:
     [
         "import vitsweep.spec.from_yaml",
         "from hydra_plugins.vitsweep_launchers import local, sweeper",
-        "import vitsweep.__main__, vitsweep.verbs",
+        "import vitsweep.__main__, vitsweep.cli.main",
         "import vitsweep.report.html",
         EVERY_TARGET,
         PLANNING,

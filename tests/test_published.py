@@ -11,9 +11,9 @@ from analysis.study import rounded
 from tests import sample_sweep
 from tests.builders import run, table
 from vitsweep.tables.cells import cells
+from vitsweep.tables.formatting import as_text
 from vitsweep.tables.load import Sweep
 from vitsweep.tables.published import SURENESS, conditions, published
-from vitsweep.tables.words import as_text
 
 STUDIES = {
     "Meta AI blog|pytorch PR #": meta_blog,

@@ -9,7 +9,7 @@ import sys
 
 def main() -> None:
     """Run a verb, else compose and run cells."""
-    from vitsweep.verbs import run
+    from vitsweep.cli.main import run
 
     sys.exit(run(sys.argv[1:], os.environ))
 

@@ -18,18 +18,18 @@ from functools import partial
 import torch
 from torch import nn
 
-from vitsweep.optimizer.groups import parameter_groups
-from vitsweep.precision.cast import allow_tf32, autocast, cast_model
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
+from vitsweep.techniques.optimizer.groups import parameter_groups
+from vitsweep.techniques.precision.cast import allow_tf32, autocast, cast_model
 from vitsweep.training.criterion import criterion_of
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
-from vitsweep.training.trainee import Trainee
+from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
 
-def parallelize(model: nn.Module, cell: CellSpec, world: World) -> Trainee:
+def parallelize(model: nn.Module, cell: CellSpec, world: World) -> Trainer:
     """Apply every technique of `cell` to a plain model on this rank's device."""
     plan = cell.precision.plan()
     allow_tf32(plan.tf32)
@@ -65,12 +65,12 @@ def _trainee(
     cell: CellSpec,
     plan: PrecisionPlan,
     world: World,
-) -> Trainee:
+) -> Trainer:
     masters = None
     if plan.master_weights and not cell.sharding.shards_parameters:
         masters = MasterWeights(groups)
         groups = masters.groups
-    return Trainee(
+    return Trainer(
         cell=cell,
         world=world,
         plan=plan,

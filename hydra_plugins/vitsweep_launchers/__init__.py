@@ -1,1 +1,1 @@
-"""The thin Hydra face of `vitsweep.sweep`; all Hydra applications import it, so it stays light."""
+"""The thin Hydra face of `vitsweep.launchers`; all Hydra applications import it, so it stays light."""

@@ -9,12 +9,12 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
-    from vitsweep.sweep.asked import Asked
-    from vitsweep.sweep.compose import Composer
+    from vitsweep.composition.composed_cell import ComposedCell
+    from vitsweep.composition.composer import Composer
 
 
 class LocalLauncher(Launcher):
-    """Runs every cell here, in fresh processes of its own (`vitsweep.sweep.local`).
+    """Runs every cell here, in fresh processes of its own (`vitsweep.launchers.local`).
 
     Args:
         fields: everything in conf/hydra/launcher/local.yaml.
@@ -31,16 +31,22 @@ class LocalLauncher(Launcher):
         self.loader = hydra_context.config_loader
 
     def launch_cells(
-        self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer", **ending: Any
+        self,
+        asked: "list[ComposedCell]",
+        config: dict[str, Any],
+        composer: "Composer",
+        **ending: Any,
     ) -> Any:
-        """Run cells; what comes back is `vitsweep.sweep.local.launch`'s, `ending` included."""
-        from vitsweep.sweep.local import launch
+        """Run cells; what comes back is `vitsweep.launchers.local.launch`'s, `ending` included."""
+        from vitsweep.launchers.local import launch
 
         return launch(asked, config, self.fields, self._composer(), **ending)
 
-    def plan_cells(self, asked: "list[Asked]", config: dict[str, Any], composer: "Composer") -> Any:
+    def plan_cells(
+        self, asked: "list[ComposedCell]", config: dict[str, Any], composer: "Composer"
+    ) -> Any:
         """Show what `launch_cells` would do."""
-        from vitsweep.sweep.plan import plan
+        from vitsweep.planning.plan_table import plan
 
         return plan(asked, config, self.fields, self._composer())
 
@@ -52,7 +58,7 @@ class LocalLauncher(Launcher):
         A cell that was not measured returns NaN, which optuna counts as a failed trial: no cell
         ends the sweep of the others.
         """
-        from vitsweep.sweep.hydra_private import plain_resolved
+        from vitsweep.composition.hydra_internals import plain_resolved
 
         composer = self._composer()
         asked = [composer.compose(list(overrides)) for overrides in job_overrides]
@@ -60,11 +66,11 @@ class LocalLauncher(Launcher):
         return [self._returned(cell, row) for cell, row in zip(asked, rows, strict=True)]
 
     def _composer(self) -> Any:
-        from vitsweep.sweep.dispatch import composer_of
+        from vitsweep.launchers.dispatch import composer_of
 
         return composer_of(self.config, self.loader)
 
-    def _returned(self, cell: "Asked", row: Any) -> JobReturn:
+    def _returned(self, cell: "ComposedCell", row: Any) -> JobReturn:
         value = row.get(self.fields.get("objective", "images_per_second"))
         returned = JobReturn(overrides=cell.overrides, cfg=OmegaConf.create(cell.tree))
         returned.status = JobStatus.COMPLETED

@@ -35,7 +35,7 @@ class VitsweepSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Run the sweep; what the user can mend ends the program with a sentence and status 2."""
         from vitsweep.errors import VitsweepError
-        from vitsweep.sweep.dispatch import dispatch
+        from vitsweep.launchers.dispatch import dispatch
 
         assert self.launcher is not None, "Hydra calls setup() first"
         loader = self.hydra_context.config_loader

@@ -24,7 +24,7 @@ from vitsweep.charts import (
     style,
     waterfall,
 )
-from vitsweep.report import needs
+from vitsweep.report import chart_data
 from vitsweep.report.figures import drawn
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -91,7 +91,7 @@ def test_epoch_hours_are_sorted_and_the_baseline_is_grey():
 
 @pytest.fixture
 def curves():
-    return needs.curves(sweep("scaling"))
+    return chart_data.curves(sweep("scaling"))
 
 
 def test_scaling_has_throughput_and_efficiency_for_both_kinds(curves):
@@ -131,7 +131,9 @@ def test_the_baseline_is_grey_in_lines_and_bars(curves):
 def test_a_class_token_more_or_less_is_no_length():
     cells = sweep("speedups").cells
     lengths = [49, 50, 65] + [50] * (len(cells) - 3)
-    assert needs.lengths(replace(sweep("speedups"), cells=cells.assign(num_tokens=lengths))).empty
+    assert chart_data.lengths(
+        replace(sweep("speedups"), cells=cells.assign(num_tokens=lengths))
+    ).empty
 
 
 def test_chips_are_relative_to_the_reference():
@@ -146,7 +148,7 @@ def test_chips_are_relative_to_the_reference():
 
 
 def test_the_optimizer_step_says_ratio_and_share():
-    table = needs.optimizer_steps(sweep("speedups"))
+    table = chart_data.optimizer_steps(sweep("speedups"))
     axes = optimizer_step.draw(table).axes[0]
     assert names(axes) == ["adamw foreach", "adamw loop"]
     assert axes.get_xlabel() == "Optimizer step (ms)"
@@ -161,7 +163,7 @@ def test_memory_is_grouped_by_sharding_and_says_out_of_memory():
 
 
 def test_sequence_length_marks_where_memory_ended():
-    axes = sequence_length.draw(needs.lengths(sweep("sequences"))).axes[0]
+    axes = sequence_length.draw(chart_data.lengths(sweep("sequences"))).axes[0]
     assert axes.get_xlabel() == "Tokens of one image"
     assert axes.get_ylabel() == "Token throughput, all ranks (tokens/s)"
     methods = {"sequence_parallel=none", "ring", "ulysses", "dsp", "lasp"}

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from tests.cells import cell
 from tests.ranks import on_ranks, placed
 from vitsweep.collectives.purpose import sent_as
+from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.calibrate import calibrate
 from vitsweep.measure.communication import CommunicationCounter, collective_ms
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
-from vitsweep.prove import _global_batch, _my_share
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
 
@@ -42,11 +42,11 @@ def sent_in_a_step(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
 
 def _sent(world: World, spec: CellSpec) -> dict[str, Any]:
     torch.manual_seed(spec.seed)
-    trainee = parallelize(build_model(spec), spec, world)
+    trainer = parallelize(build_model(spec), spec, world)
     for _ in range(2):
-        trainee.step(iter(_my_share(spec, *_global_batch(spec, 0, world), world)))
+        trainer.step(iter(_my_share(spec, *_global_batch(spec, 0, world), world)))
     with CommunicationCounter() as counter:
-        trainee.step(iter(_my_share(spec, *_global_batch(spec, 0, world), world)))
+        trainer.step(iter(_my_share(spec, *_global_batch(spec, 0, world), world)))
     purposes = ("parameter", "gradient", "activation")
     return {p: counter.sent(p) for p in purposes} | {"calls": counter.by_collective()}
 

@@ -7,9 +7,9 @@ from tests.shapes import NANO, build, replace, step
 from vitsweep.model import flops
 from vitsweep.model.attention import Attention, attend
 from vitsweep.model.multidim import MultiDimViT
-from vitsweep.sequence_parallel._segments import within_segments
-from vitsweep.spec.attending import Attending
+from vitsweep.spec.attention_pattern import AttentionPattern
 from vitsweep.spec.multidim_spec import AxialViTSpec
+from vitsweep.techniques.sequence_parallel._segments import within_segments
 
 aten = torch.ops.aten
 CPU_FLASH = {  # torch's counter knows this kernel on CUDA only, and would count nothing for it here
@@ -66,7 +66,7 @@ def test_parameters_are_counted_from_the_shape(spec, pooling):
     assert flops.num_parameters(spec, 8, pooling) == sum(p.numel() for p in model.parameters())
 
 
-def attending(model, function):
+def with_kernel(model, function):
     """The model with another attention than its own."""
     for module in model.modules():
         if isinstance(module, Attention):
@@ -93,8 +93,8 @@ def state_by_state(q, k, v):
 
 
 ATTENTIONS = {
-    "causal": (row_by_row, Attending(causal=True)),
-    "linear causal": (state_by_state, Attending(causal=True, linear=True)),
+    "causal": (row_by_row, AttentionPattern(causal=True)),
+    "linear causal": (state_by_state, AttentionPattern(causal=True, linear=True)),
 }
 
 
@@ -102,7 +102,7 @@ ATTENTIONS = {
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_flops_under_a_mask_are_those_of_a_computation_without_waste(name, spec):
     function, products = ATTENTIONS[name]
-    model = attending(build(spec, pooling="mean"), function)
+    model = with_kernel(build(spec, pooling="mean"), function)
 
     assert counted(model, spec) == IMAGES * flops.train_flops(spec, 8, "mean", products)
 
@@ -112,15 +112,17 @@ def test_flops_of_linear_attention_equal_those_of_the_counter(spec):
     kernel = choice("attention", "linear")
     model = kernel.apply(build(spec, pooling="mean"))
 
-    assert kernel.attending == Attending(linear=True)
-    assert counted(model, spec) == IMAGES * flops.train_flops(spec, 8, "mean", kernel.attending)
-    assert flops.recomputed_score_flops(spec, 8, "mean", kernel.attending) == 0
+    assert kernel.attention_pattern == AttentionPattern(linear=True)
+    assert counted(model, spec) == IMAGES * flops.train_flops(
+        spec, 8, "mean", kernel.attention_pattern
+    )
+    assert flops.recomputed_score_flops(spec, 8, "mean", kernel.attention_pattern) == 0
 
 
 @pytest.mark.parametrize("segments", [1, 2, 3, 5, 16])
 def test_flops_within_segments_equal_those_of_the_counter(segments):
-    model = attending(build(pooling="mean"), within_segments(attend, 16, segments))
-    products = Attending(segments=segments)
+    model = with_kernel(build(pooling="mean"), within_segments(attend, 16, segments))
+    products = AttentionPattern(segments=segments)
     scores = flops.recomputed_score_flops(NANO, 8, "mean", products)
 
     assert counted(model, NANO) == IMAGES * (flops.train_flops(NANO, 8, "mean", products) + scores)
@@ -133,7 +135,7 @@ def test_models_with_two_axes_have_segments_along_the_first(segments):
     model = MultiDimViT(spec, resolution_px=8).double()
     columns = model.blocks[1]  # even blocks attend within rows, along the second axis
     columns.attention.attend = within_segments(attend, 4, segments)
-    products = Attending(segments=segments)
+    products = AttentionPattern(segments=segments)
     scores = flops.recomputed_score_flops(spec, 8, "mean", products)
 
     assert counted(model, spec) == IMAGES * (flops.train_flops(spec, 8, "mean", products) + scores)
@@ -143,7 +145,11 @@ def test_a_mask_and_states_take_the_flops_that_their_formulas_say():
     """By hand, for the two blocks of the nano ViT: T=16, D=32, H=2, K=16."""
     plain, causal, linear = (
         flops.forward_flops(NANO, 8, "mean", products)
-        for products in (Attending(), Attending(causal=True), Attending(linear=True))
+        for products in (
+            AttentionPattern(),
+            AttentionPattern(causal=True),
+            AttentionPattern(linear=True),
+        )
     )
     assert plain - causal == 2 * 4 * 32 * (16 * 16 - 16 * 17 // 2)
     assert plain - linear == 2 * 4 * 32 * (16 * 16 - 16 * 16)

@@ -14,8 +14,8 @@ from tests.equivalence import differences
 from tests.ranks import on_ranks
 from vitsweep.model import flops
 from vitsweep.model.resnet import ResNet
+from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.spec.resnet_spec import ResNetSpec
-from vitsweep.sweep.roster import Entry
 
 IMAGES = 2
 
@@ -86,7 +86,7 @@ def test_the_stem_of_an_odd_image_leaves_as_many_places_as_are_said() -> None:
         assert {(s[2], s[3]) for s in seen} == {(spec.last_side(side),) * 2}
 
 
-def nano(*overrides: str, **kwargs: Any) -> Entry:
+def nano(*overrides: str, **kwargs: Any) -> PlannedCell:
     return entry("model=resnet_nano", "batch.images_per_step=16", *overrides, **kwargs)
 
 
@@ -153,7 +153,7 @@ TRAINED = [
 @pytest.mark.slow
 def test_techniques_train_a_resnet_as_plain_training_does(tmp_path: Path) -> None:
     small = ["model.stage_blocks=[2,1]", "optimizer=sgd_loop", "optimizer.learning_rate=0.05"]
-    cells = [nano("resources.threads_per_rank=1", *small, *beside).cell for beside in TRAINED]
+    cells = [nano("resources.threads_per_rank=1", *small, *beside).spec for beside in TRAINED]
     for ranks in (1, 2):
         sharing = [c for c in cells if c.resources.world_size == ranks]
         meshes = {c.mesh: [d for d in sharing if d.mesh == c.mesh] for c in sharing}

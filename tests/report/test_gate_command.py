@@ -9,14 +9,14 @@ import yaml
 
 from tests.builders import run
 from tests.cells import GPU_NODE
-from vitsweep.gate_options import gate_options
+from vitsweep.cli.gate_options import gate_options
+from vitsweep.cli.main import run as front_door
+from vitsweep.composition.grid import expand
+from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
-from vitsweep.sweep.collect import collect
-from vitsweep.sweep.grid import expand
-from vitsweep.sweep.roster import make_entry
-from vitsweep.verbs import run as front_door
 
 WORKFLOW = Path(__file__).parents[2] / "benchmarks" / "speed_gate.yaml"
 HOSTED = Machine(device="cpu", cores_per_node=4, devices_per_node=0, described_by="a hosted runner")
@@ -152,7 +152,7 @@ def test_the_commands_of_the_workflow_parse_and_their_cells_can_run() -> None:
         assert words[0] == "-m"
         machine = GPU_NODE if job == "nightly" else HOSTED
         for asked in expand(words[1:]):
-            cell = make_entry(asked, machine)
+            cell = plan_cell(asked, machine)
             assert cell.reasons == (), (line, cell.reasons)
-            assert cell.cell.measurement.blocks >= 3, "an interval needs them"
+            assert cell.spec.measurement.blocks >= 3, "an interval needs them"
             measured_into.setdefault(job, []).append(asked.tree["sweep"]["name"])

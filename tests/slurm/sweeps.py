@@ -7,8 +7,8 @@ from pandas import DataFrame
 
 from tests.command import Command, fault
 from tests.slurm.conftest import SlurmClient, eventually
-from vitsweep.sweep.slurm.jobs import Array, arrays
-from vitsweep.sweep.slurm.life import Life
+from vitsweep.launchers.slurm.state.job_events import JobEvents
+from vitsweep.launchers.slurm.state.job_files import Array, arrays
 
 SMALL = (
     "resources.threads_per_rank=1",
@@ -41,8 +41,8 @@ class Sweep:
         return arrays(self.command.store)
 
     @property
-    def life(self) -> Life:
-        """Life of the only job."""
+    def life(self) -> JobEvents:
+        """JobEvents of the only job."""
         [array] = self.arrays
         [element] = array.elements()
         return element.life()
@@ -65,7 +65,7 @@ class Sweep:
 
     def until_over(self, seconds: float = 180) -> DataFrame:
         """Wait until no job is left; return the table that `collect` makes."""
-        from vitsweep.sweep.slurm.look import look
+        from vitsweep.launchers.slurm.state.poll import look
 
         store = self.command.store
         eventually(lambda: not any(one.live for one in look(store)), seconds, "the end of all jobs")

@@ -7,10 +7,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from vitsweep.execution.rank_processes import LocalRanks, RankEnd
+from vitsweep.launchers.slurm.node.agent import _Agent
+from vitsweep.launchers.slurm.node.transport import receive, send
 from vitsweep.results.store import Store
-from vitsweep.sweep.ranks import LocalRanks, RankEnd
-from vitsweep.sweep.slurm.agent import _Agent
-from vitsweep.sweep.slurm.link import receive, send
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 
 from tests.cells import TINY
-from vitsweep.conf_dir import conf_dir
+from vitsweep.composition.composer import Composer
+from vitsweep.composition.conf_dir import conf_dir
+from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError
+from vitsweep.launchers.slurm.node.signals import Signals
+from vitsweep.launchers.slurm.submit.cluster import gpus_in
+from vitsweep.launchers.slurm.submit.job_request import groups
+from vitsweep.launchers.slurm.submit.packing import PlannedJob, pack
+from vitsweep.launchers.slurm.submit.sbatch import parameters
+from vitsweep.launchers.slurm.submit.settings import SlurmSettings, settings_of
+from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.snapshot import code_folder
+from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
-from vitsweep.sweep.compose import Composer
-from vitsweep.sweep.grid import expand
-from vitsweep.sweep.make import roster_of
-from vitsweep.sweep.roster import Roster
-from vitsweep.sweep.slurm.groups import groups
-from vitsweep.sweep.slurm.pack import Planned, pack
-from vitsweep.sweep.slurm.settings import SlurmSettings, settings_of
-from vitsweep.sweep.slurm.signals import Signals
-from vitsweep.sweep.slurm.site import gpus_in
-from vitsweep.sweep.slurm.submit import parameters
-from vitsweep.sweep.snapshot import code_folder
 
 MACHINE = Machine(device="cpu", cores_per_node=4, devices_per_node=0)
 
@@ -33,12 +33,12 @@ def settings(**given: object) -> SlurmSettings:
     return settings_of(fields | given)
 
 
-def roster(*overrides: str) -> Roster:
+def plan(*overrides: str) -> SweepPlan:
     composer = Composer()
-    return roster_of(expand([*TINY, *overrides], composer), MACHINE, composer)
+    return plan_of(expand([*TINY, *overrides], composer), MACHINE, composer)
 
 
-def packed(cells: Roster, blocks: int, **given: object) -> list[Planned]:
+def packed(cells: SweepPlan, blocks: int, **given: object) -> list[PlannedJob]:
     missing = {e.cell_id: blocks for e in cells.runnable if not e.added}
     minutes = dict.fromkeys(cells.entries, 1.0)
     return [
@@ -47,7 +47,7 @@ def packed(cells: Roster, blocks: int, **given: object) -> list[Planned]:
 
 
 def test_cells_that_ask_for_different_nodes_never_share_an_array():
-    cells = roster("resources.nodes=1,2,4", "sharding=ddp,fsdp")
+    cells = plan("resources.nodes=1,2,4", "sharding=ddp,fsdp")
     found = groups(cells.runnable, settings())
     assert [(request.nodes, len(entries)) for request, entries in found.items()] == [
         (1, 2),
@@ -57,12 +57,12 @@ def test_cells_that_ask_for_different_nodes_never_share_an_array():
 
 
 def test_a_memory_budget_is_asked_of_slurm():
-    [request] = groups(roster("resources.memory_gib_per_rank=2").runnable, settings())
+    [request] = groups(plan("resources.memory_gib_per_rank=2").runnable, settings())
     assert request.sbatch(settings())["mem"] == "6144MB"  # two ranks, each with its interpreter
 
 
 def test_every_job_holds_the_baseline_of_its_cells():
-    cells = roster("precision=O1,bf16", "sharding=fsdp,zero2")
+    cells = plan("precision=O1,bf16", "sharding=fsdp,zero2")
     jobs = packed(cells, blocks=3, cells_per_job=1)
     baseline = next(iter(cells.baselines.values()))
     assert len(jobs) == 4
@@ -72,7 +72,7 @@ def test_every_job_holds_the_baseline_of_its_cells():
 
 
 def test_unpaired_baselines_have_jobs_of_their_own():
-    cells = roster("precision=O1", "sharding=ddp,fsdp")
+    cells = plan("precision=O1", "sharding=ddp,fsdp")
     missing = dict.fromkeys(cells.entries, 1)
     jobs = pack(
         cells, missing, dict.fromkeys(cells.entries, 1.0), settings(cells_per_job=1, pair=False), 8
@@ -83,7 +83,7 @@ def test_unpaired_baselines_have_jobs_of_their_own():
 
 @pytest.mark.parametrize(("minutes_per_job", "jobs"), [(5, 8), (1000, 1), (18, 2)])
 def test_jobs_hold_as_many_cells_as_fit_into_their_minutes(minutes_per_job, jobs):
-    cells = roster("precision=O1", "sharding=fsdp", "seed=range(0,8)", "sweep.match=[model]")
+    cells = plan("precision=O1", "sharding=fsdp", "seed=range(0,8)", "sweep.match=[model]")
     assert len(packed(cells, blocks=2, minutes_per_job=minutes_per_job)) == jobs
 
 
@@ -112,7 +112,7 @@ def test_a_wrong_field_is_refused_by_name(field, value, message):
 
 
 def test_what_jobs_ask_for_is_passed_on():
-    [(request, _)] = groups(roster().runnable, settings()).items()
+    [(request, _)] = groups(plan().runnable, settings()).items()
     wanted = settings(partition="p", reservation="r", additional_parameters={"x-y": 1})
     asked = parameters("s", request, wanted, Path("/co de"))
     assert (asked["partition"], asked["exclusive"]) == ("p", True)
@@ -124,7 +124,7 @@ def test_what_jobs_ask_for_is_passed_on():
 def test_the_time_limit_is_told_from_preemption_by_the_clock(monkeypatch):
     import time
 
-    monkeypatch.setattr("vitsweep.sweep.slurm.signals.ask", lambda *command: None)
+    monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.ask", lambda *command: None)
     late = Signals("1", "1_0", started=time.time() - 3000, limit_s=3060, delay_s=30, came="SIGUSR2")
     early = replace(late, started=time.time())
     cancelled = replace(early, came="SIGTERM")
@@ -139,7 +139,7 @@ def test_a_snapshot_keeps_the_code_that_was_meant(tmp_path):
     store = Store(tmp_path)
     code = {"git_commit": "c", "git_diff": ""}
     copy = code_folder(store, {"snapshot_code": True}, code)
-    assert (copy / "vitsweep" / "sweep" / "slurm" / "agent.py").is_file()
+    assert (copy / "vitsweep/launchers/slurm/node/agent.py").is_file()
     assert code_folder(store, {"snapshot_code": True}, code) == copy
     assert code_folder(store, {"snapshot_code": True}, code | {"git_diff": "x"}) != copy
     assert (code_folder(store, {}, code) / "vitsweep").is_dir()

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.cells import entry
+from vitsweep.execution.frozen_cell import frozen_document
+from vitsweep.launchers.slurm.state import poll as look
+from vitsweep.launchers.slurm.state.job_files import Array
+from vitsweep.launchers.slurm.state.poll import pending_runs
+from vitsweep.launchers.slurm.state.reconcile import reconcile
+from vitsweep.launchers.slurm.state.slurm_cli import Job
 from vitsweep.results.store import Store, append_line
-from vitsweep.sweep.frozen import frozen_document
-from vitsweep.sweep.slurm import look
-from vitsweep.sweep.slurm.commands import Job
-from vitsweep.sweep.slurm.jobs import Array
-from vitsweep.sweep.slurm.look import pending_runs
-from vitsweep.sweep.slurm.settle import settle
 
 CODE = {"git_commit": "c", "git_dirty": False, "git_diff": "", "packages": {}}
 START = {"event": "job_start", "restart": 0, "array_id": "7"}
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Store:
     cells = [entry("sharding=ddp"), entry("sharding=fsdp")]
     runs = []
     for cell in cells:
-        store.freeze(cell.cell_id, frozen_document(cell.cell, cell.tree, (), CODE))
+        store.freeze(cell.cell_id, frozen_document(cell.spec, cell.tree, (), CODE))
         runs.append({"cell_id": cell.cell_id, "run_id": f"b-{cell.cell_id}"})
     folder = store.root / "jobs" / "a"
     folder.mkdir(parents=True)
@@ -82,17 +82,17 @@ def rows(store: Store) -> list[tuple[str, str]]:
 def test_every_cell_of_a_dead_job_has_a_row(store, slurm, job, status, reason):
     lives(store, START, first_run_begins(store))
     slurm |= {"7_0": job} if job else {}
-    settle(store)
+    reconcile(store)
     assert [found for found, _ in rows(store)] == [status, status]
     assert all(reason in told for _, told in rows(store))
-    settle(store)
+    reconcile(store)
     assert len(rows(store)) == 2
 
 
 def test_a_job_in_the_queue_is_left_alone(store, slurm):
     lives(store, START, first_run_begins(store))
     slurm["7_0"] = Job(state="REQUEUED")
-    [seen] = settle(store)
+    [seen] = reconcile(store)
     assert seen.live
     assert sorted(pending_runs([seen]).values()) == [1, 1]
     assert rows(store) == []
@@ -101,27 +101,27 @@ def test_a_job_in_the_queue_is_left_alone(store, slurm):
 def test_nothing_is_concluded_while_slurm_is_silent(store, slurm):
     lives(store, START, first_run_begins(store))
     slurm["silent"] = None
-    [seen] = settle(store)
+    [seen] = reconcile(store)
     assert (seen.state, rows(store)) == ("unknown", [])
 
 
 def test_a_job_that_said_why_it_ended_is_believed(store, slurm):
     lives(store, START, {"event": "job_end", "cause": "not started", "reason": "No word from n2."})
-    settle(store)
+    reconcile(store)
     assert {reason.partition(": ")[2] for _, reason in rows(store)} == {"No word from n2."}
 
 
 def test_a_requeued_job_is_not_dead(store, slurm):
     lives(store, START, {"event": "job_end", "cause": "preempted", "reason": "", "requeued": True})
     slurm["7_0"] = Job(state="PENDING", reason="BeginTime")
-    [seen] = settle(store)
+    [seen] = reconcile(store)
     assert seen.state == "waiting"
 
 
 def test_a_record_that_comes_too_late_changes_nothing(store, slurm):
     start = first_run_begins(store)
     lives(store, START, start)
-    settle(store)
+    reconcile(store)
     [first] = [run for run in store.runs() if run.run_id == start["run_id"]]
     from dataclasses import replace
 

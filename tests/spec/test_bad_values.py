@@ -93,11 +93,17 @@ def test_a_missing_group_is_named() -> None:
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
-        ("vitsweep.sharding.ddp.Ddp", "`precision._target_` names `Ddp`, which is no Precision."),
+        (
+            "vitsweep.techniques.sharding.ddp.Ddp",
+            "`precision._target_` names `Ddp`, which is no Precision.",
+        ),
         ("nothing", "`precision._target_=nothing` must name a class, like `package.module.Class`."),
         ("3", "`precision._target_=3` must name a class"),
         ("vitsweep.nothing.X", "cannot be imported (No module named 'vitsweep.nothing')."),
-        ("vitsweep.sharding.ddp.Nix", "`precision._target_=vitsweep.sharding.ddp.Nix` cannot be"),
+        (
+            "vitsweep.techniques.sharding.ddp.Nix",
+            "`precision._target_=vitsweep.techniques.sharding.ddp.Nix` cannot be",
+        ),
     ],
 )
 def test_a_wrong_target_is_told(target: str, sentence: str) -> None:
@@ -130,7 +136,7 @@ def test_values_of_the_right_kind_pass() -> None:
     given = ["optimizer.learning_rate=1", "optimizer.clip_norm=null", "task.label_smoothing=1"]
     cell = entry(
         *TINY, *given, machine=Machine(device="cpu", cores_per_node=2, devices_per_node=0)
-    ).cell
+    ).spec
     assert cell.optimizer.learning_rate == 1.0
     assert isinstance(cell.optimizer.learning_rate, float)
     assert cell.optimizer.clip_norm is None

@@ -133,4 +133,4 @@ def test_the_same_values_typed_or_chosen_by_auto_are_the_same_cell() -> None:
 
 def test_a_frozen_tree_gives_the_cell_back() -> None:
     made = entry("precision=O2", "sharding=zero1")
-    assert cell_from_tree(made.tree) == made.cell
+    assert cell_from_tree(made.tree) == made.spec

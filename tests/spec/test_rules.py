@@ -6,8 +6,8 @@ import re
 import pytest
 
 from tests.cells import GPU_NODE, LAPTOP, TINY, entry
-from vitsweep.optimizer import apex_adamw
 from vitsweep.spec.machine import Machine
+from vitsweep.techniques.optimizer import apex_adamw
 
 WAY_OUT = re.compile(r"(?:try|use|Try|Use) `([\w.]+=[\w.]+)`")
 
@@ -219,7 +219,7 @@ def test_fp8_is_refused_without_torchao(monkeypatch: pytest.MonkeyPatch) -> None
     def without_torchao(name: str, *rest: object) -> object:
         return None if name == "torchao" else find_spec(name, *rest)
 
-    monkeypatch.setattr("vitsweep.precision.float8.find_spec", without_torchao)
+    monkeypatch.setattr("vitsweep.techniques.precision.float8.find_spec", without_torchao)
     [reason] = reasons("precision=fp8", machine=GPU_NODE)
     assert reason.startswith("`precision=fp8` needs torchao: `pip install 'vitsweep[fp8]'`")
     assert reasons(way_out(reason), machine=GPU_NODE) == ()

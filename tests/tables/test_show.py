@@ -5,7 +5,7 @@ from rich.console import Console
 
 from tests.builders import run, table
 from vitsweep.results.record import Status
-from vitsweep.tables import words
+from vitsweep.tables import formatting
 from vitsweep.tables.cells import cells
 from vitsweep.tables.coverage import counts, coverage
 from vitsweep.tables.show import markdown, presented, printed, ranked
@@ -91,12 +91,12 @@ NOTHING = [(math.nan, ""), (math.inf, ""), (None, "")]
 
 @pytest.mark.parametrize(("value", "text"), [*NUMBERS, *NOTHING, (-2.5, "-2.50")])
 def test_numbers_have_three_digits_and_no_exponent(value, text):
-    assert words.number(value) == text
+    assert formatting.number(value) == text
 
 
 def test_a_bare_value_in_a_label_is_named():
     row = table(run("base", nodes=4)).iloc[0]
-    label = words.cell_label(
+    label = formatting.cell_label(
         row, ["precision", "nodes", "seed", "resolution_px", "sequence_parallel"]
     )
     assert label == "fp32 · 4 nodes · seed=0 · 8 px · sequence_parallel=none"

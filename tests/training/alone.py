@@ -10,7 +10,7 @@ from tests.data.places import world
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.trainee import MicroBatch, Trainee
+from vitsweep.training.trainer import MicroBatch, Trainer
 
 ONE = ("resources.ranks_per_node=1", "sharding=none", "batch.images_per_step=8")
 
@@ -20,7 +20,7 @@ def alone(*overrides: str) -> CellSpec:
     return cell(*ONE, *overrides)
 
 
-def trainee_of(spec: CellSpec) -> Trainee:
+def trainee_of(spec: CellSpec) -> Trainer:
     """The cell's model, ready to train, from its seed."""
     torch.manual_seed(spec.seed)
     return parallelize(build_model(spec), spec, world())
@@ -35,15 +35,15 @@ def batch(step: int = 0, images: int = 8) -> MicroBatch:
     )
 
 
-def weights(trainee: Trainee) -> dict[str, Tensor]:
+def weights(trainer: Trainer) -> dict[str, Tensor]:
     """Copies of what forward and backward see."""
-    return {name: p.detach().clone() for name, p in trainee.model.named_parameters()}
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
 
 
-def state(trainee: Trainee) -> list[Any]:
+def state(trainer: Trainer) -> list[Any]:
     """Copies of what this rank's optimizer keeps, in the order of its parameters."""
     optimizer = getattr(
-        trainee.optimizer, "optim", trainee.optimizer
+        trainer.optimizer, "optim", trainer.optimizer
     )  # ZeRO-1 holds its share in it
     kept = optimizer.state
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

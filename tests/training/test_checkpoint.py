@@ -20,11 +20,11 @@ from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import Batches
 from vitsweep.training import checkpoint
-from vitsweep.training.keeper import Keeper
+from vitsweep.training.checkpoint_manager import CheckpointManager
 from vitsweep.training.loop import train_epochs
 from vitsweep.training.saved import TRAINED, Interrupted, newest, read_trained
-from vitsweep.training.stop_sign import StopSign
-from vitsweep.training.trainee import Trainee
+from vitsweep.training.stop_consensus import StopConsensus
+from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
 TRAINING = (  # 2 epochs of 4 steps
@@ -59,22 +59,22 @@ class Told(Batches):
         return self.of.test()
 
 
-def begun(spec: CellSpec, world: World) -> Trainee:
+def begun(spec: CellSpec, world: World) -> Trainer:
     torch.manual_seed(spec.seed)
     return parallelize(build_model(spec), spec, world)
 
 
-def ending(trainee: Trainee, found: dict[str, float]) -> dict[str, Any]:
+def ending(trainer: Trainer, found: dict[str, float]) -> dict[str, Any]:
     """Everything that further steps would depend on."""
-    weights = whole_weights(trainee.model.named_parameters())
-    optimizer = getattr(trainee.optimizer, "optim", trainee.optimizer)
+    weights = whole_weights(trainer.model.named_parameters())
+    optimizer = getattr(trainer.optimizer, "optim", trainer.optimizer)
     kept = [value for state in optimizer.state.values() for value in state.values()]
     tensors = [v.full_tensor() if hasattr(v, "full_tensor") else v for v in kept]
     return {
         "weights": weights,
         "optimizer": [v.clone() for v in tensors if isinstance(v, Tensor)],
         "random": torch.get_rng_state(),
-        "scale": trainee.scaler.current if trainee.scaler else None,
+        "scale": trainer.scaler.current if trainer.scaler else None,
         "accuracy": found["accuracy_top1"],
     }
 
@@ -92,24 +92,26 @@ def both_ways(
 def _both_ways(
     world: World, spec: CellSpec, stops: tuple[int, ...], folder: Path
 ) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
-    trainee = begun(spec, world)
-    whole = ending(trainee, train_epochs(trainee, spec.data.open(spec, world)))
+    trainer = begun(spec, world)
+    whole = ending(trainer, train_epochs(trainer, spec.data.open(spec, world)))
     steps, earlier = [], []
     for attempt, stop in enumerate((*stops, None)):
         torch.manual_seed(1000 + attempt)  # a new process knows nothing of the random state
         told = Event()
         here = folder / str(attempt)
-        keeper = Keeper(here, tuple(earlier[::-1]), StopSign(told, world.device))
+        checkpoints = CheckpointManager(
+            here, tuple(earlier[::-1]), StopConsensus(told, world.device)
+        )
         batches = spec.data.open(spec, world)
         if stop is not None and world.rank == world.size - 1:
             batches = Told(batches, told, stop * spec.batch.accumulation_steps)
-        trainee = begun(spec, world)
+        trainer = begun(spec, world)
         try:
-            found = train_epochs(trainee, batches, keeper)
+            found = train_epochs(trainer, batches, checkpoints)
         except Interrupted:
             steps.append(read_trained(here).step)
             earlier.append(here)
-    return whole, ending(trainee, found), steps
+    return whole, ending(trainer, found), steps
 
 
 def assert_same(whole: dict[str, Any], resumed: dict[str, Any]) -> None:
@@ -174,31 +176,31 @@ def test_a_stop_before_the_first_step_and_after_the_last_one_loses_nothing(tmp_p
     spec = alone(*EXACT, *TRAINING[:3], "batch.images_per_step=256")
     world = trainee_of(spec).world
     whole = ending(
-        trainee := begun(spec, world), train_epochs(trainee, spec.data.open(spec, world))
+        trainer := begun(spec, world), train_epochs(trainer, spec.data.open(spec, world))
     )
     at_once = Event()
     at_once.set()
-    first = Keeper(tmp_path / "1", (), StopSign(at_once, world.device))
+    first = CheckpointManager(tmp_path / "1", (), StopConsensus(at_once, world.device))
     with pytest.raises(Interrupted, match="after 0 steps"):
         train_epochs(begun(spec, world), spec.data.open(spec, world), first)
     late = Event()
-    second = Keeper(tmp_path / "2", (tmp_path / "1",), StopSign(late, world.device))
+    second = CheckpointManager(tmp_path / "2", (tmp_path / "1",), StopConsensus(late, world.device))
     batches = Told(spec.data.open(spec, world), late, before_micro_batch=8)
     with pytest.raises(Interrupted, match="after 8 steps"):
         train_epochs(begun(spec, world), batches, second)
     seconds = read_trained(tmp_path / "2").seconds
-    third = Keeper(
-        tmp_path / "3", (tmp_path / "2", tmp_path / "1"), StopSign(Event(), world.device)
+    third = CheckpointManager(
+        tmp_path / "3", (tmp_path / "2", tmp_path / "1"), StopConsensus(Event(), world.device)
     )
-    trainee = begun(spec, world)
-    found = train_epochs(trainee, spec.data.open(spec, world), third)
-    assert_same(whole, ending(trainee, found))
+    trainer = begun(spec, world)
+    found = train_epochs(trainer, spec.data.open(spec, world), third)
+    assert_same(whole, ending(trainer, found))
     assert found["train_seconds"] > seconds > 0
 
 
 def test_another_world_is_refused(tmp_path: Path) -> None:
-    trainee = trainee_of(alone())
-    checkpoint.save(trainee, 5, 1.0, tmp_path)
+    trainer = trainee_of(alone())
+    checkpoint.save(trainer, 5, 1.0, tmp_path)
     other = trainee_of(alone())
     shape = replace(other.world.shape, replicate=2)
     other.world = replace(other.world, size=2, shape=shape)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cells import entry
 from tests.ranks import on_ranks
-from vitsweep.cell import Around, run_cell
+from vitsweep.cell import RunContext, run_cell
 from vitsweep.measure.summarize import Summary
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
@@ -23,14 +23,14 @@ RECIPE = (
 
 
 def _run(world: World, spec: CellSpec) -> Summary:
-    around = Around(calibration={}, proved="", trace_folder=Path())
+    around = RunContext(calibration={}, proved="", trace_folder=Path())
     return run_cell(spec, world, around)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_vit_nano_reads_at_least_95_percent_of_the_held_out_digits(tmp_path: Path) -> None:
-    spec = entry(*RECIPE).cell
+    spec = entry(*RECIPE).spec
     assert (spec.model.name, spec.data.name) == ("vit_nano", "digits")
     [found, _] = on_ranks(2, _run, spec, spec, folder=tmp_path, seconds=1500)
     assert found.metrics["accuracy_top1"] >= 0.95

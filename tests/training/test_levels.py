@@ -24,7 +24,7 @@ ADAMW = ("optimizer=adamw_loop", "optimizer.learning_rate=0.003")
 
 
 class NormInFloat32(nn.Module):
-    """LayerNorm with float32 weights between half-precision neighbours."""
+    """LayerNorm with float32 weights between half-precision contention."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         super().__init__()
@@ -138,14 +138,14 @@ def train_o3(spec: CellSpec, half: torch.dtype) -> tuple[list[float], dict[str, 
 
 def train(spec: CellSpec) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     """Losses, weights and masters of the cell as vitsweep trains it."""
-    trainee = trainee_of(spec)
-    losses = [float(trainee.step(iter([batch(step)]))) for step in range(STEPS)]
-    names = {id(p): name for name, p in trainee.model.named_parameters()}
+    trainer = trainee_of(spec)
+    losses = [float(trainer.step(iter([batch(step)]))) for step in range(STEPS)]
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
     masters = {}
-    if trainee.masters:
-        pairs = zip(trainee.masters._model, trainee.masters._masters, strict=True)
+    if trainer.masters:
+        pairs = zip(trainer.masters._model, trainer.masters._masters, strict=True)
         masters = {names[id(p)]: master.detach() for p, master in pairs}
-    return losses, weights(trainee), masters
+    return losses, weights(trainer), masters
 
 
 @pytest.mark.parametrize("half", HALVES)
@@ -206,9 +206,9 @@ def unmoved(after: dict[str, Tensor], before: dict[str, Tensor]) -> float:
     ("level", "dtype"), [("O0", "float32"), ("O1", "float32"), ("O2", "float32"), ("O3", "half")]
 )
 def test_adam_keeps_its_state_in_float32_except_under_o3(level: str, dtype: str, half: str) -> None:
-    trainee = trainee_of(alone(f"precision={level}", f"precision.half_dtype={half}", *ADAMW))
-    trainee.step(iter([batch()]))
-    kept = [s for s in trainee.optimizer.state.values()]
+    trainer = trainee_of(alone(f"precision={level}", f"precision.half_dtype={half}", *ADAMW))
+    trainer.step(iter([batch()]))
+    kept = [s for s in trainer.optimizer.state.values()]
     wanted = HALVES[half] if dtype == "half" else torch.float32
     assert kept
     assert {s["exp_avg_sq"].dtype for s in kept} == {wanted}
@@ -229,22 +229,22 @@ def test_adam_keeps_its_state_in_float32_except_under_o3(level: str, dtype: str,
 def test_a_level_computes_products_and_keeps_norms_in_its_formats(
     precision: str, products: torch.dtype, norms: torch.dtype
 ) -> None:
-    trainee = trainee_of(alone(f"precision={precision}"))
+    trainer = trainee_of(alone(f"precision={precision}"))
     seen: dict[str, torch.dtype] = {}
-    block = trainee.model.blocks[0]
+    block = trainer.model.blocks[0]
     block.mlp.register_forward_hook(lambda _, __, output: seen.update(product=output.dtype))
-    trainee.step(iter([batch()]))
+    trainer.step(iter([batch()]))
     assert seen["product"] == products
     assert block.norm_mlp.weight.dtype == norms
 
 
 def test_the_optimizer_gets_masters_but_norms_themselves() -> None:
-    trainee = trainee_of(alone("precision=O2"))
-    assert trainee.masters is not None
+    trainer = trainee_of(alone("precision=O2"))
+    assert trainer.masters is not None
     assert not any(
-        "norm" in n for n, p in trainee.model.named_parameters() if p.dtype != torch.float32
+        "norm" in n for n, p in trainer.model.named_parameters() if p.dtype != torch.float32
     )
-    optimized = {id(p) for group in trainee.optimizer.param_groups for p in group["params"]}
-    norms = {id(p) for n, p in trainee.model.named_parameters() if "norm" in n}
+    optimized = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    norms = {id(p) for n, p in trainer.model.named_parameters() if "norm" in n}
     assert norms
     assert norms <= optimized

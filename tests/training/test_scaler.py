@@ -12,14 +12,14 @@ from tests.cells import cell
 from tests.equivalence import whole_weights
 from tests.ranks import on_ranks, placed
 from tests.training.alone import alone, batch, state, trainee_of, weights
-from vitsweep.cell import Around, run_cell
+from vitsweep.cell import RunContext, run_cell
+from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.summarize import Summary
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
-from vitsweep.prove import _global_batch, _my_share
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.scaler import LossScaler
-from vitsweep.training.trainee import Trainee
+from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
 FLOAT16 = "precision.half_dtype=float16"
@@ -88,10 +88,10 @@ def test_scaling_changes_no_update() -> None:
     given = ("precision=O1", "optimizer=sgd_loop")
     ends = []
     for scale in ("null", "1024"):
-        trainee = trainee_of(alone(*given, f"precision.loss_scale={scale}"))
+        trainer = trainee_of(alone(*given, f"precision.loss_scale={scale}"))
         for step in range(3):
-            trainee.step(iter([batch(step)]))
-        ends.append(weights(trainee))
+            trainer.step(iter([batch(step)]))
+        ends.append(weights(trainer))
     for name, value in ends[0].items():
         torch.testing.assert_close(ends[1][name], value, rtol=0, atol=1e-7)
 
@@ -108,19 +108,19 @@ class Overflow(torch.autograd.Function):
         return gradient * INF
 
 
-def plant_overflow(trainee: Trainee, in_step: int) -> None:
+def plant_overflow(trainer: Trainer, in_step: int) -> None:
     """Let the backward pass of one step overflow; the loss itself stays what it was."""
-    honest, calls = trainee.loss, iter(range(1_000_000))
+    honest, calls = trainer.loss, iter(range(1_000_000))
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         value = honest(images, labels)
         return Overflow.apply(value) if next(calls) == in_step else value
 
-    trainee.loss = loss  # type: ignore[method-assign]
+    trainer.loss = loss  # type: ignore[method-assign]
 
 
 @dataclass
-class Seen:
+class JobState:
     """What a rank saw of each step."""
 
     weights: list[dict[str, Tensor]]
@@ -131,25 +131,25 @@ class Seen:
     non_finite: bool
 
 
-def train_with_overflow(world: World, cells: list[CellSpec]) -> list[Seen]:
+def train_with_overflow(world: World, cells: list[CellSpec]) -> list[JobState]:
     return [_seen(placed(world, spec), spec) for spec in cells]
 
 
-def _seen(world: World, spec: CellSpec) -> Seen:
+def _seen(world: World, spec: CellSpec) -> JobState:
     torch.manual_seed(spec.seed)
-    trainee = parallelize(build_model(spec), spec, world)
+    trainer = parallelize(build_model(spec), spec, world)
     if world.rank == world.size - 1:
-        plant_overflow(trainee, LOST_STEP)
-    assert trainee.scaler
-    seen = Seen([], [], [], [], [], False)
+        plant_overflow(trainer, LOST_STEP)
+    assert trainer.scaler
+    seen = JobState([], [], [], [], [], False)
     for step in range(3):
         share = _my_share(spec, *_global_batch(spec, step, world), world)
-        seen.losses.append(float(trainee.step(iter(share))))
-        seen.weights.append(whole_weights(trainee.model.named_parameters()))
-        seen.scales.append(trainee.scaler.current)
-        seen.states.append(_local(state(trainee)))
-    seen.skipped = [float(flag) for flag in trainee.skipped]
-    seen.non_finite = bool(trainee.non_finite)
+        seen.losses.append(float(trainer.step(iter(share))))
+        seen.weights.append(whole_weights(trainer.model.named_parameters()))
+        seen.scales.append(trainer.scaler.current)
+        seen.states.append(_local(state(trainer)))
+    seen.skipped = [float(flag) for flag in trainer.skipped]
+    seen.non_finite = bool(trainer.non_finite)
     return seen
 
 
@@ -177,7 +177,7 @@ CASES: list[Key] = [
 
 
 @pytest.fixture(scope="module")
-def overflowed(tmp_path_factory: pytest.TempPathFactory) -> dict[Key, list[Seen]]:
+def overflowed(tmp_path_factory: pytest.TempPathFactory) -> dict[Key, list[JobState]]:
     """What two ranks saw of each case."""
     # Mean tokens of many images: gradients at a fifth of what float16 holds, so that none but the
     # planted one overflows, whatever weights a version of torch draws from the seed.
@@ -191,7 +191,7 @@ def overflowed(tmp_path_factory: pytest.TempPathFactory) -> dict[Key, list[Seen]
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(
-    case: Key, overflowed: dict[Key, list[Seen]]
+    case: Key, overflowed: dict[Key, list[JobState]]
 ) -> None:
     for rank in overflowed[case]:
         assert rank.skipped == [0, 1, 0]
@@ -242,14 +242,14 @@ def _recorded(world: World, spec: CellSpec) -> Summary:
 
     honest = page.parallelize
 
-    def with_overflow(*given: Any) -> Trainee:
-        trainee = honest(*given)
+    def with_overflow(*given: Any) -> Trainer:
+        trainer = honest(*given)
         if world.rank == world.size - 1:
-            plant_overflow(trainee, 3)
-        return trainee
+            plant_overflow(trainer, 3)
+        return trainer
 
     page.parallelize = with_overflow
-    return run_cell(spec, world, Around(calibration={}, proved="known", trace_folder=Path()))
+    return run_cell(spec, world, RunContext(calibration={}, proved="known", trace_folder=Path()))
 
 
 def test_a_skipped_step_is_in_the_record_and_left_out_of_the_speed(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_warm_up_longer_than_the_training_never_reaches_the_peak() -> None:
 
 
 def test_every_group_of_the_optimizer_gets_the_rate() -> None:
-    trainee = trainee_of(task(10, 2))
-    assert len(trainee.optimizer.param_groups) == 2
-    set_learning_rate(trainee.optimizer, trainee.cell, 60, 100)
-    assert [g["lr"] for g in trainee.optimizer.param_groups] == pytest.approx([PEAK / 2] * 2)
+    trainer = trainee_of(task(10, 2))
+    assert len(trainer.optimizer.param_groups) == 2
+    set_learning_rate(trainer.optimizer, trainer.cell, 60, 100)
+    assert [g["lr"] for g in trainer.optimizer.param_groups] == pytest.approx([PEAK / 2] * 2)

@@ -13,13 +13,13 @@ from tests.cells import cell
 from tests.equivalence import whole_weights
 from tests.ranks import on_ranks, placed
 from tests.training.alone import alone, batch, trainee_of
+from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
-from vitsweep.prove import _global_batch, _my_share
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.evaluate import accuracy_top1
 from vitsweep.training.loop import endless, train_epochs
-from vitsweep.training.trainee import Trainee
+from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
 EXACT = ("precision.dtype=float64", "optimizer=sgd_loop", "optimizer.weight_decay=0")
@@ -32,7 +32,7 @@ def asked(ranks: int, *overrides: str) -> CellSpec:
     return cell(*EXACT, *place, *overrides)
 
 
-def built(spec: CellSpec, world: World) -> Trainee:
+def built(spec: CellSpec, world: World) -> Trainer:
     torch.manual_seed(spec.seed)
     return parallelize(build_model(spec), spec, world)
 
@@ -42,10 +42,10 @@ def trained(world: World, cells: list[CellSpec], steps: int) -> list[dict[str, T
 
 
 def _trained(world: World, spec: CellSpec, steps: int) -> dict[str, Tensor]:
-    trainee = built(spec, world)
+    trainer = built(spec, world)
     for step in range(steps):
-        trainee.step(iter(_my_share(spec, *_global_batch(spec, step, world), world)))
-    return whole_weights(trainee.model.named_parameters())
+        trainer.step(iter(_my_share(spec, *_global_batch(spec, step, world), world)))
+    return whole_weights(trainer.model.named_parameters())
 
 
 def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor], **tolerance: float) -> None:
@@ -68,12 +68,12 @@ def test_accumulated_micro_batches_make_the_step_of_the_whole_batch(tmp_path: Pa
 
 
 def test_each_micro_batch_is_taken_once_and_the_loss_is_their_mean() -> None:
-    trainee = trainee_of(alone("precision.dtype=float64", "batch.accumulation_steps=4"))
+    trainer = trainee_of(alone("precision.dtype=float64", "batch.accumulation_steps=4"))
     parts = [batch(step, images=2) for step in range(5)]
     with torch.no_grad():
-        wanted = [F.cross_entropy(trainee.model(x.double()), y) for x, y in parts[:4]]
+        wanted = [F.cross_entropy(trainer.model(x.double()), y) for x, y in parts[:4]]
     stream = iter(parts)
-    loss = trainee.step(stream)
+    loss = trainer.step(stream)
     assert float(loss) == pytest.approx(float(torch.stack(wanted).mean()), rel=1e-12)
     assert len(list(stream)) == 1
 
@@ -103,13 +103,13 @@ def test_a_large_limit_clips_nothing(tmp_path: Path) -> None:
 
 
 def test_losses_that_are_not_finite_are_noticed_without_reading_them() -> None:
-    trainee = trainee_of(alone())
-    trainee.step(iter([batch()]))
-    assert not trainee.non_finite
+    trainer = trainee_of(alone())
+    trainer.step(iter([batch()]))
+    assert not trainer.non_finite
     images, labels = batch(1)
-    trainee.step(iter([(images * float("nan"), labels)]))
-    trainee.step(iter([batch(2)]))
-    assert trainee.non_finite
+    trainer.step(iter([(images * float("nan"), labels)]))
+    trainer.step(iter([batch(2)]))
+    assert trainer.non_finite
 
 
 def scheduled(world: World, cells: list[CellSpec]) -> list[dict[str, Tensor]]:
@@ -117,9 +117,9 @@ def scheduled(world: World, cells: list[CellSpec]) -> list[dict[str, Tensor]]:
 
 
 def _scheduled(world: World, spec: CellSpec) -> dict[str, Tensor]:
-    trainee = built(spec, world)
-    train_epochs(trainee, spec.data.open(spec, world))
-    return whole_weights(trainee.model.named_parameters())
+    trainer = built(spec, world)
+    train_epochs(trainer, spec.data.open(spec, world))
+    return whole_weights(trainer.model.named_parameters())
 
 
 @pytest.mark.slow
@@ -142,23 +142,23 @@ def evaluated(world: World, specs: list[CellSpec]) -> list[Evaluated]:
 
 def _evaluated(world: World, spec: CellSpec) -> Evaluated:
     """Accuracy, what was right image by image, and whether the model trains again afterwards."""
-    trainee, batches = built(spec, world), spec.data.open(spec, world)
+    trainer, batches = built(spec, world), spec.data.open(spec, world)
     stream = endless(batches)
     for _ in range(3):
-        trainee.step(stream)
-    honest, seen = trainee.predict, []
+        trainer.step(stream)
+    honest, seen = trainer.predict, []
 
     def predict(images: Tensor) -> Tensor:
-        assert not trainee.model.training
+        assert not trainer.model.training
         outputs = honest(images)
         seen.extend(
             zip([x.numpy().tobytes() for x in images], outputs.argmax(-1).tolist(), strict=True)
         )
         return outputs
 
-    trainee.predict = predict  # type: ignore[method-assign]
-    accuracy = accuracy_top1(trainee, batches)
-    return {"accuracy": accuracy, "seen": seen, "training": trainee.model.training}
+    trainer.predict = predict  # type: ignore[method-assign]
+    accuracy = accuracy_top1(trainer, batches)
+    return {"accuracy": accuracy, "seen": seen, "training": trainer.model.training}
 
 
 HELD_OUT = 599

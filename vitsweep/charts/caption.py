@@ -6,7 +6,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from vitsweep.results.record import Status
-from vitsweep.tables.words import plain
+from vitsweep.tables.formatting import plain
 
 FLAG_SENTENCES = {
     "oversubscribed": "oversubscribed: ranks share cores, so it says nothing about scaling",

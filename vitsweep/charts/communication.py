@@ -6,7 +6,7 @@ from pandas import DataFrame
 from vitsweep.charts import marks, style
 from vitsweep.charts.series import labels
 from vitsweep.tables.communication import PURPOSES
-from vitsweep.tables.words import cell_label, number
+from vitsweep.tables.formatting import cell_label, number
 
 MIB = 2.0**20
 MOST = 30

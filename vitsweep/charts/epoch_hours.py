@@ -5,8 +5,8 @@ from pandas import DataFrame
 
 from vitsweep.charts import marks, style
 from vitsweep.charts.series import labels, looks
+from vitsweep.tables.formatting import missing, number, plain
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.words import missing, number, plain
 
 MOST = 20
 

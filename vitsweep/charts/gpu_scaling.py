@@ -5,7 +5,7 @@ from pandas import DataFrame
 
 from vitsweep.charts import marks, style
 from vitsweep.charts.series import fastest, labels, looks
-from vitsweep.tables.words import number, plain, times
+from vitsweep.tables.formatting import number, plain, times
 
 
 def draw(curves: DataFrame) -> Figure:

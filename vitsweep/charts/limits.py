@@ -4,8 +4,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import marks, style
+from vitsweep.tables.formatting import missing, plain
 from vitsweep.tables.limits import limit_names, named
-from vitsweep.tables.words import missing, plain
 
 MOST = 30
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from pandas import Series
 
 from vitsweep.charts import style
-from vitsweep.tables.words import missing
+from vitsweep.tables.formatting import missing
 
 BAR = 0.66
 WIDEST = 3.0

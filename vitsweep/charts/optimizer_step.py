@@ -5,7 +5,7 @@ from pandas import DataFrame
 
 from vitsweep.charts import marks, style
 from vitsweep.charts.series import labels
-from vitsweep.tables.words import missing, number, percent, times
+from vitsweep.tables.formatting import missing, number, percent, times
 
 
 def draw(table: DataFrame) -> Figure:

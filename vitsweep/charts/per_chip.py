@@ -5,7 +5,7 @@ from pandas import DataFrame
 
 from vitsweep.charts import marks, style
 from vitsweep.charts.series import labels, looks
-from vitsweep.tables.words import times
+from vitsweep.tables.formatting import times
 
 
 def draw(table: DataFrame) -> Figure:

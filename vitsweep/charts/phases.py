@@ -7,8 +7,8 @@ from pandas import DataFrame
 
 from vitsweep.charts import style
 from vitsweep.results.metrics import METRICS
+from vitsweep.tables.formatting import number
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.words import number
 
 PHASES = ("data_ms", "forward_ms", "backward_ms", "bubble_ms", "optimizer_ms")
 MOST = 30

@@ -8,8 +8,8 @@ from pandas import DataFrame
 from vitsweep.charts import marks, style
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.tables.columns import varying
+from vitsweep.tables.formatting import missing, plain, times
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.words import missing, plain, times
 
 MOST = 30
 """Bars beyond it cannot be read; the table has them all."""

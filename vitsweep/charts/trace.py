@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import marks, style
+from vitsweep.tables.formatting import count, number
 from vitsweep.tables.traces import DEVICE, HOST
-from vitsweep.tables.words import count, number
 
 HALF = 0.34
 CONTEXT = 0.25

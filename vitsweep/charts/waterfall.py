@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import marks, style
-from vitsweep.tables.words import missing, plain, times
+from vitsweep.tables.formatting import missing, plain, times
 
 
 def draw(steps: DataFrame) -> Figure:

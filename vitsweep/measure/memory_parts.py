@@ -45,7 +45,7 @@ class TensorTracker(MemTracker):
         pass
 
 
-def step_in_parts(trainee: Any, stream: Iterator[Any]) -> dict[str, float | None]:
+def step_in_parts(trainer: Any, stream: Iterator[Any]) -> dict[str, float | None]:
     """Train for one step and return the parts of this rank's memory, in GiB.
 
     Parameters, gradients (as they are before the update) and optimizer state, float32 masters
@@ -54,39 +54,39 @@ def step_in_parts(trainee: Any, stream: Iterator[Any]) -> dict[str, float | None
     sees nothing inside compiled code, so that they are empty there.
 
     Args:
-        trainee: that has taken a step before, so that its optimizer has a state.
+        trainer: that has taken a step before, so that its optimizer has a state.
         stream: of micro-batches.
     """
-    tracker = TensorTracker() if trainee.cell.compilation.name == "eager" else None
+    tracker = TensorTracker() if trainer.cell.compilation.name == "eager" else None
     if tracker is None:
-        trainee.gradients(stream)
+        trainer.gradients(stream)
     else:
-        tracker.track_external(trainee.model)
+        tracker.track_external(trainer.model)
         with tracker:
-            trainee.gradients(stream)
-    parameters = list(trainee.model.parameters())
+            trainer.gradients(stream)
+    parameters = list(trainer.model.parameters())
     parts: dict[str, float | None] = {
         "parameter_gib": _gib(parameters),
         "gradient_gib": _gib(p.grad for p in parameters if p.grad is not None),
-        "optimizer_state_gib": _gib(_state(trainee, parameters)),
+        "optimizer_state_gib": _gib(_state(trainer, parameters)),
         "gathered_parameter_gib": None,
         "activation_gib": None,
     }
     if tracker:
-        peak = tracker.peak_bytes(trainee.world.device)
+        peak = tracker.peak_bytes(trainer.world.device)
         held = sum(_local(p).nbytes for p in parameters)
         parts["gathered_parameter_gib"] = max(0, peak["Parameter"] - held) / GIB
         parts["activation_gib"] = sum(peak[kind] for kind in KEPT) / GIB
-    trainee.update()
+    trainer.update()
     return parts
 
 
-def _state(trainee: Any, parameters: list[Tensor]) -> Iterator[Tensor]:
+def _state(trainer: Any, parameters: list[Tensor]) -> Iterator[Tensor]:
     """Yield what the optimizer holds on this rank beside the model's own parameters."""
-    optimizer = getattr(trainee.optimizer, "optim", trainee.optimizer)  # ZeRO-1 has a local one
+    optimizer = getattr(trainer.optimizer, "optim", trainer.optimizer)  # ZeRO-1 has a local one
     for state in optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
-    if trainee.masters:
+    if trainer.masters:
         models = {id(p) for p in parameters}
         for group in optimizer.param_groups:
             yield from (p for p in group["params"] if id(p) not in models)

@@ -30,7 +30,7 @@ def throughput(cell: CellSpec, step_time_ms: float) -> dict[str, float | None]:
     """Return the columns that follow from the step time and the shape."""
     world = cell.resources.world_size
     images_per_second = cell.images_per_step / step_time_ms * 1e3
-    flops = train_flops(*_shape(cell), cell.attending)
+    flops = train_flops(*_shape(cell), cell.attention_pattern)
     return {
         "images_per_second": images_per_second,
         "images_per_second_per_rank": images_per_second / world,
@@ -61,10 +61,10 @@ def utilization(
     peak, source = published_peak(device_name, dtype)
     measured = measured_peaks.get(dtype)
     shape = _shape(cell)
-    recomputed = cell.memory.recomputed_flops(*shape, cell.attending)
+    recomputed = cell.memory.recomputed_flops(*shape, cell.attention_pattern)
     if cell.attention.recomputes_scores:
-        recomputed += recomputed_score_flops(*shape, cell.attending)
-    hardware = 1 + recomputed / train_flops(*shape, cell.attending)
+        recomputed += recomputed_score_flops(*shape, cell.attention_pattern)
+    hardware = 1 + recomputed / train_flops(*shape, cell.attention_pattern)
     columns = {
         "mfu": _share(tflops_per_rank, peak),
         "hfu": _share(tflops_per_rank, peak, hardware),

@@ -37,7 +37,7 @@ class Block(Layer):
         return x + self.mlp(self.norm_mlp(x))
 
 
-def become(model: nn.Module, kind: type[Block]) -> nn.Module:
+def swap_block_class(model: nn.Module, kind: type[Block]) -> nn.Module:
     """Turn every block of `model` into a `kind`, a subclass with another `forward`.
 
     The block stays the same object with the same parameters, names and hooks.

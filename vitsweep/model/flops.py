@@ -3,7 +3,7 @@
 One multiply-add counts as two FLOPs; only matrix products count (the convention of PaLM,
 arXiv:2204.02311, appendix B): norms, GELU, softmax, biases and residuals are left out.
 
-Attention is counted as what it is (`spec.attending`). Softmax: the scores and the sum of values, 4 D
+Attention is counted as what it is (`spec.attention_pattern`). Softmax: the scores and the sum of values, 4 D
 FLOPs for each pair of query and key. Under a causal mask only pairs that are not masked count, T (T+1)
 / 2 of T^2, whatever a kernel computes and throws away (the lower triangle, as in the MFU of USP,
 arXiv:2405.07719; Megatron-LM's formula and torch's `FlopCounterMode` count the whole square). Linear
@@ -20,7 +20,7 @@ a fused attention kernel, one of which computes q k^T again, where the mathemati
 from typing import Literal
 
 from vitsweep.model import resnet_flops
-from vitsweep.spec.attending import SOFTMAX, Attending
+from vitsweep.spec.attention_pattern import SOFTMAX, AttentionPattern
 from vitsweep.spec.model_spec import ModelSpec, TransformerSpec, ViTSpec
 from vitsweep.spec.multidim_spec import MultiDimSpec
 from vitsweep.spec.resnet_spec import ResNetSpec
@@ -29,32 +29,41 @@ Pooling = Literal["token", "mean"]
 
 
 def forward_flops(
-    spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending = SOFTMAX
+    spec: ModelSpec,
+    resolution_px: int,
+    pooling: Pooling,
+    attention_pattern: AttentionPattern = SOFTMAX,
 ) -> int:
     """FLOPs of one image, forward."""
     if isinstance(spec, ResNetSpec):
         return resnet_flops.forward_flops(spec, resolution_px)
     shape = _transformer(spec)
-    blocks = _blocks_flops(shape, resolution_px, pooling, attending)
+    blocks = _blocks_flops(shape, resolution_px, pooling, attention_pattern)
     return _patch_flops(shape, resolution_px) + blocks + _head_flops(shape, resolution_px)
 
 
 def train_flops(
-    spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending = SOFTMAX
+    spec: ModelSpec,
+    resolution_px: int,
+    pooling: Pooling,
+    attention_pattern: AttentionPattern = SOFTMAX,
 ) -> int:
     """FLOPs of one image, forward and backward.
 
     The backward pass has two products for each one forward, by input and by weight. Images need no
     gradient, so that the patch embedding or stem has only the second.
     """
-    forward = forward_flops(spec, resolution_px, pooling, attending)
+    forward = forward_flops(spec, resolution_px, pooling, attention_pattern)
     if isinstance(spec, ResNetSpec):
         return 3 * forward - resnet_flops.stem_flops(spec, resolution_px)
     return 3 * forward - _patch_flops(_transformer(spec), resolution_px)
 
 
 def recomputed_block_flops(
-    spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending = SOFTMAX
+    spec: ModelSpec,
+    resolution_px: int,
+    pooling: Pooling,
+    attention_pattern: AttentionPattern = SOFTMAX,
 ) -> int:
     """FLOPs of one image that the backward pass repeats where every block is recomputed.
 
@@ -63,21 +72,24 @@ def recomputed_block_flops(
     """
     shape = _transformer(spec)
     last = 2 * shape.num_tokens(resolution_px, pooling) * shape.width * shape.mlp_width
-    return _blocks_flops(shape, resolution_px, pooling, attending) - shape.depth * last
+    return _blocks_flops(shape, resolution_px, pooling, attention_pattern) - shape.depth * last
 
 
 def recomputed_score_flops(
-    spec: ModelSpec, resolution_px: int, pooling: Pooling, attending: Attending = SOFTMAX
+    spec: ModelSpec,
+    resolution_px: int,
+    pooling: Pooling,
+    attention_pattern: AttentionPattern = SOFTMAX,
 ) -> int:
     """FLOPs of one image for q k^T again in the backward pass of fused attention kernels.
 
     FlashAttention (arXiv:2205.14135) and its relatives do not keep the scores. Linear attention has
     none, nor has a model without attention.
     """
-    if attending.linear or isinstance(spec, ResNetSpec):
+    if attention_pattern.linear or isinstance(spec, ResNetSpec):
         return 0
     shape = _transformer(spec)
-    return 2 * shape.width * _pairs(shape, resolution_px, pooling, attending)
+    return 2 * shape.width * _pairs(shape, resolution_px, pooling, attention_pattern)
 
 
 def num_parameters(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
@@ -108,18 +120,18 @@ def _transformer_parameters(spec: TransformerSpec, resolution_px: int, pooling: 
 
 
 def _blocks_flops(
-    spec: TransformerSpec, resolution_px: int, pooling: Pooling, attending: Attending
+    spec: TransformerSpec, resolution_px: int, pooling: Pooling, attention_pattern: AttentionPattern
 ) -> int:
     tokens, width = spec.num_tokens(resolution_px, pooling), spec.width
     linears = 2 * tokens * spec.depth * (4 * width * width + 2 * width * spec.mlp_width)
-    if attending.linear:
+    if attention_pattern.linear:
         into_and_out_of_states = 4 * tokens * spec.depth * width * (width // spec.num_heads)
         return linears + into_and_out_of_states
-    return linears + 4 * width * _pairs(spec, resolution_px, pooling, attending)
+    return linears + 4 * width * _pairs(spec, resolution_px, pooling, attention_pattern)
 
 
 def _pairs(
-    spec: TransformerSpec, resolution_px: int, pooling: Pooling, attending: Attending
+    spec: TransformerSpec, resolution_px: int, pooling: Pooling, attention_pattern: AttentionPattern
 ) -> int:
     """Pairs of query and key of one image, over all blocks.
 
@@ -130,7 +142,9 @@ def _pairs(
     lengths = spec.attended_tokens(resolution_px, pooling)
     axes = spec.num_sequence_axes
     return sum(
-        tokens // length * attending.pairs(length, first_axis=axes == 1 or block % axes == 1)
+        tokens
+        // length
+        * attention_pattern.pairs(length, first_axis=axes == 1 or block % axes == 1)
         for block, length in enumerate(lengths)
     )
 

@@ -41,7 +41,7 @@ class Bottleneck(Layer):
         self.shortcut = NormedConvolution(shape.shortcut, norm_eps) if shape.shortcut else None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Transform the channels of each place and its neighbours."""
+        """Transform the channels of each place and its contention."""
         inner = F.relu(self.middle(F.relu(self.down(x_BCHW))))
         kept = x_BCHW if self.shortcut is None else self.shortcut(x_BCHW)
         return F.relu(self.up(inner) + kept)

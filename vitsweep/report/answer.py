@@ -4,7 +4,7 @@ from pandas import DataFrame, Series
 
 from vitsweep.charts.caption import values
 from vitsweep.results.record import Status
-from vitsweep.tables import words
+from vitsweep.tables import formatting
 from vitsweep.tables.changes import named, with_changes
 from vitsweep.tables.columns import varying
 from vitsweep.tables.coverage import counts
@@ -46,7 +46,7 @@ def _the_same_everywhere(compared: DataFrame, cells: DataFrame) -> str:
     found = set(changes.reindex(best["cell_id"]))
     if len(best) < 2 or len(found) > 1 or (best["claim"] != "faster").any():
         return ""
-    ends = f"{words.times(best['speedup'].min())} to {words.times(best['speedup'].max())}"
+    ends = f"{formatting.times(best['speedup'].min())} to {formatting.times(best['speedup'].max())}"
     return f"{named(found.pop())} is fastest against each of {len(best)} baselines: {ends}."
 
 
@@ -54,7 +54,7 @@ def _fastest(measured: DataFrame, names: dict[str, str]) -> str:
     best = measured.iloc[int(measured["images_per_second"].argmax())]
     return (
         f"{names[best['cell_id']]} had the highest throughput, "
-        f"{words.number(best['images_per_second'])} img/s; nothing was compared with a baseline."
+        f"{formatting.number(best['images_per_second'])} img/s; nothing was compared with a baseline."
     )
 
 
@@ -62,11 +62,13 @@ def _over_baseline(group: DataFrame, measured: DataFrame, names: dict[str, str])
     best = group.iloc[int(group["speedup"].argmax())]
     base = measured.set_index("cell_id").loc[best["baseline_cell_id"]]
     name, against = names[best["cell_id"]], _the_baseline(names[best["baseline_cell_id"]])
-    size = f"{words.speedup(best)} over {words.count(best['num_pairs'], 'block')}"
-    rates = " against ".join(words.number(r["images_per_second"]) for r in (best, base)) + " img/s"
+    size = f"{formatting.speedup(best)} over {formatting.count(best['num_pairs'], 'block')}"
+    rates = (
+        " against ".join(formatting.number(r["images_per_second"]) for r in (best, base)) + " img/s"
+    )
     if best["claim"] == "unpaired":
         return (
-            f"{name} {_rank(best)}: {words.times(best['speedup'])} against {against}, {rates}; "
+            f"{name} {_rank(best)}: {formatting.times(best['speedup'])} against {against}, {rates}; "
             "they ran in different jobs, so nothing is claimed."
         )
     sentences = {
@@ -88,7 +90,7 @@ def _rivals(group: DataFrame, best: Series) -> str:
     many = int(overlap.sum())
     if not many:
         return ""
-    whose = words.count(many, "other cell")
+    whose = formatting.count(many, "other cell")
     return (
         f"; the interval of {whose} overlaps it" if many == 1 else f"; those of {whose} overlap it"
     )

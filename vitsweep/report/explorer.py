@@ -15,8 +15,8 @@ from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
 from vitsweep.tables.budget import with_peak
 from vitsweep.tables.columns import CHOICES, metric_columns, varying
+from vitsweep.tables.formatting import missing, plain
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.words import missing, plain
 
 FIRST = ("peak_gib", "images_per_second")
 """What the explorer opens with: memory across, throughput up."""

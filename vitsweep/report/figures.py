@@ -26,7 +26,7 @@ from vitsweep.charts import (
     waterfall,
 )
 from vitsweep.charts.caption import caption
-from vitsweep.report import needs
+from vitsweep.report import chart_data
 from vitsweep.tables.load import Sweep
 
 
@@ -56,35 +56,35 @@ class Chart:
 HATCHED = "Hatched: nothing is claimed."
 HOLLOW = "Hollow or hatched: oversubscribed, so nothing is said about scaling."
 CHARTS = (
-    Chart("limits", "How far each goes", needs.limits, limits.draw,
+    Chart("limits", "How far each goes", chart_data.limits, limits.draw,
           "Found by bisection; x: the smallest value that ran out of memory."),
-    Chart("speedup", "Speedup over the baseline", needs.speedups, speedup.draw,
+    Chart("speedup", "Speedup over the baseline", chart_data.speedups, speedup.draw,
           f"Whiskers: 95 % interval of the ratio over paired blocks. {HATCHED}"),
-    Chart("waterfall", "Techniques alone and on top of each other", needs.steps, waterfall.draw,
+    Chart("waterfall", "Techniques alone and on top of each other", chart_data.steps, waterfall.draw,
           f"In brackets the gain over the row above. {HATCHED}"),
-    Chart("heat_map", "Speedup over two techniques", needs.grid,
-          lambda cells: heat_map.draw(cells, *needs.two_groups(cells)),
+    Chart("heat_map", "Speedup over two techniques", chart_data.grid,
+          lambda cells: heat_map.draw(cells, *chart_data.two_groups(cells)),
           "The fastest cell of each combination."),
-    Chart("phases", "Where the step's time goes", needs.phases, phases.draw,
+    Chart("phases", "Where the step's time goes", chart_data.phases, phases.draw,
           "Phases come from instrumented steps of their own; the diamond is the timed step."),
-    Chart("optimizer_step", "The optimizer step", needs.optimizer_steps, optimizer_step.draw,
+    Chart("optimizer_step", "The optimizer step", chart_data.optimizer_steps, optimizer_step.draw,
           "Cells that change nothing but the optimizer."),
-    Chart("trace", "One traced step by implementation of the optimizer", needs.traced_steps,
+    Chart("trace", "One traced step by implementation of the optimizer", chart_data.traced_steps,
           trace.draw, "Coloured: the optimizer step; grey: the end of the backward pass. The profiler "
           "slows small operations down: compare the shape, and take times from the table."),
-    Chart("scaling", "Scaling", needs.curves, scaling.draw, f"Dotted: ideal. {HOLLOW}"),
-    Chart("gpu_scaling", "Speedup by number of ranks", needs.several_techniques, gpu_scaling.draw,
+    Chart("scaling", "Scaling", chart_data.curves, scaling.draw, f"Dotted: ideal. {HOLLOW}"),
+    Chart("gpu_scaling", "Speedup by number of ranks", chart_data.several_techniques, gpu_scaling.draw,
           f"Over each bar the speedup over the baseline with as many ranks. {HOLLOW}"),
-    Chart("sequence_length", "Throughput by length of the sequence", needs.lengths,
+    Chart("sequence_length", "Throughput by length of the sequence", chart_data.lengths,
           sequence_length.draw, "Both axes are logarithmic."),
-    Chart("communication", "Communication", needs.communication, communication.draw,
+    Chart("communication", "Communication", chart_data.communication, communication.draw,
           "Counted at the collectives, mean of ranks."),
-    Chart("memory", "Peak memory", needs.memory, memory.draw, "The worst rank's peak."),
-    Chart("pareto", "Throughput, memory, accuracy", needs.front, pareto.draw,
+    Chart("memory", "Peak memory", chart_data.memory, memory.draw, "The worst rank's peak."),
+    Chart("pareto", "Throughput, memory, accuracy", chart_data.front, pareto.draw,
           "Filled: no other cell is better in one and worse in none of what was measured."),
-    Chart("epoch_hours", "Hours per ImageNet-1k epoch", needs.epochs, epoch_hours.draw,
+    Chart("epoch_hours", "Hours per ImageNet-1k epoch", chart_data.epochs, epoch_hours.draw,
           "1,281,167 images at the measured throughput; reading images may be slower."),
-    Chart("per_chip", "Throughput per chip", needs.chips, per_chip.draw,
+    Chart("per_chip", "Throughput per chip", chart_data.chips, per_chip.draw,
           "Devices were never in one block, so there is no interval on this ratio."),
 )  # fmt: skip
 

@@ -10,10 +10,10 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
+from vitsweep.tables.formatting import count, plain, times
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.regression import metric_named, two_sides
 from vitsweep.tables.status import counted, final_status
-from vitsweep.tables.two_sides import metric_named, two_sides
-from vitsweep.tables.words import count, plain, times
 
 WORSE, GONE = "worse beyond the tolerance", "no longer measured"
 FAILING = (WORSE, GONE)

@@ -18,11 +18,11 @@ from vitsweep.results.record import Status
 from vitsweep.results.store import Store, write_atomically
 from vitsweep.tables.columns import environment_columns, varying
 from vitsweep.tables.coverage import counts, coverage
+from vitsweep.tables.formatting import as_text, missing
 from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
 from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.show import NUMERIC, markdown, peak_gib, presented, ranked
-from vitsweep.tables.words import as_text, missing
 
 FEW_VALUES = 3
 THEMED = {

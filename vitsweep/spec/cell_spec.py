@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from vitsweep.spec.attending import Attending
+from vitsweep.spec.attention_pattern import AttentionPattern
 from vitsweep.spec.batch import Batch
 from vitsweep.spec.measurement import Measurement
 from vitsweep.spec.mesh_shape import MeshShape
@@ -84,9 +84,9 @@ class CellSpec:
         return self.model.num_tokens(self.batch.resolution_px, self.classifier.pooling)
 
     @property
-    def attending(self) -> Attending:
+    def attention_pattern(self) -> AttentionPattern:
         """Which products attention takes, for the FLOPs."""
-        return self.sequence_parallel.attending(self.attention.attending)
+        return self.sequence_parallel.attention_pattern(self.attention.attention_pattern)
 
     @property
     def cell_id(self) -> str:

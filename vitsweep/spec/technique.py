@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from annotated_types import Ge, Gt
 
-from vitsweep.spec.attending import SOFTMAX, Attending
+from vitsweep.spec.attention_pattern import SOFTMAX, AttentionPattern
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -161,7 +161,7 @@ class AttentionKernel(Technique):
         """Whether the backward pass computes q k^T again; counts for the HFU (`model.flops`)."""
 
     @property
-    def attending(self) -> Attending:
+    def attention_pattern(self) -> AttentionPattern:
         """Which products it takes: every token to every token, but for those that say otherwise."""
         return SOFTMAX
 
@@ -199,7 +199,7 @@ class SequenceParallel(ModelParallel):
         tokens = cell.transformer.num_tokens(cell.batch.resolution_px, cell.classifier.pooling)
         return (tokens,) * cell.transformer.depth
 
-    def attending(self, kernel: Attending) -> Attending:
+    def attention_pattern(self, kernel: AttentionPattern) -> AttentionPattern:
         """What the kernel's products become; they stay the same unless the model changes."""
         return kernel
 
@@ -291,7 +291,7 @@ class Memory(Technique):
         spec: "ModelSpec",
         resolution_px: int,
         pooling: Literal["token", "mean"],
-        attending: Attending = SOFTMAX,
+        attention_pattern: AttentionPattern = SOFTMAX,
     ) -> int:
         """FLOPs of one image that the backward pass repeats; counts for the HFU (`model.flops`)."""
         return 0

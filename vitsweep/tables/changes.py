@@ -6,7 +6,7 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from vitsweep.tables.columns import varying
-from vitsweep.tables.words import as_text
+from vitsweep.tables.formatting import as_text
 
 Changes = frozenset[str]
 

@@ -10,10 +10,10 @@ from scipy.special import stdtrit
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
+from vitsweep.tables.formatting import count, times
 from vitsweep.tables.speedup import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
 from vitsweep.tables.status import in_order
 from vitsweep.tables.tidy import one_device
-from vitsweep.tables.words import count, times
 
 PILOT = 6
 """Blocks whose spread decides how many are needed; fewer make the interval wide for ever."""

@@ -4,9 +4,9 @@ from pandas import DataFrame
 
 from vitsweep.results.record import Status
 from vitsweep.tables.columns import varying
+from vitsweep.tables.formatting import missing, plain
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.show import MANY
-from vitsweep.tables.words import missing, plain
 
 
 def coverage(cells: DataFrame) -> DataFrame:

@@ -9,8 +9,8 @@ from pandas import DataFrame, Series
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
 from vitsweep.tables.columns import comparable, spec_columns, varying
+from vitsweep.tables.formatting import missing, number, plain, status, value_label
 from vitsweep.tables.show import peak_gib
-from vitsweep.tables.words import missing, number, plain, status, value_label
 
 FOLLOWING = ("num_tokens", "resolution_px", "images_per_step", "model.frames", "batch.name")
 """Spec columns that follow from others, among them the key of a search."""

@@ -5,8 +5,8 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
 from vitsweep.tables.columns import varying
+from vitsweep.tables.formatting import plain
 from vitsweep.tables.published import published
-from vitsweep.tables.words import plain
 
 PARTS = ("parameter_gib", "gradient_gib", "optimizer_state_gib", "activation_gib")
 GATHERED = "gathered_parameter_gib"

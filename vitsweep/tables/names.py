@@ -7,7 +7,7 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from vitsweep.tables.columns import varying
-from vitsweep.tables.words import as_text, plain, value_label
+from vitsweep.tables.formatting import as_text, plain, value_label
 
 Row = dict[Hashable, Any]
 

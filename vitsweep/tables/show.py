@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitsweep.results.record import Status
-from vitsweep.tables import words
+from vitsweep.tables import formatting
 from vitsweep.tables.columns import varying
 from vitsweep.tables.names import cell_names
 
@@ -90,22 +90,22 @@ def markdown(text: DataFrame) -> str:
 def peak_gib(row: Series) -> float | None:
     """Return the peak of the worst rank in GiB: allocated on a GPU, resident on CPU."""
     peaks = [row[c] for c in ("peak_allocated_gib", "peak_rss_gib") if c in row]
-    return next((float(p) for p in peaks if not words.missing(p)), None)
+    return next((float(p) for p in peaks if not formatting.missing(p)), None)
 
 
 def _plain(column: str) -> Reader:
-    return lambda row: words.plain(row[column])
+    return lambda row: formatting.plain(row[column])
 
 
 _MEASURED: dict[str, Reader] = {
-    "img/s": lambda row: words.number(row.get("images_per_second")),
-    "speedup": words.speedup,
-    "claim": words.claim,
-    "step ms": lambda row: words.number(row.get("step_time_ms")),
-    "peak GiB": lambda row: words.number(peak_gib(row)),
-    "top-1": lambda row: words.percent(row.get("accuracy_top1")),
-    "blocks": lambda row: "" if words.missing(row.get("blocks")) else str(int(row["blocks"])),
-    "status": words.status,
+    "img/s": lambda row: formatting.number(row.get("images_per_second")),
+    "speedup": formatting.speedup,
+    "claim": formatting.claim,
+    "step ms": lambda row: formatting.number(row.get("step_time_ms")),
+    "peak GiB": lambda row: formatting.number(peak_gib(row)),
+    "top-1": lambda row: formatting.percent(row.get("accuracy_top1")),
+    "blocks": lambda row: "" if formatting.missing(row.get("blocks")) else str(int(row["blocks"])),
+    "status": formatting.status,
 }
 _ALWAYS = ("cell", "img/s", "speedup", "status")
 NUMERIC = ("img/s", "speedup", "step ms", "peak GiB", "top-1", "blocks")

@@ -12,8 +12,8 @@ from pandas import DataFrame, Series
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.columns import varying
+from vitsweep.tables.formatting import as_text
 from vitsweep.tables.tidy import ordered
-from vitsweep.tables.words import as_text
 
 OPTIMIZER_STEP = "Optimizer.step#"
 """How torch marks the step of every optimizer in a trace."""

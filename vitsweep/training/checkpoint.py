@@ -19,17 +19,17 @@ from torch.optim import Optimizer
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.mesh_shape import AXES
 from vitsweep.training.saved import Trained, read_trained, write_trained
-from vitsweep.training.trainee import Trainee
+from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
 
-def save(trainee: Trainee, step: int, seconds: float, folder: Path) -> None:
+def save(trainer: Trainer, step: int, seconds: float, folder: Path) -> None:
     """Save the state of a training before its step number `step`; every rank calls it.
 
     A crash at any moment leaves either a whole checkpoint or none that `read_trained` would find.
 
     Args:
-        trainee: to be continued later.
+        trainer: to be continued later.
         step: steps that are done; the position in the data follows from it.
         seconds: that they took.
         folder: of this attempt alone.
@@ -37,11 +37,11 @@ def save(trainee: Trainee, step: int, seconds: float, folder: Path) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-    world = trainee.world
+    world = trainer.world
     folder.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings(action="ignore"):  # of torch's, about its own future
         save_tensors(
-            _tensors(trainee),
+            _tensors(trainer),
             storage_writer=FileSystemWriter(folder),
             no_dist=not dist.is_initialized(),
         )
@@ -51,16 +51,16 @@ def save(trainee: Trainee, step: int, seconds: float, folder: Path) -> None:
             seconds=seconds,
             world_size=world.size,
             mesh=asdict(world.shape),
-            scaler=trainee.scaler.state() if trainee.scaler else {},
-            groups=[_numbers(group) for group in _own(trainee.optimizer).param_groups],
+            scaler=trainer.scaler.state() if trainer.scaler else {},
+            groups=[_numbers(group) for group in _own(trainer.optimizer).param_groups],
         )
         write_trained(folder, trained)
     if dist.is_initialized():
         dist.barrier()  # nobody leaves before the last word is written
 
 
-def load(trainee: Trainee, folder: Path) -> Trained:
-    """Put a new trainee into the state that was saved; every rank calls it.
+def load(trainer: Trainer, folder: Path) -> Trained:
+    """Put a new trainer into the state that was saved; every rank calls it.
 
     Raises:
         VitsweepError: another world saved it.
@@ -69,20 +69,20 @@ def load(trainee: Trainee, folder: Path) -> Trained:
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
     trained = read_trained(folder)
-    _refuse_other_world(trained, trainee.world, folder)
+    _refuse_other_world(trained, trainer.world, folder)
     reader = FileSystemReader(folder)
     saved = reader.read_metadata().state_dict_metadata.keys()
     if any(".optimizer." in name for name in saved):
-        _allocate(trainee.optimizer)
-    tensors = {name: tensor for name, tensor in _tensors(trainee).items() if name in saved}
+        _allocate(trainer.optimizer)
+    tensors = {name: tensor for name, tensor in _tensors(trainer).items() if name in saved}
     with warnings.catch_warnings(action="ignore"):
         load_tensors(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
-    _forget_unsaved(trainee, tensors)
-    _set_random_state(tensors, trainee.world)
-    for group, numbers in zip(_own(trainee.optimizer).param_groups, trained.groups, strict=True):
+    _forget_unsaved(trainer, tensors)
+    _set_random_state(tensors, trainer.world)
+    for group, numbers in zip(_own(trainer.optimizer).param_groups, trained.groups, strict=True):
         group.update(numbers)
-    if trainee.scaler:
-        trainee.scaler.restore(trained.scaler)
+    if trainer.scaler:
+        trainer.scaler.restore(trained.scaler)
     return trained
 
 
@@ -103,28 +103,28 @@ def _described(size: int, mesh: Mapping[str, int]) -> str:
     return f"{size} ranks ({degrees or 'no axis above 1'})"
 
 
-def _tensors(trainee: Trainee) -> dict[str, Tensor]:
+def _tensors(trainer: Trainer) -> dict[str, Tensor]:
     """Name every tensor that decides further steps; reading writes into the very same tensors.
 
     Ranks of one pipeline stage and tensor share hold the same weights, as copies or as DTensors:
     their names are the same. Names of what each rank has for itself carry its number.
     """
-    world, optimizer = trainee.world, trainee.optimizer
+    world, optimizer = trainer.world, trainer.optimizer
     at = dict(zip(AXES, world.coordinates(), strict=True))
     shared, own = f"stage{at['pipeline']}.part{at['tensor']}", f"rank{world.rank}"
-    tensors = {f"{shared}.model.{n}": t for n, t in _weights(trainee)}
-    if trainee.masters:
+    tensors = {f"{shared}.model.{n}": t for n, t in _weights(trainer)}
+    if trainer.masters:
         tensors |= {f"{shared}.master.{n}": t for n, t in _parameters(optimizer)}
     holder = own if isinstance(optimizer, ZeroRedundancyOptimizer) else shared
     tensors |= {f"{holder}.optimizer.{n}": t for n, t in _state(_own(optimizer))}
     return tensors | {
-        f"{own}.non_finite": trainee.non_finite,
+        f"{own}.non_finite": trainer.non_finite,
         **{f"{own}.random.{name}": state for name, state in _random_state(world).items()},
     }
 
 
-def _weights(trainee: Trainee) -> Iterator[tuple[str, Tensor]]:
-    state = trainee.model.state_dict()
+def _weights(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
+    state = trainer.model.state_dict()
     return ((name, value) for name, value in state.items() if isinstance(value, Tensor))
 
 
@@ -166,9 +166,9 @@ def _allocate(optimizer: Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def _forget_unsaved(trainee: Trainee, tensors: Mapping[str, Tensor]) -> None:
+def _forget_unsaved(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
     """Drop the state of parameters that had none: those that no gradient has reached."""
-    optimizer, known = _own(trainee.optimizer), {id(tensor) for tensor in tensors.values()}
+    optimizer, known = _own(trainer.optimizer), {id(tensor) for tensor in tensors.values()}
     for parameter, state in list(optimizer.state.items()):
         if not any(id(value) in known for value in state.values()):
             del optimizer.state[parameter]

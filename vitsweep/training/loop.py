@@ -9,10 +9,10 @@ import torch.distributed as dist
 from vitsweep.measure.phases import PhaseClock
 from vitsweep.measure.step_clock import StepClock
 from vitsweep.spec.technique import Batches
+from vitsweep.training.checkpoint_manager import CheckpointManager
 from vitsweep.training.evaluate import accuracy_top1
-from vitsweep.training.keeper import Keeper
 from vitsweep.training.schedule import set_learning_rate
-from vitsweep.training.trainee import MicroBatch, Trainee
+from vitsweep.training.trainer import MicroBatch, Trainer
 
 
 def endless(batches: Batches, from_epoch: int = 0) -> Iterator[MicroBatch]:
@@ -24,62 +24,62 @@ def endless(batches: Batches, from_epoch: int = 0) -> Iterator[MicroBatch]:
 
 
 def timed_steps(
-    trainee: Trainee, stream: Iterator[MicroBatch], steps: int
+    trainer: Trainer, stream: Iterator[MicroBatch], steps: int
 ) -> tuple[list[float], list[torch.Tensor]]:
     """Train for some steps; return each step's time in milliseconds and its loss on the device.
 
     Nothing but the step lies between two marks, and no loss is read before the last step is over.
     """
-    clock = StepClock(trainee.world.device)
+    clock = StepClock(trainer.world.device)
     losses = []
     clock.mark()
     for _ in range(steps):
-        losses.append(trainee.step(stream))
+        losses.append(trainer.step(stream))
         clock.mark()
     return clock.times_ms(), losses
 
 
 def instrumented_steps(
-    trainee: Trainee, stream: Iterator[MicroBatch], steps: int
+    trainer: Trainer, stream: Iterator[MicroBatch], steps: int
 ) -> dict[str, float]:
     """Train for some steps with a wait at every border; return phase -> median milliseconds."""
-    clock = PhaseClock(trainee.world.device)
+    clock = PhaseClock(trainer.world.device)
     for _ in range(steps):
         clock.begin_step()
-        trainee.step(stream, clock)
+        trainer.step(stream, clock)
     return clock.medians_ms()
 
 
 def train_epochs(
-    trainee: Trainee, batches: Batches, keeper: Keeper | None = None
+    trainer: Trainer, batches: Batches, checkpoints: CheckpointManager | None = None
 ) -> dict[str, float]:
     """Train for `task.epochs`; return the accuracy on held-out images and the seconds it took.
 
-    With a keeper it goes on where an earlier attempt was interrupted, and can be interrupted.
+    With a checkpoints it goes on where an earlier attempt was interrupted, and can be interrupted.
 
     Raises:
         Interrupted: the ranks were told to stop; what is done by now is saved.
     """
-    cell = trainee.cell
+    cell = trainer.cell
     per_epoch = batches.num_train // cell.images_per_step
     total = cell.task.epochs * per_epoch
-    done, earlier_seconds = keeper.resume(trainee) if keeper else (0, 0.0)
+    done, earlier_seconds = checkpoints.resume(trainer) if checkpoints else (0, 0.0)
     begin = time.perf_counter() - earlier_seconds
 
     def stop_if_told(*, at_once: bool = False) -> None:
-        if keeper and keeper.told_to_stop(at_once=at_once):
-            keeper.save_and_stop(trainee, done, time.perf_counter() - begin)
+        if checkpoints and checkpoints.told_to_stop(at_once=at_once):
+            checkpoints.save_and_stop(trainer, done, time.perf_counter() - begin)
 
     while done < total:
         epoch, step = divmod(done, per_epoch)
         stream = batches.train(epoch, step * cell.batch.accumulation_steps)
         for _ in range(step, per_epoch):
             stop_if_told()
-            set_learning_rate(trainee.optimizer, cell, done, total)
-            trainee.step(stream)
+            set_learning_rate(trainer.optimizer, cell, done, total)
+            trainer.step(stream)
             done += 1
     stop_if_told(at_once=True)
     if dist.is_initialized():
         dist.barrier()
     seconds = time.perf_counter() - begin
-    return {"accuracy_top1": accuracy_top1(trainee, batches), "train_seconds": seconds}
+    return {"accuracy_top1": accuracy_top1(trainer, batches), "train_seconds": seconds}

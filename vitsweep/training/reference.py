@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from vitsweep.model.build import build_model
-from vitsweep.optimizer.groups import parameter_groups
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.trainee import MicroBatch
+from vitsweep.techniques.optimizer.groups import parameter_groups
+from vitsweep.training.trainer import MicroBatch
 
 
 def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:

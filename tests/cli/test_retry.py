@@ -1,0 +1,95 @@
+"""Which command lines a retry becomes: the cells that ended so, whichever command asked for them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import run
+from tests.cells import TINY
+from vitsweep.cli.retry import retries
+from vitsweep.cli.retry_options import retry_options
+from vitsweep.composition.composer import Composer
+from vitsweep.composition.grid import expand
+from vitsweep.errors import VitsweepError
+from vitsweep.planning.freeze import freeze, plan_of
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store
+from vitsweep.spec.machine import Machine
+
+MACHINE = Machine(device="cpu", cores_per_node=2, devices_per_node=0)
+CODE: dict[str, Any] = {"git_commit": None, "git_dirty": False, "packages": {"torch": "2"}}
+
+
+def retried(sweep: Path | str, *words: str) -> list[list[str]]:
+    return retries(retry_options([str(sweep), *words]))
+
+
+def commanded(store: Store, composer: Composer, line: str, status: Status, *cells: str) -> set[str]:
+    """Freeze the cells of a command, note it as typed, and let all of them end so."""
+    asked = expand([*TINY, *cells, "sweep.baseline=null"], composer)
+    plan = plan_of(asked, MACHINE, composer)
+    freeze(store, plan, asked[0].tree, CODE)
+    lines = store.commands()
+    lines[-1]["command"] = line
+    (store.root / "commands.jsonl").unlink()
+    for entry in lines:
+        store.append_command(entry)
+    for cell_id in plan.entries:
+        store.save_run(run(cell_id, "b0", 100, status=status))
+    return set(plan.entries)
+
+
+def ids_of(lines: list[list[str]], composer: Composer) -> list[set[str]]:
+    """The cells that the command lines ask for."""
+    found = []
+    for _, *overrides in lines:
+        own = [text for text in overrides if not text.startswith(("hydra", "-"))]
+        found.append(set(plan_of(expand(own, composer), MACHINE, composer).entries))
+    return found
+
+
+@pytest.fixture
+def composer() -> Composer:
+    return Composer()
+
+
+def test_cells_of_all_commands_run_again_each_with_its_launcher(
+    tmp_path: Path, composer: Composer
+) -> None:
+    store = Store(tmp_path / "mine").create()
+    first = (
+        "python -m vitsweep -m sharding=zero1,fsdp hydra/launcher=slurm hydra.launcher.partition=a"
+    )
+    lost = commanded(store, composer, first, Status.killed, "sharding=zero1,fsdp")
+    full = commanded(store, composer, "vitsweep seed=3", Status.out_of_memory, "seed=3")
+    commanded(store, composer, "vitsweep sharding=zero2", Status.measured, "sharding=zero2")
+    commanded(store, composer, "vitsweep retry mine", Status.measured, "seed=9")
+
+    of_slurm, of_local = retried(store.root)
+    assert of_slurm[:3] == ["-m", "hydra/launcher=slurm", "hydra.launcher.partition=a"]
+    assert not any(text.startswith("hydra") for text in of_local)
+    assert ids_of([of_slurm, of_local], composer) == [lost, full]
+    assert "sweep.name=mine" in of_slurm
+    assert ids_of(retried(store.root, "--status", "out_of_memory"), composer) == [full]
+    assert retried(store.root, "--status", "diverged") == []
+
+
+def test_what_is_set_makes_new_cells_of_those_that_ended_so(
+    tmp_path: Path, composer: Composer
+) -> None:
+    store = Store(tmp_path / "mine").create()
+    full = commanded(store, composer, "vitsweep -m seed=3,4", Status.out_of_memory, "seed=3,4")
+    more = ("--status", "out_of_memory", "--set", "resources.nodes=4")
+    [found] = ids_of(retried(store.root, *more), composer)
+    wanted = expand([*TINY, "seed=3,4", "resources.nodes=4", "sweep.baseline=null"], composer)
+    assert found == set(plan_of(wanted, MACHINE, composer).entries)
+    assert not found & full
+
+
+def test_an_unknown_sweep_or_status_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(VitsweepError, match="no sweep `nowhere`"):
+        retried("nowhere")
+    Store(tmp_path / "mine").create()
+    with pytest.raises(VitsweepError, match="--status measured"):
+        retried(tmp_path / "mine", "--status", "measured")

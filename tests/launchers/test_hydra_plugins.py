@@ -1,0 +1,165 @@
+"""vitsweep's sweeper and launcher inside Hydra, beside Hydra's own."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
+
+from vitsweep.composition import hydra_internals
+from vitsweep.composition.composed_cell import ComposedCell
+from vitsweep.composition.composer import Composer
+from vitsweep.composition.conf_dir import conf_dir
+from vitsweep.composition.deferred_overrides import deferred
+from vitsweep.launchers.dispatch import running_cell
+
+
+class Calls:
+    """Stands in for vitsweep's launchers and for the task of a stock one."""
+
+    def __init__(self) -> None:
+        self.launched: list[list[ComposedCell]] = []
+        self.planned: list[list[ComposedCell]] = []
+        self.tasks: list[ComposedCell] = []
+        self.fields: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+
+    def launch(
+        self,
+        asked: list[ComposedCell],
+        config: dict[str, Any],
+        fields: dict[str, Any],
+        composer: Composer,
+    ) -> list[dict[str, Any]]:
+        self.launched.append(asked)
+        self.fields, self.config = fields, config
+        return [
+            {"status": "measured", "images_per_second": 10.0 * cell.tree["seed"] or None}
+            for cell in asked
+        ]
+
+    def plan(self, asked: list[ComposedCell], *_: Any) -> None:
+        self.planned.append(asked)
+
+    def task(self, config: Any) -> float:
+        self.tasks.append(running_cell()[0])
+        return 0.0
+
+    def multirun(self, *overrides: str) -> Any:
+        hydra_internals.open_loader(conf_dir())
+        search_path = create_config_search_path(str(conf_dir()))
+        hydra = Hydra.create_main_hydra2("vitsweep", search_path)
+        return hydra.multirun("config", self.task, list(overrides), with_log_configuration=False)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
+    calls = Calls()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vitsweep.launchers.local.launch", calls.launch)
+    monkeypatch.setattr("vitsweep.planning.plan_table.plan", calls.plan)
+    yield calls
+    GlobalHydra.instance().clear()
+
+
+def test_the_local_launcher_gets_all_cells_at_once(calls: Calls, tmp_path: Path) -> None:
+    calls.multirun("precision=O1,O2", "seed=1,2", "hydra.launcher.parallel=2", "sweep.name=mine")
+    [cells] = calls.launched
+    assert [cell.overrides[:2] for cell in cells][1] == ("precision=O1", "seed=2")
+    assert calls.fields["parallel"] == 2
+    assert calls.config["sweep"]["name"] == "mine"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_launches_nothing(calls: Calls) -> None:
+    calls.multirun("seed=1,2", "hydra.sweeper.plan_only=true")
+    assert (len(calls.planned[0]), calls.launched) == (2, [])
+
+
+def test_a_stock_launcher_runs_the_task_of_each_cell(calls: Calls, tmp_path: Path) -> None:
+    calls.multirun("seed=1,2", "precision=O1", "hydra/launcher=basic", "hydra.job.name=x")
+    assert [cell.overrides for cell in calls.tasks] == [
+        ("seed=1", "precision=O1"),
+        ("seed=2", "precision=O1"),
+    ]
+    assert [cell.tree["precision"]["name"] for cell in calls.tasks] == ["O1", "O1"]
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+def test_a_stock_sweeper_is_told_the_objective(calls: Calls) -> None:
+    [returned] = calls.multirun("seed=0,3", "hydra/sweeper=basic")
+    values = [job.return_value for job in returned]
+    assert values[0] != values[0], "not measured: NaN"
+    assert values[1] == 30.0
+
+
+def test_stock_submitit_is_refused_what_it_would_ignore(
+    calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        calls.multirun("resources.nodes=1,2", "hydra/launcher=submitit_local")
+    assert "`resources.nodes` vary over the cells" in capsys.readouterr().err
+
+
+def test_a_mistake_ends_with_a_sentence_and_status_2(
+    calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        calls.multirun("precision=O1,o2")
+    assert "Did you mean `precision=O2`?" in capsys.readouterr().err
+
+
+def test_deferred_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
+    typed = [
+        "precision=O1,O2",
+        "precision.loss_scale=128",
+        "+optimizer.note='a, b'",
+        "sweep.name=mine",
+    ]
+    typed += ["++batch.shape=[1,2]", "hydra.launcher.parallel=3"]
+    typed += ["resources.memory_gib_per_rank=null", "+optimizer.empty="]
+    calls.multirun(*deferred(typed, Composer()))
+    [cells] = calls.launched
+    assert [cell.tree["precision"]["loss_scale"] for cell in cells] == [128, 128]
+    assert cells[0].tree["optimizer"]["note"] == "a, b"
+    assert cells[0].tree["optimizer"]["empty"] == ""
+    assert cells[0].tree["batch"]["shape"] == [1, 2]
+    assert len(cells) == 2
+    assert cells[0].tree["resources"]["memory_gib_per_rank"] is None
+    assert calls.fields["parallel"] == 3
+    assert calls.config["sweep"]["name"] == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--cfg", "job", "seed=1"], ["hydra/sweeper=optuna", "seed=1"], ["-m", "seed=1,2"]],
+)
+def test_nothing_is_deferred_that_another_must_read(arguments: list[str]) -> None:
+    assert deferred(arguments, Composer()) == arguments
+
+
+def test_flags_may_stand_between_overrides() -> None:
+    arguments = ["-m", "seed=1", "--config-dir", "mine", "~memory"]
+    assert deferred(arguments, Composer()) == [
+        "-m",
+        "seed=choice(1)",
+        "--config-dir",
+        "mine",
+        "~memory",
+    ]
+
+
+def test_the_plugins_load_next_to_nothing() -> None:
+    code = (
+        "import sys; from hydra_plugins.vitsweep_launchers import sweeper, local; "
+        "print([m for m in ('torch', 'vitsweep', 'pandas', 'submitit', 'rich') if m in sys.modules])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.strip() == "[]"

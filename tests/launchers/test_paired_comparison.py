@@ -1,0 +1,178 @@
+"""Two settings measured in turns, as a user types it."""
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.builders import run
+from tests.command import QUICK, Command, fault
+from vitsweep.cli.compare_options import compare_options
+from vitsweep.cli.main import run as front_door
+from vitsweep.composition.composer import Composer
+from vitsweep.launchers.paired_comparison import _pair
+from vitsweep.measure.cpu import cpu_model
+from vitsweep.results.store import Store
+
+FAST = ("compare", "optimizer=adamw_foreach", "optimizer=adamw_loop", *QUICK)
+ONE_BLOCK = "--minutes=0.001"
+
+
+def compare(*arguments: str) -> int:
+    return front_door(["compare", *arguments], {})
+
+
+def test_a_setting_is_one_word_of_overrides_and_the_rest_is_for_both() -> None:
+    options = compare_options(
+        ["precision=O1 sharding=fsdp", "--width", "0.02", "", "seed=3", "--", "~data.x", "--minutes=5"]
+    )  # fmt: skip
+    assert options.variant == ("precision=O1", "sharding=fsdp")
+    assert options.baseline == ()
+    assert options.common == ("seed=3", "~data.x")
+    assert (options.width, options.minutes, options.mixed_hardware) == (0.02, 5, False)
+    assert options.names == ("precision=O1 sharding=fsdp", "the default")
+
+
+def test_what_is_special_to_a_setting_wins_over_what_is_for_both() -> None:
+    options = compare_options(["seed=1", "", "seed=2", "sweep.name=mine"])
+    plan, config = _pair(options, Composer())
+    assert [entry.spec.seed for entry in plan.entries.values()] == [1, 2]
+    assert set(plan.baselines.values()) == {list(plan.entries)[1]}
+    assert config["sweep"]["name"] == "mine"
+    assert config["sweep"]["question"] == "How does seed=1 compare with the default?"
+
+
+REFUSED = {
+    "one setting": (["precision=O1"], "needs two settings"),
+    "a sweep": (["precision=O1,O2", "precision=fp32"], "`precision=O1,O2` is several settings"),
+    "the same": (["precision=fp32", "", "seed=1"], "`precision=fp32` and `the default` are the same"),
+    "multirun": (["precision=O1", "precision=fp32", "-m"], "Unrecognized arguments: -m"),
+    "no width": (["seed=1", "seed=2", "--width", "0"], "`--width 0` must be a number above 0"),
+    "no budget": (["seed=1", "seed=2", "--minutes=nan"], "`--minutes nan` must be a number above"),
+    "no number": (["seed=1", "seed=2", "--width", "wide"], "invalid float value: 'wide'"),
+    "a choice that is not": (["precision=fp33", ""], "Did you mean `precision=fp32`?"),
+    "a cluster": (["seed=1", "seed=2", "hydra/launcher=slurm"], "measures on this machine"),
+    "another folder for one": (["sweep.name=a seed=1", "seed=2"], "`sweep.*` is one for A and B"),
+    "cannot run": (["sharding=hsdp", ""], "at least 2 replicas"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "said"), REFUSED.values(), ids=REFUSED)
+def test_bad_input_is_told_before_anything_is_made(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert compare(*arguments) == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def kept_blocks(folder: Path, *ratios: float, device: str = "") -> None:
+    """Blocks of the cells of `seed=1` and `seed=2` with these ratios, as if measured here."""
+    plan, _ = _pair(compare_options(["seed=1", "seed=2"]), Composer())
+    here = {"device": device or cpu_model(), "torch": version("torch")}
+    store = Store(folder / "results" / "compare").create()
+    for n, ratio in enumerate(ratios):
+        for cell_id, speed in zip(plan.entries, (100 * ratio, 100), strict=True):
+            record = run(cell_id, f"b{n}", speed, minute=n, environment=here, sweep="compare")
+            store.save_run(record)
+
+
+def test_blocks_that_are_there_already_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept_blocks(tmp_path, 1.5, 1.51, 1.49, 1.5, 1.52, 1.5)
+    monkeypatch.chdir(tmp_path)
+    assert compare("seed=1", "seed=2") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"seed=1 has 1.50x \[1.49\d, 1.51\d\] the throughput of seed=2 over 6 ", told)
+    assert "The interval is +- 0.72 %; +- 5 % was asked for." in told
+    assert "Report: results/compare/report/index.html" in told
+    assert len(list(Store(tmp_path / "results" / "compare").runs())) == 12, "nothing ran"
+
+
+def test_blocks_of_another_device_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept_blocks(tmp_path, 1.5, 1.51, 1.49, 1.5, 1.52, 1.5, device="Cray-1")
+    monkeypatch.chdir(tmp_path)
+    assert compare("seed=1", "seed=2") == 2
+    assert f"another device than this (Cray-1, {cpu_model()})" in capsys.readouterr().err
+    assert compare("seed=1", "seed=2", "--mixed-hardware") == 0
+
+
+@pytest.mark.slow
+def test_blocks_are_added_until_the_budget_is_spent_and_the_same_command_goes_on(
+    vitsweep: Command,
+) -> None:
+    first = vitsweep(*FAST, ONE_BLOCK, quick=False)
+    assert first.returncode == 0, first.stderr
+    assert "over 1 block: too few blocks." in first.stdout
+    assert (
+        "is spent and the interval still unknown, not +- 5 %: about 5 more blocks" in first.stdout
+    )
+
+    second = vitsweep(*FAST, ONE_BLOCK, quick=False)
+    assert "over 2 blocks" in second.stdout
+    cells = vitsweep.cells("compare").set_index("optimizer")
+    assert cells["blocks"].tolist() == [2, 2]
+    assert cells.loc["adamw_foreach", "baseline_cell_id"] == cells.loc["adamw_loop", "cell_id"]
+    store = Store(vitsweep.folder / "results" / "compare")
+    blocks: dict[str, set[str]] = {}
+    for record in store.runs():
+        blocks.setdefault(record.block, set()).add(record.cell_id)
+    assert all(cells == set(store.baselines()) for cells in blocks.values())
+    assert [" compare " in command["command"] for command in store.commands()] == [True, True]
+
+    anew = vitsweep(*FAST, ONE_BLOCK, "sweep.remeasure=true", quick=False)
+    assert "over 1 block: too few blocks." in anew.stdout
+    assert len(list(store.runs())) == 6
+
+    retried = vitsweep("retry", "compare", quick=False)
+    assert retried.returncode == 2
+    assert "was made by `compare`" in retried.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_run_at_once_and_keeps_what_was_measured(vitsweep: Command) -> None:
+    asked = ("compare", "seed=1", "seed=2", *QUICK, "measurement.measured_steps=100000")
+    running = vitsweep.start(*asked, quick=False)
+    logs = vitsweep.folder.glob
+    wait_for(lambda: any(logs("results/compare/cells/*/attempts/*/rank1.log")))
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert "the same command continues" in out
+    assert vitsweep.cells("compare")["status"].isna().all()
+
+
+@pytest.mark.full
+def test_a_setting_that_fails_is_told_and_not_repeated_unasked(vitsweep: Command) -> None:
+    failing = " ".join(fault("Raise"))
+    asked = ("compare", failing, "seed=0", *QUICK)
+    done = vitsweep(*asked, quick=False)
+    assert done.returncode == 3, done.stderr
+    assert "KeyError" in done.stdout
+    assert "Not every block measured both settings" in done.stdout
+    runs = list(Store(vitsweep.folder / "results" / "compare").runs())
+    assert len(runs) == 2
+
+    again = vitsweep(*asked, quick=False)
+    assert again.returncode == 3
+    assert "not repeated; `sweep.retry=[failed]` at the end" in again.stdout
+    assert len(list(Store(vitsweep.folder / "results" / "compare").runs())) == 2
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)

@@ -1,0 +1,91 @@
+"""Who else used the machine: only what happened while the steps were timed counts."""
+
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+import torch
+
+from vitsweep.measure import contention as monitor
+from vitsweep.measure.contention import SHARED_CORES_SHARE, ContentionMonitor, throttled
+
+CPU = torch.device("cpu")
+
+
+class Times(NamedTuple):
+    """CPU seconds of a machine since it was started."""
+
+    user: float
+    system: float
+    idle: float
+    iowait: float
+
+
+class Machine:
+    """A machine of two cores that works as it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times, self.own = Times(100.0, 10.0, 1000.0, 5.0), 7.0
+        monkeypatch.setattr(psutil, "cpu_times", lambda: self.times)
+        monkeypatch.setattr(monitor, "_own_seconds", lambda: self.own)
+
+    def work(self, own: float = 0.0, of_others: float = 0.0, idle: float = 0.0) -> None:
+        self.own += own
+        user, system, rest, waiting = self.times
+        self.times = Times(user + own + of_others, system, rest + idle / 2, waiting + idle / 2)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_ranks_alone_share_nothing(machine: Machine) -> None:
+    contention = ContentionMonitor(CPU)
+    machine.work(own=10.0, idle=2.0)
+    assert contention.end() == 10.0
+    assert not contention.shared(10.0)
+
+
+def test_all_ranks_of_the_node_are_its_own(machine: Machine) -> None:
+    contention = ContentionMonitor(CPU)
+    machine.work(own=5.0, of_others=5.0)
+    own = contention.end()
+    assert contention.shared(own)
+    assert not contention.shared(own + 5.0), "the other rank's time"
+
+
+@pytest.mark.parametrize(("of_others", "shared"), [(14.0, False), (16.0, True)])
+def test_others_may_take_a_small_share_of_all_cores(
+    of_others: float, shared: bool, machine: Machine
+) -> None:
+    assert SHARED_CORES_SHARE == 0.15
+    contention = ContentionMonitor(CPU)
+    machine.work(own=50.0, of_others=of_others, idle=50.0 - of_others)
+    assert contention.shared(contention.end()) is shared
+
+
+def test_what_comes_after_the_window_does_not_count(machine: Machine) -> None:
+    """A rank goes on with instrumented steps, the profiler, perhaps epochs of training."""
+    contention = ContentionMonitor(CPU)
+    machine.work(own=10.0)
+    own = contention.end()
+    machine.work(own=500.0, of_others=500.0)
+    assert not contention.shared(own)
+
+
+def test_a_window_too_short_to_see_is_not_shared(machine: Machine) -> None:
+    contention = ContentionMonitor(CPU)
+    assert not contention.shared(contention.end())
+
+
+def test_this_process_spends_time_of_its_own() -> None:
+    before = monitor._own_seconds()
+    total: Any = 0
+    while monitor._own_seconds() == before:
+        total += sum(range(10_000))
+    assert monitor._own_seconds() > before
+
+
+def test_whether_a_cpu_is_slowed_by_heat_is_unknown() -> None:
+    assert throttled(CPU) is None

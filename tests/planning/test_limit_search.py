@@ -1,0 +1,133 @@
+"""Searches for limits find them, try few values, and say what they cannot look for."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.cells import composer
+from tests.command import Command
+from vitsweep.composition.grid import expand
+from vitsweep.errors import BadValueError
+from vitsweep.planning.limit_search import Limit, Search, Searches, limit_of
+
+SETTINGS = {"key": "model.depth", "first": 16, "step": 1, "most": None, "within": 0.06}
+
+
+def searched(holds: Callable[[int], bool], **settings: object) -> tuple[Search, list[int]]:
+    """Search where what `holds` fits; return what was found and what was tried."""
+    limit = Limit(**SETTINGS | settings)  # type: ignore[arg-type]
+    search, tried = Search(), []
+    while (value := search.next(limit)) is not None:
+        tried.append(value)
+        search.learn(value, {"status": "measured" if holds(value) else "out_of_memory"})
+    return search, tried
+
+
+@pytest.mark.parametrize("most", [1, 2, 15, 16, 17, 100, 1000, 12_345])
+def test_a_limit_is_found_within_six_percent_by_few_values(most: int) -> None:
+    search, tried = searched(lambda value: value <= most)
+    assert search.fits <= most < (search.fails or 0)
+    assert (search.fails or 0) - search.fits <= max(1, 0.06 * search.fits)
+    assert len(tried) <= 16
+    assert len(set(tried)) == len(tried)
+
+
+def test_only_multiples_of_the_step_are_tried() -> None:
+    search, tried = searched(lambda value: value <= 77, step=8, first=20)
+    assert all(value % 8 == 0 for value in tried)
+    assert (search.fits, search.fails) == (72, 80)
+
+
+def test_where_even_the_smallest_value_fails_nothing_fits() -> None:
+    search, tried = searched(lambda value: False, step=4)
+    assert (search.fits, search.fails) == (0, 4)
+    assert tried == [16, 8, 4]
+
+
+def test_no_value_above_the_most_is_tried() -> None:
+    search, tried = searched(lambda value: True, most=50, step=4)
+    assert (search.fits, search.fails) == (48, None)
+    assert tried == [16, 32, 48]
+
+
+def test_another_end_than_out_of_memory_ends_the_search_with_its_reason() -> None:
+    search = Search()
+    search.learn(16, {"status": "failed", "reason": "KeyError: x"})
+    assert search.next(Limit(**SETTINGS)) is None  # type: ignore[arg-type]
+    assert search.ended == "failed: KeyError: x"
+
+
+def test_cells_take_their_steps_together_and_end_each_for_itself() -> None:
+    holds = {"ddp": 20, "fsdp": 60}
+    cells = expand(["sharding=ddp,fsdp", "sweep.baseline=null"], composer())
+    rounds = []
+
+    def run_round(number: int, tried: list) -> list[dict[str, str]]:  # type: ignore[type-arg]
+        depths = {c.choices["sharding"]: c.tree["model"]["depth"] for c in tried}
+        rounds.append(depths)
+        fits = [depth <= holds[sharding] for sharding, depth in depths.items()]
+        return [{"status": "measured" if fit else "out_of_memory"} for fit in fits]
+
+    limit = Limit(**SETTINGS)  # type: ignore[arg-type]
+    found = Searches(cells, limit, composer()).run(run_round)
+    assert rounds[0] == {"ddp": 16, "fsdp": 16}
+    assert "ddp" not in rounds[-1]
+    for search, most in zip(found, holds.values(), strict=True):
+        assert search.fits <= most < (search.fails or 0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["model.depth=3"], "`model.depth=3` fixes what `sweep.limit` looks for: leave it out"),
+        (["sweep.baseline=default"], "add `sweep.baseline=null`"),
+        (["sweep.limit.first=0"], "`sweep.limit.first=0`: must be greater than 0"),
+        (["sweep.limit.key=3"], "`sweep.limit.key=3`: a text is needed"),
+    ],
+)
+def test_a_mistake_is_named_as_typed(overrides: list[str], told: str) -> None:
+    given = ["sweep.limit.key=model.depth", "sweep.baseline=null", *overrides]
+    cells = expand(given, composer())
+    with pytest.raises(BadValueError) as error:
+        limit_of(cells[0].tree["sweep"], cells)
+    assert told in str(error.value)
+
+
+def test_a_sweep_without_a_key_is_a_plain_grid() -> None:
+    cells = expand(["model.depth=3"], composer())
+    assert limit_of(cells[0].tree["sweep"], cells) is None
+
+
+BUDGET = (
+    "+sweep=largest_model",
+    "sharding=ddp,fsdp",
+    "memory=keep_all",
+    "model.width=512",
+    "model.mlp_width=1024",
+    "model.num_heads=4",
+    "batch.images_per_step=4",
+    "resources.ranks_per_node=2",
+    "resources.memory_gib_per_rank=0.25",
+    "sweep.limit={first:5,within:0.4}",
+)
+
+
+@pytest.mark.full
+def test_the_largest_model_is_found_by_one_command_and_remembered(tmp_path: Path) -> None:
+    vitsweep = Command(tmp_path)
+    done = vitsweep("-m", *BUDGET, quick=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = pd.read_csv(tmp_path / "results/largest_model/report/limits.csv")
+    fits = found.set_index("sharding")["fits"]
+    assert 0 < fits["ddp"] < fits["fsdp"], "shards leave room for a larger model"
+    assert (found["fails_at"] > found["fits"]).all()
+    assert (found["num_parameters"] > 0).all()
+    cells = vitsweep.cells("largest_model")
+    assert set(cells["status"]) == {"measured", "out_of_memory"}
+    assert "goes furthest" in done.stdout
+
+    again = vitsweep("-m", *BUDGET, quick=False)
+    assert again.returncode == 0, again.stderr
+    assert len(vitsweep.cells("largest_model")) == len(cells), "nothing was tried anew"

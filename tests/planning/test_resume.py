@@ -1,0 +1,55 @@
+"""Which interrupted trainings of this machine go on, and in which blocks."""
+
+from pathlib import Path
+
+from tests.builders import run
+from tests.cells import LAPTOP, TINY, composer
+from vitsweep.composition.grid import expand
+from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.resume import Unfinished, completing_blocks, unfinished
+from vitsweep.results.store import Store, append_line
+
+
+def attempt(
+    store: Store, cell_id: str, number: int, step: int | None, *, job: str | None = None
+) -> None:
+    """Write the life of one attempt of run `b0-x`; it saved itself after `step` steps."""
+    run_id = "b0-x" if number == 1 else f"b0-x-{number}"
+    common = {"run_id": run_id, "attempt": number, "job": job}
+    place = {"block": "b0", "position": 1, "name": "b0-x", "git_commit": "c0ffee"}
+    path = store.cell(cell_id) / "attempts.jsonl"
+    append_line(path, {"event": "start"} | common | place)
+    append_line(path, {"event": "end", "saved_step": step} | common)
+
+
+def test_the_latest_saved_attempt_of_a_run_without_a_record_goes_on(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    attempt(store, "cell", 1, 4)
+    attempt(store, "cell", 2, 9)
+    attempt(store, "cell", 3, None)  # killed without a word: what the second saved still counts
+    attempt(store, "never", 1, None)
+    attempt(store, "elsewhere", 1, 5, job="12_0")
+    cells = ["cell", "never", "elsewhere", "new"]
+    [found] = unfinished(store, cells, [], "c0ffee")
+    wanted = {"name": "b0-x", "block": "b0", "position": 1, "git_commit": "c0ffee"}
+    assert found == Unfinished(cell_id="cell", attempt=4, step=9, **wanted)  # type: ignore[arg-type]
+    assert unfinished(store, cells, [], "another commit") == []
+    record = run("cell", "b0", 100)
+    over = type(record)(**{**vars(record), "run_id": "b0-x-3"})
+    assert unfinished(store, cells, [over], "c0ffee") == []
+
+
+def test_its_block_is_completed_by_the_cells_it_is_compared_with() -> None:
+    asked = expand([*TINY, "sharding=fsdp,zero2", "sweep.match=[model]"], composer())
+    plan = plan_of(asked, LAPTOP, composer())
+    fsdp, zero2, baseline = plan.entries
+    one = Unfinished(
+        cell_id=fsdp, name="b0-x", block="b0", position=0, attempt=2, git_commit=None, step=3
+    )
+    missing = {fsdp: 2, zero2: 1, baseline: 2}
+    [block], left = completing_blocks([one], plan, missing, [run(zero2, "b0", 100)], 8)
+    assert (block.name, [e.cell_id for e in block.entries]) == ("b0", [fsdp, baseline])
+    assert left == {fsdp: 1, zero2: 1, baseline: 1}
+    [block], left = completing_blocks([one], plan, missing, [], 8)
+    assert {e.cell_id for e in block.entries} == {fsdp, zero2, baseline}
+    assert left == {fsdp: 1, zero2: 0, baseline: 1}

@@ -1,0 +1,123 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.choices import choice
+from tests.shapes import CASES, NANO, assert_equal_step, build, replace, step
+from vitsweep.model.flops import train_flops
+from vitsweep.spec.technique import PrecisionPlan
+
+ALL = ["keep_all", "recompute_blocks", "recompute_selected", "offload_activations"]
+
+
+def applied(name, kernel="sdpa_auto"):
+    def apply(model):
+        return choice("memory", name).apply(choice("attention", kernel).apply(model))
+
+    return apply
+
+
+@pytest.mark.parametrize("kwargs", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_equal_those_of_the_plain_model(name, kwargs):
+    assert_equal_step(applied(name), **kwargs)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa_math", "sdpa_flash", "mha_module"])
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_equal_under_every_attention(name, kernel):
+    assert_equal_step(applied(name, kernel))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_equal_under_autocast(name):
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = step(build(dtype=torch.float32))
+        other = step(applied(name)(build(dtype=torch.float32)))
+
+    torch.testing.assert_close(other, plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_names_of_parameters_stay(name):
+    assert list(applied(name)(build()).state_dict()) == list(build().state_dict())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_flops_that_are_repeated_equal_those_of_the_counter(name):
+    counter = FlopCounterMode(display=False)
+    with counter:
+        step(applied(name, "sdpa_math")(build()))
+    repeated = choice("memory", name).recomputed_flops(NANO, 8, "token")
+
+    assert counter.get_total_flops() == 3 * (train_flops(NANO, 8, "token") + repeated)
+    assert (repeated > 0) == (name == "recompute_blocks")
+
+
+def peak_mib(name) -> float:
+    """Peak of parameters, gradients and activations over one step of 256 images."""
+    model = applied(name, "sdpa_flash")(build(replace(NANO, depth=4), dtype=torch.float32))
+    tracker = MemTracker()
+    tracker.track_external(model)
+    with tracker:
+        model(torch.randn(256, 3, 8, 8)).square().sum().backward()
+    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] / 2**20
+
+
+def test_recomputing_lowers_the_peak_and_recomputing_all_lowers_it_most():
+    keep_all, selected, blocks = map(
+        peak_mib, ["keep_all", "recompute_selected", "recompute_blocks"]
+    )
+
+    assert selected < 0.8 * keep_all
+    assert blocks < 0.5 * keep_all
+
+
+def test_offloading_moves_activations_and_leaves_parameters(monkeypatch):
+    from vitsweep.techniques.memory import _offload
+
+    moved, to_host = [], _offload._to_host
+    monkeypatch.setattr(
+        _offload, "_to_host", lambda t: moved.append((t, to_host(t))) or moved[-1][1]
+    )
+    model = applied("offload_activations")(build())
+    step(model)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    assert moved
+    for tensor, (_, host) in moved:
+        is_weight = tensor.untyped_storage().data_ptr() in weights
+        assert is_weight == (host.data_ptr() == tensor.data_ptr())
+
+
+def test_offloading_is_refused_on_cpu_and_in_compiled_blocks():
+    cell = SimpleNamespace(
+        resources=SimpleNamespace(device="cpu"), compilation=SimpleNamespace(name="compile_blocks")
+    )
+    device, compilation = choice("memory", "offload_activations").conflicts(cell)
+
+    assert device == (
+        "`memory=offload_activations` needs `resources.device=cuda`; got cpu, where activations "
+        "lie in host memory already and a copy would only cost time. Use "
+        "`memory=recompute_blocks`."
+    )
+    assert "`compilation=compile_blocks`" in compilation
+
+
+def test_selective_recomputation_is_refused_where_norms_are_gathered_inside_a_block():
+    def reasons(sharded, **plan):
+        cell = SimpleNamespace(
+            sharding=SimpleNamespace(name="fsdp", shards_parameters=sharded),
+            precision=SimpleNamespace(name="O2", plan=lambda: PrecisionPlan(**plan)),
+        )
+        return list(choice("memory", "recompute_selected").conflicts(cell))
+
+    (reason,) = reasons(True, param_dtype="bfloat16")
+    assert (
+        "with `sharding=fsdp` and `precision=O2` these include the gathering of float32" in reason
+    )
+    assert not reasons(True, param_dtype="bfloat16", norm_dtype="bfloat16")
+    assert not reasons(False, param_dtype="bfloat16")

@@ -1,0 +1,98 @@
+import importlib.machinery
+
+import pytest
+
+from tests.cells import GPU_NODE, LAPTOP, cell
+from vitsweep.spec.machine import Machine
+from vitsweep.techniques.optimizer import apex_adamw
+
+
+def reasons(*overrides: str, machine: Machine = LAPTOP) -> list[str]:
+    asked = cell(*overrides, machine=machine)
+    return list(asked.optimizer.conflicts(asked))
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "zero2", "hsdp"])
+@pytest.mark.parametrize("name", ["adamw_contiguous", "sgd_contiguous"])
+def test_contiguous_refuses_shards(name, sharding):
+    (reason,) = reasons(f"optimizer={name}", f"sharding={sharding}")
+
+    assert reason.startswith(f"`optimizer={name}` moves whole parameters into one buffer, but")
+    assert f"`sharding={sharding}`" in reason
+    assert reason.endswith("or `sharding=ddp`.")
+
+
+def test_contiguous_refuses_zero1_because_one_rank_would_hold_everything():
+    (reason,) = reasons("optimizer=adamw_contiguous", "sharding=zero1")
+
+    assert "one rank would hold all the state" in reason
+    assert "use `optimizer=adamw_fused`" in reason
+
+
+def test_contiguous_refuses_gradients_in_ddp_buckets():
+    views = "sharding.gradient_as_bucket_view=true"
+    (reason,) = reasons("optimizer=adamw_contiguous", views)
+
+    assert reason.endswith("use `sharding.gradient_as_bucket_view=false`.")
+
+
+def test_ddp_leaves_gradients_where_contiguous_keeps_them():
+    assert not cell("optimizer=adamw_contiguous").sharding.gradient_as_bucket_view
+    assert cell("optimizer=adamw_loop").sharding.gradient_as_bucket_view
+    assert not reasons("optimizer=adamw_contiguous")
+
+
+def test_fused_sgd_refuses_shards_and_fused_adamw_does_not():
+    (reason,) = reasons("optimizer=sgd_fused", "sharding=fsdp")
+
+    assert "no sharding strategy for `aten._fused_sgd_`" in reason
+    assert "use `optimizer=sgd_foreach`" in reason
+    assert not reasons("optimizer=sgd_fused")
+    assert not reasons("optimizer=adamw_fused", "sharding=fsdp")
+
+
+@pytest.mark.parametrize("name", ["sgd_fused", "sgd_contiguous"])
+def test_fused_sgd_refuses_half_precision_parameters_on_cpu(name):
+    (reason,) = reasons(f"optimizer={name}", "optimizer.implementation=fused", "precision=O3")
+
+    assert reason.startswith(f"`optimizer={name}` leaves bfloat16 parameters as they are on CPU")
+    assert not reasons("optimizer=sgd_fused", "precision=O2")
+
+
+def test_an_eps_that_float16_cannot_hold_is_refused():
+    half = ("precision=O3", "precision.half_dtype=float16")
+    (reason,) = reasons(*half, "optimizer.eps=1e-8")
+
+    assert reason.startswith("`optimizer.eps=1e-08` is zero in float16 (`precision=O3` without")
+    assert not reasons(*half)
+
+
+def test_nesterov_needs_momentum():
+    (reason,) = reasons("optimizer=sgd_loop", "optimizer.momentum=0.0", "optimizer.nesterov=true")
+
+    assert reason == "`optimizer.nesterov=true` needs `optimizer.momentum` above 0."
+
+
+def test_apex_is_refused_where_it_is_not_installed():
+    not_there, no_gpu = reasons("optimizer=adamw_apex")
+
+    assert "the package `apex` on PyPI is something else" in not_there
+    assert "runs on GPUs only" in no_gpu
+
+
+def test_the_apex_of_pypi_is_not_taken_for_nvidias(monkeypatch, tmp_path):
+    spec = importlib.machinery.ModuleSpec("apex", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(apex_adamw, "find_spec", lambda name: spec)
+    assert not apex_adamw.apex_is_installed()
+
+    (tmp_path / "optimizers").mkdir()
+    (tmp_path / "optimizers" / "fused_adam.py").touch()
+    assert apex_adamw.apex_is_installed()
+
+
+def test_apex_refuses_shards(monkeypatch):
+    monkeypatch.setattr(apex_adamw, "apex_is_installed", lambda: True)
+    (reason,) = reasons("optimizer=adamw_apex", "sharding=fsdp", machine=GPU_NODE)
+
+    assert "know no DTensor" in reason

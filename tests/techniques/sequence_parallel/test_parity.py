@@ -1,0 +1,110 @@
+"""Building blocks beside outside code and plain formulas on the same inputs."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitsweep.model.linear_attention import LinearAttend
+from vitsweep.model.tokens import TokenAxis
+from vitsweep.techniques.sequence_parallel._block_attention import (
+    BlockAttention,
+    FlashOnCpu,
+    FlashOnCuda,
+    Plain,
+)
+from vitsweep.techniques.sequence_parallel._ring import _merge
+from vitsweep.techniques.sequence_parallel._segments import within_segments
+from vitsweep.techniques.sequence_parallel._tokens import from_zigzag, to_zigzag
+
+
+def qkv(tokens: int, dtype: torch.dtype = torch.float64, device: str = "cpu") -> list[Tensor]:
+    torch.manual_seed(0)
+    shape = (3, 2, 4, tokens, 8)
+    return [t.requires_grad_() for t in torch.randn(shape, dtype=dtype, device=device)]
+
+
+@pytest.mark.parametrize("kernel", [Plain(), FlashOnCpu()])
+def test_blocks_merged_by_logsumexp_are_scaled_dot_product_attention(
+    kernel: BlockAttention,
+) -> None:
+    q, k, v = qkv(12)
+    wanted = F.scaled_dot_product_attention(q, k, v)
+    gradient = torch.randn_like(wanted)
+    wanted_gradients = torch.autograd.grad(wanted, (q, k, v), gradient)
+
+    out, lse = torch.zeros_like(q), torch.full(q.shape[:3], float("-inf"), dtype=q.dtype)
+    blocks = [slice(0, 5), slice(5, 12)]
+    for block in blocks:
+        _merge(out, lse, *kernel.forward(q, k[:, :, block], v[:, :, block], False))
+    parts = [kernel.backward(gradient, q, k[:, :, b], v[:, :, b], out, lse, False) for b in blocks]
+
+    exact = {"rtol": 0, "atol": 1e-12}
+    torch.testing.assert_close(out, wanted, **exact)
+    torch.testing.assert_close(parts[0][0] + parts[1][0], wanted_gradients[0], **exact)
+    for i in (1, 2):
+        joined = torch.cat([part[i] for part in parts], 2)
+        torch.testing.assert_close(joined, wanted_gradients[i], **exact)
+
+
+@pytest.mark.parametrize("kernel", [Plain(), FlashOnCpu()])
+def test_a_causal_block_is_causal_attention(kernel: BlockAttention) -> None:
+    q, k, v = qkv(7)
+    wanted = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    gradients = torch.autograd.grad(wanted.sum(), (q, k, v))
+    out, lse = kernel.forward(q, k, v, True)
+    found = kernel.backward(torch.ones_like(out), q, k, v, out, lse, True)
+    for a, b in zip((out, *found), (wanted, *gradients), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.gpu(count=1)
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_on_cuda_gives_what_the_plain_block_gives(causal: bool) -> None:
+    q, k, v = (t.detach() for t in qkv(64, torch.bfloat16, "cuda"))
+    gradient = torch.randn_like(q)
+    results = []
+    for kernel in (Plain(), FlashOnCuda()):
+        out, lse = kernel.forward(q, k, v, causal)
+        results.append((out, lse, *kernel.backward(gradient, q, k, v, out, lse, causal)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a.float(), b.float(), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize(("causal", "decay"), [(False, 1.0), (True, 1.0), (True, 0.95)])
+def test_linear_attention_is_its_quadratic_form(causal: bool, decay: float) -> None:
+    q, k, v = qkv(150)  # more than two chunks
+    t = torch.arange(150, dtype=q.dtype)
+    weights = decay ** (t[:, None] - t).abs()
+    if causal:
+        weights = weights.tril()
+    scores = (1 + F.elu(q)) @ (1 + F.elu(k)).mT / q.shape[-1] * weights
+    wanted = scores @ v / weights.sum(-1, keepdim=True)
+
+    found = LinearAttend(causal, decay)(q, k, v)
+
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    for a, b in zip(
+        torch.autograd.grad(found.sum(), (q, k, v)),
+        torch.autograd.grad(wanted.sum(), (q, k, v)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_segments_are_a_block_diagonal_mask() -> None:
+    q, k, v = qkv(11)
+    number = torch.arange(11) // 4
+    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=number[:, None] == number)
+    found = within_segments(F.scaled_dot_product_attention, 11, segments=3)(q, k, v)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_zigzag_deals_out_both_ends_and_comes_back(ranks: int) -> None:
+    x, along = torch.arange(16).reshape(1, 16, 1), TokenAxis(1, 16)
+    dealt = to_zigzag(x, along, ranks)
+    part = 16 // (2 * ranks)
+    assert dealt[0, :part, 0].tolist() == list(range(part))
+    assert dealt[0, part : 2 * part, 0].tolist() == list(range(16 - part, 16))
+    assert torch.equal(from_zigzag(dealt, along, ranks), x)

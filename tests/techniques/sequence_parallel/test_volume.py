@@ -1,0 +1,121 @@
+"""What the counters see is what the formulas say, to the byte."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.techniques.sequence_parallel.cases import AXIAL, VIDEO, answers, cell
+from tests.techniques.sequence_parallel.test_exact import DECAY, ZIGZAG
+from vitsweep.equivalence import _global_batch, _my_share
+from vitsweep.measure.communication import CommunicationCounter
+from vitsweep.model.build import build_model
+from vitsweep.parallelize import parallelize
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.world import World
+
+SINGLE = ("precision.dtype=float32",)
+EIGHT_PARTS = ("pipeline_parallel.microbatches=8",)
+"""As many as the most stages of these tests."""
+
+CASES = [
+    ("sequence_parallel=ulysses",),
+    ("sequence_parallel=ulysses", *VIDEO, "memory=recompute_blocks"),
+    ("sequence_parallel=ring",),
+    ("sequence_parallel=ring", *ZIGZAG, "memory=recompute_selected"),
+    ("sequence_parallel=ring", *AXIAL, *SINGLE),
+    ("sequence_parallel=usp", *VIDEO),
+    ("sequence_parallel=usp", *ZIGZAG, "batch.accumulation_steps=2"),
+    ("sequence_parallel=dsp", *VIDEO),
+    ("sequence_parallel=dsp", *AXIAL, "memory=recompute_blocks"),
+    ("sequence_parallel=lasp", *DECAY),
+    ("sequence_parallel=lasp2", "attention=linear", "memory=recompute_selected"),
+    ("sequence_parallel=lasp2", "attention=linear", *AXIAL),
+    ("sequence_parallel=lss", "classifier=pooled"),
+    ("pipeline_parallel=gpipe", "model.depth=8", *VIDEO[:3]),
+    ("pipeline_parallel=one_f_one_b", "model.depth=9", *EIGHT_PARTS, "memory=recompute_blocks"),
+    ("pipeline_parallel=interleaved", "model.depth=16", *EIGHT_PARTS),
+    ("tensor_parallel=megatron",),
+    ("tensor_parallel=megatron", *VIDEO, "memory=recompute_blocks"),
+    ("sequence_parallel=ulysses", "precision=O1"),
+    ("sequence_parallel=ring", "precision=O1", "memory=recompute_blocks"),
+    ("sequence_parallel=dsp", "precision=O2", *VIDEO),
+    ("sequence_parallel=lasp2", "attention=linear", "precision=bf16"),
+    ("tensor_parallel=megatron", "precision=O1"),
+    ("pipeline_parallel=one_f_one_b", "model.depth=8", *EIGHT_PARTS, "precision=O1"),
+    ("sequence_parallel=megatron_sp", "precision=O1"),
+    ("sequence_parallel=megatron_sp",),
+    ("sequence_parallel=megatron_sp", *VIDEO, "memory=recompute_selected"),
+]
+
+
+def counted(world: World, cells: list[CellSpec]) -> list[dict[str, float]]:
+    """Bytes of one step, mean over ranks, by purpose."""
+    return [_counted(world, each) for each in cells]
+
+
+def _counted(world: World, each: CellSpec) -> dict[str, float]:
+    torch.manual_seed(0)
+    trainer = parallelize(build_model(each), each, world)
+    share = _my_share(each, *_global_batch(each, 0, world), world)
+    trainer.step(iter(share))  # pipelines exchange shapes before their first step
+    with CommunicationCounter() as counter:
+        trainer.step(iter(share))
+    sent = {}
+    for purpose in ("activation", "gradient"):
+        mean = torch.tensor(counter.sent(purpose), dtype=torch.float64)  # type: ignore[arg-type]
+        dist.all_reduce(mean)
+        sent[purpose] = float(mean) / world.size
+    return sent
+
+
+def wanted(each: CellSpec) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for technique in (each.sequence_parallel, each.tensor_parallel, each.pipeline_parallel):
+        for purpose, sent in technique.sent_bytes_per_step(each).items():
+            total[purpose] = total.get(purpose, 0.0) + sent
+    return total
+
+
+RANKS = [
+    pytest.param(2, marks=pytest.mark.slow),
+    pytest.param(4, marks=pytest.mark.full),
+    pytest.param(8, marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_counters_equal_the_formulas(ranks: int, tmp_path: Path) -> None:
+    more = ("model.num_heads=8",) if ranks == 8 else ()
+    cells = [cell(ranks, *case, *more) for case in CASES]
+    wrong = {}
+    for each, (name, sent) in zip(
+        cells, in_order(cells, answers(counted, cells, tmp_path)), strict=True
+    ):
+        for purpose, expected in wanted(each).items():
+            if sent[purpose] != pytest.approx(expected, rel=1e-12):
+                wrong[name, purpose] = (sent[purpose], expected)
+    assert not wrong, "\n".join(f"{key}: counted {a}, formula {b}" for key, (a, b) in wrong.items())
+
+
+def in_order(cells: list[CellSpec], found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """`answers` groups cells by their mesh; undo that."""
+    meshes = list(dict.fromkeys(each.mesh for each in cells))
+    order = sorted(range(len(cells)), key=lambda i: meshes.index(cells[i].mesh))
+    return [found[order.index(i)] for i in range(len(cells))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_switches_of_dsp_send_half_of_ulysses_all_to_alls(ranks: int, tmp_path: Path) -> None:
+    """Per pair of a spatial and a temporal block 2 M/N against 4 M/N; DSP saves the last switch."""
+    video = ("model=video_vit_nano", "data=moving_digits", "data.num_frames=8", "model.depth=4")
+    dsp, ulysses = (cell(ranks, f"sequence_parallel={m}", *video) for m in ("dsp", "ulysses"))
+    (_, by_dsp), (_, by_ulysses) = answers(counted, [dsp, ulysses], tmp_path)
+    at_the_end = wanted(dsp)["activation"] - dsp.sequence_parallel.switch_bytes(dsp)  # type: ignore[attr-defined]
+    pairs = dsp.model.depth // 2
+    share = (2 * pairs - 1) / (2 * pairs)
+    switched, exchanged = (s["activation"] - at_the_end for s in (by_dsp, by_ulysses))
+    assert switched == pytest.approx(share * exchanged / 2)

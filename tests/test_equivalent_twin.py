@@ -1,0 +1,120 @@
+"""The proof before the first timing: it passes what is equal, and finds what is not."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.amp.grad_scaler import GradScaler
+
+from tests.cells import cell
+from tests.data.places import world as lone_world
+from tests.faults import Exploding, Scaled
+from tests.ranks import on_ranks
+from tests.training.alone import alone
+from vitsweep.equivalence import WrongResultError, prove, twin_of
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.techniques.optimizer.adamw import AdamW
+from vitsweep.techniques.sharding.none import Unsharded
+from vitsweep.training import scaler
+from vitsweep.world import World
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["precision=O1"],
+        ["precision=O2", "memory=recompute_blocks"],
+        ["precision=O3", "optimizer=sgd_foreach"],
+        ["layout=batch_second", "classifier=pooled", "attention=mha_module"],
+        ["optimizer=adamw_contiguous", "optimizer.clip_norm=0.1", "batch.accumulation_steps=2"],
+    ],
+    ids=" ".join,
+)
+def test_honest_techniques_pass_within_the_tolerance_of_their_precision(
+    overrides: list[str],
+) -> None:
+    spec = alone(*overrides)
+    assert prove(spec, lone_world()) <= spec.precision.relative_tolerance()
+
+
+def test_a_wrong_gradient_is_found_and_told() -> None:
+    wrong = replace(alone(), memory=Scaled(name="scaled"))
+    with pytest.raises(WrongResultError) as error:
+        prove(wrong, lone_world())
+    assert str(error.value).startswith("The nano twin's losses [")
+    assert "under `optimizer=plain SGD` (`precision=fp32` allows 0.0001)" in str(error.value)
+
+
+def test_a_loss_that_is_not_a_number_is_wrong() -> None:
+    with pytest.raises(WrongResultError):
+        prove(replace(alone(), memory=Exploding(name="exploding")), lone_world())
+
+
+def test_a_wrong_optimizer_is_found_by_the_second_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = AdamW.arguments
+
+    def twice_the_rate(choice: AdamW) -> dict[str, Any]:
+        given = honest(choice)
+        return given | {"lr": given["lr"] * (2 if choice.implementation == "fused" else 1)}
+
+    monkeypatch.setattr(AdamW, "arguments", twice_the_rate)
+    with pytest.raises(WrongResultError, match="under `optimizer=adamw_fused`"):
+        prove(alone("optimizer=adamw_fused"), lone_world())
+
+
+def _verdict(world: World, spec: CellSpec) -> str:
+    try:
+        return f"equal {prove(spec, world):.1e}"
+    except WrongResultError as error:
+        return str(error)
+
+
+def test_ranks_that_train_apart_are_found_on_every_rank(tmp_path: Path) -> None:
+    apart = replace(cell(), sharding=Unsharded(name="none"))
+    for told in on_ranks(2, _verdict, apart, apart, folder=tmp_path):
+        assert told.startswith("The nano twin's losses")
+
+
+TOO_HIGH = 2.0**19
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_loss_scale_that_starts_too_high_is_no_wrong_result(
+    level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float16 gradients overflow until the scale has halved; the twin repeats those steps."""
+    scalers: list[GradScaler] = []
+
+    def too_high(device: str, init_scale: float) -> GradScaler:
+        scalers.append(GradScaler(device, init_scale=TOO_HIGH))
+        return scalers[-1]
+
+    monkeypatch.setattr(scaler, "GradScaler", too_high)
+    spec = alone(f"precision={level}", "precision.half_dtype=float16")
+    assert prove(spec, lone_world()) <= spec.precision.relative_tolerance()
+    assert scalers
+    assert all(one.get_scale() < TOO_HIGH for one in scalers), "there were overflows"
+
+
+def test_a_loss_scale_that_never_fits_is_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitsweep.equivalence.HALVINGS", 2)
+    spec = alone("precision=O1", "precision.half_dtype=float16", "precision.loss_scale=1e9")
+    with pytest.raises(WrongResultError):
+        prove(spec, lone_world())
+
+
+def test_a_twin_is_nano_and_keeps_every_technique() -> None:
+    spec = cell("model=vit_huge_14", "data=synthetic", "precision=O2", "sharding=fsdp")
+    twin = twin_of(spec)
+    assert twin.techniques == spec.techniques
+    assert (twin.mesh, twin.resources, twin.seed) == (spec.mesh, spec.resources, spec.seed)
+    assert twin.model.depth == 2
+    assert twin.model.width == 16 * spec.model.num_heads
+    assert twin.model.patch_px == spec.model.patch_px
+    assert twin.images_per_step <= 16
+
+
+def test_in_float64_nothing_but_rounding_differs() -> None:
+    assert prove(alone("precision.dtype=float64"), lone_world()) < 1e-12

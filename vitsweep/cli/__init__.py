@@ -1,0 +1,1 @@
+"""What is typed: one file per verb, the table of verbs, completion, and the end of a command."""

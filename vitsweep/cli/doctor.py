@@ -1,0 +1,129 @@
+"""`vitsweep doctor`: what this machine can do, what is missing, and how to get it."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+from rich.table import Table
+from rich.text import Text
+
+from vitsweep.composition.composer import Composer
+from vitsweep.console import open_console
+from vitsweep.execution.calibration import calibration_for
+from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.results.store import Store
+from vitsweep.spec.machine import Machine
+
+PACKAGES = ("torch", "hydra-core", "submitit", "hydra-submitit-launcher", "pandas", "wandb")
+OPTIONAL = {
+    "torchao": "precision=fp8: pip install 'vitsweep[fp8]'",
+    "apex": "optimizer=adamw_apex: NVIDIA's, from source (github.com/NVIDIA/apex)",
+}
+SLURM = ("sinfo", "sbatch", "squeue", "sacct")
+
+
+def examine() -> int:
+    """Print the findings; return 0 where vitsweep can run here, else 3."""
+    console = open_console()
+    machine = Machine.here()
+    for title, rows in (
+        ("Machine", _machine(machine)),
+        ("Software", _software()),
+        ("Cluster", _cluster()),
+        ("Rates of one rank, measured now", _rates(machine)),
+    ):
+        console.print(_table(title, rows))
+    return 0
+
+
+def _machine(machine: Machine) -> list[tuple[str, str]]:
+    from vitsweep.measure.cpu import cpu_model
+
+    memory = psutil.virtual_memory()
+    disk = shutil.disk_usage(Path.cwd())
+    return [
+        ("host", socket.gethostname()),
+        ("processor", f"{cpu_model()}, {machine.cores_per_node} cores usable"),
+        ("half precision on CPU", _half_precision()),
+        ("memory", f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"),
+        ("GPUs", _gpus(machine)),
+        ("results would go to", f"{Path('results').absolute()}, {disk.free / 2**30:.0f} GiB free"),
+        ("load", f"{os.getloadavg()[0]:.1f} (timing wants an idle machine)"),
+    ]
+
+
+def _half_precision() -> str:
+    flags = Path("/proc/cpuinfo").read_text()
+    has = [name for name in ("amx_bf16", "avx512_bf16", "amx_fp16") if name in flags]
+    return (
+        ", ".join(has)
+        or "no bfloat16 instructions: O1 to O3 and bf16 will be slower than fp32 here"
+    )
+
+
+def _gpus(machine: Machine) -> str:
+    if not machine.devices_per_node:
+        return "none usable: cells run on CPU ranks over gloo"
+    import torch
+
+    names = {torch.cuda.get_device_name(i) for i in range(machine.devices_per_node)}
+    return f"{machine.devices_per_node} x {', '.join(sorted(names))}"
+
+
+def _software() -> list[tuple[str, str]]:
+    rows = [(name, _version(name) or "MISSING: pip install " + name) for name in PACKAGES]
+    rows += [
+        (n, _version(n) or ("found" if find_spec(n) else f"absent ({why})"))
+        for n, why in OPTIONAL.items()
+    ]
+    compiler = next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
+    return [*rows, ("C++ compiler", compiler or "absent (compilation=compile_*: apt install g++)")]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cluster() -> list[tuple[str, str]]:
+    missing = [name for name in SLURM if not shutil.which(name)]
+    if "sinfo" in missing:
+        return [("Slurm", "no client here: sweeps run on this machine (hydra/launcher=local)")]
+    shown = subprocess.run(
+        ["sinfo", "-h", "-o", "%P %D nodes, %c cpus, %G"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    trouble = shown.stderr.strip().splitlines()[:1]
+    answer = shown.stdout.strip() or f"installed, but no cluster answers: {' '.join(trouble)}"
+    return [("Slurm", answer), ("missing commands", ", ".join(missing) or "none")]
+
+
+def _rates(machine: Machine) -> list[tuple[str, str]]:
+    cell = plan_cell(Composer().compose([]), machine).spec
+    with tempfile.TemporaryDirectory() as folder:
+        rates = calibration_for(cell, Store(Path(folder)), socket.gethostname())
+    if not rates:
+        return [("measurement", "failed: run one cell and read its rank0.log")]
+    bandwidth = rates.pop("all_reduce_gb_per_s", None)
+    rows = [(f"matmul {dtype}", f"{rate:.3g} TFLOP/s") for dtype, rate in rates.items()]
+    ranks = cell.resources.world_size
+    if bandwidth:
+        rows.append((f"all-reduce, {ranks} ranks", f"{bandwidth:.3g} GB/s"))
+    return rows
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for row in rows:
+        table.add_row(*map(Text, row))  # names hold square brackets
+    return table

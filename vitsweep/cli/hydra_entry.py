@@ -1,0 +1,87 @@
+"""What is typed without a verb: overrides, handed to Hydra."""
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import vitsweep.planning.command_line  # noqa: F401  (notes what was typed before Hydra's share is changed)
+from vitsweep.cli.verbs import VERBS
+from vitsweep.errors import VitsweepError
+
+COMPLETION = ("-sc", "--shell-completion")
+HYDRA_SHOWS = (*COMPLETION, "-c", "--cfg", "-i", "--info", "--hydra-help")
+"""Flags that make Hydra print something instead of running."""
+
+
+def run_hydra(arguments: Sequence[str]) -> int:
+    """Compose and launch through Hydra; a single cell is a sweep of one."""
+    import hydra
+
+    from vitsweep.composition.conf_dir import conf_dir
+
+    sys.argv = ["vitsweep", *_for_hydra(arguments)]  # the name in Hydra's usage and in its scripts
+
+    def task(config: object) -> None:
+        """Only stock launchers of Hydra call it."""
+        from vitsweep.launchers.external_ranks import run_composed
+
+        run_composed()
+
+    hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
+    return 0
+
+
+def _for_hydra(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with what belongs to cells left to our sweeper.
+
+    Raises:
+        VitsweepError: several cells are asked for without `-m`, or a word is no override.
+    """
+    from vitsweep.composition.composer import Composer
+    from vitsweep.composition.deferred_overrides import deferred
+
+    if any(a.split("=")[0] in HYDRA_SHOWS for a in arguments):
+        return list(arguments)
+    _refuse_words(arguments)
+    composer, overrides = Composer(), [a for a in arguments if _is_override(a)]
+    if not {"-m", "--multirun"} & set(arguments):
+        _refuse_sweeps(composer.parse(overrides), arguments)
+    flags = [a for a in arguments if a not in overrides and a not in ("-m", "--multirun")]
+    return ["--multirun", *flags, *deferred(overrides, composer)]
+
+
+def _is_override(argument: str) -> bool:
+    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
+
+
+def _refuse_words(arguments: Sequence[str]) -> None:
+    """Refuse what is neither a verb nor an override; the word after a flag is that flag's."""
+    from vitsweep.composition.suggestions import nearest
+
+    for before, word in pairwise(["-m", *arguments]):
+        of_flag = before.startswith("-") and before not in ("-m", "--multirun")
+        if of_flag or word.startswith("-") or _is_override(word):
+            continue
+        if before.endswith(","):
+            raise VitsweepError(f"`{before} {word}`: no space after a comma: `{before}{word}`.")
+        known = ", ".join(f"`{verb}`" for verb in VERBS)
+        raise VitsweepError(
+            f"`{word}` is neither an override (`key=value`) nor a verb; the verbs are {known} and "
+            "come first." + nearest(word, VERBS, lambda verb: f"python -m vitsweep {verb}")
+        )
+
+
+def _refuse_sweeps(overrides: Sequence[Any], arguments: Sequence[str]) -> None:
+    """Without -m a comma would silently make a list or a text of what was meant as a sweep."""
+    for override in overrides:
+        if override.is_sweep_override():
+            raise VitsweepError(
+                f"`{override.input_line}` asks for several cells: add `-m` "
+                f"(`python -m vitsweep -m {' '.join(arguments)}`)."
+            )
+
+
+def asks_for_completion(arguments: Sequence[str]) -> bool:
+    """Tell whether the Tab key asks, through a script that Hydra wrote."""
+    return bool(set(COMPLETION) & set(arguments)) and any("query=" in a for a in arguments)

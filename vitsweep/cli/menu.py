@@ -1,0 +1,45 @@
+"""The menu: every group and choice of conf/ with the comment its YAML begins with."""
+
+import re
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from textwrap import shorten
+
+from vitsweep.composition.conf_dir import conf_dir
+
+_LINE = re.compile(r"\s+- (override )?(?P<group>[\w/]+): (?P<choice>\w+)\s*(# *(?P<why>.*))?")
+_HEADING = re.compile(r"  # (?P<title>.*)")
+
+
+def menu(conf: Path | None = None) -> str:
+    """Return the menu as text, in the order of conf/config.yaml, defaults marked with `*`."""
+    return "\n".join(_lines(conf or conf_dir()))
+
+
+def _lines(conf: Path) -> Iterator[str]:
+    for line in (conf / "config.yaml").read_text().partition("\ndefaults:\n")[2].splitlines():
+        if heading := _HEADING.fullmatch(line):
+            yield f"\n{heading['title']}"
+        elif entry := _LINE.fullmatch(line):
+            if (conf / entry["group"]).is_dir():
+                yield f"  {entry['group'] + '=':<22} {entry['why'] or ''}".rstrip()
+                yield from _choices(conf / entry["group"], entry["choice"])
+        elif line and not line.startswith(" "):
+            break
+    if any((conf / "sweep").glob("*.yaml")):
+        yield "\nNamed sweeps: `+sweep=NAME`"
+        yield from _choices(conf / "sweep", "")
+
+
+def _choices(folder: Path, default: str) -> Iterator[str]:
+    for path in sorted(folder.glob("*.yaml"), key=lambda p: (p.stem != default, p.stem)):
+        mark = "*" if path.stem == default else " "
+        yield f"   {mark} {path.stem:<19} {first_comment(path)}".rstrip()
+
+
+def first_comment(path: Path) -> str:
+    """Return the comment a YAML begins with, in one line and shortened to fit a terminal."""
+    lines = [line for line in path.read_text().splitlines() if "@package" not in line]
+    block = takewhile(lambda line: line.startswith("#"), lines)
+    return shorten(" ".join(line.lstrip("# ") for line in block), 100, placeholder=" ...")

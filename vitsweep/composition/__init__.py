@@ -1,0 +1,1 @@
+"""From overrides to cells: the only room that knows Hydra's composition."""

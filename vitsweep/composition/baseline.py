@@ -1,0 +1,93 @@
+"""Baselines: what a speedup divides by, for every cell of a sweep."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitsweep.composition.composed_cell import ComposedCell
+from vitsweep.composition.composer import Composer
+from vitsweep.composition.override_text import typed
+from vitsweep.composition.set_value import root_of
+from vitsweep.errors import BadValueError
+from vitsweep.spec.technique import TECHNIQUE_GROUPS
+
+ALWAYS_THE_CELLS_OWN = ("measurement", "seed")
+"""A baseline is measured the same way as its cell, whatever `sweep.match` says."""
+
+
+def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:
+    """Return the baseline of a cell, or None with `sweep.baseline=null`.
+
+    It has the cell's own overrides except those of the technique groups, of the mesh and of what
+    `sweep.match` leaves out, which are back at their defaults; then come the choices of
+    `sweep.baseline`. Every `auto` in it is still to be resolved: whether a cell *is* its baseline
+    only the `cell_id` decides.
+
+    Raises:
+        BadValueError: `sweep.baseline` or `sweep.match` is wrong.
+    """
+    sweep = cell.tree["sweep"]
+    asked = _as_overrides(sweep.get("baseline"))
+    if asked is None:
+        return None
+    match = _checked_match(sweep.get("match"), composer)
+    kept = (*match, *ALWAYS_THE_CELLS_OWN)
+    reset = [group for group in composer.default_choices if group not in kept]
+    own = [str(o.input_line) for o in composer.parse(cell.overrides) if root_of(o) not in reset]
+    wanted = {group: composer.default_choices[group] for group in reset}
+    wanted |= _choices(asked, composer)
+    return _with_choices([*own, *_matched_keys(cell, match, reset), *asked], wanted, composer)
+
+
+def _with_choices(texts: list[str], wanted: Mapping[str, str], composer: Composer) -> ComposedCell:
+    """Compose; a group that some other override keeps from its choice is set to it by name."""
+    baseline = composer.compose(texts)
+    held = [f"{g}={choice}" for g, choice in wanted.items() if baseline.choices.get(g) != choice]
+    return composer.compose([*texts, *held]) if held else baseline
+
+
+def _choices(asked: Sequence[str], composer: Composer) -> dict[str, str]:
+    """Return the groups among the overrides of `sweep.baseline`."""
+    for override in composer.parse(asked):
+        if override.is_sweep_override():
+            raise BadValueError(
+                f"`sweep.baseline`: `{override.input_line}` is several settings; a baseline is one."
+            )
+    groups = [o for o in composer.parse(asked) if o.key_or_group in composer.default_choices]
+    return {override.key_or_group: str(override.value()) for override in groups}
+
+
+def _checked_match(match: Any, composer: Composer) -> list[str]:
+    """Return the groups and keys of `sweep.match`."""
+    if not isinstance(match, list):
+        raise BadValueError(f"`sweep.match={match}` must be a list of groups, like `[model,data]`.")
+    known = [*composer.default_choices, "seed"]
+    for name in match:
+        if str(name).split(".")[0] not in known:
+            listed = ", ".join(f"`{group}`" for group in known if group not in TECHNIQUE_GROUPS)
+            raise BadValueError(
+                f"`sweep.match` names `{name}`, which is no group. A baseline can share {listed} "
+                "with its cell, or one key of them, as in `batch.resolution_px`."
+            )
+    return [str(name) for name in match]
+
+
+def _matched_keys(cell: ComposedCell, match: Sequence[str], reset: Sequence[str]) -> list[str]:
+    """Return the single keys in `sweep.match` whose group is reset, with the cell's values."""
+    pairs = [(name, *name.partition(".")[::2]) for name in match if "." in name]
+    return [
+        typed(name, cell.tree[group][key])
+        for name, group, key in pairs
+        if group in reset and key in cell.tree[group]
+    ]
+
+
+def _as_overrides(setting: Any) -> list[str] | None:
+    """Return `sweep.baseline` as overrides; None stands for no baseline."""
+    if setting is None:
+        return None
+    if isinstance(setting, Mapping):
+        return [typed(str(key), value) for key, value in setting.items()]
+    if isinstance(setting, list):
+        return [str(text) for text in setting]
+    return [] if setting in ("default", "") else shlex.split(str(setting))

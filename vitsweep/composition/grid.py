@@ -1,0 +1,81 @@
+"""The grid: which cells a command line asks for. The grammar is Hydra's, the expansion ours."""
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any
+
+from vitsweep.composition.axes import Axis, axes_of, cells_axis, named_axes, zipped
+from vitsweep.composition.composed_cell import ComposedCell, Tree
+from vitsweep.composition.composer import Composer
+from vitsweep.composition.override_text import typed
+from vitsweep.errors import BadValueError
+
+
+def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[ComposedCell]:
+    """Return the cells of a command line, each once, in the order of Hydra's own sweeper.
+
+    Swept overrides multiply; the `axes` and `cells` of a named sweep (`+sweep=NAME`) multiply with
+    them; axes named together in `sweep.zip` advance together. An override on the command line
+    replaces one of the same key in the named sweep, and one in `cells` that of an axis.
+
+    Args:
+        overrides: as typed after `python -m vitsweep -m`; those of Hydra's own node are left out.
+        composer: pieces to share between calls.
+
+    Raises:
+        BadValueError: an override is wrong; the text names it as typed and the valid ones.
+    """
+    composer = composer or Composer()
+    asked = axes_of(composer, overrides)
+    sweep = composer.compose(_of_the_sweep(asked)).tree["sweep"]
+    axes = {axis.key: axis for axis in named_axes(composer, sweep.get("axes") or {})}
+    axes |= {axis.key: axis for axis in asked if axis.root != "sweep"}
+    factors = zipped(list(axes.values()), sweep.get("zip") or [])
+    cells = cells_axis(composer, sweep["cells"]).values if sweep.get("cells") else [()]
+    typed_keys = {axis.key for axis in asked}
+    same = _constant(sweep, composer)
+    return collapsed(
+        composer.compose(merged([cell, *parts, _own(cell, typed_keys, composer), same], composer))
+        for cell, *parts in product(cells, *(axis.values for axis in factors))
+    )
+
+
+def collapsed(cells: Iterable[ComposedCell]) -> list[ComposedCell]:
+    """Leave out cells that ask for the same as an earlier one."""
+    first: dict[str, ComposedCell] = {}
+    for cell in cells:
+        first.setdefault(cell.key, cell)
+    return list(first.values())
+
+
+def _of_the_sweep(asked: Sequence[Axis]) -> list[str]:
+    """Return the overrides that say what the sweep is, which therefore cannot be swept."""
+    own = [axis for axis in asked if axis.root == "sweep"]
+    for axis in own:
+        if len(axis.values) > 1:
+            raise BadValueError(
+                f"`{axis.key}` cannot be swept: it says what the sweep is, one for all cells."
+            )
+    return [text for axis in own for text in axis.values[0]]
+
+
+def _own(cell: tuple[str, ...], typed_keys: set[str], composer: Composer) -> tuple[str, ...]:
+    """Return what a cell of a named sweep says against the axes; the command line says more."""
+    keyed = zip(composer.parse(cell), cell, strict=True)
+    return tuple(text for override, text in keyed if override.get_key_element() not in typed_keys)
+
+
+def _constant(sweep: Tree, composer: Composer) -> tuple[str, ...]:
+    """Return the settings that hold for a single cell too: all but those that made the grid."""
+    default = composer.compose().tree["sweep"]
+    kept = {k: v for k, v in sweep.items() if k not in ("axes", "cells", "zip")}
+    return tuple(typed(f"sweep.{k}", v) for k, v in kept.items() if v != default.get(k))
+
+
+def merged(parts: Iterable[tuple[str, ...]], composer: Composer) -> list[str]:
+    """Join the overrides of one cell; of two with the same key the later one counts."""
+    texts = [text for part in parts for text in part]
+    keyed: dict[str, Any] = {}
+    for override, text in zip(composer.parse(texts), texts, strict=True):
+        keyed[override.get_key_element()] = text
+    return list(keyed.values())

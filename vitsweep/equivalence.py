@@ -1,0 +1,166 @@
+"""Equal before fast: a nano twin of a cell, trained with its techniques, must match plain training."""
+
+from dataclasses import fields, replace
+
+import torch
+import torch.distributed as dist
+
+from vitsweep.errors import VitsweepError
+from vitsweep.model.build import build_model
+from vitsweep.parallelize import parallelize
+from vitsweep.spec.batch import Batch
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.technique import OptimizerChoice
+from vitsweep.techniques.optimizer.adamw import AdamW
+from vitsweep.techniques.optimizer.sgd import SGD
+from vitsweep.training.reference import plain_losses
+from vitsweep.training.trainer import MicroBatch, Trainer
+from vitsweep.world import World
+
+STEPS = 4
+HALVINGS = 20
+"""So often a loss scale may be too high in a row: from 2**16 to 1, and some."""
+LEARNING_RATE = 0.05
+
+
+class WrongResultError(VitsweepError):
+    """The techniques of a cell do not train what the plain model trains."""
+
+
+def twin_of(cell: CellSpec) -> CellSpec:
+    """Return the cell with a nano model and a few images per replica, everything else kept."""
+    model = cell.model.twin(
+        depth=cell.mesh.pipeline * cell.pipeline_parallel.stages_per_rank,
+        num_classes=max(16, cell.mesh.data_parallel_size),
+    )
+    parts = cell.pipeline_parallel.microbatches
+    batch = Batch(
+        name="twin",
+        images_per_step=parts * -(-4 // parts) * cell.batch.accumulation_steps,
+        scope="per_replica",
+        accumulation_steps=cell.batch.accumulation_steps,
+        resolution_px=cell.model.twin_resolution_px,
+    )
+    return replace(cell, model=model, batch=batch)
+
+
+def prove(cell: CellSpec, world: World) -> float:
+    """Train twins of the cell on its own ranks and compare their losses with plain training.
+
+    Both start from the same weights and see the same global batches; the plain model is trained
+    here too, alone on the whole batch, in float32 (float64 where the cell is). All techniques but
+    the optimizer are proved under SGD, since AdamW hides a wrong scale of the gradients; the
+    optimizer's own implementation is then proved against the plain loop of its kind.
+
+    Returns:
+        The largest relative difference of a loss.
+
+    Raises:
+        WrongResultError: it exceeds `precision.relative_tolerance()`.
+    """
+    twin = twin_of(cell)
+    under_sgd = replace(twin, optimizer=_plain_sgd(cell))
+    return max(_difference(proved, world) for proved in dict.fromkeys((under_sgd, twin)))
+
+
+def _difference(twin: CellSpec, world: World) -> float:
+    reference = _plain_losses(twin, world)
+    losses = _twin_losses(twin, world)
+    difference = max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
+    tolerance = twin.precision.relative_tolerance()
+    if not difference <= tolerance:  # a NaN is wrong too
+        raise WrongResultError(
+            f"The nano twin's losses {_short(losses)} differ from plain training's "
+            f"{_short(reference)} by {difference:.2g} under `optimizer={twin.optimizer.name}` "
+            f"(`precision={twin.precision.name}` allows {tolerance:g}): a technique or this "
+            "hardware computes something else."
+        )
+    return difference
+
+
+def _twin_losses(twin: CellSpec, world: World) -> list[float]:
+    torch.manual_seed(twin.seed)
+    trainer = parallelize(build_model(twin).to(world.device), twin, world)
+    losses = []
+    for step in range(STEPS):
+        images, labels = _global_batch(twin, step, world)
+        loss = _step_that_counts(trainer, _my_share(twin, images, labels, world))
+        losses.append(_mean_over_replicas(loss, world))
+    return losses
+
+
+def _step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch]) -> torch.Tensor:
+    """Train on a step until no overflow skips it; the loss is the same each time.
+
+    A dynamic scale starts too high and halves until gradients fit float16: plain training has
+    taken the step meanwhile.
+    """
+    for _ in range(HALVINGS):
+        loss = trainer.step(iter(micro_batches))
+        if not (trainer.skipped and bool(trainer.skipped[-1])):
+            break
+    return loss
+
+
+def _plain_losses(twin: CellSpec, world: World) -> list[float]:
+    batches = [_global_batch(twin, step, world) for step in range(STEPS)]
+    return plain_losses(replace(twin, optimizer=_plain(twin)), batches, world.device)
+
+
+def _plain_sgd(cell: CellSpec) -> SGD:
+    return SGD(
+        name="plain SGD",
+        learning_rate=LEARNING_RATE,
+        weight_decay=0.0,
+        clip_norm=cell.optimizer.clip_norm,
+        momentum=0.0,
+        nesterov=False,
+        implementation="loop",
+    )
+
+
+def _plain(twin: CellSpec) -> OptimizerChoice:
+    """Return the for-loop implementation of the twin's kind of optimizer."""
+    chosen = twin.optimizer
+    kind = SGD if hasattr(chosen, "momentum") else AdamW
+    knobs = {f.name: getattr(chosen, f.name) for f in fields(kind) if hasattr(chosen, f.name)}
+    return kind(**knobs | {"implementation": "loop"})
+
+
+def _global_batch(twin: CellSpec, step: int, world: World) -> MicroBatch:
+    """Images (B, C, H, W) and labels (B,) of all replicas, the same on every rank."""
+    generator = torch.Generator().manual_seed(1000 * twin.seed + step)
+    side, model = twin.batch.resolution_px, twin.model
+    shape = (twin.images_per_step, *model.input_shape(side))
+    images = torch.randn(shape, generator=generator)
+    if model.head == "dense":
+        labels = torch.randn((shape[0], model.num_classes, side, side), generator=generator)
+    else:
+        labels = torch.randint(model.num_classes, (shape[0],), generator=generator)
+        images += _patterns(shape[1:], model.num_classes)[labels]  # something to learn
+    return images.to(world.device), labels.to(world.device)
+
+
+def _patterns(shape: tuple[int, ...], classes: int) -> torch.Tensor:
+    return torch.randn((classes, *shape), generator=torch.Generator().manual_seed(0))
+
+
+def _my_share(
+    twin: CellSpec, images: torch.Tensor, labels: torch.Tensor, world: World
+) -> list[MicroBatch]:
+    replicas, index = world.data_parallel_size, world.data_parallel_rank
+    mine = (images.chunk(replicas)[index], labels.chunk(replicas)[index])
+    parts = twin.batch.accumulation_steps
+    return list(zip(mine[0].chunk(parts), mine[1].chunk(parts), strict=True))
+
+
+def _mean_over_replicas(loss: torch.Tensor, world: World) -> float:
+    total = loss.clone()
+    if dist.is_initialized():
+        dist.all_reduce(total)
+        total /= world.size
+    return float(total)
+
+
+def _short(losses: list[float]) -> str:
+    return "[" + ", ".join(f"{loss:.5f}" for loss in losses) + "]"

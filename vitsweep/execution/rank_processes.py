@@ -1,0 +1,224 @@
+"""Ranks of one run as processes: how they are started, watched and ended on one node."""
+
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Protocol
+
+from vitsweep.spec.cell_spec import CellSpec
+
+PRELOADED = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.device_mesh",
+    "torch.profiler",
+    "torch._dynamo",
+    "vitsweep.cell",
+    "vitsweep.execution.worker",
+    "sklearn.datasets",
+    "scipy.stats",
+)
+"""Imported once by the fork server, which runs no tensor operation: a child forked after one hangs."""
+
+SAVED = os.EX_TEMPFAIL
+"""Exit code of a rank that was told to stop and has saved its training: another attempt goes on."""
+STOP_SIGNAL = signal.SIGUSR1
+"""From the supervisor to the ranks; Slurm's own signals are the supervisor's to judge."""
+
+Context = ForkServerContext | SpawnContext
+Target = Callable[..., None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """How one rank ended.
+
+    Attributes:
+        rank: global rank.
+        exit_code: as Python gives it (negative for a signal); None where nobody saw the end.
+        failure: what the rank said of its own failure, or None.
+        lost: why nobody saw the end (the node is gone), or "".
+    """
+
+    rank: int
+    exit_code: int | None
+    failure: dict[str, Any] | None = None
+    lost: str = ""
+
+
+class Ranks(Protocol):
+    """The started ranks of a run, on this node or on several."""
+
+    def wait(self, seconds: float) -> None:
+        """Return when a rank has ended, or after `seconds`."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a rank still runs."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether a rank ended otherwise than well."""
+
+    def interrupt(self) -> None:
+        """Tell all ranks to save their training and to leave."""
+
+    def kill(self) -> None:
+        """End whatever still runs; return when it is gone."""
+
+    def ends(self) -> list[RankEnd]:
+        """How each rank ended, in the order of the ranks; after `kill`."""
+
+
+Start = Callable[..., Ranks]
+
+
+class LocalRanks:
+    """Ranks on this node.
+
+    Args:
+        context: how processes come to be.
+        target: called as `target(*arguments, rank, local_rank)`.
+        arguments: what all ranks are told.
+        ranks: global ranks of this node, in the order of their local ranks.
+        folder: where a failing rank leaves `failure-<rank>.json`.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        target: Target,
+        arguments: tuple[Any, ...],
+        ranks: Sequence[int],
+        folder: Path,
+    ) -> None:
+        self._ranks, self._folder = list(ranks), folder
+        self._processes: list[BaseProcess] = [
+            context.Process(target=target, args=(*arguments, rank, local_rank), daemon=True)
+            for local_rank, rank in enumerate(ranks)
+        ]
+        try:
+            for process in self._processes:
+                process.start()
+        except BaseException:
+            self.kill()
+            raise
+
+    def wait(self, seconds: float) -> None:
+        """Return when a rank has ended, or after `seconds`."""
+        wait(self.sentinels, timeout=seconds)
+
+    @property
+    def sentinels(self) -> list[int]:
+        """Handles that become ready when a rank ends, of the ranks that run."""
+        return [p.sentinel for p in self._processes if p.is_alive()]
+
+    @property
+    def running(self) -> bool:
+        """Whether a rank still runs."""
+        return any(process.is_alive() for process in self._processes)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a rank ended with another exit code than 0."""
+        return any(process.exitcode for process in self._processes)
+
+    def interrupt(self) -> None:
+        """Tell all ranks to save their training and to leave."""
+        for process in self._processes:
+            if process.pid is not None and process.is_alive():
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, STOP_SIGNAL)
+
+    def kill(self) -> None:
+        """End whatever still runs; return when it is gone."""
+        for process in self._processes:
+            if process.pid is not None and process.is_alive():
+                process.kill()
+        for process in self._processes:
+            if process.pid is not None:
+                process.join()
+
+    def ends(self) -> list[RankEnd]:
+        """How each rank ended."""
+        return [
+            RankEnd(rank=rank, exit_code=process.exitcode, failure=self._failure(rank))
+            for rank, process in zip(self._ranks, self._processes, strict=True)
+        ]
+
+    def _failure(self, rank: int) -> dict[str, Any] | None:
+        try:
+            told: dict[str, Any] = json.loads((self._folder / f"failure-{rank}.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return told
+
+
+def fork_server() -> ForkServerContext:
+    """Start (or reach) the process that has imported torch; every run is forked from it."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else the profiler talks in every rank's log
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+def context_for(cell: CellSpec) -> Context:
+    """Compiled cells start from a fresh interpreter: compilers start threads before the fork."""
+    if cell.compilation.needs_spawn:
+        return multiprocessing.get_context("spawn")
+    return fork_server()
+
+
+@contextmanager
+def rendezvous() -> Iterator[str]:
+    """Give the ranks of one run on this machine a place of their own to meet: no port to clash."""
+    folder = tempfile.mkdtemp(prefix="vitsweep-")
+    try:
+        yield f"file://{folder}/rendezvous"
+    finally:
+        for path in Path(folder).glob("*"):
+            path.unlink(missing_ok=True)
+        os.rmdir(folder)
+
+
+def wait_for_all(
+    ranks: Ranks,
+    seconds: float,
+    grace_seconds: float,
+    on_wait: Callable[[], None] = lambda: None,
+) -> bool:
+    """Wait until all ranks have ended, or one has failed and the grace is over.
+
+    Args:
+        ranks: that were started.
+        seconds: at most.
+        grace_seconds: for the others after the first has failed.
+        on_wait: called every fifth of a second; may raise.
+
+    Returns:
+        False where `seconds` were not enough.
+    """
+    deadline, failed_at = time.monotonic() + seconds, None
+    while ranks.running:
+        now = time.monotonic()
+        if now > deadline:
+            return False
+        if failed_at is None and ranks.failed:
+            failed_at = now
+        if failed_at is not None and now > failed_at + grace_seconds:
+            return True
+        on_wait()
+        ranks.wait(min(0.2, max(0.01, deadline - now)))
+    return True

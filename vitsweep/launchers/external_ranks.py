@@ -1,0 +1,110 @@
+"""A cell in processes that something else has started: torchrun, srun, or a stock Hydra launcher."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from vitsweep.composition.composed_cell import ComposedCell
+from vitsweep.composition.composer import Composer
+from vitsweep.composition.grid import expand
+from vitsweep.errors import ImpossibleCellError, VitsweepError
+from vitsweep.execution.run_request import RunRequest
+from vitsweep.planning.freeze import freeze, open_store, plan_of
+from vitsweep.planning.provenance import code_state
+from vitsweep.spec.machine import Machine
+from vitsweep.world import environment_rank
+
+FIRST_PORT, NUM_PORTS = 20_000, 40_000
+
+
+def run_in_place(overrides: Sequence[str]) -> int:
+    """Run one cell as one of the ranks that torchrun or srun started.
+
+    Raises:
+        VitsweepError: several cells are asked for, or the cell cannot run in this world.
+    """
+    composer = Composer()
+    asked = expand([o for o in overrides if not o.startswith("-")], composer)
+    if len(asked) != 1:
+        raise VitsweepError(
+            f"{len(asked)} cells are asked for, but the ranks that are running make one cell: give "
+            "single values, or sweep without torchrun and srun."
+        )
+    return run_rank(asked[0], composer)
+
+
+def run_rank(asked: ComposedCell, composer: Composer) -> int:
+    """Do one rank's part of a cell; rank 0 freezes and records it."""
+    from vitsweep.execution.worker import rank_here
+
+    place = environment_rank()
+    assert place is not None, "called where a launcher has set ranks only"
+    rank, local_rank, size = place
+    per_node = ranks_per_node(size)
+    asked.tree["resources"] |= {"nodes": size // per_node, "ranks_per_node": per_node}
+    asked.tree["sweep"]["baseline"] = None  # ranks of one cell cannot run another
+    plan = plan_of([asked], Machine.here(), composer)
+    entry = next(iter(plan.entries.values()))
+    if entry.reasons:
+        raise ImpossibleCellError(entry.reasons)
+    store, code = open_store(asked.tree), code_state()
+    if rank == 0:
+        freeze(store, plan, asked.tree, code)
+    request = RunRequest(
+        sweep_folder=store.root.absolute(),
+        cell_id=entry.cell_id,
+        run_id="",  # rank 0 names the run
+        block="",
+        position=0,
+        init_method=init_method(),
+        environment={"launcher": "in place", "git_commit": code["git_commit"]},
+    )
+    summary = rank_here(request, entry.spec, rank, local_rank)
+    if rank == 0:
+        print(f"{summary} -> {store.root}", file=sys.stdout)
+    return 0
+
+
+def run_composed() -> None:
+    """Run the cell that a stock launcher of Hydra (submitit, joblib) is running in this process.
+
+    A task of several is a rank of the cell; a task alone starts the cell's ranks on its node.
+    """
+    from vitsweep.launchers.dispatch import running_cell
+    from vitsweep.launchers.local import run_beside_others
+
+    asked, composer = running_cell()
+    place = environment_rank()
+    if place is not None and place[2] > 1:
+        run_rank(asked, composer)
+    else:
+        run_beside_others(asked, asked.tree, composer)
+
+
+def ranks_per_node(size: int) -> int:
+    """Return how many ranks torchrun or Slurm started on each node.
+
+    Raises:
+        VitsweepError: nodes hold different numbers of them.
+    """
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", str(size))  # "2(x4)" or "2,1"
+    if "," in tasks:
+        raise VitsweepError(
+            f"Slurm put {tasks} ranks on the nodes; a mesh needs the same number on each: start "
+            "with `srun --ntasks-per-node=N`."
+        )
+    return int(tasks.split("(")[0])
+
+
+def init_method() -> str:
+    """Return where the ranks meet: torchrun's own address, or the first node of the Slurm step."""
+    if "MASTER_ADDR" in os.environ:
+        return "env://"
+    nodes = os.environ["SLURM_STEP_NODELIST"]
+    shown = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
+    first = shown.stdout.split()[0] if shown.returncode == 0 else nodes
+    step = int(os.environ["SLURM_JOB_ID"]) * 97 + int(os.environ.get("SLURM_STEP_ID", 0))
+    return f"tcp://{first}:{FIRST_PORT + step % NUM_PORTS}"

@@ -1,0 +1,129 @@
+"""What a user sees while cells run: a live table in a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.tables.formatting import number
+
+WAITING, RUNNING = "waiting", "running"
+MAX_ROWS = 30
+
+
+class Progress:
+    """State of every cell, and how long the rest will take.
+
+    Args:
+        console: where to show it.
+        labels: cell id -> what tells it apart.
+        total_runs: runs of this command.
+    """
+
+    def __init__(self, console: Console, labels: dict[str, str], total_runs: int) -> None:
+        self.console = console
+        self._labels = labels
+        self._states = dict.fromkeys(labels, WAITING)
+        self._speeds: dict[str, list[float]] = {cell: [] for cell in labels}
+        self._done, self._total = 0, total_runs
+        self._begin = time.monotonic()
+        self._live: Live | None = None
+
+    @contextmanager
+    def shown(self) -> Iterator["Progress"]:
+        """Show the table until the block is left."""
+        if not self.console.is_terminal:
+            yield self
+            return
+        with Live(get_renderable=self._table, console=self.console, refresh_per_second=4) as live:
+            self._live = live
+            yield self
+        self._live = None
+
+    def started(self, entry: PlannedCell) -> None:
+        """A run of this cell begins."""
+        self._states[entry.cell_id] = RUNNING
+
+    def ended(self, entry: PlannedCell, record: RunRecord) -> None:
+        """A run of this cell is over."""
+        self.told(entry, record.status, record.reason, record.metrics.get("images_per_second"))
+
+    def told(self, entry: PlannedCell, status: Status, reason: str, speed: float | None) -> None:
+        """A run of this cell is over, as somebody else tells.
+
+        Args:
+            entry: its cell.
+            status: of the run.
+            reason: why it was not measured.
+            speed: images per second.
+        """
+        self._done += 1
+        self._states[entry.cell_id] = str(status)
+        if status == Status.measured and speed:
+            self._speeds[entry.cell_id].append(speed)
+        if self._live is None:
+            told = f"{number(speed)} img/s" if speed else f"{status}: {reason}"
+            self.console.print(
+                f"[{self._done}/{self._total}] {self._labels[entry.cell_id]}: {told}",
+                highlight=False, markup=False,
+            )  # fmt: skip
+
+    def expects(self, runs: int) -> None:
+        """So many runs are still to come, as far as is known now."""
+        self._total = self._done + runs
+
+    def dropped(self, runs: int) -> None:
+        """Some runs will not be needed: their cell ended otherwise."""
+        self._total -= runs
+
+    def _table(self) -> Table:
+        table = Table(title=self._title(), title_justify="left")
+        for column in ("cell", "state", "runs"):
+            table.add_column(column)
+        table.add_column("img/s", justify="right")
+        busy = sorted(self._states, key=lambda cell: self._states[cell] != RUNNING)
+        for cell in busy[:MAX_ROWS]:
+            speeds = self._speeds[cell]
+            speed = number(sorted(speeds)[len(speeds) // 2]) if speeds else ""
+            table.add_row(self._labels[cell], self._states[cell], str(len(speeds)), speed)
+        return table
+
+    def _title(self) -> str:
+        left = ""
+        if self._done:
+            per_run = (time.monotonic() - self._begin) / self._done
+            left = f", about {_duration(per_run * (self._total - self._done))} left"
+        return f"{self._done} of {self._total} runs{left}"
+
+
+def labels(plan: SweepPlan) -> dict[str, str]:
+    """Return cell id -> the overrides that tell the cells of a plan apart."""
+    entries = list(plan.entries.values())
+    varying: dict[str, set[str]] = {}
+    shown = {e.cell_id: _overrides(e) for e in entries}
+    for overrides in shown.values():
+        for key, value in overrides.items():
+            varying.setdefault(key, set()).add(value)
+    everywhere = {
+        k for k, v in varying.items() if len(v) == 1 and all(k in s for s in shown.values())
+    }
+    return {
+        cell: " ".join(f"{k}={v}" for k, v in overrides.items() if k not in everywhere) or "plain"
+        for cell, overrides in shown.items()
+    }
+
+
+def _overrides(entry: PlannedCell) -> dict[str, str]:
+    pairs = (text.lstrip("+").partition("=") for text in entry.composed.overrides)
+    return {key: value for key, _, value in pairs if not key.startswith(("sweep", "hydra"))}
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"

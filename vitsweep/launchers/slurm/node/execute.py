@@ -1,0 +1,128 @@
+"""One run of a cell on all nodes of a job: its request, its rates, its ranks."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitsweep.execution.calibration import calibrated, calibration_key
+from vitsweep.execution.frozen_cell import read_cell
+from vitsweep.execution.run_request import RunRequest, earlier_folders
+from vitsweep.execution.supervisor import supervise
+from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
+from vitsweep.launchers.slurm.node.remote_nodes import Nodes
+from vitsweep.launchers.slurm.node.remote_ranks import NodeRanks
+from vitsweep.launchers.slurm.state.job_events import Run
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.store import Store, append_line
+from vitsweep.spec.cell_spec import CellSpec
+
+
+@dataclass
+class Runner:
+    """Runs cells on the nodes of a job.
+
+    Attributes:
+        store: of the sweep; frozen cells are read from it, nothing else is.
+        scratch: folder for what ranks leave beside their runs.
+        place: of this process in the job.
+        nodes: agents of the job.
+        queued_s: seconds from submission to this start of the job.
+        pair: whether baselines run beside their cells; a record says so where they do not.
+    """
+
+    store: Store
+    scratch: Path
+    place: JobEnvironment
+    nodes: Nodes
+    queued_s: float
+    pair: bool
+    _cells: dict[str, CellSpec] = field(default_factory=dict)
+    _code: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _rates: dict[str, dict[str, float]] = field(default_factory=dict)
+    _proved: dict[str, str] = field(default_factory=dict)
+
+    def cell(self, cell_id: str) -> CellSpec:
+        """Return a cell as it was frozen."""
+        if cell_id not in self._cells:
+            self._cells[cell_id] = read_cell(self.store, cell_id)
+            self._code[cell_id] = self.store.frozen(cell_id)["code"]
+            self._proved[cell_id] = proved(self.store, cell_id)
+        return self._cells[cell_id]
+
+    def request(self, run: Run, attempt: int) -> RunRequest:
+        """Return what the ranks of an attempt are told, without a rendezvous and rates yet."""
+        self.cell(run.cell_id)
+        code = self._code[run.cell_id]
+        return RunRequest(
+            sweep_folder=self.store.root,
+            cell_id=run.cell_id,
+            run_id=run.run_id(attempt),
+            block=run.block,
+            position=run.position,
+            attempt=attempt,
+            init_method="",
+            proved=self._proved[run.cell_id],
+            earlier=earlier_folders(self.store.cell(run.cell_id), run.name, attempt),
+            environment={
+                "git_commit": code["git_commit"],
+                "git_dirty": code["git_dirty"],
+                "launcher": "slurm",
+                "slurm_job_id": self.place.shown,
+                "queued_s": round(self.queued_s, 1),
+                **({} if self.pair else {"paired": False}),
+            },
+        )
+
+    def run(self, request: RunRequest) -> RunRecord:
+        """Run it and return its record, which is on disk by then.
+
+        Raises:
+            JobEnding: the job must end; nothing is recorded.
+            OSError: the record cannot be written.
+        """
+        cell = self.cell(request.cell_id)
+        record = supervise(request, cell, self._start)
+        if record.status == Status.measured:
+            self._proved[request.cell_id] = str(record.validity.get("proved") or "")
+        return record
+
+    def meeting_point(self) -> str:
+        """Return a rendezvous of its own for the ranks of one run."""
+        return self.nodes.meeting_point()
+
+    def rates(self, cell_id: str) -> dict[str, float]:
+        """Return the rates of the cell's ranks on these nodes, measured once per job."""
+        cell = self.cell(cell_id)
+        key = calibration_key(cell, ",".join(self.place.nodes))
+        if key not in self._rates:
+            start = self._starter_of_calibration(cell_id)
+            self._rates[key] = calibrated(cell, self.scratch, self.meeting_point(), start)
+            line = {"key": key, "time": time.time(), "rates": self._rates[key]}
+            append_line(self.store.root / "machine.jsonl", line)
+        return self._rates[key]
+
+    def _start(self, request: RunRequest, cell: CellSpec) -> NodeRanks:
+        order = {"do": "run", "cell_id": request.cell_id, "request": request.plain()}
+        return NodeRanks(self.nodes, request.run_id, cell.resources.ranks_per_node, order)
+
+    def _starter_of_calibration(self, cell_id: str) -> Callable[..., NodeRanks]:
+        def start(cell: CellSpec, init_method: str, answer: Path) -> NodeRanks:
+            told = {"cell_id": cell_id, "init_method": init_method, "answer": str(answer)}
+            per_node = cell.resources.ranks_per_node
+            return NodeRanks(self.nodes, answer.name, per_node, {"do": "calibrate"} | told)
+
+        return start
+
+
+def proved(store: Store, cell_id: str) -> str:
+    """Return how the equality of a cell was proved in an earlier run, or ""."""
+    for path in sorted((store.cell(cell_id) / "runs").glob("*.json")):
+        try:
+            record = RunRecord.from_json(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if record.status == Status.measured and record.validity.get("proved"):
+            return str(record.validity["proved"])
+    return ""

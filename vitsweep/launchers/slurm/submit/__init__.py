@@ -1,0 +1,1 @@
+"""From planned cells to submitted job arrays."""

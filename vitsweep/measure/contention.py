@@ -1,0 +1,86 @@
+"""Who else uses the machine while a run is timed."""
+
+import psutil
+import torch
+
+SHARED_CORES_SHARE = 0.15
+"""CPU: more than this share of all cores' time spent by processes other than the ranks."""
+
+
+class ContentionMonitor:
+    """Compares the machine's work with the ranks' own, over the timed window."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = self._after = psutil.cpu_times()
+        self._own_before = _own_seconds()
+
+    def end(self) -> float:
+        """End the window; return the CPU time of this rank within it."""
+        self._after = psutil.cpu_times()
+        return _own_seconds() - self._own_before
+
+    def shared(self, own_seconds_on_node: float) -> bool:
+        """Whether something else used this machine's cores, or this rank's GPU, in the window.
+
+        Args:
+            own_seconds_on_node: CPU time of all ranks of this node over the window.
+        """
+        if self._device.type == "cuda":
+            return _processes_on_gpu(self._device) > 1
+        busy = _busy(self._after) - _busy(self._before)
+        whole = sum(self._after) - sum(self._before)
+        return (busy - own_seconds_on_node) / max(whole, 1e-9) > SHARED_CORES_SHARE
+
+
+def _own_seconds() -> float:
+    """CPU time of this rank and of its loader workers."""
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(_cpu_seconds(process) for process in family)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _busy(times: psutil._pslinux.scputimes) -> float:
+    return float(sum(times) - times.idle - times.iowait)
+
+
+def _processes_on_gpu(device: torch.device) -> int:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(device).uuid
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    except Exception:  # containers often hide other processes: then nothing can be said
+        return 1
+
+
+def throttled(device: torch.device) -> bool | None:
+    """Whether heat or the power supply slows the GPU right now; None where unknown.
+
+    The ordinary power cap does not count: under full load large GPUs run at it all the time.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    except Exception:
+        return None
+    bad = (
+        pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+        | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
+        | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+    )
+    return bool(reasons & bad)

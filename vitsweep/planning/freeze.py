@@ -1,0 +1,77 @@
+"""Making a sweep: from what was asked to frozen cells in a folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitsweep.composition.baseline import baseline_of
+from vitsweep.composition.composed_cell import ComposedCell
+from vitsweep.composition.composer import Composer
+from vitsweep.execution.frozen_cell import frozen_document
+from vitsweep.measure.clock import now
+from vitsweep.planning.command_line import command_line
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, make_sweep_plan
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store, write_atomically
+from vitsweep.spec.flatten import flatten
+from vitsweep.spec.machine import Machine
+
+
+def plan_of(asked: Sequence[ComposedCell], machine: Machine, composer: Composer) -> SweepPlan:
+    """Type and check the cells and add their baselines.
+
+    Raises:
+        BadValueError: a value is wrong, of a cell or of `sweep.baseline`.
+    """
+    return make_sweep_plan(asked, machine, lambda cell: baseline_of(cell, composer))
+
+
+def store_of(config: Mapping[str, Any]) -> Store:
+    """Return the store of a command, which need not exist yet."""
+    settings = config["sweep"]
+    return Store(Path(settings["folder"]) / settings["name"])
+
+
+def open_store(config: Mapping[str, Any]) -> Store:
+    """Make the sweep folder.
+
+    Raises:
+        VitsweepError: it cannot be written.
+    """
+    return store_of(config).create()
+
+
+def freeze(store: Store, plan: SweepPlan, config: dict[str, Any], code: dict[str, Any]) -> None:
+    """Write every cell, the refused ones with their reasons, and note the command.
+
+    The changes of the code that are not committed are kept once, beside the cells that name them.
+    """
+    changes = str(code.get("git_diff") or "")
+    code = code | {"git_diff": store.keep("code", changes, ".diff") if changes else ""}
+    for entry in plan.entries.values():
+        document = frozen_document(entry.spec, entry.tree, entry.composed.overrides, code)
+        store.freeze(entry.cell_id, document)
+        if entry.reasons:
+            _record_invalid(store, entry)
+    store.append_command(
+        {
+            "time": now(),
+            "command": command_line(),
+            "question": config["sweep"].get("question") or "",
+            "limit": dict(config["sweep"].get("limit") or {}),
+            "cells": [e.cell_id for e in plan.entries.values() if not e.added],
+            "baselines": plan.baselines,
+        }
+    )
+
+
+def _record_invalid(store: Store, entry: PlannedCell) -> None:
+    row = {
+        "cell_id": entry.cell_id,
+        "sweep": store.name,
+        "status": str(Status.invalid),
+        "reason": " ".join(entry.reasons),
+    }
+    path = store.cell(entry.cell_id) / "record.json"
+    write_atomically(path, json.dumps(row | flatten(entry.spec), indent=1))

@@ -1,0 +1,157 @@
+"""The largest value of a key that still trains, by bisection: out of memory is an answer here.
+
+`sweep.limit.key=data.num_frames` asks every cell of the grid for its own limit. All cells
+take one step of their search at a time, through whichever launcher runs them; every value that was
+tried is a cell of the sweep like any other, so that its record is kept and the same command again
+goes on where the last one ended.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from annotated_types import Gt
+
+from vitsweep.composition.composed_cell import ComposedCell
+from vitsweep.composition.composer import Composer
+from vitsweep.composition.override_text import typed
+from vitsweep.errors import BadValueError
+from vitsweep.results.record import Status
+from vitsweep.spec.from_yaml import section_from_tree
+
+Whole = Annotated[int, Gt(0)]
+Row = Mapping[str, Any]
+RunRound = Callable[[int, list[ComposedCell]], Sequence[Row]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What `sweep.limit` says.
+
+    Attributes:
+        key: whole number of the configuration whose largest value is looked for.
+        first: value to try first; doubled until one does not fit, halved until one fits.
+        step: only multiples of it are tried, as `model.patch_px` asks of a resolution.
+        most: no larger value is tried; None stops at what fails alone.
+        within: the search ends when what fails is so little above what fits, relative to that.
+    """
+
+    key: str
+    first: Whole
+    step: Whole
+    most: Whole | None
+    within: Annotated[float, Gt(0)]
+
+    def down(self, value: float) -> int:
+        """Return the largest allowed value that is not above `value`."""
+        return int(value // self.step) * self.step
+
+
+@dataclass
+class Search:
+    """What is known about one cell of the grid.
+
+    Attributes:
+        fits: the largest value that was measured; 0 where none was.
+        fails: the smallest that ran out of memory, or None.
+        ended: why the search cannot go on, where a value ended otherwise.
+    """
+
+    fits: int = 0
+    fails: int | None = None
+    ended: str = ""
+
+    def next(self, limit: Limit) -> int | None:
+        """Return the value to try next; None where the limit is found, or cannot be."""
+        if self.ended:
+            return None
+        if self.fails is None:
+            wanted = limit.down(2 * self.fits or max(limit.first, limit.step))
+            wanted = wanted if limit.most is None else min(wanted, limit.down(limit.most))
+        elif self.fails - self.fits <= max(limit.step, limit.within * self.fits):
+            return None
+        else:
+            wanted = max(limit.down((self.fits + self.fails) / 2), self.fits + limit.step)
+        return wanted if wanted > self.fits else None
+
+    def learn(self, value: int, row: Row) -> None:
+        """Take in how a value ended."""
+        if row["status"] == Status.measured:
+            self.fits = value
+        elif row["status"] == Status.out_of_memory:
+            self.fails = value
+        else:
+            self.ended = f"{row['status']}: {row.get('reason') or ''}"
+
+
+@dataclass
+class Searches:
+    """The searches of all cells of a grid.
+
+    Args:
+        cells: as asked for, without the key.
+        limit: what is looked for.
+        composer: composes the cells that are tried.
+    """
+
+    cells: Sequence[ComposedCell]
+    limit: Limit
+    composer: Composer
+    _found: dict[str, Search] = field(default_factory=dict)
+
+    def run(self, run_round: RunRound) -> list[Search]:
+        """Search until every limit is found; return the searches in the order of the cells.
+
+        Args:
+            run_round: takes the number of the round and the cells to try, gives the row of each.
+        """
+        self._found = {cell.key: Search() for cell in self.cells}
+        number = 0
+        while probes := self._probes():
+            number += 1
+            tried = [self._tried(cell, value) for cell, value in probes]
+            rows = run_round(number, tried)
+            for (cell, value), row in zip(probes, rows, strict=True):
+                self._found[cell.key].learn(value, row)
+        return list(self._found.values())
+
+    def first(self) -> list[ComposedCell]:
+        """Return the cells of the first round."""
+        return [self._tried(cell, self._start()) for cell in self.cells]
+
+    def _start(self) -> int:
+        return Search().next(self.limit) or self.limit.step
+
+    def _probes(self) -> list[tuple[ComposedCell, int]]:
+        wanted = [(cell, self._found[cell.key].next(self.limit)) for cell in self.cells]
+        return [(cell, value) for cell, value in wanted if value is not None]
+
+    def _tried(self, cell: ComposedCell, value: int) -> ComposedCell:
+        return self.composer.compose([*cell.overrides, typed(self.limit.key, value)])
+
+
+def limit_of(sweep: Mapping[str, Any], cells: Sequence[ComposedCell]) -> Limit | None:
+    """Return what a sweep looks for, or None where it is a plain grid.
+
+    Raises:
+        BadValueError: a setting is wrong, the key is swept as well, or there is a baseline.
+    """
+    if sweep["limit"].get("key") is None:
+        return None
+    limit: Limit = section_from_tree(Limit, sweep["limit"], "sweep.limit")
+    own = [text for cell in cells for text in cell.overrides if _key(text) == limit.key]
+    if own:
+        raise BadValueError(
+            f"`{own[0]}` fixes what `sweep.limit` looks for: leave it out, or set "
+            "`sweep.limit.key=null` to measure this value alone."
+        )
+    if any(cell.tree["sweep"].get("baseline") is not None for cell in cells):
+        raise BadValueError(
+            "`sweep.limit` looks for what fits and compares no speeds, so that a baseline would run "
+            "for nothing: add `sweep.baseline=null`."
+        )
+    return limit
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]

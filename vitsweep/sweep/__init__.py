@@ -1,1 +1,0 @@
-"""Who runs which cell where: the grid, the plan, and the launchers."""

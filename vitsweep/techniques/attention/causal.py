@@ -1,0 +1,53 @@
+"""Softmax attention to a token itself and those before it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vitsweep.spec.attention_pattern import AttentionPattern
+from vitsweep.spec.technique import AttentionKernel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalScaledDotProduct(AttentionKernel):
+    """scaled_dot_product_attention with `is_causal=True`: another model than a ViT.
+
+    It is what sequence-parallel methods are published with (language models): rings have to balance
+    its work.
+    """
+
+    causal: ClassVar[bool] = True
+    changes_model: ClassVar[bool] = True
+
+    @property
+    def recomputes_scores(self) -> bool:
+        """A fused kernel keeps no scores."""
+        return True
+
+    @property
+    def attention_pattern(self) -> AttentionPattern:
+        """Half the pairs, and the diagonal."""
+        return AttentionPattern(causal=True)
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """A class token comes first and would see nothing but itself."""
+        if cell.model.has_class_token(cell.classifier.pooling):
+            yield (
+                f"`attention={self.name}` shows the class token, which comes first, no other: use "
+                "`classifier=pooled`."
+            )
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Mask every attention."""
+        from vitsweep.model.attention import Attention
+        from vitsweep.techniques.attention._causal import CausalAttend
+
+        for module in model.modules():
+            if isinstance(module, Attention):
+                module.attend = CausalAttend()
+        return model

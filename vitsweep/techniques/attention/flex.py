@@ -1,0 +1,58 @@
+"""torch's FlexAttention, compiled for the shape at hand."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitsweep.spec.technique import AttentionKernel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flex(AttentionKernel):
+    """A fused kernel that torch.compile writes (arXiv:2412.05496), here without mask or bias.
+
+    The kernel is compiled in the first steps, also with `compilation=eager`.
+    """
+
+    @property
+    def recomputes_scores(self) -> bool:
+        """The scores are not kept."""
+        return True
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse a device without a backward pass, and heads that are too narrow."""
+        if cell.resources.device == "cpu":
+            yield (
+                f"`attention={self.name}` needs `resources.device=cuda`; got cpu, where torch's "
+                "FlexAttention has no backward pass. Use `attention=sdpa_flash`."
+            )
+            return
+        head_width = cell.transformer.width // cell.transformer.num_heads
+        if head_width < 16:
+            yield (
+                f"`attention={self.name}` needs a head width of at least 16; `model.width="
+                f"{cell.transformer.width}` over `model.num_heads={cell.transformer.num_heads}` gives "
+                f"{head_width}. Use fewer heads, or `attention=sdpa_auto`."
+            )
+
+        if cell.compilation.name == "cuda_graphs":
+            yield (
+                f"`attention={self.name}` needs the compiler that `compilation=cuda_graphs` leaves "
+                "out: unfused, it writes all scores to memory. Use `compilation=compile_model`, or "
+                "`attention=sdpa_auto`."
+            )
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Replace the kernel of every block."""
+        from vitsweep.model.attention import Attention
+        from vitsweep.techniques.attention._flex import attend
+
+        for module in model.modules():
+            if isinstance(module, Attention):
+                module.attend = attend
+        return model

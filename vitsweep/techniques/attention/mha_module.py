@@ -1,0 +1,49 @@
+"""`nn.MultiheadAttention` as it computed in 2022."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitsweep.spec.technique import AttentionKernel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class MhaModule(AttentionKernel):
+    """The module that pycls used: batched product, softmax, batched product, scores kept.
+
+    It holds the parameters of the attention it replaces. Their names change (`attention.qkv.weight`
+    becomes `attention.in_proj_weight`); `model.names.plain_name` translates back.
+    """
+
+    @property
+    def recomputes_scores(self) -> bool:
+        """The scores are kept."""
+        return False
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse what works on linears, which this module calls by their weights alone."""
+        for group in ("tensor_parallel", "sequence_parallel"):
+            choice = getattr(cell, group).name
+            if choice != "none":
+                yield (
+                    f"`attention={self.name}` cannot run with `{group}={choice}`: "
+                    "nn.MultiheadAttention has neither linears to split nor a kernel to replace. "
+                    "Use `attention=sdpa_math`, which computes the same way."
+                )
+        if cell.precision.name == "fp8":
+            yield (
+                f"`attention={self.name}` would stay outside `precision=fp8`, which converts "
+                "linears: nn.MultiheadAttention reads their weights directly. Use "
+                "`attention=sdpa_math`, which computes the same way."
+            )
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Replace every attention by a module with the same parameters."""
+        from vitsweep.techniques.attention._mha import replace_attention
+
+        return replace_attention(model)

@@ -1,0 +1,83 @@
+"""torch's scaled_dot_product_attention, by the kernel torch picks or by a named one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vitsweep.spec.technique import AttentionKernel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+
+ON_CPU = ("auto", "math", "flash")
+"""Backends that torch has on CPU, forward and backward."""
+
+HALF_ONLY = ("flash", "cudnn")
+"""Backends that take float16 and bfloat16 only, on CUDA (flash on CPU takes every float type)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledDotProduct(AttentionKernel):
+    """`torch.nn.functional.scaled_dot_product_attention`.
+
+    Attributes:
+        backend: `auto` leaves the choice to torch; `math` computes and keeps the scores; `flash`
+            (arXiv:2205.14135), `efficient` (xFormers) and `cudnn` never write them to memory.
+    """
+
+    backend: Literal["auto", "math", "flash", "efficient", "cudnn"]
+
+    @property
+    def recomputes_scores(self) -> bool:
+        """Whether the backward pass computes q k^T again; `auto` picks a fused kernel here."""
+        return self.backend != "math"
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Say what the device or the number format has no kernel for."""
+        if cell.resources.device == "cpu":
+            if self.backend not in ON_CPU:
+                yield (
+                    f"`attention={self.name}` needs `resources.device=cuda`; got cpu, for which "
+                    f"torch has no `{self.backend}` kernel. Use `attention=sdpa_flash` or "
+                    "`attention=sdpa_auto`."
+                )
+            return
+        dtype = compute_dtype(cell)
+        if self.backend in HALF_ONLY and dtype not in ("float16", "bfloat16"):
+            yield (
+                f"`attention={self.name}` computes in float16 or bfloat16 on cuda; "
+                f"`precision={cell.precision.name}` computes in {dtype}. Use a half precision such "
+                "as `precision=O1`, or `attention=sdpa_efficient`."
+            )
+        if self.backend == "cudnn":
+            yield from _uneven_heads(cell, self.name)
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Ask for the named kernel in every block; `auto` leaves the model as it is."""
+        from vitsweep.model.attention import Attention
+        from vitsweep.techniques.attention._named_kernel import attend_by
+
+        if self.backend != "auto":
+            for module in model.modules():
+                if isinstance(module, Attention):
+                    module.attend = attend_by(self.backend)
+        return model
+
+
+def compute_dtype(cell: "CellSpec") -> str:
+    """Return the number format in which attention computes."""
+    plan = cell.precision.plan()
+    return plan.autocast_dtype or plan.param_dtype
+
+
+def _uneven_heads(cell: "CellSpec", choice: str) -> Iterator[str]:
+    """cuDNN takes heads in steps of 8."""
+    width, heads = cell.transformer.width, cell.transformer.num_heads
+    if (width // heads) % 8:
+        yield (
+            f"`attention={choice}` needs a head width divisible by 8; `model.width={width}` over "
+            f"`model.num_heads={heads}` gives {width // heads}. Use `attention=sdpa_flash`, which "
+            "pads."
+        )

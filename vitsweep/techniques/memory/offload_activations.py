@@ -1,0 +1,42 @@
+"""Keep activations in the memory of the host."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitsweep.spec.technique import Memory
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadActivations(Memory):
+    """Copy what blocks save for the backward pass to pinned host memory, and back when needed.
+
+    Parameters stay on the device. Nothing is computed twice; the price is two copies over PCIe.
+    """
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse a device whose memory is the host's, and compilers that see no Python hooks."""
+        if cell.resources.device == "cpu":
+            yield (
+                f"`memory={self.name}` needs `resources.device=cuda`; got cpu, where activations "
+                "lie in host memory already and a copy would only cost time. Use "
+                "`memory=recompute_blocks`."
+            )
+        if cell.compilation.name != "eager":
+            yield (
+                f"`memory={self.name}` works through hooks on saved tensors, which "
+                f"`compilation={cell.compilation.name}` does not run as written. Use "
+                "`compilation=eager`, or `memory=recompute_blocks`."
+            )
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Save the activations of every block on the host."""
+        from vitsweep.model.block import swap_block_class
+        from vitsweep.techniques.memory._offload import OffloadedBlock
+
+        return swap_block_class(model, OffloadedBlock)

@@ -1,0 +1,39 @@
+"""Keep what is dear to compute, and compute the cheap rest again."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitsweep.spec.technique import Memory
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeSelected(Memory):
+    """Selective checkpointing: products and attention are kept, norms and GELU computed again.
+
+    The idea of arXiv:2205.05198 with today's roles: fused attention keeps no scores any more, so
+    that the element-wise operations are what costs memory and little time. No product is repeated.
+    """
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse blocks that gather some of their own parameters while they run."""
+        plan = cell.precision.plan()
+        if cell.sharding.shards_parameters and plan.norm_dtype != plan.param_dtype:
+            yield (
+                f"`memory={self.name}` notes every operation of a block, and with `sharding="
+                f"{cell.sharding.name}` and `precision={cell.precision.name}` these include the "
+                f"gathering of {plan.norm_dtype} norms, which a recomputation does not repeat. Use "
+                "`memory=recompute_blocks`, `precision=O1`, or `precision.keep_norm_fp32=false`."
+            )
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Run every block under a checkpoint that keeps products and attention."""
+        from vitsweep.model.block import swap_block_class
+        from vitsweep.techniques.memory._checkpoint import SelectivelyRecomputedBlock
+
+        return swap_block_class(model, SelectivelyRecomputedBlock)

@@ -1,0 +1,120 @@
+"""Pipeline parallelism by torch.distributed.pipelining: the three classical schedules."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from annotated_types import Gt
+
+from vitsweep.spec.technique import PipelineParallel
+from vitsweep.spec.volume import Volume, others
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+LOSS_BYTES = 8
+"""The mean loss goes to all stages, in float64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(PipelineParallel):
+    """Blocks dealt out over `mesh.pipeline` ranks, a batch over micro-batches.
+
+    Attributes:
+        schedule: `gpipe` (arXiv:1811.06965), all forward passes, then all backward ones;
+            `one_f_one_b` (PipeDream-Flush, arXiv:2006.09503), in turns, so that few micro-batches
+            are in flight; `interleaved` (arXiv:2104.04473), several stages per rank, which shortens
+            the time at either end when ranks wait.
+        microbatches: parts of a replica's batch that follow one another through the stages.
+        stages_per_rank: 1, or more with `interleaved`.
+    """
+
+    schedule: Literal["gpipe", "one_f_one_b", "interleaved"]
+    microbatches: Annotated[int, Gt(0)]
+    stages_per_rank: Annotated[int, Gt(0)]
+
+    axes: ClassVar[tuple[str, ...]] = ("pipeline",)
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Every stage a block, every micro-batch an image, and one kind of micro-batch."""
+        me, ranks = f"pipeline_parallel={self.name}", cell.mesh.pipeline
+        stages, depth = ranks * self.stages_per_rank, cell.transformer.depth
+        if stages > depth:
+            yield (
+                f"`{me}` over `mesh.pipeline={ranks}` x "
+                f"`pipeline_parallel.stages_per_rank={self.stages_per_rank}` makes {stages} stages "
+                f"of `model.depth={depth}` blocks: use at most {depth} stages."
+            )
+        if cell.micro_batch % self.microbatches:
+            yield (
+                f"`pipeline_parallel.microbatches={self.microbatches}` must divide the "
+                f"{cell.micro_batch} images of a replica: try a power of two below, or another "
+                "`batch.images_per_step`."
+            )
+        if cell.batch.accumulation_steps > 1:
+            yield (
+                f"`batch.accumulation_steps={cell.batch.accumulation_steps}` with `{me}` would be "
+                "two kinds of micro-batch: use `batch.accumulation_steps=1` and more "
+                "`pipeline_parallel.microbatches`."
+            )
+        if (self.stages_per_rank > 1) != (self.schedule == "interleaved"):
+            yield (
+                f"`pipeline_parallel.stages_per_rank={self.stages_per_rank}` does not fit `{me}`: "
+                "`interleaved` has at least 2, the others 1."
+            )
+        if self.schedule == "interleaved" and self.microbatches % ranks:
+            yield (
+                f"`pipeline_parallel.microbatches={self.microbatches}` must be a multiple of "
+                f"`mesh.pipeline={ranks}` with `{me}`: micro-batches go in rounds over the ranks."
+            )
+        if self.schedule == "one_f_one_b" and self.microbatches < stages:
+            yield (
+                f"`pipeline_parallel.microbatches={self.microbatches}` must be at least the {stages} "
+                f"stages of `{me}`, all of which are to be busy: use "
+                f"`pipeline_parallel.microbatches={stages}`, or `pipeline_parallel=gpipe`."
+            )
+        if cell.compilation.name not in ("eager", "compile_blocks"):
+            yield (
+                f"`{me}` hands activations from stage to stage, which "
+                f"`compilation={cell.compilation.name}` would trace through: use "
+                "`compilation=compile_blocks`."
+            )
+
+    def stages(
+        self,
+        model: "nn.Module",
+        world: "World",
+        forward_context: Callable[[], AbstractContextManager[Any]],
+    ) -> "list[nn.Module]":
+        """Keep this rank's stages."""
+        from vitsweep.techniques.pipeline_parallel._stages import cut
+
+        group = world.axis("pipeline").get_group()
+        return cut(model, group.rank(), group.size(), self.stages_per_rank, forward_context)
+
+    def runner(
+        self, stages: "list[nn.Module]", criterion: Callable[..., Any], world: "World"
+    ) -> Any:
+        """Return what runs a batch through the stages."""
+        from vitsweep.techniques.pipeline_parallel._schedule import PipelineRunner
+
+        return PipelineRunner(stages, criterion, self.schedule, self.microbatches, world)
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """Tokens forward and their gradients backward over every border, and the loss to all.
+
+        Mean over ranks: the last stage sends nothing forward, the first nothing backward.
+        """
+        size, ranks = Volume.of(cell), cell.mesh.pipeline
+        stages, depth = ranks * self.stages_per_rank, cell.transformer.depth
+        if ranks == 1:
+            return {"activation": 0.0}
+        per_block = cell.sequence_parallel.tokens_per_rank(cell)
+        # What enters a stage is still sharded as its predecessor's last block left it.
+        borders = sum(per_block[stage * depth // stages - 1] for stage in range(1, stages))
+        sent = 2 * size.images * borders * size.width * size.stream
+        return {"activation": sent / ranks + 2 * others(ranks) * LOSS_BYTES}

@@ -1,0 +1,68 @@
+"""Dynamic sequence parallelism: the sharded axis changes with the axis attended along."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vitsweep.spec.technique import SequenceParallel
+from vitsweep.spec.volume import Volume, others
+from vitsweep.techniques.sequence_parallel._volume import lengths, share
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dsp(SequenceParallel):
+    """One all-to-all per change of axis (Zhao et al., arXiv:2403.10266, section 3).
+
+    A block that attends along space finds its tokens sharded along time, and the other way round:
+    attention itself sends nothing, and no head limits the degree. Axes that the degree does not
+    divide are padded; attention never sees the padding.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("sequence",)
+
+    published_formula: ClassVar[str] = (
+        "2M/N elements per device, forward of a spatial and a temporal block (DSP, table 3)"
+    )
+
+    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
+        """A share of X in blocks along Y, and the other way round."""
+        (x, y), ranks = lengths(cell), cell.mesh.sequence_parallel_size
+        even, odd = share(x, ranks) * y, x * share(y, ranks)
+        return tuple(odd if block % 2 else even for block in range(cell.transformer.depth))
+
+    def switch_bytes(self, cell: "CellSpec") -> float:
+        """One all-to-all between blocks forward, and one backward; recomputation repeats none."""
+        (x, y), ranks, size = lengths(cell), cell.mesh.sequence_parallel_size, Volume.of(cell)
+        padded = ranks * share(x, ranks) * share(y, ranks)  # both axes are, while on their way
+        message = size.images * padded * size.width * size.stream
+        return 2 * (cell.transformer.depth - 1) * others(ranks) * message
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """The switches, and the gather at the end."""
+        ranks, size, local = cell.mesh.sequence_parallel_size, Volume.of(cell), lengths(cell)
+        last = local[0] * ranks * share(local[1], ranks)
+        if cell.transformer.depth % 2:
+            last = ranks * share(local[0], ranks) * local[1]
+        whole = size.images * last * size.width * size.stream
+        return {"activation": self.switch_bytes(cell) + others(ranks) * whole}
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Two axes at least, and one of them free in every block."""
+        if cell.transformer.num_sequence_axes < 2:
+            yield (
+                f"`sequence_parallel={self.name}` switches between the sequence axes of a model, "
+                f"and `model={cell.model.name}` has one: use a `video_vit_*` or `axial_vit_*`, or "
+                "`sequence_parallel=ulysses`."
+            )
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Deal out tokens along the axis that the first block leaves free; switch between blocks."""
+        from vitsweep.techniques.sequence_parallel._dsp import switch_between_blocks
+
+        return switch_between_blocks(model, world.token_group())

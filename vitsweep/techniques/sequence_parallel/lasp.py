@@ -1,0 +1,89 @@
+"""Linear-attention sequence parallelism: states travel, not tokens."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vitsweep.spec.technique import SequenceParallel
+from vitsweep.spec.volume import Volume, others
+from vitsweep.techniques.sequence_parallel._volume import gathered_at_the_end, state_bytes, tokens
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lasp2(SequenceParallel):
+    """One all-gather of states forward and one backward (Sun et al., arXiv:2502.07563).
+
+    A state is (heads, K, K) per image, whatever the number of tokens. Causal or not.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("sequence",)
+    chain: ClassVar[bool] = False
+
+    published_formula: ClassVar[str] = (
+        "states of B d^2 / h elements per layer and pass, independent of the length (LASP-2, "
+        "arXiv:2502.07563: one all-gather each way)"
+    )
+
+    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
+        """A share of the first axis."""
+        return (tokens(cell),) * cell.transformer.depth
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """n-1 states per attention and pass, or one in a chain whose last rank sends none."""
+        ranks = cell.mesh.sequence_parallel_size
+        states = others(ranks) if self.chain else ranks - 1
+        passes = Volume.of(cell).forwards + 1
+        return {"activation": passes * states * state_bytes(cell) + gathered_at_the_end(cell)}
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Only linear attention has states."""
+        if cell.attention.name != "linear":
+            yield (
+                f"`sequence_parallel={self.name}` exchanges the states of linear attention, and "
+                f"`attention={cell.attention.name}` has none: use `attention=linear`, or "
+                "`sequence_parallel=ulysses`, which runs any attention."
+            )
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Deal out tokens and let attention along them exchange states."""
+        from vitsweep.model.linear_attention import LinearAttend
+        from vitsweep.model.tokens import attentions_along, token_axes
+        from vitsweep.techniques.sequence_parallel._states import by_states
+        from vitsweep.techniques.sequence_parallel._tokens import deal_tokens
+
+        along, group = token_axes(model)[0], world.token_group()
+        deal_tokens(model, along, along, group)
+        for attention in attentions_along(model, along.axis):
+            assert isinstance(attention.attend, LinearAttend)
+            attention.attend = by_states(attention.attend, along.length, group, chain=self.chain)
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lasp(Lasp2):
+    """States handed on in a chain, point to point (Sun et al., arXiv:2404.02882).
+
+    Each rank waits for the state of those before it, and backward for those after it.
+    """
+
+    chain: ClassVar[bool] = True
+    published_formula: ClassVar[str] = (
+        "B d^2 / h elements per rank, layer and pass, independent of length and ranks (derived "
+        "from the code of arXiv:2404.02882; the paper's own table was not found)"
+    )
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """A chain has a direction."""
+        yield from super().conflicts(cell)
+        if cell.attention.name == "linear" and not getattr(cell.attention, "causal", False):
+            yield (
+                f"`sequence_parallel={self.name}` hands states on to later tokens only and needs "
+                "`attention.causal=true`; got false. Use `sequence_parallel=lasp2`, which gathers "
+                "the states of all ranks."
+            )

@@ -1,0 +1,91 @@
+"""Long-sequence segmentation: each rank attends within its own segments."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from annotated_types import Gt
+
+from vitsweep.spec.attention_pattern import AttentionPattern
+from vitsweep.spec.technique import SequenceParallel
+from vitsweep.techniques.sequence_parallel._volume import gathered_at_the_end, tokens
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongSequenceSegmentation(SequenceParallel):
+    """Partial self-attention per segment (LSS Transformer, arXiv:2311.02382, after its abstract).
+
+    From the abstract: the sequence is segmented over GPUs, each computes partial self-attention of
+    its segment; communication is fused; "double gradient averaging" avoids aggregating partial
+    attention. Ours, where it says no more: a segment's tokens attend to that segment alone, so that
+    attention sends nothing; segments exchange through the gathered output and the gradients, whose
+    average over segments and the one over replicas are one all-reduce. Another model than a ViT:
+    compared with one process that attends within the same segments.
+
+    Attributes:
+        segments: of an image; resolved from auto: one per rank.
+    """
+
+    segments: Annotated[int, Gt(0)]
+
+    axes: ClassVar[tuple[str, ...]] = ("sequence",)
+    changes_model: ClassVar[bool] = True
+
+    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
+        """Whole segments."""
+        return (tokens(cell, self.segments),) * cell.transformer.depth
+
+    def attention_pattern(self, kernel: AttentionPattern) -> AttentionPattern:
+        """Within segments alone."""
+        return replace(kernel, segments=self.segments)
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """The gather at the end alone."""
+        return {"activation": gathered_at_the_end(cell, self.segments)}
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Whole segments on every rank; and a head that sees all of them."""
+        ways = cell.mesh.sequence
+        if self.segments % ways:
+            yield (
+                f"`sequence_parallel.segments={self.segments}` must be a multiple of "
+                f"`mesh.sequence={ways}`: each rank has whole segments. Try "
+                f"`sequence_parallel.segments={ways * max(1, self.segments // ways)}`."
+            )
+        if cell.model.has_class_token(cell.classifier.pooling):
+            yield (
+                f"`sequence_parallel={self.name}` shows the class token its own segment only: use "
+                "`classifier=pooled`, which reads all of them."
+            )
+
+    def plain_twin(self, model: "nn.Module") -> "nn.Module":
+        """Attend within segments, in one process."""
+        from vitsweep.model.tokens import token_axes
+        from vitsweep.techniques.sequence_parallel._segments import within_segments
+        from vitsweep.techniques.sequence_parallel._tokens import replace_attend
+
+        along = token_axes(model)[0]
+        replace_attend(
+            model, along, lambda attend: within_segments(attend, along.length, self.segments)
+        )
+        return model
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Deal out whole segments; attend within each."""
+        from vitsweep.model.tokens import token_axes
+        from vitsweep.techniques.sequence_parallel._segments import within_segments
+        from vitsweep.techniques.sequence_parallel._tokens import deal_tokens, replace_attend
+
+        along, group = token_axes(model)[0], world.token_group()
+        deal_tokens(model, along, along, group, unit=self.segments)
+        first = group.rank() * (self.segments // group.size())
+        replace_attend(
+            model, along, lambda attend: within_segments(attend, along.length, self.segments, first)
+        )
+        return model

@@ -1,0 +1,66 @@
+"""Megatron-SP: tensor parallelism whose norms and residuals are sharded by tokens."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vitsweep.spec.split_reasons import split_reasons
+from vitsweep.spec.technique import SequenceParallel
+from vitsweep.spec.volume import Volume, others
+from vitsweep.techniques.sequence_parallel._volume import lengths, share
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronSp(SequenceParallel):
+    """Sequence parallelism with tensor parallelism (Korthikanti et al., arXiv:2205.05198).
+
+    The matrices of each block are split over `mesh.tensor`; the same ranks share the tokens outside
+    of them. Per block two all-gathers and two reduce-scatters of the activations forward, and as
+    many backward: the gathered inputs are kept, where Megatron-LM gathers them a second time.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("tensor",)
+
+    published_formula: ClassVar[str] = (
+        "8M elements, forward of a spatial and a temporal block (DSP, table 3, total); "
+        "6 all-gathers and 4 reduce-scatters, 10 O(bs L d), forward and backward (USP, table 2)"
+    )
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """Two all-gathers and two reduce-scatters per block and pass, one gather at either end.
+
+        Recomputation repeats all of a forward pass but its last reduce-scatter. Norms and biases
+        outside the split matrices see own tokens: their gradients are all-reduced.
+        """
+        size, ranks, depth = Volume.of(cell), cell.mesh.tensor, cell.transformer.depth
+        first, *rest = lengths(cell)
+        padded = ranks * share(first, ranks) * (rest[0] if rest else 1)
+        whole = others(ranks) * size.images * padded * size.width
+        again = size.forwards - 1
+        per_block = (4 + 2 * again) * size.stream + (4 + again) * size.inner
+        small = (6 * depth + 2) * size.width * size.stream * cell.batch.accumulation_steps
+        return {
+            "activation": whole * (depth * per_block + 2 * size.stream),
+            "gradient": 2 * others(ranks) * small,
+        }
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """It splits the matrices itself."""
+        yield from split_reasons(cell, f"sequence_parallel={self.name}")
+        if cell.tensor_parallel.name != "none":
+            yield (
+                f"`sequence_parallel={self.name}` splits the matrices over `mesh.tensor` itself: "
+                f"use `tensor_parallel=none` instead of `{cell.tensor_parallel.name}`."
+            )
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Split the linears of every block, and the tokens outside of them."""
+        from vitsweep.techniques.sequence_parallel._megatron_sp import shard_outside
+
+        return shard_outside(model, world.axis("tensor").get_group())

@@ -1,0 +1,84 @@
+"""Ring attention: keys and values travel from rank to rank."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from vitsweep.spec.technique import SequenceParallel
+from vitsweep.techniques.sequence_parallel._reasons import kernel_reasons, order_reasons
+from vitsweep.techniques.sequence_parallel._volume import (
+    gathered_at_the_end,
+    ring_bytes,
+    tokens,
+    ulysses_bytes,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring(SequenceParallel):
+    """Blocks of K and V go round, partial softmaxes are merged by logsumexp (arXiv:2310.01889).
+
+    The next block travels while the present one is attended to. No limit by heads. The kernel is
+    the one that gives its logsumexp: flash on CPU, flash on CUDA in half precision, else a plain
+    one with the scores of one pair of blocks in memory.
+
+    Attributes:
+        order: `contiguous`, or `zigzag`, which deals out parts from both ends, so that under a
+            causal mask no rank waits for another.
+    """
+
+    order: Literal["contiguous", "zigzag"]
+
+    axes: ClassVar[tuple[str, ...]] = ("ring",)
+
+    published_formula: ClassVar[str] = (
+        "2M elements, forward of a spatial and a temporal block (DSP, table 3, per device or total "
+        "unclear); P2P, 4 O(bs L d), forward and backward of a block (USP, table 2)"
+    )
+
+    def unit(self, cell: "CellSpec") -> int:
+        """Tokens are padded to a multiple of this."""
+        return cell.mesh.sequence_parallel_size * (2 if self.order == "zigzag" else 1)
+
+    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
+        """A share of the first axis."""
+        return (tokens(cell, self.unit(cell)),) * cell.transformer.depth
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """Blocks on their way round, their gradients on the way back, the gather at the end."""
+        unit = self.unit(cell)
+        return {
+            "activation": ulysses_bytes(cell, unit)  # of USP; a ring alone has none
+            + ring_bytes(cell, unit)
+            + gathered_at_the_end(cell, unit)
+        }
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """The kernel is the ring's own."""
+        yield from kernel_reasons(cell, self.name)
+        yield from order_reasons(cell, self.name, self.order)
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Deal out tokens; attention along them goes round the ring."""
+        from vitsweep.collectives.lengths import share
+        from vitsweep.model.tokens import token_axes
+        from vitsweep.techniques.sequence_parallel._ring import ring_instead_of
+        from vitsweep.techniques.sequence_parallel._tokens import deal_tokens, replace_attend
+
+        along, group = token_axes(model)[0], world.token_group()
+        zigzag = self.order == "zigzag"
+        unit = 2 * group.size() if zigzag else group.size()
+        padded = unit * share(along.length, unit)
+        deal_tokens(model, along, along, group, zigzag_ranks=group.size() if zigzag else 0)
+        replace_attend(
+            model,
+            along,
+            lambda attend: ring_instead_of(attend, along.length, padded, group, zigzag=zigzag),
+        )
+        return model

@@ -1,0 +1,55 @@
+"""DeepSpeed-Ulysses: attention on whole images with a share of the heads."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vitsweep.spec.technique import SequenceParallel
+from vitsweep.techniques.sequence_parallel._reasons import heads_reasons
+from vitsweep.techniques.sequence_parallel._volume import gathered_at_the_end, tokens, ulysses_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ulysses(SequenceParallel):
+    """Two all-to-alls around each attention (Jacobs et al., arXiv:2309.14509).
+
+    Tokens are sharded everywhere but inside attention, where heads are. Any attention kernel runs
+    unchanged. Odd numbers of tokens are padded at the end of the last share; attention never sees
+    the padding.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("ulysses",)
+
+    published_formula: ClassVar[str] = (
+        "4M/N elements per device, forward of a spatial and a temporal block (DSP, table 3); "
+        "8 all-to-all, (8/N) O(bs L d), forward and backward of a block (USP, table 2)"
+    )
+
+    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
+        """A share of the first axis."""
+        return (tokens(cell),) * cell.transformer.depth
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """Four all-to-alls' worth around each attention and pass, and the gather at the end."""
+        return {"activation": ulysses_bytes(cell) + gathered_at_the_end(cell)}
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Heads are what is dealt out."""
+        yield from heads_reasons(cell, self.name)
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Deal out tokens and exchange them for heads around each attention along them."""
+        from vitsweep.model.tokens import token_axes
+        from vitsweep.techniques.sequence_parallel._tokens import deal_tokens, replace_attend
+        from vitsweep.techniques.sequence_parallel._ulysses import over_heads
+
+        along, group = token_axes(model)[0], world.token_group()
+        deal_tokens(model, along, along, group)
+        replace_attend(model, along, lambda attend: over_heads(attend, along.length, group))
+        return model

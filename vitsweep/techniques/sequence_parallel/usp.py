@@ -1,0 +1,66 @@
+"""USP: Ulysses within rows of a mesh, ring attention over its columns."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vitsweep.techniques.sequence_parallel._reasons import heads_reasons
+from vitsweep.techniques.sequence_parallel.ring import Ring
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usp(Ring):
+    """Unified sequence parallelism (Fang and Zhao, arXiv:2405.07719, algorithm 1).
+
+    `mesh.ulysses` x `mesh.ring`; Ulysses lies on adjacent ranks. Left at auto, Ulysses takes what
+    divides the heads and stays within a node, with two ranks at least left to the ring where there
+    are four.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("ulysses", "ring")
+
+    published_formula: ClassVar[str] = (
+        "P2P and 8 all-to-all, at most 4 O(bs L d), forward and backward of a block (USP, table 2)"
+    )
+
+    @staticmethod
+    def default_degrees(ranks: int, tree: dict[str, Any]) -> dict[str, int]:
+        """Split `ranks` into Ulysses and ring."""
+        heads = int(tree["model"].get("num_heads", 1))  # a model without heads is refused later
+        most = min(int(tree["resources"]["ranks_per_node"]), ranks if ranks < 4 else ranks // 2)
+        ulysses = max(d for d in range(1, most + 1) if ranks % d == 0 and heads % d == 0)
+        return {"ulysses": ulysses, "ring": ranks // ulysses}
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Reasons of both."""
+        yield from heads_reasons(cell, self.name)
+        yield from super().conflicts(cell)
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Deal out tokens; exchange them for heads in the row, then go round the column."""
+        from vitsweep.collectives.lengths import share
+        from vitsweep.model.attention import Attend
+        from vitsweep.model.tokens import token_axes
+        from vitsweep.techniques.sequence_parallel._ring import ring_instead_of
+        from vitsweep.techniques.sequence_parallel._tokens import deal_tokens, replace_attend
+        from vitsweep.techniques.sequence_parallel._ulysses import over_heads
+
+        along, group = token_axes(model)[0], world.token_group()
+        row, column = world.axis("ulysses").get_group(), world.axis("ring").get_group()
+        zigzag = self.order == "zigzag"
+        unit = 2 * group.size() if zigzag else group.size()
+        padded = unit * share(along.length, unit)
+
+        def replacement(attend: Attend) -> Attend:
+            ring = ring_instead_of(attend, along.length, padded, column, zigzag=zigzag)
+            return over_heads(ring, padded // column.size(), row)
+
+        deal_tokens(model, along, along, group, zigzag_ranks=column.size() if zigzag else 0)
+        replace_attend(model, along, replacement)
+        return model

@@ -1,0 +1,146 @@
+"""Trainer: a parallelized model with its optimizer, and the one step that all of training repeats."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.technique import PipelineRunner, PrecisionPlan
+from vitsweep.techniques.precision.cast import autocast
+from vitsweep.training.clip import clip_gradients
+from vitsweep.training.criterion import criterion_of
+from vitsweep.training.master_weights import MasterWeights
+from vitsweep.training.scaler import LossScaler
+from vitsweep.world import World
+
+MicroBatch = tuple[Tensor, Tensor]
+
+
+class PhaseMarks(Protocol):
+    """Told where a phase of the step ends (see `measure.phases`)."""
+
+    def end(self, phase: str) -> None:
+        """The named phase ends here."""
+
+
+class _NoMarks:
+    def end(self, phase: str) -> None:
+        pass
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """What is trained, and how one optimizer step goes.
+
+    Attributes:
+        model: wrapped by all techniques.
+        pipeline: runs batches through the stages, where the model is in stages.
+        optimizer: over the model's (sharded) parameters, or over their masters.
+        masters: float32 copies, where the plan asks for them and the sharding keeps none.
+        scaler: loss scaling, where the plan asks for it.
+        skipped: per step, 1 where an overflow made all ranks skip the update; on the device.
+        non_finite: whether any loss so far was inf or NaN; on the device, so that no step waits.
+    """
+
+    cell: CellSpec
+    world: World
+    plan: PrecisionPlan
+    model: nn.Module
+    pipeline: PipelineRunner | None
+    optimizer: Optimizer
+    masters: MasterWeights | None
+    scaler: LossScaler | None
+    skipped: list[Tensor]
+    non_finite: Tensor
+
+    def step(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
+        """Train on one optimizer step's micro-batches.
+
+        Returns:
+            The mean loss over this rank's images, detached, still on the device.
+        """
+        marks = marks or _NoMarks()
+        total = self.gradients(batches, marks)
+        self.update()
+        self.non_finite |= ~torch.isfinite(total)
+        marks.end("optimizer")
+        return total
+
+    def gradients(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
+        """Add the gradients of one step's micro-batches; return the mean loss as `step` does."""
+        marks = marks or _NoMarks()
+        micro_batches = self.cell.batch.accumulation_steps
+        total = torch.zeros((), device=self.world.device, dtype=torch.float64)
+        for index in range(micro_batches):
+            images, labels = next(batches)
+            marks.end("data")
+            with self._sync(index == micro_batches - 1), self.cell.memory.saved_activations():
+                total += self._add_gradients(images, labels, micro_batches, marks)
+            marks.end("backward")
+        return total
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of one micro-batch, in float32 or better."""
+        with self._autocast():
+            outputs = self.model(self._cast(images))
+        return criterion_of(self.cell)(outputs, labels)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return outputs without gradients."""
+        if self.pipeline:
+            return self.pipeline.predict(self._cast(images))
+        with torch.no_grad(), self._autocast():
+            outputs: Tensor = self.model(self._cast(images))
+        return outputs
+
+    def _add_gradients(
+        self, images: Tensor, labels: Tensor, micro_batches: int, marks: PhaseMarks
+    ) -> Tensor:
+        """Run forward and backward; return this micro-batch's part of the mean loss."""
+        scale = self.scaler.scale if self.scaler else lambda loss: loss
+        if self.pipeline:
+            return self.pipeline.run(self._cast(images), labels, scale, marks.end) / micro_batches
+        loss = self.loss(images, labels) / micro_batches
+        marks.end("forward")
+        scale(loss).backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        """Unscale, clip, let the optimizer step, and forget the gradients."""
+        if self.masters:
+            self.masters.take_gradients()
+        if self.scaler:
+            self.skipped.append(self.scaler.unscale(self.optimizer))
+        self._clip()
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+        else:
+            self.optimizer.step()
+        if self.masters:
+            self.masters.publish()
+            self.masters.zero_model_gradients()
+        self.optimizer.zero_grad()
+
+    def _clip(self) -> None:
+        limit = self.cell.optimizer.clip_norm
+        if limit is not None:
+            clip_gradients(self.optimizer.param_groups, limit, self.world)
+
+    def _sync(self, is_last_micro_batch: bool) -> AbstractContextManager[None]:
+        if self.pipeline:  # torch's schedules exchange gradients after the last of their own
+            return nullcontext()
+        return self.cell.sharding.gradient_sync(self.model, is_last_micro_batch)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return autocast(self.plan, self.world.device)
+
+    def _cast(self, images: Tensor) -> Tensor:
+        images = images.to(getattr(torch, self.plan.param_dtype))
+        if self.cell.layout.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return images
