@@ -57,7 +57,7 @@ def step_in_parts(trainer: Any, stream: Iterator[Any]) -> dict[str, float | None
         trainer: that has taken a step before, so that its optimizer has a state.
         stream: of micro-batches.
     """
-    tracker = TensorTracker() if trainer.cell.compilation.name == "eager" else None
+    tracker = TensorTracker() if trainer.cell.compilation.scope == "nothing" else None
     if tracker is None:
         trainer.gradients(stream)
     else:

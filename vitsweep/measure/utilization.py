@@ -19,7 +19,7 @@ IMAGENET_1K_IMAGES = 1_281_167
 def compute_dtype(cell: CellSpec) -> str:
     """Return the dtype of the matrix products, the row of the peak table to read."""
     plan = cell.precision.plan()
-    if getattr(cell.precision, "float8", False):
+    if cell.precision.float8:
         return "float8"
     if plan.autocast_dtype:
         return plan.autocast_dtype

@@ -117,25 +117,25 @@ class ResNetSpec(ModelSpec):
             group: f"`{group}={getattr(cell, group).name}` {why}, and `model={self.name}` has none: "
             f"use `{group}={plain}`, or a `vit_*`."
             for group, (plain, why) in OF_TRANSFORMERS.items()
-            if getattr(cell, group).name != plain
+            if getattr(cell, group).needs_transformer
         }
         if not cell.layout.batch_first:
             reasons["layout"] = (
                 f"`layout={cell.layout.name}` orders the axes of tokens, and `model={self.name}` has "
                 "none: use `layout=batch_first`, with `layout.channels_last=true` if you like."
             )
-        if cell.memory.name != "keep_all":
+        if cell.memory.wraps_blocks:
             reasons["memory"] = (
                 f"`memory={cell.memory.name}` wraps the blocks of a transformer; recomputing a "
                 f"bottleneck of `model={self.name}` would move the running statistics of its "
                 "BatchNorms twice: use `memory=keep_all`."
             )
-        if cell.compilation.name == "compile_blocks":
+        if cell.compilation.scope == "block":
             reasons["compilation"] = (
-                f"`compilation=compile_blocks` compiles one block for all, and those of `model="
+                f"`compilation={cell.compilation.name}` compiles one block for all, and those of `model="
                 f"{self.name}` differ from stage to stage: use `compilation=compile_model`."
             )
-        if getattr(cell.precision, "float8", False):
+        if cell.precision.float8:
             reasons["precision"] = (
                 f"`precision={cell.precision.name}` swaps the linears of blocks, and the bottlenecks "
                 f"of `model={self.name}` have convolutions: use `precision=O1` or `precision=bf16`."

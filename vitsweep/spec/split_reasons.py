@@ -15,7 +15,7 @@ def split_reasons(cell: CellSpec, choice: str) -> Iterator[str]:
             f"`model.mlp_width={hidden}`: `{choice}` gives whole heads and equal parts of the MLP "
             f"to each rank. Try `mesh.tensor={fits}`."
         )
-    if getattr(cell.precision, "float8", False) or cell.precision.name == "fp8":
+    if cell.precision.float8:
         yield (
             f"`{choice}` splits linears that `precision={cell.precision.name}` has replaced by its "
             "own: use another precision."

@@ -40,6 +40,11 @@ class Technique(ABC):
     axes: ClassVar[tuple[str, ...]] = ()
     """Mesh axes whose degree this technique takes when it is left at `auto`."""
 
+    @property
+    def needs_transformer(self) -> bool:
+        """Whether it works on tokens, heads or blocks of a transformer, and on no other model."""
+        return False
+
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Yield one full sentence for each reason why `cell` cannot run with this technique.
 
@@ -79,6 +84,9 @@ class PrecisionPlan:
 class Precision(Technique):
     """Number formats of compute, parameters, gradients and optimizer state."""
 
+    float8: ClassVar[bool] = False
+    """True where the linears of the blocks are replaced by others, which multiply in FP8."""
+
     @abstractmethod
     def plan(self) -> PrecisionPlan:
         """Return what this precision means, for whoever wraps the model."""
@@ -97,6 +105,9 @@ class Sharding(Technique):
 
     shards_parameters: ClassVar[bool] = False
     """True where ranks keep shards in float32: these are the master weights then."""
+
+    deals_out_whole_tensors: ClassVar[bool] = False
+    """True where a rank keeps the optimizer state of some whole parameters and of no others."""
 
     @abstractmethod
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
@@ -151,9 +162,28 @@ class Classifier(Technique):
 
     pooling: Literal["token", "mean"]
 
+    @property
+    def needs_transformer(self) -> bool:
+        """A model without a class token reads the mean anyway."""
+        return self.pooling == "mean"
+
 
 class AttentionKernel(Technique):
     """Which implementation computes softmax(q k^T) v."""
+
+    @property
+    def needs_transformer(self) -> bool:
+        """Every kernel but torch's own choice, which asks for nothing."""
+        return True
+
+    @property
+    def ring_computes_the_same(self) -> bool:
+        """Whether ring attention, which brings its own kernel, may stand in for this one.
+
+        It may where nobody asked for another kernel than flash attention, which gives the
+        logsumexp of the scores that a ring merges blocks by.
+        """
+        return False
 
     @property
     @abstractmethod
@@ -175,13 +205,12 @@ class AttentionKernel(Technique):
 
 
 class ModelParallel(Technique):
-    """Parallelism that sends activations: the work on one image is shared by several ranks.
+    """Parallelism that sends activations: the work on one image is shared by several ranks."""
 
-    Attributes:
-        published_formula: volume as published, with its unit and source; shown, never asserted.
-    """
-
-    published_formula: ClassVar[str] = ""
+    @property
+    def needs_transformer(self) -> bool:
+        """All but `none`, which uses no axis of the mesh."""
+        return bool(self.axes)
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
         """Bytes that a rank sends for this technique in one step, mean over ranks, by purpose.
@@ -282,6 +311,18 @@ class PipelineRunner(Protocol):
 class Memory(Technique):
     """What is kept of the forward pass for the backward pass."""
 
+    wraps_blocks: ClassVar[bool] = False
+    """True where the transformer blocks are wrapped, to recompute or to offload."""
+
+    forwards_per_step: ClassVar[int] = 1
+    """How often a block's forward pass runs in a training step, with what attention sends: 2 where
+    the backward pass repeats it."""
+
+    @property
+    def needs_transformer(self) -> bool:
+        """What wraps blocks needs some."""
+        return self.wraps_blocks
+
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Wrap what is to be recomputed."""
         return model
@@ -302,7 +343,15 @@ class Memory(Technique):
 
 
 class Compilation(Technique):
-    """How much of the step is compiled or captured."""
+    """How much of the step is compiled or captured.
+
+    Attributes:
+        scope: what is compiled: nothing, each block by itself, or the whole model.
+        fuses_kernels: whether a compiler writes new kernels (TorchInductor).
+    """
+
+    scope: ClassVar[Literal["nothing", "block", "model"]] = "nothing"
+    fuses_kernels: ClassVar[bool] = False
 
     needs_spawn: ClassVar[bool] = False
     """True where a compiler starts threads or processes, so that a forked child may hang."""

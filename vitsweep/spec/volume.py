@@ -6,9 +6,6 @@ from vitsweep.spec.cell_spec import CellSpec
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
-RECOMPUTING = ("recompute_blocks", "recompute_selected")
-"""Memory choices that run the forward pass of a block again, with what attention sends."""
-
 
 @dataclass(frozen=True)
 class Volume:
@@ -37,7 +34,7 @@ class Volume:
             width=cell.transformer.width,
             stream=BYTES[plan.param_dtype],
             inner=BYTES[plan.autocast_dtype or plan.param_dtype],
-            forwards=2 if cell.memory.name in RECOMPUTING else 1,
+            forwards=cell.memory.forwards_per_step,
         )
 
     @property

@@ -21,12 +21,16 @@ class CausalScaledDotProduct(AttentionKernel):
     its work.
     """
 
-    causal: ClassVar[bool] = True
     changes_model: ClassVar[bool] = True
 
     @property
     def recomputes_scores(self) -> bool:
         """A fused kernel keeps no scores."""
+        return True
+
+    @property
+    def ring_computes_the_same(self) -> bool:
+        """A ring takes the mask over."""
         return True
 
     @property

@@ -40,10 +40,11 @@ class Flex(AttentionKernel):
                 f"{head_width}. Use fewer heads, or `attention=sdpa_auto`."
             )
 
-        if cell.compilation.name == "cuda_graphs":
+        if cell.compilation.scope != "nothing" and not cell.compilation.fuses_kernels:
             yield (
-                f"`attention={self.name}` needs the compiler that `compilation=cuda_graphs` leaves "
-                "out: unfused, it writes all scores to memory. Use `compilation=compile_model`, or "
+                f"`attention={self.name}` needs a compiler that fuses, and "
+                f"`compilation={cell.compilation.name}` traces without one: "
+                "unfused, it writes all scores to memory. Use `compilation=compile_model`, or "
                 "`attention=sdpa_auto`."
             )
 

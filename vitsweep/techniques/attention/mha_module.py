@@ -21,6 +21,11 @@ class MhaModule(AttentionKernel):
     """
 
     @property
+    def ring_computes_the_same(self) -> bool:
+        """It refuses sequence parallelism itself, for another reason."""
+        return True
+
+    @property
     def recomputes_scores(self) -> bool:
         """The scores are kept."""
         return False
@@ -28,17 +33,17 @@ class MhaModule(AttentionKernel):
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse what works on linears, which this module calls by their weights alone."""
         for group in ("tensor_parallel", "sequence_parallel"):
-            choice = getattr(cell, group).name
-            if choice != "none":
+            choice = getattr(cell, group)
+            if choice.axes:
                 yield (
-                    f"`attention={self.name}` cannot run with `{group}={choice}`: "
+                    f"`attention={self.name}` cannot run with `{group}={choice.name}`: "
                     "nn.MultiheadAttention has neither linears to split nor a kernel to replace. "
                     "Use `attention=sdpa_math`, which computes the same way."
                 )
-        if cell.precision.name == "fp8":
+        if cell.precision.float8:
             yield (
-                f"`attention={self.name}` would stay outside `precision=fp8`, which converts "
-                "linears: nn.MultiheadAttention reads their weights directly. Use "
+                f"`attention={self.name}` would stay outside `precision={cell.precision.name}`, "
+                "which converts linears: nn.MultiheadAttention reads their weights directly. Use "
                 "`attention=sdpa_math`, which computes the same way."
             )
 

@@ -34,6 +34,16 @@ class ScaledDotProduct(AttentionKernel):
         """Whether the backward pass computes q k^T again; `auto` picks a fused kernel here."""
         return self.backend != "math"
 
+    @property
+    def needs_transformer(self) -> bool:
+        """`auto` is what a model without attention can have, too."""
+        return self.backend != "auto"
+
+    @property
+    def ring_computes_the_same(self) -> bool:
+        """Unless another kernel than flash was asked for by name."""
+        return self.backend in ("auto", "flash")
+
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Say what the device or the number format has no kernel for."""
         if cell.resources.device == "cpu":

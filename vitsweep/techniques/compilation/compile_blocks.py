@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.spec.technique import Compilation
 from vitsweep.techniques.compilation._compiler import missing_compiler
@@ -18,6 +18,8 @@ class CompileBlocks(Compilation):
     """`torch.compile` of each block; all blocks share one compiled code, so that it is short."""
 
     needs_spawn: ClassVar[bool] = True
+    scope: ClassVar[Literal["nothing", "block", "model"]] = "block"
+    fuses_kernels: ClassVar[bool] = True
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Say where the C++ compiler is missing that TorchInductor needs."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.spec.technique import Compilation
 from vitsweep.techniques.compilation._compiler import missing_compiler
@@ -18,6 +18,8 @@ class CompileModel(Compilation):
     """`torch.compile` of the model in one graph: fuses across blocks, compiles for long."""
 
     needs_spawn: ClassVar[bool] = True
+    scope: ClassVar[Literal["nothing", "block", "model"]] = "model"
+    fuses_kernels: ClassVar[bool] = True
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Say where the C++ compiler is missing that TorchInductor needs."""

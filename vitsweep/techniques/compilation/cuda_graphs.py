@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.spec.technique import Compilation
 
@@ -21,6 +21,7 @@ class CudaGraphs(Compilation):
     """
 
     needs_spawn: ClassVar[bool] = True
+    scope: ClassVar[Literal["nothing", "block", "model"]] = "model"
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse a device without graphs, and parameters or gradients that move between steps."""
@@ -29,7 +30,7 @@ class CudaGraphs(Compilation):
                 f"`compilation={self.name}` needs `resources.device=cuda`; got cpu, which has no "
                 "CUDA graphs. Use `compilation=compile_blocks`."
             )
-        if cell.sharding.name in MOVING:
+        if cell.sharding.shards_parameters:
             yield (
                 f"`compilation={self.name}` replays fixed addresses, and `sharding="
                 f"{cell.sharding.name}` gathers parameters anew in every step. Use `sharding=ddp` "
@@ -48,7 +49,3 @@ class CudaGraphs(Compilation):
         """Compile the model in place with the backend that records and replays."""
         model.compile(backend="cudagraphs", dynamic=False)
         return model
-
-
-MOVING = ("zero2", "fsdp", "hsdp")
-"""Shardings under which a parameter has another address in every step."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from vitsweep.spec.technique import Memory
 
@@ -19,6 +19,8 @@ class OffloadActivations(Memory):
     Parameters stay on the device. Nothing is computed twice; the price is two copies over PCIe.
     """
 
+    wraps_blocks: ClassVar[bool] = True
+
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse a device whose memory is the host's, and compilers that see no Python hooks."""
         if cell.resources.device == "cpu":
@@ -27,7 +29,7 @@ class OffloadActivations(Memory):
                 "lie in host memory already and a copy would only cost time. Use "
                 "`memory=recompute_blocks`."
             )
-        if cell.compilation.name != "eager":
+        if cell.compilation.scope != "nothing":
             yield (
                 f"`memory={self.name}` works through hooks on saved tensors, which "
                 f"`compilation={cell.compilation.name}` does not run as written. Use "

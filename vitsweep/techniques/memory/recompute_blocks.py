@@ -1,7 +1,7 @@
 """Keep the input of each block and compute the rest again."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.spec.attention_pattern import SOFTMAX, AttentionPattern
 from vitsweep.spec.technique import Memory
@@ -19,6 +19,9 @@ class RecomputeBlocks(Memory):
     Memory of activations falls to one (B, T, D) per block and the insides of one block, for almost
     another forward pass.
     """
+
+    wraps_blocks: ClassVar[bool] = True
+    forwards_per_step: ClassVar[int] = 2
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Run every block under a checkpoint."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from vitsweep.spec.technique import Memory
 
@@ -19,6 +19,9 @@ class RecomputeSelected(Memory):
     The idea of arXiv:2205.05198 with today's roles: fused attention keeps no scores any more, so
     that the element-wise operations are what costs memory and little time. No product is repeated.
     """
+
+    wraps_blocks: ClassVar[bool] = True
+    forwards_per_step: ClassVar[int] = 2
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse blocks that gather some of their own parameters while they run."""

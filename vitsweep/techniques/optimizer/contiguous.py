@@ -57,10 +57,10 @@ def flat_buffer_reasons(name: str, cell: CellSpec, instead: str) -> Iterator[str
             f"`optimizer={name}` moves whole parameters into one buffer, but `sharding={sharding}` "
             f"keeps a slice of each (DTensor) in storage of its own: {way_out}"
         )
-    if sharding == "zero1":
+    if cell.sharding.deals_out_whole_tensors:
         yield (
-            f"`optimizer={name}` makes one tensor of all parameters; `sharding=zero1` deals out "
-            f"whole tensors, so that one rank would hold all the state: {way_out}"
+            f"`optimizer={name}` makes one tensor of all parameters; `sharding={sharding}` deals "
+            f"out whole tensors, so that one rank would hold all the state: {way_out}"
         )
     if getattr(cell.sharding, "gradient_as_bucket_view", False) is True:
         yield (

@@ -77,7 +77,7 @@ class Schedule(PipelineParallel):
                 f"stages of `{me}`, all of which are to be busy: use "
                 f"`pipeline_parallel.microbatches={stages}`, or `pipeline_parallel=gpipe`."
             )
-        if cell.compilation.name not in ("eager", "compile_blocks"):
+        if cell.compilation.scope == "model":
             yield (
                 f"`{me}` hands activations from stage to stage, which "
                 f"`compilation={cell.compilation.name}` would trace through: use "

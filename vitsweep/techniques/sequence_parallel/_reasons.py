@@ -25,18 +25,17 @@ def heads_reasons(cell: "CellSpec", name: str) -> Iterator[str]:
 
 def kernel_reasons(cell: "CellSpec", name: str) -> Iterator[str]:
     """A ring merges blocks by their logsumexp, which few kernels give."""
-    kernel = cell.attention.name
-    if kernel not in ("sdpa_auto", "sdpa_flash", "sdpa_causal", "mha_module"):
+    if not cell.attention.ring_computes_the_same:
         yield (
             f"`sequence_parallel={name}` merges blocks by the logsumexp of their scores, which "
-            f"`attention={kernel}` does not give: use `attention=sdpa_auto` or `sdpa_flash`, "
+            f"`attention={cell.attention.name}` does not give: use `attention=sdpa_auto` or `sdpa_flash`, "
             "or `sequence_parallel=ulysses`, which runs any kernel."
         )
 
 
 def order_reasons(cell: "CellSpec", name: str, order: str) -> Iterator[str]:
     """Zigzag helps where there is something to balance."""
-    if order == "zigzag" and not getattr(cell.attention, "causal", False):
+    if order == "zigzag" and not cell.attention.attention_pattern.causal:
         yield (
             f"`sequence_parallel.order=zigzag` balances the work under a causal mask, but "
             f"`attention={cell.attention.name}` has none: use `sequence_parallel.order=contiguous` "

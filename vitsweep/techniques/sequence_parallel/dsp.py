@@ -26,10 +26,6 @@ class Dsp(SequenceParallel):
 
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
 
-    published_formula: ClassVar[str] = (
-        "2M/N elements per device, forward of a spatial and a temporal block (DSP, table 3)"
-    )
-
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """A share of X in blocks along Y, and the other way round."""
         (x, y), ranks = lengths(cell), cell.mesh.sequence_parallel_size

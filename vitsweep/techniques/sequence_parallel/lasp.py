@@ -25,11 +25,6 @@ class Lasp2(SequenceParallel):
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
     chain: ClassVar[bool] = False
 
-    published_formula: ClassVar[str] = (
-        "states of B d^2 / h elements per layer and pass, independent of the length (LASP-2, "
-        "arXiv:2502.07563: one all-gather each way)"
-    )
-
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """A share of the first axis."""
         return (tokens(cell),) * cell.transformer.depth
@@ -43,7 +38,7 @@ class Lasp2(SequenceParallel):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Only linear attention has states."""
-        if cell.attention.name != "linear":
+        if not cell.attention.attention_pattern.linear:
             yield (
                 f"`sequence_parallel={self.name}` exchanges the states of linear attention, and "
                 f"`attention={cell.attention.name}` has none: use `attention=linear`, or "
@@ -73,15 +68,11 @@ class Lasp(Lasp2):
     """
 
     chain: ClassVar[bool] = True
-    published_formula: ClassVar[str] = (
-        "B d^2 / h elements per rank, layer and pass, independent of length and ranks (derived "
-        "from the code of arXiv:2404.02882; the paper's own table was not found)"
-    )
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """A chain has a direction."""
         yield from super().conflicts(cell)
-        if cell.attention.name == "linear" and not getattr(cell.attention, "causal", False):
+        if cell.attention.attention_pattern.linear and not cell.attention.attention_pattern.causal:
             yield (
                 f"`sequence_parallel={self.name}` hands states on to later tokens only and needs "
                 "`attention.causal=true`; got false. Use `sequence_parallel=lasp2`, which gathers "

@@ -27,11 +27,6 @@ class MegatronSp(SequenceParallel):
 
     axes: ClassVar[tuple[str, ...]] = ("tensor",)
 
-    published_formula: ClassVar[str] = (
-        "8M elements, forward of a spatial and a temporal block (DSP, table 3, total); "
-        "6 all-gathers and 4 reduce-scatters, 10 O(bs L d), forward and backward (USP, table 2)"
-    )
-
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
         """Two all-gathers and two reduce-scatters per block and pass, one gather at either end.
 
@@ -53,7 +48,7 @@ class MegatronSp(SequenceParallel):
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """It splits the matrices itself."""
         yield from split_reasons(cell, f"sequence_parallel={self.name}")
-        if cell.tensor_parallel.name != "none":
+        if cell.tensor_parallel.axes:
             yield (
                 f"`sequence_parallel={self.name}` splits the matrices over `mesh.tensor` itself: "
                 f"use `tensor_parallel=none` instead of `{cell.tensor_parallel.name}`."

@@ -37,11 +37,6 @@ class Ring(SequenceParallel):
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)
 
-    published_formula: ClassVar[str] = (
-        "2M elements, forward of a spatial and a temporal block (DSP, table 3, per device or total "
-        "unclear); P2P, 4 O(bs L d), forward and backward of a block (USP, table 2)"
-    )
-
     def unit(self, cell: "CellSpec") -> int:
         """Tokens are padded to a multiple of this."""
         return cell.mesh.sequence_parallel_size * (2 if self.order == "zigzag" else 1)

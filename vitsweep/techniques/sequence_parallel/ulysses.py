@@ -26,11 +26,6 @@ class Ulysses(SequenceParallel):
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
 
-    published_formula: ClassVar[str] = (
-        "4M/N elements per device, forward of a spatial and a temporal block (DSP, table 3); "
-        "8 all-to-all, (8/N) O(bs L d), forward and backward of a block (USP, table 2)"
-    )
-
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """A share of the first axis."""
         return (tokens(cell),) * cell.transformer.depth

@@ -25,10 +25,6 @@ class Usp(Ring):
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses", "ring")
 
-    published_formula: ClassVar[str] = (
-        "P2P and 8 all-to-all, at most 4 O(bs L d), forward and backward of a block (USP, table 2)"
-    )
-
     @staticmethod
     def default_degrees(ranks: int, tree: dict[str, Any]) -> dict[str, int]:
         """Split `ranks` into Ulysses and ring."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitsweep.techniques.sharding.ddp import Ddp
 
@@ -18,6 +18,8 @@ class Zero1(Ddp):
 
     Each rank updates its own parameters and broadcasts them (torch's ZeroRedundancyOptimizer).
     """
+
+    deals_out_whole_tensors: ClassVar[bool] = True
 
     def build_optimizer(
         self,

@@ -26,10 +26,6 @@ class Megatron(TensorParallel):
 
     axes: ClassVar[tuple[str, ...]] = ("tensor",)
 
-    published_formula: ClassVar[str] = (
-        "4 all-reduces, 8 O(bs L d), forward and backward of a block (USP, arXiv:2405.07719, table 2)"
-    )
-
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
         """Two all-reduces per block and pass; recomputation repeats the first of a forward pass."""
         size, ranks = Volume.of(cell), cell.mesh.tensor

@@ -1,0 +1,95 @@
+"""A YAML copied under another name meets every rule that the original meets."""
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from tests.cells import GPU_NODE, LAPTOP, TINY, composer
+from vitsweep.composition.composed_cell import ComposedCell, fresh
+from vitsweep.errors import BadValueError
+from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.spec.machine import Machine
+from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.spec.volume import Volume
+
+CONF = Path(__file__).parents[2] / "conf"
+COPY = "copied_"
+CHOICES = [
+    f"{group}={path.stem}"
+    for group in TECHNIQUE_GROUPS
+    for path in sorted((CONF / group).glob("*.yaml"))
+]
+MODELS = {
+    "vit_nano": (),
+    "resnet_nano": (),
+    "video_vit_nano": ("data=moving_digits",),
+}
+MACHINES = {"cpu": LAPTOP, "cuda": GPU_NODE}
+
+
+def renamed(composed: ComposedCell) -> ComposedCell:
+    """The cell as if the file of every technique had been copied under another name."""
+    tree = fresh(composed.tree)
+    for group in TECHNIQUE_GROUPS:
+        tree[group]["name"] = COPY + tree[group]["name"]
+    return ComposedCell(composed.overrides, composed.choices, tree)
+
+
+def verdict(composed: ComposedCell, machine: Machine) -> tuple[object, ...]:
+    """Reasons, and what formulas read off the choices."""
+    try:
+        planned = plan_cell(composed, machine)
+    except BadValueError as error:
+        return (str(error),)
+    spec = planned.spec
+    reasons = tuple(reason.replace(COPY, "") for reason in planned.reasons)
+    if planned.reasons:
+        return (reasons,)
+    sent = [
+        technique.sent_bytes_per_step(spec)  # type: ignore[attr-defined]
+        for technique in spec.techniques.values()
+        if getattr(technique, "axes", ()) and hasattr(technique, "sent_bytes_per_step")
+    ]
+    forwards = None if spec.num_tokens is None else Volume.of(spec).forwards
+    return (reasons, sent, forwards, spec.compilation.needs_spawn)
+
+
+def overrides_of(model: str, *choices: str) -> list[str]:
+    size = TINY if model == "vit_nano" else TINY[-1:]
+    return [f"model={model}", *MODELS[model], *size, *choices]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("group", TECHNIQUE_GROUPS)
+def test_a_copied_yaml_meets_the_rules_of_its_original(
+    group: str, model: str, machine: str
+) -> None:
+    pairs = [
+        pair
+        for pair in combinations(CHOICES, 2)
+        if pair[0].partition("=")[0] == group != pair[1].partition("=")[0]
+    ]
+    single = [(choice,) for choice in CHOICES if choice.startswith(f"{group}=")]
+    for choices in [*single, *pairs]:
+        composed = composer().compose(overrides_of(model, *choices))
+        original = verdict(composed, MACHINES[machine])
+        assert verdict(renamed(composed), MACHINES[machine]) == original, choices
+
+
+def test_the_pairs_meet_many_different_rules() -> None:
+    found = {
+        reason
+        for pair in combinations(CHOICES, 2)
+        if pair[0].partition("=")[0] != pair[1].partition("=")[0]
+        for reason in plan(pair)
+    }
+    assert len(found) > 60
+
+
+def plan(pair: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return plan_cell(composer().compose(overrides_of("vit_nano", *pair)), LAPTOP).reasons
+    except BadValueError as error:
+        return (str(error),)
