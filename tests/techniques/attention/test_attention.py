@@ -22,11 +22,11 @@ def cell(device="cuda", precision="O1", model=NANO, compilation="eager", **choic
     named = {"tensor_parallel": "none", "sequence_parallel": "none"} | choices
     return SimpleNamespace(
         resources=SimpleNamespace(device=device),
-        precision=SimpleNamespace(name=precision, plan=PLANS[precision]),
-        compilation=SimpleNamespace(name=compilation),
+        precision=SimpleNamespace(name=precision, plan=PLANS[precision], float8=precision == "fp8"),
+        compilation=choice("compilation", compilation),
         model=model,
         transformer=model,
-        **{group: SimpleNamespace(name=name) for group, name in named.items()},
+        **{group: choice(group, name) for group, name in named.items()},
     )
 
 

@@ -9,11 +9,14 @@ from tests.shapes import CASES, build, step
 
 COMPILED = ["compile_blocks", "compile_model"]
 
+VALUES = {name: {"gradient_as_bucket_view": True} for name in ("ddp", "zero1")}
+"""What is resolved from auto."""
+
 
 def cell(device="cpu", sharding="ddp", accumulation_steps=1):
     return SimpleNamespace(
         resources=SimpleNamespace(device=device),
-        sharding=SimpleNamespace(name=sharding),
+        sharding=choice("sharding", sharding, **VALUES.get(sharding, {})),
         batch=SimpleNamespace(accumulation_steps=accumulation_steps),
     )
 

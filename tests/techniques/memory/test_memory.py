@@ -95,7 +95,8 @@ def test_offloading_moves_activations_and_leaves_parameters(monkeypatch):
 
 def test_offloading_is_refused_on_cpu_and_in_compiled_blocks():
     cell = SimpleNamespace(
-        resources=SimpleNamespace(device="cpu"), compilation=SimpleNamespace(name="compile_blocks")
+        resources=SimpleNamespace(device="cpu"),
+        compilation=choice("compilation", "compile_blocks"),
     )
     device, compilation = choice("memory", "offload_activations").conflicts(cell)
 
