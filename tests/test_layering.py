@@ -38,7 +38,7 @@ COMMANDING = (
 """What stands above both."""
 
 WITHOUT_TORCH = {room for line in READING for room in line} | {*GROUND, "__main__", "composition"}
-WITH_HYDRA = {"hydra_plugins", "composition", "cli", "launchers", "planning"}
+WITH_HYDRA = {"hydra_plugins", "composition", "cli", "launchers"}
 
 
 def allowed(room: str) -> set[str]:

@@ -11,6 +11,7 @@ from vitsweep.cli.retry import retries
 from vitsweep.cli.retry_options import retry_options
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
+from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import VitsweepError
 from vitsweep.planning.freeze import freeze, plan_of
 from vitsweep.results.record import Status
@@ -29,7 +30,7 @@ def commanded(store: Store, composer: Composer, line: str, status: Status, *cell
     """Freeze the cells of a command, note it as typed, and let all of them end so."""
     asked = expand([*TINY, *cells, "sweep.baseline=null"], composer)
     plan = plan_of(asked, MACHINE, composer)
-    freeze(store, plan, asked[0].tree, CODE)
+    freeze(store, plan, sweep_settings(asked[0].tree), CODE)
     lines = store.commands()
     lines[-1]["command"] = line
     (store.root / "commands.jsonl").unlink()

@@ -19,7 +19,11 @@ FILES = {
         nothing: null
         precision: {}
         data: {from_primary: 1}
-        sweep: {name: default, baseline: default, match: [model], zip: [], axes: {}, cells: []}
+        sweep:
+          {name: default, folder: results, question: "", baseline: default, match: [model],
+           zip: [], axes: {}, cells: [], cells_per_block: 8, retry: [], remeasure: false,
+           limit: {key: null, first: 16, step: 1, most: null, within: 0.06},
+           snapshot_code: false}
         """,
     "model/small.yaml": "width: 8\ndepth: 2\ninner: {a: 1, b: [1, 2]}\n",
     "model/large.yaml": "width: 16\ndepth: 4\ninner: {a: 2, b: []}\n",

@@ -103,7 +103,7 @@ def test_null_asks_for_none(composer: Composer) -> None:
             "`precision=O1,O2` is several settings; a baseline is one.",
         ),
         ("sweep.match=[modle]", "`sweep.match` names `modle`, which is no group."),
-        ("sweep.match=model", "`sweep.match=model` must be a list of groups"),
+        ("sweep.match=model", "`sweep.match=model`: must be a list, like `[a,b]`"),
     ],
 )
 def test_a_mistake_is_named_as_typed(setting: str, told: str, composer: Composer) -> None:

@@ -9,15 +9,16 @@ import pytest
 from tests.cells import composer
 from tests.command import Command
 from vitsweep.composition.grid import expand
+from vitsweep.composition.sweep_settings import LimitSettings, sweep_settings
 from vitsweep.errors import BadValueError
-from vitsweep.planning.limit_search import Limit, Search, Searches, limit_of
+from vitsweep.planning.limit_search import Search, Searches, limit_of
 
 SETTINGS = {"key": "model.depth", "first": 16, "step": 1, "most": None, "within": 0.06}
 
 
 def searched(holds: Callable[[int], bool], **settings: object) -> tuple[Search, list[int]]:
     """Search where what `holds` fits; return what was found and what was tried."""
-    limit = Limit(**SETTINGS | settings)  # type: ignore[arg-type]
+    limit = LimitSettings(**SETTINGS | settings)  # type: ignore[arg-type]
     search, tried = Search(), []
     while (value := search.next(limit)) is not None:
         tried.append(value)
@@ -55,7 +56,7 @@ def test_no_value_above_the_most_is_tried() -> None:
 def test_another_end_than_out_of_memory_ends_the_search_with_its_reason() -> None:
     search = Search()
     search.learn(16, {"status": "failed", "reason": "KeyError: x"})
-    assert search.next(Limit(**SETTINGS)) is None  # type: ignore[arg-type]
+    assert search.next(LimitSettings(**SETTINGS)) is None  # type: ignore[arg-type]
     assert search.ended == "failed: KeyError: x"
 
 
@@ -70,7 +71,7 @@ def test_cells_take_their_steps_together_and_end_each_for_itself() -> None:
         fits = [depth <= holds[sharding] for sharding, depth in depths.items()]
         return [{"status": "measured" if fit else "out_of_memory"} for fit in fits]
 
-    limit = Limit(**SETTINGS)  # type: ignore[arg-type]
+    limit = LimitSettings(**SETTINGS)  # type: ignore[arg-type]
     found = Searches(cells, limit, composer()).run(run_round)
     assert rounds[0] == {"ddp": 16, "fsdp": 16}
     assert "ddp" not in rounds[-1]
@@ -89,15 +90,19 @@ def test_cells_take_their_steps_together_and_end_each_for_itself() -> None:
 )
 def test_a_mistake_is_named_as_typed(overrides: list[str], told: str) -> None:
     given = ["sweep.limit.key=model.depth", "sweep.baseline=null", *overrides]
-    cells = expand(given, composer())
+
+    def search() -> None:
+        cells = expand(given, composer())
+        limit_of(sweep_settings(cells[0].tree).limit, cells)
+
     with pytest.raises(BadValueError) as error:
-        limit_of(cells[0].tree["sweep"], cells)
+        search()
     assert told in str(error.value)
 
 
 def test_a_sweep_without_a_key_is_a_plain_grid() -> None:
     cells = expand(["model.depth=3"], composer())
-    assert limit_of(cells[0].tree["sweep"], cells) is None
+    assert limit_of(sweep_settings(cells[0].tree).limit, cells) is None
 
 
 BUDGET = (

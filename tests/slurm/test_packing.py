@@ -9,6 +9,7 @@ from tests.cells import TINY
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
+from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.launchers.slurm.node.signals import Signals
 from vitsweep.launchers.slurm.submit.cluster import gpus_in
@@ -138,8 +139,11 @@ def test_the_time_limit_is_told_from_preemption_by_the_clock(monkeypatch):
 def test_a_snapshot_keeps_the_code_that_was_meant(tmp_path):
     store = Store(tmp_path)
     code = {"git_commit": "c", "git_diff": ""}
-    copy = code_folder(store, {"snapshot_code": True}, code)
+    tree = Composer().compose().tree
+    plain = sweep_settings(tree)
+    copying = replace(plain, snapshot_code=True)
+    copy = code_folder(store, copying, code)
     assert (copy / "vitsweep/launchers/slurm/node/agent.py").is_file()
-    assert code_folder(store, {"snapshot_code": True}, code) == copy
-    assert code_folder(store, {"snapshot_code": True}, code | {"git_diff": "x"}) != copy
-    assert (code_folder(store, {}, code) / "vitsweep").is_dir()
+    assert code_folder(store, copying, code) == copy
+    assert code_folder(store, copying, code | {"git_diff": "x"}) != copy
+    assert (code_folder(store, plain, code) / "vitsweep").is_dir()

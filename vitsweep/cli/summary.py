@@ -6,6 +6,7 @@ from typing import Any
 from pandas import DataFrame
 from rich.console import Console
 
+from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import ImpossibleCellError
 from vitsweep.planning.freeze import store_of
@@ -76,7 +77,7 @@ def rows_alone(
 
 def finish_search(config: Mapping[str, Any], key: str) -> None:
     """Show what a search for limits found in its sweep, and write the report."""
-    store, console = store_of(config), open_console()
+    store, console = store_of(sweep_settings(config)), open_console()
     table = limits(collect(store), key)
     console.print()
     console.print(as_table(presented_limits(table, key), f"Limits of sweep {store.name}"))

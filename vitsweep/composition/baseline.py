@@ -8,6 +8,7 @@ from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.override_text import typed
 from vitsweep.composition.set_value import root_of
+from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
@@ -26,11 +27,11 @@ def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:
     Raises:
         BadValueError: `sweep.baseline` or `sweep.match` is wrong.
     """
-    sweep = cell.tree["sweep"]
-    asked = _as_overrides(sweep.get("baseline"))
+    settings = sweep_settings(cell.tree)
+    asked = _as_overrides(settings.baseline)
     if asked is None:
         return None
-    match = _checked_match(sweep.get("match"), composer)
+    match = _checked_match(settings.match, composer)
     kept = (*match, *ALWAYS_THE_CELLS_OWN)
     reset = [group for group in composer.default_choices if group not in kept]
     own = [str(o.input_line) for o in composer.parse(cell.overrides) if root_of(o) not in reset]
@@ -57,19 +58,21 @@ def _choices(asked: Sequence[str], composer: Composer) -> dict[str, str]:
     return {override.key_or_group: str(override.value()) for override in groups}
 
 
-def _checked_match(match: Any, composer: Composer) -> list[str]:
-    """Return the groups and keys of `sweep.match`."""
-    if not isinstance(match, list):
-        raise BadValueError(f"`sweep.match={match}` must be a list of groups, like `[model,data]`.")
+def _checked_match(match: Sequence[str], composer: Composer) -> Sequence[str]:
+    """Return the groups and keys of `sweep.match`.
+
+    Raises:
+        BadValueError: one of them is no group.
+    """
     known = [*composer.default_choices, "seed"]
     for name in match:
-        if str(name).split(".")[0] not in known:
+        if name.split(".")[0] not in known:
             listed = ", ".join(f"`{group}`" for group in known if group not in TECHNIQUE_GROUPS)
             raise BadValueError(
                 f"`sweep.match` names `{name}`, which is no group. A baseline can share {listed} "
                 "with its cell, or one key of them, as in `batch.resolution_px`."
             )
-    return [str(name) for name in match]
+    return match
 
 
 def _matched_keys(cell: ComposedCell, match: Sequence[str], reset: Sequence[str]) -> list[str]:
@@ -88,6 +91,6 @@ def _as_overrides(setting: Any) -> list[str] | None:
         return None
     if isinstance(setting, Mapping):
         return [typed(str(key), value) for key, value in setting.items()]
-    if isinstance(setting, list):
+    if isinstance(setting, tuple):
         return [str(text) for text in setting]
     return [] if setting in ("default", "") else shlex.split(str(setting))

@@ -8,6 +8,7 @@ from vitsweep.composition.axes import Axis, axes_of, cells_axis, named_axes, zip
 from vitsweep.composition.composed_cell import ComposedCell, Tree
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.override_text import typed
+from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 
 
@@ -27,13 +28,14 @@ def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[C
     """
     composer = composer or Composer()
     asked = axes_of(composer, overrides)
-    sweep = composer.compose(_of_the_sweep(asked)).tree["sweep"]
-    axes = {axis.key: axis for axis in named_axes(composer, sweep.get("axes") or {})}
+    tree = composer.compose(_of_the_sweep(asked)).tree
+    settings = sweep_settings(tree)
+    axes = {axis.key: axis for axis in named_axes(composer, settings.axes)}
     axes |= {axis.key: axis for axis in asked if axis.root != "sweep"}
-    factors = zipped(list(axes.values()), sweep.get("zip") or [])
-    cells = cells_axis(composer, sweep["cells"]).values if sweep.get("cells") else [()]
+    factors = zipped(list(axes.values()), settings.zip)
+    cells = cells_axis(composer, settings.cells).values if settings.cells else [()]
     typed_keys = {axis.key for axis in asked}
-    same = _constant(sweep, composer)
+    same = _constant(tree["sweep"], composer)
     return collapsed(
         composer.compose(merged([cell, *parts, _own(cell, typed_keys, composer), same], composer))
         for cell, *parts in product(cells, *(axis.values for axis in factors))

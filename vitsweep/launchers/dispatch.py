@@ -12,6 +12,7 @@ from vitsweep.composition import hydra_internals
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
+from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.planning.limit_search import Search, Searches, limit_of
 
@@ -45,7 +46,7 @@ def dispatch(
     cells = expand(arguments, composer)
     if hasattr(launcher, "launch_cells"):
         settings = hydra_internals.plain_resolved(config)
-        limit = limit_of(settings["sweep"], cells)
+        limit = limit_of(sweep_settings(settings).limit, cells)
         if plan_only:
             first = Searches(cells, limit, composer).first() if limit else cells
             return launcher.plan_cells(first, settings, composer)
@@ -79,7 +80,7 @@ def search(searches: Searches, launcher: Any, settings: dict[str, Any]) -> list[
     """
     from vitsweep.cli.summary import ENDED_OTHERWISE, finish_search, rows_alone
 
-    key = searches.limit.key
+    key = searches.key
 
     def run_round(number: int, tried: list[ComposedCell]) -> Sequence[Mapping[str, Any]]:
         values = ", ".join(cell.overrides[-1].partition("=")[2] for cell in tried)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
+from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import ImpossibleCellError, VitsweepError
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.planning.freeze import freeze, open_store, plan_of
@@ -48,9 +49,10 @@ def run_rank(asked: ComposedCell, composer: Composer) -> int:
     entry = next(iter(plan.entries.values()))
     if entry.reasons:
         raise ImpossibleCellError(entry.reasons)
-    store, code = open_store(asked.tree), code_state()
+    settings = sweep_settings(asked.tree)
+    store, code = open_store(settings), code_state()
     if rank == 0:
-        freeze(store, plan, asked.tree, code)
+        freeze(store, plan, settings, code)
     request = RunRequest(
         sweep_folder=store.root.absolute(),
         cell_id=entry.cell_id,

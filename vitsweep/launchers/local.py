@@ -8,9 +8,11 @@ from rich.console import Console
 from vitsweep.cli.summary import Ending, finish
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
+from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.block_runner import Runner
+from vitsweep.launchers.local_settings import local_settings
 from vitsweep.launchers.progress import Progress, labels
 from vitsweep.planning.blocks import blocks
 from vitsweep.planning.freeze import freeze, open_store, plan_of
@@ -42,17 +44,18 @@ def launch(
         BadValueError: a value is wrong; nothing has run.
         SystemExit: 130 after Ctrl-C.
     """
-    console = open_console()
+    console, settings = open_console(), sweep_settings(config)
+    parallel = local_settings(fields).parallel
     plan = plan_of(asked, Machine.here(), composer)
-    store = open_store(config)
+    store = open_store(settings)
 
     def told() -> None:
         console.print(f"Another command is measuring into `{store.root}`; waiting for it to end.")
 
     with store.lock(on_wait=told):
         code = code_state()
-        freeze(store, plan, config, code)
-        interrupted = _run(store, plan, config, code, console, int(fields.get("parallel", 1)))
+        freeze(store, plan, settings, code)
+        interrupted = _run(store, plan, settings, code, console, parallel)
         return ending(store, plan, console, interrupted, config.get("tracker"))
 
 
@@ -65,13 +68,14 @@ def run_beside_others(asked: ComposedCell, config: dict[str, Any], composer: Com
     Raises:
         VitsweepError: the cell ended otherwise than measured; its record says so as well.
     """
+    settings = sweep_settings(config)
     plan, store, code = (
         plan_of([asked], Machine.here(), composer),
-        open_store(config),
+        open_store(settings),
         code_state(),
     )
-    freeze(store, plan, config, code)
-    _run(store, plan, config, code, open_console(), parallel=1)
+    freeze(store, plan, settings, code)
+    _run(store, plan, settings, code, open_console(), parallel=1)
     [cell_id] = [entry.cell_id for entry in plan.entries.values() if not entry.added]
     ends = [run for run in store.runs() if run.cell_id == cell_id]
     if not any(run.status == Status.measured for run in ends):
@@ -82,15 +86,15 @@ def run_beside_others(asked: ComposedCell, config: dict[str, Any], composer: Com
 def _run(
     store: Store,
     plan: SweepPlan,
-    config: dict[str, Any],
+    settings: SweepSettings,
     code: dict[str, Any],
     console: Console,
     parallel: int,
 ) -> bool:
     """Run what is missing; True if the user stopped it."""
-    todo = known(plan, store.runs(), config["sweep"], code)
+    todo = known(plan, store.runs(), settings, code)
     announce(todo, f"`vitsweep retry {store.name}` runs them again", console)
-    runner, size = Runner(store, code, parallel), int(config["sweep"].get("cells_per_block", 8))
+    runner, size = Runner(store, code, parallel), settings.cells_per_block
     first, missing = runner.continued(plan, todo.missing, size, console)
     planned = [*first, *blocks(plan, missing, size)]
     if not planned and plan.runnable:

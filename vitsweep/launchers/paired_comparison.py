@@ -14,6 +14,7 @@ from vitsweep.cli.summary import ENDED_OTHERWISE, INTERRUPTED, OK, explain
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import merged
+from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 from vitsweep.launchers.block_runner import Runner
@@ -57,15 +58,16 @@ def compare(arguments: Sequence[str]) -> int:
     """
     options, console = compare_options(arguments), open_console()
     plan, config = _pair(options, Composer())
-    store = open_store(config)
+    settings = sweep_settings(config)
+    store = open_store(settings)
 
     def told() -> None:
         console.print(f"Another command is measuring into `{store.root}`; waiting for it to end.")
 
     with store.lock(on_wait=told):
-        turns = _Turns(store, plan, config, code_state(), options, console)
+        turns = _Turns(store, plan, settings, code_state(), options, console)
         turns.check_device()
-        freeze(store, plan, config, turns.code)
+        freeze(store, plan, settings, turns.code)
         turns.measure()
         return _finish(turns, config)
 
@@ -117,7 +119,7 @@ class _Turns:
 
     store: Store
     plan: SweepPlan
-    config: dict[str, Any]
+    settings: SweepSettings
     code: dict[str, Any]
     options: CompareOptions
     console: Console
@@ -126,7 +128,7 @@ class _Turns:
 
     def __post_init__(self) -> None:
         self.variant, self.baseline = self.plan.entries
-        anew = self.config["sweep"]["remeasure"]
+        anew = self.settings.remeasure
         self._old = set(self._runs()["block"]) if anew and len(self._runs()) else set()
 
     def log_ratios(self) -> list[float]:
@@ -146,7 +148,7 @@ class _Turns:
 
     def measure(self) -> None:
         """Run the blocks that are missing; `ending` says why there are no more."""
-        todo = known(self.plan, self.store.runs(), self.config["sweep"], self.code)
+        todo = known(self.plan, self.store.runs(), self.settings, self.code)
         statuses = ",".join(sorted({str(run.status) for run in todo.ended.values()}))
         again = f"`sweep.retry=[{statuses}]` at the end of the command measures them again"
         announce(todo, again, self.console)

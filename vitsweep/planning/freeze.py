@@ -1,13 +1,14 @@
 """Making a sweep: from what was asked to frozen cells in a folder."""
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
+from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.frozen_cell import frozen_document
 from vitsweep.measure.clock import now
 from vitsweep.planning.command_line import command_line
@@ -27,22 +28,21 @@ def plan_of(asked: Sequence[ComposedCell], machine: Machine, composer: Composer)
     return make_sweep_plan(asked, machine, lambda cell: baseline_of(cell, composer))
 
 
-def store_of(config: Mapping[str, Any]) -> Store:
+def store_of(settings: SweepSettings) -> Store:
     """Return the store of a command, which need not exist yet."""
-    settings = config["sweep"]
-    return Store(Path(settings["folder"]) / settings["name"])
+    return Store(settings.path)
 
 
-def open_store(config: Mapping[str, Any]) -> Store:
+def open_store(settings: SweepSettings) -> Store:
     """Make the sweep folder.
 
     Raises:
         VitsweepError: it cannot be written.
     """
-    return store_of(config).create()
+    return store_of(settings).create()
 
 
-def freeze(store: Store, plan: SweepPlan, config: dict[str, Any], code: dict[str, Any]) -> None:
+def freeze(store: Store, plan: SweepPlan, settings: SweepSettings, code: dict[str, Any]) -> None:
     """Write every cell, the refused ones with their reasons, and note the command.
 
     The changes of the code that are not committed are kept once, beside the cells that name them.
@@ -58,8 +58,8 @@ def freeze(store: Store, plan: SweepPlan, config: dict[str, Any], code: dict[str
         {
             "time": now(),
             "command": command_line(),
-            "question": config["sweep"].get("question") or "",
-            "limit": dict(config["sweep"].get("limit") or {}),
+            "question": settings.question,
+            "limit": asdict(settings.limit),
             "cells": [e.cell_id for e in plan.entries.values() if not e.added],
             "baselines": plan.baselines,
         }

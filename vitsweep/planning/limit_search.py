@@ -8,43 +8,17 @@ goes on where the last one ended.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
-
-from annotated_types import Gt
+from typing import Any
 
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.override_text import typed
+from vitsweep.composition.sweep_settings import LimitSettings
 from vitsweep.errors import BadValueError
 from vitsweep.results.record import Status
-from vitsweep.spec.from_yaml import section_from_tree
 
-Whole = Annotated[int, Gt(0)]
 Row = Mapping[str, Any]
 RunRound = Callable[[int, list[ComposedCell]], Sequence[Row]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limit:
-    """What `sweep.limit` says.
-
-    Attributes:
-        key: whole number of the configuration whose largest value is looked for.
-        first: value to try first; doubled until one does not fit, halved until one fits.
-        step: only multiples of it are tried, as `model.patch_px` asks of a resolution.
-        most: no larger value is tried; None stops at what fails alone.
-        within: the search ends when what fails is so little above what fits, relative to that.
-    """
-
-    key: str
-    first: Whole
-    step: Whole
-    most: Whole | None
-    within: Annotated[float, Gt(0)]
-
-    def down(self, value: float) -> int:
-        """Return the largest allowed value that is not above `value`."""
-        return int(value // self.step) * self.step
 
 
 @dataclass
@@ -61,17 +35,17 @@ class Search:
     fails: int | None = None
     ended: str = ""
 
-    def next(self, limit: Limit) -> int | None:
+    def next(self, limit: LimitSettings) -> int | None:
         """Return the value to try next; None where the limit is found, or cannot be."""
         if self.ended:
             return None
         if self.fails is None:
-            wanted = limit.down(2 * self.fits or max(limit.first, limit.step))
-            wanted = wanted if limit.most is None else min(wanted, limit.down(limit.most))
+            wanted = limit.round_down(2 * self.fits or max(limit.first, limit.step))
+            wanted = wanted if limit.most is None else min(wanted, limit.round_down(limit.most))
         elif self.fails - self.fits <= max(limit.step, limit.within * self.fits):
             return None
         else:
-            wanted = max(limit.down((self.fits + self.fails) / 2), self.fits + limit.step)
+            wanted = max(limit.round_down((self.fits + self.fails) / 2), self.fits + limit.step)
         return wanted if wanted > self.fits else None
 
     def learn(self, value: int, row: Row) -> None:
@@ -95,9 +69,15 @@ class Searches:
     """
 
     cells: Sequence[ComposedCell]
-    limit: Limit
+    limit: LimitSettings
     composer: Composer
     _found: dict[str, Search] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The key whose limits are searched for."""
+        assert self.limit.key is not None, "limit_of returns no settings without a key"
+        return self.limit.key
 
     def run(self, run_round: RunRound) -> list[Search]:
         """Search until every limit is found; return the searches in the order of the cells.
@@ -127,18 +107,17 @@ class Searches:
         return [(cell, value) for cell, value in wanted if value is not None]
 
     def _tried(self, cell: ComposedCell, value: int) -> ComposedCell:
-        return self.composer.compose([*cell.overrides, typed(self.limit.key, value)])
+        return self.composer.compose([*cell.overrides, typed(self.key, value)])
 
 
-def limit_of(sweep: Mapping[str, Any], cells: Sequence[ComposedCell]) -> Limit | None:
-    """Return what a sweep looks for, or None where it is a plain grid.
+def limit_of(limit: LimitSettings, cells: Sequence[ComposedCell]) -> LimitSettings | None:
+    """Return the settings of a search, or None where the sweep is a plain grid.
 
     Raises:
-        BadValueError: a setting is wrong, the key is swept as well, or there is a baseline.
+        BadValueError: the key is swept as well, or there is a baseline.
     """
-    if sweep["limit"].get("key") is None:
+    if limit.key is None:
         return None
-    limit: Limit = section_from_tree(Limit, sweep["limit"], "sweep.limit")
     own = [text for cell in cells for text in cell.overrides if _key(text) == limit.key]
     if own:
         raise BadValueError(

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import SCHEMA_VERSION, RunRecord, Status
 
@@ -32,7 +33,7 @@ class ResumeState:
 def known(
     plan: SweepPlan,
     runs: Iterable[RunRecord],
-    settings: Mapping[str, Any],
+    settings: SweepSettings,
     code: Mapping[str, Any],
 ) -> ResumeState:
     """Compare a command with what is in the store.
@@ -42,7 +43,7 @@ def known(
     Args:
         plan: the cells of the command.
         runs: records of the store, oldest first for each cell.
-        settings: the composed node `sweep`; with `remeasure` nothing counts, and cells that ended
+        settings: of the sweep; with `remeasure` nothing counts, and cells that ended
             with a status in `retry` run again.
         code: state of the code that would measure now.
     """
@@ -50,7 +51,7 @@ def known(
     counts: Counter[str] = Counter()
     latest: dict[str, RunRecord] = {}
     other: dict[str, None] = {}
-    for run in runs if not settings["remeasure"] else ():
+    for run in runs if not settings.remeasure else ():
         entry = plan.entries.get(run.cell_id)
         if entry is None or not comparable(run, entry, torch_version):
             continue
@@ -59,7 +60,7 @@ def known(
             counts[run.cell_id] += 1
             if run.environment.get("git_commit") != code["git_commit"]:
                 other[run.cell_id] = None
-    again = (*ENDED_FROM_OUTSIDE, Status.measured, *(settings.get("retry") or ()))
+    again = (*ENDED_FROM_OUTSIDE, Status.measured, *settings.retry)
     ended = {c: r for c, r in latest.items() if r.status not in again and not counts[c]}
     missing = {
         e.cell_id: e.spec.measurement.blocks - counts[e.cell_id]

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
+from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.launchers.progress import labels
 from vitsweep.planning.freeze import plan_of, store_of
@@ -30,9 +31,10 @@ def plan(
 ) -> list[dict[str, Any]]:
     """Print every cell with its state and return one row per cell."""
     plan = plan_of(asked, machine or Machine.here(), composer)
-    store = store_of(config)
+    settings = sweep_settings(config)
+    store = store_of(settings)
     runs = store.runs() if store.cells.is_dir() else ()
-    rows = plan_rows(plan, known(plan, runs, config["sweep"], code_state()))
+    rows = plan_rows(plan, known(plan, runs, settings, code_state()))
     _show(rows, store, open_console())
     return rows
 

@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import vitsweep
+from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.results.store import Store
 
 PACKAGE = Path(vitsweep.__file__).parent
 
 
-def code_folder(store: Store, settings: Mapping[str, Any], code: Mapping[str, Any]) -> Path:
+def code_folder(store: Store, settings: SweepSettings, code: Mapping[str, Any]) -> Path:
     """Return the folder from which nodes import vitsweep.
 
     Args:
         store: of the sweep.
-        settings: the `sweep` node; with `snapshot_code` the folder is a copy, made once per state
+        settings: of the sweep; with `snapshot_code` the folder is a copy, made once per state
             of the code.
         code: git state and changes.
     """
-    if not settings.get("snapshot_code"):
+    if not settings.snapshot_code:
         return PACKAGE.parent
     state = f"{code['git_commit']} {code['git_diff']}".encode()
     copy = store.root.absolute() / "code" / hashlib.sha256(state).hexdigest()[:12]

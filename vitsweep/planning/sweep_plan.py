@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from vitsweep.composition.composed_cell import ComposedCell, Tree
 from vitsweep.errors import BadValueError
@@ -108,9 +107,3 @@ def _with_baselines(
         if entry.cell_id != present.cell_id:
             complete[entry.cell_id] = replace(entry, baseline_id=present.cell_id)
     return complete
-
-
-def sweep_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the `sweep` node of a composed configuration."""
-    settings: dict[str, Any] = config["sweep"]
-    return settings

@@ -49,7 +49,7 @@ def part_from_tree(tree: Mapping[str, Any], name: str) -> Any:
 
 
 def section_from_tree(cls: type, node: Mapping[str, Any], path: str) -> Any:
-    """Build a dataclass whose fields are values; messages name them as `path.key`.
+    """Build a dataclass of values and nested sections; messages name them as `path.key`.
 
     Raises:
         BadValueError: a key is missing, unknown, or its value is not allowed; all such are named.
@@ -98,12 +98,23 @@ def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
     values: Tree = {}
     for key in hints.keys() & node.keys():
         try:
-            values[key] = _leaf(hints[key], node[key], f"{path}.{key}")
+            values[key] = _field(hints[key], node[key], f"{path}.{key}")
         except BadValueError as error:
             problems.append(str(error))
     if problems:
         raise BadValueError("\n".join(problems))
     return cls(**values)
+
+
+def _field(kind: Any, value: Any, path: str) -> Any:
+    if not (inspect.isclass(kind) and dataclasses.is_dataclass(kind)):
+        return _leaf(kind, value, path)
+    if not isinstance(value, Mapping):
+        raise BadValueError(
+            f"`{path}={_typed(value)}`: `{path}` is a section; set one of its keys: "
+            f"{_quoted(f'{path}.{key}' for key in _hints(kind))}."
+        )
+    return _build_dataclass(kind, dict(value), path)
 
 
 def _leaf(kind: Any, value: Any, path: str) -> Any:
@@ -122,6 +133,9 @@ _WORDS = {
     "float_type": "a number is needed",
     "bool_type": "true or false is needed",
     "string_type": "a text is needed",
+    "tuple_type": "must be a list, like `[a,b]`",
+    "list_type": "must be a list, like `[a,b]`",
+    "dict_type": "must be a section, like `{key:value}`",
     "none_required": "null",
     "finite_number": "a finite number is needed",
 }

@@ -10,6 +10,7 @@ from rich.console import Console
 from vitsweep.cli.summary import INTERRUPTED, Ending, finish
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
+from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError
 from vitsweep.launchers.slurm.state.job_files import Array
@@ -47,15 +48,16 @@ def launch(
         SystemExit: 130 after Ctrl-C, which detaches; 3 where cells ended otherwise.
     """
     console, settings = open_console(), settings_of(fields)
+    sweep = sweep_settings(config)
     require_slurm()
     plan = plan_of(asked, machine_of(settings), composer)
-    store = open_store(config)
+    store = open_store(sweep)
 
     def told() -> None:
         console.print(f"Another command is at work in `{store.root}`; waiting for it to end.")
 
     with store.lock(on_wait=told):
-        watched = _submit_missing(store, plan, config, settings, console)
+        watched = _submit_missing(store, plan, sweep, settings, console)
     if not settings.wait:
         console.print(_come_back(store), highlight=False)
         return [{"cell_id": e.cell_id, "status": "submitted"} for e in plan.entries.values()]
@@ -68,23 +70,22 @@ def launch(
 def _submit_missing(
     store: Store,
     plan: SweepPlan,
-    config: dict[str, Any],
+    sweep: SweepSettings,
     settings: SlurmSettings,
     console: Console,
 ) -> list[Array]:
     """Freeze, then submit the runs that neither the store nor a live job has; return all live arrays."""
     begin, code = time.monotonic(), code_state()
     seen = reconcile(store)
-    freeze(store, plan, config, code)
-    found, minutes = _known(store, plan, config, code, settings)
+    freeze(store, plan, sweep, code)
+    found, minutes = _known(store, plan, sweep, code, settings)
     pending = pending_runs(seen)
     missing = {cell: n - pending[cell] for cell, n in found.missing.items() if n > pending[cell]}
     live = [s.element.array for s in seen if s.live and pending.keys() & plan.entries.keys()]
     _announce(store, plan, found, missing, sum(pending.values()), console)
-    cells_per_block = int(config["sweep"].get("cells_per_block", 8))
-    folder = code_folder(store, config["sweep"], code)
+    folder = code_folder(store, sweep, code)
     size, new = max_array_size(settings), []
-    for request, jobs in pack(plan, missing, minutes, settings, cells_per_block).items():
+    for request, jobs in pack(plan, missing, minutes, settings, sweep.cells_per_block).items():
         new += submit(store, request, jobs, settings, size, folder)
         runs = sum(len(block.entries) for job in jobs for block in job.blocks)
         console.print(
@@ -101,13 +102,13 @@ def _submit_missing(
 def _known(
     store: Store,
     plan: SweepPlan,
-    config: dict[str, Any],
+    sweep: SweepSettings,
     code: dict[str, Any],
     settings: SlurmSettings,
 ) -> tuple[ResumeState, dict[str, float]]:
     """Return what is measured, and the expected minutes of a run of each cell."""
     runs = list(store.runs())
-    found = known(plan, runs, config["sweep"], code)
+    found = known(plan, runs, sweep, code)
     took: dict[str, list[float]] = {}
     for run in runs:
         if run.status == Status.measured and "run_seconds" in run.environment:

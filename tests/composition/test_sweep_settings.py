@@ -1,0 +1,140 @@
+"""A wrong setting of a sweep or of its launcher is one sentence, before anything is written."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cells import composer
+from tests.command import Command
+from vitsweep.composition.grid import expand
+from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
+from vitsweep.errors import BadValueError
+from vitsweep.launchers.local_settings import local_settings
+
+
+def settings(*overrides: str) -> SweepSettings:
+    return sweep_settings(expand(list(overrides), composer())[0].tree)
+
+
+def test_the_shipped_settings_are_typed() -> None:
+    found = settings()
+    assert found.path == Path("results/default")
+    assert found.match == ("model", "data", "task", "resources", "batch")
+    assert (found.cells_per_block, found.limit.key, found.limit.within) == (8, None, 0.06)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "sweep.name='two words, ümlaut'",
+        "sweep.name=v1.2_a-b",
+        "sweep.folder=/tmp/elsewhere",
+        "sweep.baseline=null",
+        "sweep.baseline={precision:O1}",
+        "sweep.baseline=['precision=O1']",
+        "sweep.retry=[failed,out_of_memory]",
+        "sweep.limit={first:5,within:0.4}",
+        "+sweep=dsp_weak_scaling",
+        "+sweep=one_at_a_time",
+    ],
+)
+def test_what_is_allowed_is_taken(override: str) -> None:
+    settings(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("sweep.remeasure=maybe", "`sweep.remeasure=maybe`: true or false is needed"),
+        ("sweep.snapshot_code=1", "`sweep.snapshot_code=1`: true or false is needed"),
+        ("sweep.cells_per_block=0", "`sweep.cells_per_block=0`: must be greater than 0"),
+        ("sweep.cells_per_block=2.5", "`sweep.cells_per_block=2.5`: a whole number is needed"),
+        ("sweep.question=5", "`sweep.question=5`: a text is needed"),
+        ("sweep.name=null", "`sweep.name=null`: a text is needed"),
+        ("sweep.folder=null", "`sweep.folder=null`: a text is needed"),
+        ("sweep.folder=''", "`sweep.folder=` is no path of a folder"),
+        ("sweep.zip=5", "`sweep.zip=5`: must be a list, like `[a,b]`"),
+        ("sweep.zip=[seed]", '`sweep.zip=["seed"]`: must be a list, like `[a,b]`'),
+        ("sweep.match=model", "`sweep.match=model`: must be a list, like `[a,b]`"),
+        ("sweep.limit=5", "`sweep.limit` is a section; set one of its keys: `sweep.limit.key`"),
+        ("sweep.limit.first=x", "`sweep.limit.first=x`: a whole number is needed"),
+        ("+sweep.nmae=x", "`sweep.nmae` does not exist; `sweep` has `name`"),
+        ("sweep.retry=failed", "`sweep.retry=failed`: must be a list, like `[a,b]`"),
+        ("sweep.retry=[faild]", "Did you mean `sweep.retry=[failed]`?"),
+        ("sweep.retry=[measured]", "`measured` is no status after which a cell can run again"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_rule(override: str, told: str) -> None:
+    with pytest.raises(BadValueError) as error:
+        settings(override)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("", "is empty"),
+        ("  ", "is empty"),
+        (".", "is no folder of its own"),
+        ("..", "is no folder of its own"),
+        ("../../x", "contains `/`"),
+        ("/tmp/x", "contains `/`"),
+        ("a\\b", "contains"),
+        ("a\nb", "contains"),
+        ("a\x1bb", "contains"),
+        ("a[1]", "contains `[`, `]`"),
+        ("a%j", "contains `%`"),
+        ("-x", "begins with `-`"),
+        ("x" * 201, "is longer than 200 bytes"),
+    ],
+)
+def test_a_name_that_is_no_folder_of_its_own_is_refused(name: str, fault: str) -> None:
+    tree = composer().compose().tree
+    with pytest.raises(BadValueError) as error:
+        sweep_settings({"sweep": tree["sweep"] | {"name": name}})
+    assert f"{fault}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_all_wrong_values_are_named_at_once() -> None:
+    with pytest.raises(BadValueError) as error:
+        settings("sweep.remeasure=maybe", "sweep.cells_per_block=0")
+    assert len(str(error.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("parallel", "two", "`hydra.launcher.parallel=two`: a whole number is needed"),
+        ("parallel", 0, "`hydra.launcher.parallel=0`: must be greater than 0"),
+        ("objective", None, "`hydra.launcher.objective=null`: a text is needed"),
+        ("paralel", 2, "Did you mean `hydra.launcher.parallel`?"),
+    ],
+)
+def test_a_wrong_field_of_the_local_launcher_is_named(field: str, value: object, told: str) -> None:
+    fields = {"parallel": 1, "objective": "images_per_second"}
+    assert local_settings(fields).parallel == 1
+    with pytest.raises(BadValueError) as error:
+        local_settings(fields | {field: value})
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("hydra.launcher.parallel=two", "`hydra.launcher.parallel=two`: a whole number is needed"),
+        ("sweep.remeasure=maybe", "`sweep.remeasure=maybe`: true or false is needed"),
+        ("sweep.retry=[faild]", "Did you mean `sweep.retry=[failed]`?"),
+        ("sweep.name=../../x", "`sweep.name=../../x` contains `/`"),
+        ("sweep.name=null", "`sweep.name=null`: a text is needed"),
+        ("sweep.cells_per_block=0", "`sweep.cells_per_block=0`: must be greater than 0"),
+    ],
+)
+def test_the_command_line_ends_with_the_sentence_and_writes_nothing(
+    override: str, told: str, tmp_path: Path
+) -> None:
+    done = Command(tmp_path)("-m", "precision=O1,fp32", override)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

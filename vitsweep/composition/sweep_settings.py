@@ -1,0 +1,128 @@
+"""SweepSettings: the node `sweep` of the configuration, typed and checked.
+
+It stands in composition, which needs `axes`, `cells` and `zip` to expand a grid and `baseline` and
+`match` to compose baselines; planning and the launchers read the rest.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Gt
+
+from vitsweep.composition.suggestions import nearest
+from vitsweep.errors import BadValueError
+from vitsweep.results.record import Status
+from vitsweep.spec.from_yaml import section_from_tree
+
+RETRIABLE = tuple(str(s) for s in Status if s not in (Status.measured, Status.invalid))
+"""Statuses after which a cell can be run again."""
+
+_NOT_IN_A_NAME = "/\\[]%"
+_LONGEST_NAME_BYTES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitSettings:
+    """What `sweep.limit` says: which key's largest working value is searched for, and how.
+
+    Attributes:
+        key: whole number of the configuration whose largest value is searched for; None for a
+            plain grid.
+        first: value to try first; doubled until one does not fit, halved until one fits.
+        step: only multiples of it are tried, as `model.patch_px` asks of a resolution.
+        most: no larger value is tried; None for no bound.
+        within: the search ends when the smallest value that fails is at most this fraction above
+            the largest that fits.
+    """
+
+    key: str | None
+    first: Annotated[int, Gt(0)]
+    step: Annotated[int, Gt(0)]
+    most: Annotated[int, Gt(0)] | None
+    within: Annotated[float, Gt(0)]
+
+    def round_down(self, value: float) -> int:
+        """Return the largest value that may be tried and is not above `value`."""
+        return int(value // self.step) * self.step
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSettings:
+    """The node `sweep` of conf/config.yaml, where each field is explained."""
+
+    name: str
+    folder: str
+    question: str
+    baseline: str | tuple[Any, ...] | dict[str, Any] | None
+    match: tuple[str, ...]
+    zip: tuple[list[str], ...]
+    axes: dict[str, Any]
+    cells: tuple[str | list[Any], ...]
+    limit: LimitSettings
+    cells_per_block: Annotated[int, Gt(0)]
+    retry: tuple[str, ...]
+    remeasure: bool
+    snapshot_code: bool
+
+    @property
+    def path(self) -> Path:
+        """Folder of the sweep."""
+        return Path(self.folder) / self.name
+
+
+def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:
+    """Type and check the node `sweep` of a composed configuration.
+
+    Raises:
+        BadValueError: a key is unknown, missing or has a value that is not allowed; all such are
+            named.
+    """
+    settings: SweepSettings = section_from_tree(SweepSettings, config["sweep"], "sweep")
+    problems = [_name_problem(settings.name), _folder_problem(settings.folder)]
+    problems += [_retry_problem(settings.retry, status) for status in settings.retry]
+    if found := [problem for problem in problems if problem]:
+        raise BadValueError("\n".join(found))
+    return settings
+
+
+def _name_problem(name: str) -> str:
+    """Say why a sweep cannot have this name, which becomes a folder, a job name and a label."""
+    bad = [c for c in name if c in _NOT_IN_A_NAME or not c.isprintable()]
+    if not name.strip():
+        fault = "is empty"
+    elif name in (".", ".."):
+        fault = "is no folder of its own"
+    elif name.startswith("-"):
+        fault = "begins with `-`, like an option of a command"
+    elif bad:
+        fault = f"contains {', '.join(f'`{c!r}`'.replace(chr(39), '') for c in dict.fromkeys(bad))}"
+    elif len(name.encode()) > _LONGEST_NAME_BYTES:
+        fault = f"is longer than {_LONGEST_NAME_BYTES} bytes"
+    else:
+        return ""
+    shown = name if name.isprintable() else repr(name)
+    return (
+        f"`sweep.name={shown}` {fault}, but it names a folder: use letters, digits, `.`, `_` and "
+        "`-`, such as `sweep.name=first_try`; `sweep.folder` says where the folder lies."
+    )
+
+
+def _folder_problem(folder: str) -> str:
+    if folder.strip() and folder.isprintable():
+        return ""
+    shown = folder if folder.isprintable() else repr(folder)
+    return (
+        f"`sweep.folder={shown}` is no path of a folder: leave it out for `sweep.folder=results`."
+    )
+
+
+def _retry_problem(statuses: tuple[str, ...], status: str) -> str:
+    if status in RETRIABLE:
+        return ""
+    return (
+        f"`sweep.retry=[{','.join(statuses)}]`: `{status}` is no status after which a cell can run "
+        f"again; these are {', '.join(f'`{s}`' for s in RETRIABLE)}."
+        + nearest(status, RETRIABLE, lambda name: f"sweep.retry=[{name}]")
+    )
