@@ -43,7 +43,7 @@ def throughput(sweep: Sweep) -> DataFrame:
 
 
 def longest_sequence(sweep: Sweep) -> DataFrame:
-    """Longest sequence by number of GPUs, and where memory ended."""
+    """Longest sequence by number of GPUs, and the first length that ran out of memory."""
     figures = (
         published("LASP", metric="max_sequence")
         .pipe(with_conditions)

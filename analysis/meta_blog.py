@@ -11,8 +11,8 @@ from pandas import DataFrame
 
 from analysis.study import main, with_conditions
 from vitsweep.tables.budget import epoch_hours
-from vitsweep.tables.changes import with_changes
 from vitsweep.tables.load import Sweep
+from vitsweep.tables.names import with_changes
 from vitsweep.tables.optimizer_steps import optimizer_steps
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.published import beside, published

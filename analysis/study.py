@@ -1,4 +1,4 @@
-"""What all studies share: read the sweep that was named, print every table, say its conditions."""
+"""Shared by all studies: read the sweep, print its tables and measuring conditions."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ from vitsweep.tables.show import markdown
 Table = Callable[[Sweep], DataFrame]
 
 
-def asked_sweep() -> Sweep:
+def sweep_from_environment() -> Sweep:
     """Read the folders that the environment variable SWEEP names, `,` between them.
 
     Relative ones start at the root of the checkout: a notebook runs in its own folder, wherever
@@ -33,7 +33,7 @@ def asked_sweep() -> Sweep:
 
 
 def conditions(row: Series) -> str:
-    """Return what a measured row ran on, in the words of the `conditions` of published figures."""
+    """Return the conditions of a measured row in the format of the published figures."""
     parts = {
         "": f"{row.get('world_size', '')}x{row.get('device', '')}",
         "model": row.get("model"),
@@ -45,7 +45,7 @@ def conditions(row: Series) -> str:
 
 
 def with_conditions(cells: DataFrame) -> DataFrame:
-    """Add `conditions`, so that nobody compares a figure without seeing what differed."""
+    """Add `conditions`, shown beside every figure that is compared."""
     texts = [conditions(row) for _, row in cells.iterrows()]
     return cells.assign(conditions=Series(texts, cells.index, dtype=object))
 

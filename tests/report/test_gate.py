@@ -142,7 +142,7 @@ def test_a_metric_where_lower_is_better_fails_above_its_limit():
     )
     assert (
         result.verdict
-        == "The gate is shut: 1 of 2 comparisons worse beyond the tolerance, or gone."
+        == "The gate failed: 1 of 2 comparisons worse beyond the tolerance, or no longer measured."
     )
     assert gate(memory(1.04), memory(1.0), metrics=["peak_gib"]).passed
     better = gate(memory(0.8), memory(1.0), metrics=["peak_gib"])
@@ -150,9 +150,9 @@ def test_a_metric_where_lower_is_better_fails_above_its_limit():
 
 
 def test_a_metric_that_is_unknown_or_that_nobody_has_is_refused():
-    with pytest.raises(VitsweepError, match=r"`speed` is no metric .*img/s.*step_time_ms"):
+    with pytest.raises(VitsweepError, match=r"`speed` is not a metric .*img/s.*step_time_ms"):
         gate(KEPT, KEPT, metrics=["speed"])
-    with pytest.raises(VitsweepError, match="`throughput_spread` is no metric"):
+    with pytest.raises(VitsweepError, match="`throughput_spread` is not a metric"):
         gate(KEPT, KEPT, metrics=["throughput_spread"])
     with pytest.raises(VitsweepError, match="No cell has `mfu` above 0 on both sides"):
         gate(memory(1.0), memory(1.0), metrics=["img/s", "mfu"])

@@ -47,21 +47,21 @@ def gate(*arguments: str) -> int:
     return front_door(["gate", *arguments], {})
 
 
-def test_an_open_gate_ends_with_0_and_a_sentence_per_cell(sweeps, capsys) -> None:
+def test_a_passed_gate_ends_with_0_and_a_sentence_per_cell(sweeps, capsys) -> None:
     measured("now", SPEEDS)
     assert gate("now", "--against", "kept") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert lines[0].startswith("fast (fast): 1.00x the kept throughput, interval [0.9")
-    assert lines[-1] == "The gate is open: 2 comparisons, none worse beyond the tolerance."
+    assert lines[-1] == "The gate passed: 2 comparisons, none worse beyond the tolerance."
 
 
-def test_a_shut_gate_ends_with_1_and_says_why_first(sweeps, capsys) -> None:
+def test_a_failed_gate_ends_with_1_and_says_why_first(sweeps, capsys) -> None:
     measured("now", SPEEDS | {"plain": (80, 81, 79, 80)})
     assert gate("now", "--against", "results/kept") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("plain (plain): 0.80x the kept throughput")
-    assert lines[-1].startswith("The gate is shut: 1 of 2 comparisons")
+    assert lines[-1].startswith("The gate failed: 1 of 2 comparisons")
     assert gate("now", "--against", "kept", "--tolerance", "0.3") == 0
     assert gate("now", "--against", "kept", "--metric", "speedup") == 0, "fast is faster than plain"
 
@@ -71,10 +71,10 @@ def test_a_parquet_of_runs_is_kept_by_copying_it(sweeps, capsys) -> None:
     kept = Path("results/kept/runs.parquet").rename(sweeps / "baseline.parquet")
     measured("default", SPEEDS)
     assert gate("--against", str(kept), "--metric", "img/s,speedup", "--metric", "step ms") == 0
-    assert "The gate is open: 5 comparisons" in capsys.readouterr().out
+    assert "The gate passed: 5 comparisons" in capsys.readouterr().out
 
 
-def test_a_cell_that_is_no_longer_measured_shuts_the_gate(sweeps, capsys) -> None:
+def test_a_cell_that_is_no_longer_measured_fails_the_gate(sweeps, capsys) -> None:
     store = measured("now", {"fast": SPEEDS["fast"]})
     store.save_run(run("plain", status=Status.out_of_memory, reason="No room.", precision="plain"))
     assert gate("now", "--against", "kept") == 1
@@ -87,9 +87,9 @@ BAD = {
     "no such sweep": (["later", "--against", "kept"], "There is no sweep `later`"),
     "no such baseline": (["now", "--against", "old"], "There is no sweep `old`"),
     "no such parquet": (["now", "--against", "old.parquet"], "There is no kept baseline `old.par"),
-    "no parquet": (["now", "--against", "notes.parquet"], "is no whole parquet file"),
+    "no parquet": (["now", "--against", "notes.parquet"], "is not a complete parquet file"),
     "cells": (["now", "--against", "results/kept/cells.parquet"], "holds cells, not runs"),
-    "no metric": (["now", "--against", "kept", "--metric", "speed"], "`speed` is no metric"),
+    "no metric": (["now", "--against", "kept", "--metric", "speed"], "`speed` is not a metric"),
     "no tolerance": (["now", "--against", "kept", "--tolerance", "5"], "must be within 0 and 1"),
     "nothing in common": (["other", "--against", "kept"], "no cell in common"),
     "too few runs": (["few", "--against", "kept"], "Nothing could be compared"),

@@ -97,7 +97,7 @@ def test_a_version_that_never_was_is_damage(tmp_path) -> None:
 def test_what_is_no_parquet_of_records_is_named(tmp_path) -> None:
     path = tmp_path / "kept.parquet"
     path.write_text("no parquet")
-    with pytest.raises(VitsweepError, match=r"kept.parquet` is no whole parquet file"):
+    with pytest.raises(VitsweepError, match=r"kept.parquet` is not a complete parquet file"):
         load(path)
     pd.DataFrame({"a": [1]}).to_parquet(path)
     with pytest.raises(VitsweepError, match=r"kept.parquet` holds no records"):

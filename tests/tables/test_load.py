@@ -11,8 +11,7 @@ from tests.builders import run, table
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import NewerSchemaError, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
-from vitsweep.tables.load import load
-from vitsweep.tables.load_wandb import from_wandb
+from vitsweep.tables.load import from_wandb, load
 from vitsweep.tables.tidy import UnknownUnitWarning, one_device, tidy
 
 

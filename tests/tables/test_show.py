@@ -7,8 +7,7 @@ from tests.builders import run, table
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.cells import cells
-from vitsweep.tables.coverage import counts, coverage
-from vitsweep.tables.show import markdown, presented, printed, ranked
+from vitsweep.tables.show import counts, coverage, markdown, presented, printed, ranked
 
 BASELINES = {"base": "base", "fast": "base", "dead": "base"}
 

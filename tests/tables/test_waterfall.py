@@ -9,10 +9,10 @@ from tests.builders import run, table
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.changes import with_changes
-from vitsweep.tables.contrast import contrast
 from vitsweep.tables.interactions import interactions
-from vitsweep.tables.waterfall import longest_chain, waterfall
+from vitsweep.tables.names import with_changes
+from vitsweep.tables.ratios import contrast
+from vitsweep.tables.waterfall import longest_sequence, waterfall
 
 O1 = {"precision": "O1"}
 FSDP = {"sharding": "fsdp"}
@@ -87,11 +87,11 @@ def test_one_technique_alone_is_no_waterfall():
     assert waterfall(runs, BASELINES)["kind"].tolist() == ["alone"]
 
 
-def test_the_longest_chain_wins():
+def test_the_longest_sequence_wins():
     a, ab, b, abc = map(frozenset, ("a", "ab", "b", "abc"))
-    assert longest_chain([b, abc, ab, a, frozenset()])[2:] == [ab, abc]
-    assert len(longest_chain([b, abc, ab, a, frozenset()])) == 4
-    assert longest_chain([]) == []
+    assert longest_sequence([b, abc, ab, a, frozenset()])[2:] == [ab, abc]
+    assert len(longest_sequence([b, abc, ab, a, frozenset()])) == 4
+    assert longest_sequence([]) == []
 
 
 def test_interaction_is_what_both_bring_beyond_the_product(runs):

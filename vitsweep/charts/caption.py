@@ -1,19 +1,13 @@
-"""What must be known to read a chart, in one generated line below it."""
+"""The line below a chart: device, versions, dates, unmeasured cells and validity flags."""
 
 from collections.abc import Sequence
 
 import pandas as pd
 from pandas import DataFrame
 
+from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import plain
-
-FLAG_SENTENCES = {
-    "oversubscribed": "oversubscribed: ranks share cores, so it says nothing about scaling",
-    "shared_device": "something else used the device",
-    "throttled": "clocks were throttled",
-    "drifting": "step times drifted",
-}
 
 
 def caption(cells: DataFrame) -> str:
@@ -33,7 +27,7 @@ def caption(cells: DataFrame) -> str:
 
 
 def values(cells: DataFrame, column: str, most: int = 3) -> str:
-    """Return the distinct values of a column in words."""
+    """Return the distinct values of a column, `a, b, c and 2 more`."""
     if column not in cells:
         return ""
     found = list(dict.fromkeys(cells[column].dropna().astype(str)))
@@ -50,7 +44,7 @@ def ranks(cells: DataFrame) -> str:
 
 
 def dates(cells: DataFrame) -> str:
-    """Return the day of the measurement, or the first and the last."""
+    """Return the day of the measurement, or `first to last` day."""
     if "started_at" not in cells:
         return ""
     days = pd.to_datetime(cells["started_at"], errors="coerce", utc=True, format="ISO8601").dropna()
@@ -66,15 +60,15 @@ def left_out(cells: DataFrame) -> Sequence[str]:
     """Return `left out: 2 out of memory, 1 invalid` where cells were not measured."""
     others = cells.loc[cells["status"] != Status.measured, "status"]
     counts = others.map(lambda s: plain(s) or "not run").astype(str).value_counts()
-    words = ", ".join(f"{n} {str(status).replace('_', ' ')}" for status, n in counts.items())
-    return [f"left out: {words}"] if words else []
+    listed = ", ".join(f"{n} {str(status).replace('_', ' ')}" for status, n in counts.items())
+    return [f"left out: {listed}"] if listed else []
 
 
 def flags(cells: DataFrame) -> Sequence[str]:
     """Return a sentence for each validity flag, with the number of cells it holds for."""
-    counts = {flag: int(cells[flag].eq(True).sum()) for flag in FLAG_SENTENCES if flag in cells}
+    counts = {flag: int(cells[flag].eq(True).sum()) for flag in FLAGS if flag in cells}
     return [
-        f"{FLAG_SENTENCES[flag]} ({'all' if n == len(cells) else n} cells)"
+        f"{FLAGS[flag].caption} ({'all' if n == len(cells) else n} cells)"
         for flag, n in counts.items()
         if n
     ]

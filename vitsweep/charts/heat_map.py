@@ -9,8 +9,8 @@ from pandas import DataFrame, Series
 
 from vitsweep.charts import style
 from vitsweep.results.record import Status
+from vitsweep.tables.columns import in_menu_order
 from vitsweep.tables.formatting import plain, times
-from vitsweep.tables.menu import in_menu_order
 
 SLOWER_FASTER = LinearSegmentedColormap.from_list(
     "slower_faster", ["#d55e00", "#f5f5f5", "#0072b2"]
@@ -18,7 +18,7 @@ SLOWER_FASTER = LinearSegmentedColormap.from_list(
 
 
 def draw(cells: DataFrame, rows: str, columns: str) -> Figure:
-    """Draw the speedup by two columns; a combination that was not measured says what became of it.
+    """Draw the speedup by two columns; a combination that was not measured shows its status.
 
     Where other columns vary too, the fastest cell of a combination is drawn.
     """
@@ -59,7 +59,7 @@ def _number(row: Series | None) -> float:
 
 def _text(row: Series | None) -> str:
     if row is None:
-        return "not asked"
+        return "not in\nthe sweep"
     if plain(row["speedup"]):
         return times(row["speedup"])
     return (plain(row["status"]) or "not run").replace("_", "\n")

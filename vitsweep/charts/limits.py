@@ -1,4 +1,4 @@
-"""How far each combination goes before memory ends: a bar per row of the table of limits."""
+"""The largest value of a setting that trains: one bar per row of the table of limits."""
 
 from matplotlib.figure import Figure
 from pandas import DataFrame

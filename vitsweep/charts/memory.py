@@ -6,8 +6,8 @@ from pandas import DataFrame
 from vitsweep.charts import marks, style
 from vitsweep.results.record import Status
 from vitsweep.tables.budget import with_peak
+from vitsweep.tables.columns import in_menu_order
 from vitsweep.tables.formatting import missing, number, plain
-from vitsweep.tables.menu import in_menu_order
 from vitsweep.tables.names import cell_names
 
 MOST = 30

@@ -1,4 +1,4 @@
-"""Throughput against peak memory, and the front that nothing beats."""
+"""Throughput against peak memory, with the Pareto front."""
 
 from typing import Any
 

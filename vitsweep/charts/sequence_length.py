@@ -13,7 +13,7 @@ from vitsweep.results.record import Status
 
 
 def draw(cells: DataFrame) -> Figure:
-    """Draw tokens/s by tokens per image, both logarithmic; x marks where memory ended."""
+    """Draw tokens/s by tokens per image, both logarithmic; x marks lengths that ran out of memory."""
     cells, cut = fastest(cells)
     table = cells.assign(series=labels(cells)).sort_values("num_tokens")
     measured = table[table["status"] == Status.measured]

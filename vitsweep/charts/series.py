@@ -13,7 +13,7 @@ from vitsweep.tables.columns import CHOICES, varying
 from vitsweep.tables.names import cell_names
 
 MOST_SERIES = 8
-"""Lines beyond it cannot be told apart."""
+"""More lines cannot be distinguished."""
 
 LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 SIZE_CHOICES = ("batch", "measurement", "task")

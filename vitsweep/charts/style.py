@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitsweep.results.metrics import METRICS
-from vitsweep.tables.columns import CHOICES
-from vitsweep.tables.menu import ORDER
+from vitsweep.tables.columns import CHOICES, ORDER
 
 INK, QUIET, GRID, PAPER = "#1b1c20", "#6b6e76", "#d8dade", "#fefefe"
 """Text, secondary text, grid and ground; the report replaces them by the colours of its theme."""
@@ -28,8 +27,8 @@ PALETTE = (
     "#7a5195",
     "#9a8a00",
 )
-"""Okabe and Ito (2008), told apart with any colour vision; their black and yellow are replaced by
-violet and olive, which stand out on white and on black alike."""
+"""Okabe and Ito (2008), distinguishable with any colour vision; their black and yellow are replaced by
+violet and olive, which are visible on white and on black."""
 
 PHASES = {
     "data_ms": "#b4b7bd",
@@ -42,7 +41,7 @@ PHASES = {
 """Phases are no techniques and take other colours (Paul Tol's, colour-blind safe as well)."""
 
 MARKERS = "osD^vPX*"
-"""A second sign beside the colour, for print in grey."""
+"""Markers besides the colour, for print in grey."""
 
 
 def place(group: str, choice: str) -> int:

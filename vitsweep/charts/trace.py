@@ -12,7 +12,7 @@ HALF = 0.34
 CONTEXT = 0.25
 """How much of the backward pass is shown, in lengths of the longest optimizer step."""
 FINEST = 2000
-"""So many parts of the width can be told apart; closer operations are drawn as one."""
+"""Operations closer than one of so many parts of the width are drawn as one."""
 
 
 def draw(steps: DataFrame) -> Figure:
@@ -39,7 +39,7 @@ def draw(steps: DataFrame) -> Figure:
             for of_optimizer, colour in ((False, style.BASELINE), (True, hue)):
                 chosen = here[here["in_optimizer"] == of_optimizer]
                 _bars(axes, chosen, longest - left, borders, colour)
-        marks.value(axes, position, _end(rows), _told(rows))
+        marks.value(axes, position, _end(rows), _summary(rows))
         names.append(f"{family} {implementation}")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(max(len(names), 1) - 0.45, -0.55)
@@ -79,7 +79,7 @@ def _bars(
     axes.broken_barh(parts, borders, color=hue, linewidth=0)
 
 
-def _told(rows: DataFrame) -> str:
+def _summary(rows: DataFrame) -> str:
     lane = DEVICE if (rows["lane"] == DEVICE).any() else HOST
     own = rows[rows["in_optimizer"] & (rows["lane"] == lane)]
     noun = "kernel" if lane == DEVICE else "operation"

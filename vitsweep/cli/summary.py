@@ -13,6 +13,7 @@ from vitsweep.planning.freeze import store_of
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
+from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import mirror
@@ -107,14 +108,7 @@ def exit_code(rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 def explain(cells: DataFrame, console: Console) -> None:
-    """Say what the flags of some cells mean."""
-    notes = {
-        "oversubscribed": "Ranks shared cores (`oversubscribed`): speedups between cells of the same "
-        "world hold, scaling does not.",
-        "shared_device": "Other processes used the machine while some cells were timed "
-        "(`shared_device`): close them for tighter intervals.",
-        "drifting": "Some step times still drifted within a run (`drifting`): more warm-up helps.",
-    }
-    for flag, note in notes.items():
-        if flag in cells and cells[flag].eq(True).any():
-            console.print(f"Note: {note}", style="dim", highlight=False)
+    """Say what the validity flags of some cells mean."""
+    for column, flag in FLAGS.items():
+        if flag.advice and column in cells and cells[column].eq(True).any():
+            console.print(f"Note: {flag.advice}", style="dim", highlight=False)

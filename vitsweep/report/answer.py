@@ -1,22 +1,20 @@
-"""The answer of a sweep in one sentence, from the numbers alone."""
+"""The result of a sweep in one sentence per baseline."""
 
 from pandas import DataFrame, Series
 
 from vitsweep.charts.caption import values
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
-from vitsweep.tables.changes import named, with_changes
 from vitsweep.tables.columns import varying
-from vitsweep.tables.coverage import counts
-from vitsweep.tables.names import cell_names
-from vitsweep.tables.show import MANY
+from vitsweep.tables.names import cell_names, named, with_changes
+from vitsweep.tables.show import MANY, counts
 
 MOST = 8
-"""Baselines that are answered for, one sentence each; the table has the others."""
+"""The sentences are limited to this many baselines; the table shows all."""
 
 
 def question(cells: DataFrame) -> str:
-    """Return the question a sweep without a stated one asks."""
+    """Return a question for a sweep that has none (`sweep.question`)."""
     groups = [c.replace("_", " ") for c in varying(cells)]
     what = f"combination of {', '.join(groups)}" if groups else "setting"
     what = "combination of techniques" if len(groups) > MANY else what
@@ -28,8 +26,8 @@ def answers(cells: DataFrame) -> list[str]:
     measured = cells[cells["status"] == Status.measured]
     names = dict(zip(cells["cell_id"], cell_names(cells), strict=True))
     if measured.empty:
-        ended = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in counts(cells).to_numpy())
-        return [f"Nothing was measured: {ended}."]
+        statuses = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in counts(cells).to_numpy())
+        return [f"Nothing was measured: {statuses}."]
     compared = measured[measured["speedup"].notna() & (measured["claim"] != "baseline")]
     if compared.empty:
         return [_fastest(measured, names)]

@@ -1,4 +1,4 @@
-"""What each chart draws, or an empty table where the sweep has nothing to show in it."""
+"""The table that each chart draws; empty where the sweep has no data for the chart."""
 
 from pandas import DataFrame
 
@@ -10,9 +10,9 @@ from vitsweep.tables import budget
 from vitsweep.tables import communication as communication_table
 from vitsweep.tables import limits as limits_table
 from vitsweep.tables import optimizer_steps as optimizer_table
-from vitsweep.tables.changes import with_changes
 from vitsweep.tables.columns import varying
 from vitsweep.tables.load import Sweep
+from vitsweep.tables.names import with_changes
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.scaling import scaling_efficiency
@@ -22,7 +22,7 @@ from vitsweep.tables.waterfall import waterfall
 
 NOTHING = DataFrame()
 LARGE_IMAGE_PX = 128
-"""Hours per ImageNet epoch say nothing where images are the size of a digit."""
+"""Smallest images for which hours per ImageNet epoch are shown."""
 
 
 def speedups(sweep: Sweep) -> DataFrame:
@@ -97,7 +97,7 @@ def several_techniques(sweep: Sweep) -> DataFrame:
 
 
 def limits(sweep: Sweep) -> DataFrame:
-    """Return what trained and what did not, where the sweep looked for a limit."""
+    """Return the table of limits, where the sweep searched for one."""
     if not sweep.limit_key:
         return NOTHING
     table = limits_table.limits(sweep.cells, sweep.limit_key)
@@ -115,7 +115,7 @@ def lengths(sweep: Sweep) -> DataFrame:
 
 
 def communication(sweep: Sweep) -> DataFrame:
-    """Return bytes on the wire where anything was sent."""
+    """Return the bytes sent, where anything was sent."""
     table = communication_table.communication(sweep.cells)
     return table[table["bytes_per_step"] > 0]
 
@@ -146,6 +146,6 @@ def chips(sweep: Sweep) -> DataFrame:
 
 
 def _mixed(cells: DataFrame) -> bool:
-    """Tell whether cells were measured on several kinds of device, which no chart may mix unasked."""
+    """Return whether the measured cells ran on several kinds of device."""
     measured = cells[cells["status"] == Status.measured]
     return "device" in measured and measured["device"].nunique() > 1

@@ -1,4 +1,4 @@
-"""Which charts a report shows, each only where the sweep has what it needs."""
+"""The charts of a report; each is drawn where the sweep has data for it."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ class Chart:
     Attributes:
         name: file name.
         title: heading.
-        table: makes what the chart draws; empty where the sweep does not have it.
+        table: sweep -> the table that is drawn; empty where there is nothing to draw.
         draw: table -> figure.
         reading: how to read it, the first sentences of the caption.
     """
@@ -53,7 +53,7 @@ class Chart:
     reading: str
 
 
-HATCHED = "Hatched: nothing is claimed."
+HATCHED = "Hatched: no difference is claimed."
 HOLLOW = "Hollow or hatched: oversubscribed, so nothing is said about scaling."
 CHARTS = (
     Chart("limits", "How far each goes", chart_data.limits, limits.draw,
@@ -99,6 +99,6 @@ def drawn(sweep: Sweep) -> Iterator[tuple[Chart, Figure, str]]:
             if len(table):
                 figure = style.settled(chart.draw(table))
                 yield chart, figure, f"{chart.reading} {caption(sweep.cells)}."
-        except Exception as error:  # a chart must not cost the user the report of a long sweep
+        except Exception as error:  # a failing chart must not prevent the report of a long sweep
             text = f"the chart `{chart.name}` could not be drawn: {type(error).__name__}: {error}"
             warnings.warn(text, ChartWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""The gate: has anything become worse than a kept baseline, beyond noise and tolerance?"""
+"""The gate for continuous integration: did any cell become worse than a kept baseline?"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import count, plain, times
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.regression import metric_named, two_sides
+from vitsweep.tables.regression import compare_with_kept, metric_named
 from vitsweep.tables.status import counted, final_status
 
 WORSE, GONE = "worse beyond the tolerance", "no longer measured"
@@ -31,7 +31,7 @@ class Gate:
 
     @property
     def num_compared(self) -> int:
-        """Rows whose verdict rests on measurements of both sides."""
+        """Number of rows that compare measurements of now with kept ones, or that fail."""
         return int((self.rows["ratio_high"].notna() | self.rows["fails"]).sum())
 
     @property
@@ -46,8 +46,8 @@ class Gate:
         failing = int(self.rows["fails"].sum())
         compared = count(self.num_compared, "comparison")
         if self.passed:
-            return f"The gate is open: {compared}, none worse beyond the tolerance."
-        return f"The gate is shut: {failing} of {compared} worse beyond the tolerance, or gone."
+            return f"The gate passed: {compared}, none worse beyond the tolerance."
+        return f"The gate failed: {failing} of {compared} worse beyond the tolerance, or no longer measured."
 
 
 def gate(
@@ -93,7 +93,7 @@ def gate(
         raise VitsweepError("The sweep and the kept baseline have no cell in common.")
     if not mixed_hardware:
         _refuse_other_devices(runs, kept)
-    compared = two_sides(runs, kept, columns, baselines)
+    compared = compare_with_kept(runs, kept, columns, baselines)
     rows = (
         _cells(runs, kept)
         .merge(DataFrame({"metric": columns}), how="cross")
@@ -129,7 +129,7 @@ def _refuse_other_devices(runs: DataFrame, kept: DataFrame) -> None:
 
 
 def _refuse_without_numbers(rows: DataFrame, columns: Sequence[str]) -> None:
-    """A gate on a metric that no cell has would stay open for ever."""
+    """Refuse a metric that no cell has: such a gate could never fail."""
     for column in columns:
         verdicts = rows.loc[rows["metric"] == column, "verdict"]
         if (verdicts == NO_NUMBERS).any() and verdicts.isin([*_ONE_SIDED, NO_NUMBERS]).all():

@@ -13,16 +13,15 @@ from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers, question
 from vitsweep.report.explorer import explorer
 from vitsweep.report.figures import drawn
-from vitsweep.results.metrics import METRICS
+from vitsweep.results.metrics import COLUMN_OF, METRICS
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, write_atomically
 from vitsweep.tables.columns import environment_columns, varying
-from vitsweep.tables.coverage import counts, coverage
 from vitsweep.tables.formatting import as_text, missing
 from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
 from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.show import NUMERIC, markdown, peak_gib, presented, ranked
+from vitsweep.tables.show import counts, coverage, markdown, peak_gib, presented, ranked
 
 FEW_VALUES = 3
 THEMED = {
@@ -30,14 +29,6 @@ THEMED = {
     style.QUIET: "var(--quiet)",
     style.GRID: "var(--grid)",
     style.PAPER: "var(--paper)",
-}
-SORT_BY = {
-    "img/s": "images_per_second",
-    "speedup": "speedup",
-    "step ms": "step_time_ms",
-    "peak GiB": "peak_gib",
-    "top-1": "accuracy_top1",
-    "blocks": "blocks",
 }
 
 
@@ -77,16 +68,16 @@ def render(
     traces: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return the page as text; `traces` are names of cells and paths from the page."""
-    asked = [str(c["question"]) for c in commands if c.get("question")]
+    questions = [str(c["question"]) for c in commands if c.get("question")]
     key = limit_key(commands)
     found = limits(cells, key)
     context = {
         "name": name,
-        "question": asked[-1] if asked else question(cells),
+        "question": questions[-1] if questions else question(cells),
         "answers": [limit_answer(found, key)] if key else answers(cells),
         "limits": presented_limits(found, key).to_dict("split") if key else None,
         "table": table(cells),
-        "numeric": NUMERIC,
+        "numeric": tuple(COLUMN_OF),
         "charts": charts,
         "explorer": explorer(cells),
         "traces": traces,
@@ -111,7 +102,7 @@ def table(cells: DataFrame) -> dict[str, Any]:
     keys = ordered.assign(
         peak_gib=Series([peak_gib(row) for _, row in ordered.iterrows()], ordered.index)
     )
-    sources = {str(c): SORT_BY.get(str(c), str(c)) for c in text}
+    sources = {str(c): COLUMN_OF.get(str(c), str(c)) for c in text}
     columns = [
         list(zip(text[c], _sort_keys(keys, source), strict=True)) for c, source in sources.items()
     ]
@@ -125,12 +116,12 @@ def table(cells: DataFrame) -> dict[str, Any]:
 
 
 def environment(cells: DataFrame) -> list[tuple[str, str]]:
-    """Return what the cells ran on: column and its values, many numbers and times as a range."""
+    """Return column and values of every environment column; many numbers or times as a range."""
     return [(c, text) for c in environment_columns(cells) if (text := _values(cells[c], c))]
 
 
 def _traces(sweep: Sweep) -> list[tuple[str, str]]:
-    """Return the name of each traced cell and where its trace lies, seen from the page."""
+    """Return the name of each traced cell and the path of its trace, relative to the page."""
     names = dict(zip(sweep.cells["cell_id"], cell_names(sweep.cells), strict=True))
     found = [(name, sweep.traces[cell]) for cell, name in names.items() if cell in sweep.traces]
     return [(name, f"../{path.relative_to(path.parents[4])}") for name, path in found]

@@ -1,4 +1,4 @@
-"""Views of a sweep folder: parquet and CSV, made anew from `cells/`."""
+"""The parquet and CSV files of a sweep folder, computed from the records in `cells/`."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def collect(store: Store) -> DataFrame:
     """Write `runs.parquet`, `samples.parquet`, `cells.parquet`, `cells.csv` and each `record.json`.
 
     Returns:
-        One row per cell, whatever became of it.
+        One row per cell, measured or not.
     """
     records = list(store.runs())
     runs = DataFrame([record.row() for record in records])

@@ -1,4 +1,7 @@
-"""METRICS: every measured column with its unit, definition and sense. Tables, charts and docs read it."""
+"""Every measured column with its unit and definition, the headings of tables, and the validity flags.
+
+Tables, charts, reports and the documentation read them from here.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +15,7 @@ class Metric:
         column: name in CSV and parquet; the unit is part of it where it is not a pure number.
         unit: as written on an axis; "1" for ratios and counts.
         label: axis label without the unit.
-        better: which way is an improvement, or None where neither is.
+        better: which direction is an improvement, or None where neither is.
         definition: how it is computed, in one line.
     """
 
@@ -111,3 +114,47 @@ _ALL = (
 
 METRICS: dict[str, Metric] = {metric.column: metric for metric in _ALL}
 """Column -> definition, in the order of the record."""
+
+HEADINGS = {
+    "images_per_second": "img/s",
+    "speedup": "speedup",
+    "step_time_ms": "step ms",
+    "peak_gib": "peak GiB",
+    "accuracy_top1": "top-1",
+    "blocks": "blocks",
+}
+"""Column -> its heading in printed tables. `gate --metric` takes either."""
+
+COLUMN_OF = {heading: column for column, heading in HEADINGS.items()}
+"""Heading of a printed table -> the column it shows."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A validity flag: a column that says what limits the numbers of a row.
+
+    Attributes:
+        column: name in the record.
+        caption: what it means, for the line below a chart.
+        advice: what it means for the reader of a table, and what to do; empty where nothing helps.
+    """
+
+    column: str
+    caption: str
+    advice: str
+
+
+_FLAGS = (
+    Flag("oversubscribed", "oversubscribed: ranks share cores, so it says nothing about scaling",
+         "Ranks shared cores (`oversubscribed`): speedups between cells of the same world hold, "
+         "scaling does not."),
+    Flag("shared_device", "something else used the device",
+         "Other processes used the machine while some cells were timed (`shared_device`): close "
+         "them for tighter intervals."),
+    Flag("throttled", "clocks were throttled", ""),
+    Flag("drifting", "step times drifted",
+         "Some step times still drifted within a run (`drifting`): more warm-up helps."),
+)  # fmt: skip
+
+FLAGS: dict[str, Flag] = {flag.column: flag for flag in _FLAGS}
+"""Column -> flag, in the order of the record."""

@@ -1,4 +1,4 @@
-"""Writes one TensorBoard run per cell, from a task on standard input; a process of its own.
+"""Write one TensorBoard run per cell, from a task on standard input; run as a separate process.
 
 It uses TensorBoard's own writer, which needs neither TensorFlow nor torch.
 """
@@ -13,7 +13,7 @@ from vitsweep.results.store import Store
 from vitsweep.results.trackers import by_cell, metrics_of
 
 RUN, CELL = "run", "cell"
-"""Prefixes of tags: a metric of every run, one step each, and the cell's row over its runs."""
+"""Prefixes of tags: metrics of each run (one step per run), and metrics of the cell over its runs."""
 
 EVENTS = "events.out.tfevents.*"
 
@@ -23,7 +23,7 @@ def write_runs(task: dict[str, Any]) -> None:
     records = by_cell(Store(Path(task["root"])))
     for row in task["cells"]:
         folder = Path(task["root"]) / "tensorboard" / row["cell_id"]
-        for before in folder.glob(EVENTS):  # a mirror of the records as they are now
+        for before in folder.glob(EVENTS):  # the copy has the records as they are now
             before.unlink()
         _write_run(row, records.get(row["cell_id"], []), folder)
 
@@ -45,21 +45,21 @@ def _summaries(row: dict[str, Any], records: list[Any]) -> Iterator[tuple[Any, i
 
 
 def _session_start(choices: Mapping[str, Any]) -> Any:
-    """Tell the hparams plugin what was chosen; its own helpers would load TensorFlow."""
+    """Return the choices as an hparams summary; the plugin's own helpers would load TensorFlow."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import metadata
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    told = HParamsPluginData()
+    hparams = HParamsPluginData()
     for name, value in choices.items():
-        one = told.session_start_info.hparams[name]
+        one = hparams.session_start_info.hparams[name]
         if isinstance(value, bool):  # before numbers: True is an int
             one.bool_value = value
         elif isinstance(value, (int, float)):
             one.number_value = value
         else:
             one.string_value = value
-    described = metadata.create_summary_metadata(told)
+    described = metadata.create_summary_metadata(hparams)
     tag = metadata.SESSION_START_INFO_TAG
     return Summary(value=[Summary.Value(tag=tag, metadata=described, tensor=metadata.NULL_TENSOR)])
 

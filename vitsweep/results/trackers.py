@@ -1,8 +1,8 @@
-"""Mirrors of the record: people watch dashboards, the record stays the truth.
+"""Copies of a sweep's records for experiment trackers (W&B, TensorBoard).
 
-A mirror is made from the store, never by a rank, in a process of its own with a time limit: a
-tracker that hangs (wandb#919, #5601, #6949) costs a cell nothing. Keys are read by the tracker from
-its own environment or file; none is written here.
+They are written from the store, never by a rank, in a separate process with a time limit: a tracker
+that hangs (wandb#919, #5601, #6949) does not affect a measurement. API keys are read by the tracker
+from its own environment or file; none is stored here.
 """
 
 import json
@@ -25,14 +25,14 @@ SYNC_LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Mirror:
-    """Who keeps a mirror.
+    """A tracker and what writes to it.
 
     Attributes:
-        name: in words.
-        module: what writes it, in a process of its own.
-        package: what it needs.
-        install: how to get that.
-        folder: where it lies in the sweep folder.
+        name: as shown in messages.
+        module: module of `vitsweep.results` that is run as a process and writes the copy.
+        package: Python package that it needs.
+        install: what to `pip install` for it.
+        folder: its folder in the sweep folder.
     """
 
     name: str
@@ -50,11 +50,11 @@ MIRRORS: Mapping[str, Mirror] = {
         "TensorBoard", "tensorboard_runs", "tensorboard", "vitsweep[tensorboard]", "tensorboard"
     ),
 }
-"""`tracker.mode` -> who keeps it."""
+"""`tracker.mode` -> the tracker."""
 
 
 def mirror(store: Store, rows: Sequence[Mapping[str, Any]], tracker: Mapping[str, Any]) -> str:
-    """Mirror cells as the tracker of a command asks; return one sentence, "" for `tracker=none`.
+    """Copy cells to the tracker that a command names; return one sentence, "" for `tracker=none`.
 
     Args:
         store: the sweep folder; offline runs are written into it.
@@ -127,7 +127,7 @@ def sync(store: Store) -> str:
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what JSON has: missing values of any kind become null."""
+    """Convert a row to JSON types: missing values of any kind become null."""
     return {str(key): _value(value) for key, value in row.items()}
 
 

@@ -1,4 +1,4 @@
-"""Writes one W&B run per cell, from a task on standard input; a process of its own."""
+"""Write one W&B run per cell, from a task on standard input; run as a separate process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a cell costs: hours, money, memory."""
+"""Peak memory, hours per epoch, and the cost of a training run."""
 
 from pandas import DataFrame, Series
 
@@ -29,7 +29,7 @@ def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K) -> DataFrame:
     """Return hours per epoch of `images`, beside the baseline's, for every measured cell.
 
     hours = images / throughput / 3600. The interval is the baseline's hours divided by the ends of
-    the speedup, so it holds the noise of the ratio alone.
+    the speedup, so it contains the noise of the ratio alone.
     """
     measured = cells[cells["status"] == Status.measured]
     hours = images / measured["images_per_second"] / 3600

@@ -1,11 +1,11 @@
-"""The record: one row per cell over all its runs, whatever became of it."""
+"""One row per cell over all its runs, for every cell of a sweep, measured or not."""
 
 from collections.abc import Mapping
 
 import pandas as pd
 from pandas import DataFrame, Series
 
-from vitsweep.results.metrics import METRICS
+from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.tables import columns as col
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.status import counted, final_status, in_order
@@ -25,13 +25,13 @@ def cells(
 
     Args:
         runs: one row per run.
-        baselines: cell -> its baseline cell, None where it has none.
-        unrun: cells without a run (invalid, waiting), one row each: `cell_id, status, reason` and
+        baselines: cell -> its baseline cell, or None.
+        unrun: cells without a run (invalid, or not run yet), one row each: `cell_id, status, reason` and
             spec columns; a cell that has runs is taken from `runs`.
     """
-    waiting = _without_runs(unrun, runs)
+    not_run = _without_runs(unrun, runs)
     if runs.empty:
-        return waiting.pipe(in_record_order).pipe(typed)
+        return not_run.pipe(in_record_order).pipe(typed)
     runs = with_all_metrics(runs)
     comparison = speedup_over(runs, baselines).rename(columns={"num_blocks": "num_pairs"})
     rows = (
@@ -40,20 +40,20 @@ def cells(
         .merge(_medians(runs), on="cell_id")
         .merge(comparison, on="cell_id", how="left")
     )
-    rows = pd.concat([rows, waiting], ignore_index=True) if len(waiting) else rows
+    rows = pd.concat([rows, not_run], ignore_index=True) if len(not_run) else rows
     return rows.pipe(in_record_order).pipe(typed)
 
 
 def with_all_metrics(runs: DataFrame) -> DataFrame:
-    """Give runs that were never timed empty metrics; one copy, since columns come one by one."""
+    """Add the metric columns that no run has, empty."""
     measured = [m for m in METRICS if m not in runs and not m.startswith("speedup")]
     return runs.reindex(columns=[*runs.columns, *measured])
 
 
 def typed(table: DataFrame) -> DataFrame:
-    """Give counts and flags the types that can be missing, metrics floats."""
+    """Convert counts and flags to nullable types and metrics to floats."""
     whole = {c: "Int64" for c in ("attempt", "failed_rank", "blocks", "num_pairs")}
-    flags = {c: "boolean" for c in col.FLAGS}
+    flags = {c: "boolean" for c in FLAGS}
     floats = {c: "float64" for c in col.metric_columns(table)}
     types = whole | flags | floats
     return table.astype({c: t for c, t in types.items() if c in table}).copy()  # one block
@@ -82,13 +82,13 @@ def _without_runs(unrun: DataFrame | None, runs: DataFrame) -> DataFrame:
 
 
 def _latest(runs: DataFrame) -> DataFrame:
-    measured = set(runs.columns) & (set(METRICS) | set(col.FLAGS))
-    ended = {"status", "reason", "failed_rank", "attempt"}
+    measured = set(runs.columns) & (set(METRICS) | set(FLAGS))
+    outcome = {"status", "reason", "failed_rank", "attempt"}
     return (
         in_order(runs)
         .groupby("cell_id", sort=False, observed=True)
         .tail(1)
-        .drop(columns=[*measured, *ended & set(runs.columns), *col.RUN_ONLY], errors="ignore")
+        .drop(columns=[*measured, *outcome & set(runs.columns), *col.RUN_ONLY], errors="ignore")
     )
 
 
@@ -111,6 +111,6 @@ def _medians(runs: DataFrame) -> DataFrame:
 
 
 def _flags(used: DataFrame) -> DataFrame:
-    flags = [f for f in col.FLAGS if f in used]
+    flags = [f for f in FLAGS if f in used]
     shares = used[flags].eq(True).groupby(used["cell_id"]).mean()
     return shares.gt(Series({f: 0.5 if f == "drifting" else 0.0 for f in flags}))

@@ -1,8 +1,10 @@
-"""Which column of a table is what: the parts of the record, and the spec columns that vary."""
+"""The columns of the record by kind, the spec columns that vary, and the order of known choices."""
+
+from collections.abc import Iterable
 
 from pandas import DataFrame, Series
 
-from vitsweep.results.metrics import METRICS
+from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
 HEAD = (
@@ -39,18 +41,17 @@ COMPARISON = (
     "baseline_cell_id",
     "speedup_note",
 )
-FLAGS = ("oversubscribed", "shared_device", "throttled", "drifting")
 VALIDITY = (*FLAGS, "proved", "steps_skipped", "steps_counted")
 SET_FIELDS = ("resolution_px", *(f"{group}." for group in (*TECHNIQUE_GROUPS, "model")))
-"""Fields that a user sets, beside the choices."""
+"""Spec columns that a user sets, besides the choices of groups."""
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
-"""Fields of those groups that nobody sets: the data says them."""
+"""Columns of those groups that are taken from the data, not set by a user."""
 BOOKKEEPING = ("measurement",)
-"""Spec columns that change how sure a number is, not what was run."""
+"""Spec columns that change how precisely a cell is measured, not what is run."""
 
 
 def spec_columns(table: DataFrame) -> list[str]:
-    """Return the columns that say what was asked: choices first, then numbers, then fields."""
+    """Return the columns of the spec: choices first, then numbers, then fields."""
     named = [c for c in (*CHOICES, *PLAIN_SPEC) if c in table]
     return named + [str(c) for c in table if "." in str(c)]
 
@@ -66,19 +67,19 @@ def predicted_columns(table: DataFrame) -> list[str]:
 
 
 def environment_columns(table: DataFrame) -> list[str]:
-    """Return what is neither head, spec, metric, prediction, comparison nor validity."""
+    """Return the columns that are neither head, spec, metric, prediction, comparison nor validity."""
     measured = {*METRICS, *predicted_columns(table), *COMPARISON, *VALIDITY}
     other = {*HEAD, *RUN_ONLY, *spec_columns(table), *measured}
     return [str(c) for c in table if c not in other]
 
 
 def varying(table: DataFrame) -> list[str]:
-    """Return the spec columns that tell cells apart: every choice that varies, then numbers.
+    """Return the spec columns that distinguish the cells: the choices that vary, then other columns.
 
-    What follows from the choices (`precision.master_weights` from `precision`) is left out, and so
-    is a size that follows from the columns before it (`num_tokens` from `resolution_px`). Fields of
-    techniques and models that were set together (a learning rate, and a weight decay with it) are all
-    shown, and so is the resolution: which of them made the difference is not for the table to say.
+    A column determined by the choices (`precision.master_weights` by `precision`) is left out, and
+    so is a size determined by the columns before it (`num_tokens` by `resolution_px`). Fields of
+    techniques and models, and the resolution, are kept also where they vary together (a learning
+    rate and a weight decay): the table cannot know which of them made the difference.
     """
     columns = [c for c in _sizes_first(spec_columns(table)) if c not in BOOKKEEPING]
     different = [c for c in columns if _varies(table[c])]
@@ -93,20 +94,20 @@ def varying(table: DataFrame) -> list[str]:
 
 
 def _follows(keys: DataFrame, column: str, before: list[str]) -> bool:
-    """Tell whether rows that are equal in the columns `before` are equal in this one too."""
-    told_apart = len(keys[before].drop_duplicates()) if before else 1
-    return len(keys[[*before, column]].drop_duplicates()) == told_apart
+    """Return whether rows that are equal in the columns `before` are equal in `column` too."""
+    num_groups = len(keys[before].drop_duplicates()) if before else 1
+    return len(keys[[*before, column]].drop_duplicates()) == num_groups
 
 
 def comparable(table: DataFrame) -> DataFrame:
-    """Return every value as text, missing ones as empty text, so that rows can be told apart."""
+    """Return every value as text, missing ones as empty text, so that rows can be compared."""
     return table.astype(object).where(table.notna(), "").astype(str)
 
 
 def _varies(values: Series) -> bool:
-    """Tell whether a column has several values; they are compared as text, for lists have no hash.
+    """Return whether a column has several values, compared as text since lists cannot be hashed.
 
-    A missing field is a value (fp32 has no loss scale); a missing choice is one nobody knows.
+    A missing field counts as a value (fp32 has no loss scale); a missing choice is unknown.
     """
     known = values.notna()
     missing_counts = values.name not in CHOICES and not known.all()
@@ -114,5 +115,35 @@ def _varies(values: Series) -> bool:
 
 
 def _sizes_first(columns: list[str]) -> list[str]:
-    """Put the world before its parts: 8 ranks say more than 8 ranks per node."""
+    """Put `world_size` before `nodes` and `ranks_per_node`, so that it is the one that is kept."""
     return sorted(columns, key=lambda c: (c not in CHOICES, c != "world_size"))
+
+
+ORDER: dict[str, str] = {
+    "precision": "fp32 O1 O2 O3 bf16 tf32 bf16_params fp8 O0",
+    "sharding": "ddp fsdp zero1 zero2 hsdp none",
+    "optimizer": "adamw_loop adamw_foreach adamw_fused adamw_contiguous adamw_apex "
+    "sgd_loop sgd_foreach sgd_fused sgd_contiguous",
+    "layout": "batch_first batch_second",
+    "classifier": "token pooled",
+    "attention": "sdpa_auto mha_module sdpa_math sdpa_flash sdpa_efficient sdpa_cudnn flex linear "
+    "sdpa_causal",
+    "sequence_parallel": "none ulysses ring dsp usp lasp lasp2 megatron_sp lss",
+    "tensor_parallel": "none megatron",
+    "pipeline_parallel": "none gpipe one_f_one_b interleaved",
+    "memory": "keep_all recompute_blocks recompute_selected offload_activations",
+    "compilation": "eager compile_blocks compile_model cuda_graphs",
+    "model": "vit_nano vit_tiny vit_small vit_base vit_large vit_huge_16 vit_huge_14 vit_giant_14 "
+    "vit_10b axial_vit_nano axial_vit_base video_vit_nano video_vit_720m video_vit_3b "
+    "resnet_50 resnet_nano",
+    "batch": "base blog_560 blog_384_256px",
+    "status": "measured out_of_memory diverged wrong timed_out preempted killed failed invalid",
+}
+"""Order of the choices of a group in tables and colours: the plain choice first."""
+
+
+def in_menu_order(group: str, choices: Iterable[str]) -> list[str]:
+    """Return the choices in the order of `ORDER`; unknown ones follow, by name."""
+    known = ORDER.get(group, "").split()
+    place = {choice: i for i, choice in enumerate(known)}
+    return sorted(set(choices), key=lambda c: (place.get(c, len(known)), c))

@@ -1,4 +1,4 @@
-"""Bytes on the wire: counted at the collectives, and the formulas of the papers beside them."""
+"""Bytes sent per step, counted at the collectives, beside the formulas of the papers."""
 
 from dataclasses import dataclass
 
@@ -42,9 +42,9 @@ PUBLISHED_VOLUMES = {
 def communication(cells: DataFrame) -> DataFrame:
     """Return bytes sent per rank and step by purpose, in total and per image, most first.
 
-    Counted values are the mean of ranks at the real collectives. `predicted_...` columns, where the
-    plan made them, are each method's exact formula of its own implementation; `published_formula`
-    is the paper's, with what it counts, and is not comparable without its unit.
+    Counted values are the mean over ranks. `predicted_...` columns, where the plan made them, are
+    each method's exact formula of its own implementation; `published_formula` is the paper's, and
+    cannot be compared without `published_unit`.
     """
     counted = [p for p in PURPOSES if p in cells and cells[p].notna().any()]
     formulas = [f"predicted_{p}" for p in PURPOSES if f"predicted_{p}" in cells]

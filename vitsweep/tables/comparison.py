@@ -1,4 +1,4 @@
-"""Two settings measured in turns: when to stop, and what may then be said."""
+"""Two settings measured alternately (`vitsweep compare`): the stopping rule and the result."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from scipy.special import stdtrit
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import count, times
-from vitsweep.tables.speedup import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
+from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
 from vitsweep.tables.status import in_order
 from vitsweep.tables.tidy import one_device
 
 PILOT = 6
-"""Blocks whose spread decides how many are needed; fewer make the interval wide for ever."""
+"""The spread of the first blocks decides how many are needed in total (Stein 1945)."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Comparison:
 
     @property
     def claim(self) -> str:
-        """What may be said: `faster, slower, no difference shown` or `too few blocks`."""
+        """`faster, slower, no difference shown` or `too few blocks`."""
         if self.low != self.low:
             return "too few blocks"
         return "faster" if self.low > 1 else "slower" if self.high < 1 else "no difference shown"
 
     def sentence(self, variant: str, baseline: str) -> str:
-        """Return the result in words."""
+        """Return the result in one sentence."""
         interval = "" if self.low != self.low else f" [{self.low:.3f}, {self.high:.3f}]"
         size = f"{times(self.ratio)}{interval} the throughput of {baseline}"
         return f"{variant} has {size} over {count(self.num_blocks, 'block')}: {self.claim}."
@@ -52,13 +52,13 @@ def paired(
 ) -> list[float]:
     """Return log(variant / baseline) of every block that measured both, oldest block first.
 
-    Runs without a throughput (no step counted) make no pair.
+    Runs without a throughput (no step counted) are left out.
 
     Args:
         runs: one row per run.
-        variant: cell that is compared.
-        baseline: cell that the ratio divides by.
-        mixed_hardware: take blocks of different devices together.
+        variant: cell in the numerator.
+        baseline: cell in the denominator.
+        mixed_hardware: combine blocks of different devices.
 
     Raises:
         VitsweepError: blocks of different devices would be compared.
@@ -78,10 +78,10 @@ def blocks_wanted(log_ratios: Sequence[float], half_width: float) -> int:
 
     Stein (1945): the spread of the first `PILOT` blocks decides, and nothing later does. Looking at
     the width after every block instead stops where the spread happens to look small: simulated, the
-    95 % interval then covers 92 %. Before the pilot is whole, the answer is `PILOT`.
+    95 % interval then covers 92 %. With fewer than `PILOT` blocks the answer is `PILOT`.
 
-    Blocks must not depend on one another. What drifts cancels within a block; where ratios of
-    neighbouring blocks still correlate by 0.3, the interval covers 87 % only.
+    Blocks must be independent. Drift cancels within a block; where the ratios of neighbouring
+    blocks still correlate by 0.3, the interval covers 87 % only.
 
     Raises:
         VitsweepError: the width is not positive.
@@ -98,8 +98,8 @@ def compared(log_ratios: Sequence[float]) -> Comparison:
     """Return ratio and interval from log(variant / baseline), one per block, in order.
 
     From `PILOT` blocks on the spread is that of the pilot, so that the interval covers 95 % however
-    many blocks `blocks_wanted` asked for and wherever a budget ended them. A comparison that ended
-    before uses all it has; below three blocks there is no interval.
+    many blocks `blocks_wanted` returned and wherever a budget stopped. With fewer blocks the
+    spread is that of all; below three blocks there is no interval.
     """
     num_blocks = len(log_ratios)
     middle = float(np.mean(log_ratios)) if num_blocks else nan

@@ -1,4 +1,4 @@
-"""Numbers and statuses as people read them: terminal, Markdown and HTML say the same."""
+"""Text of numbers, claims, statuses and cell labels, the same in terminal, Markdown and HTML."""
 
 import math
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame, Series
 
-from vitsweep.tables.columns import FLAGS
+from vitsweep.results.metrics import FLAGS
 
 
 def missing(value: Any) -> bool:
-    """Tell None, NaN, NA and the empty text from a value."""
+    """Return whether a value is None, NaN, NA or the empty text."""
     return not isinstance(value, (list, tuple, dict)) and bool(pd.isna(value) or value == "")
 
 
 def plain(value: Any) -> str:
-    """Return a value as it is typed, empty where it is missing; 3.0 reads 3."""
+    """Return a value as a user types it: 3.0 becomes `3`, a missing value the empty text."""
     if missing(value):
         return ""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
@@ -27,7 +27,7 @@ def as_text(table: DataFrame) -> DataFrame:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """Return `digits` significant digits without an exponent: 0.0123, 1.23, 1,230; else empty."""
+    """Return a number with `digits` significant digits and no exponent: 0.0123, 1.23, 1,230."""
     if missing(value) or not math.isfinite(float(value)):
         return ""
     if value == 0:
@@ -47,7 +47,7 @@ def percent(value: Any) -> str:
 
 
 def times(value: Any) -> str:
-    """Return a ratio as `1.51x`; small ones keep two significant digits."""
+    """Return a ratio as `1.51x`; below 0.1 with two significant digits."""
     if missing(value):
         return ""
     return f"{float(value):.2f}x" if float(value) >= 0.1 else f"{number(value, 2)}x"
@@ -61,18 +61,18 @@ def speedup(row: Series) -> str:
 
 
 def claim(row: Series) -> str:
-    """Return the claim, or why a measured cell has none."""
+    """Return the claim of a row, or the note on why a measured cell has none."""
     shown = [row.get("claim"), row.get("speedup_note")]
-    return next((str(words) for words in shown if not missing(words)), "")
+    return next((str(text) for text in shown if not missing(text)), "")
 
 
 def status(row: Series) -> str:
-    """Return the status in words with its reason, and the flags that limit what a number says."""
-    ended = "not run" if missing(row.get("status")) else str(row["status"]).replace("_", " ")
+    """Return the status with its reason and the validity flags that are set."""
+    text = "not run" if missing(row.get("status")) else str(row["status"]).replace("_", " ")
     notes = [flag.replace("_", " ") for flag in FLAGS if not missing(row.get(flag)) and row[flag]]
     if not missing(row.get("reason")):
         notes = [" ".join(str(row["reason"]).split()), *notes]
-    return f"{ended}: {'; '.join(notes)}" if notes else ended
+    return f"{text}: {'; '.join(notes)}" if notes else text
 
 
 SIZES = {
@@ -82,18 +82,18 @@ SIZES = {
     "num_tokens": "token",
     "accumulation_steps": "accumulation step",
 }
-"""Columns that are told as a count: `8 ranks`."""
+"""Columns shown as a count, `8 ranks`, and the noun of the count."""
 
 
 def cell_label(row: Series, columns: list[str]) -> str:
-    """Return the cell's name in a chart: the values of the varying columns, `O2 · 8 ranks`."""
+    """Return the values of `columns` in one label, `O2 · 8 ranks`."""
     return " · ".join(name for c in columns if (name := value_label(c, plain(row.get(c)))))
 
 
 def value_label(column: str, value: str) -> str:
-    """Return a value as a part of a name; empty where it is missing.
+    """Return a value as part of a label; the empty text where it is missing.
 
-    A bare value gets its column as a prefix, since `2` or `none` alone names nothing.
+    A number, `none` or a truth value gets its column as a prefix: `ring=2`.
     """
     if column in SIZES and value.isdigit():
         return count(value, SIZES[column])

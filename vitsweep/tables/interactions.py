@@ -1,4 +1,4 @@
-"""Which techniques help or hurt each other."""
+"""Interactions of pairs of techniques: is the speedup of both the product of their speedups?"""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -8,11 +8,11 @@ import numpy as np
 from pandas import DataFrame, Series
 
 from vitsweep.tables.cells import cells
-from vitsweep.tables.changes import with_changes
-from vitsweep.tables.contrast import contrast
-from vitsweep.tables.speedup import (
+from vitsweep.tables.names import with_changes
+from vitsweep.tables.ratios import (
     LEVEL,
     MIN_BLOCKS,
+    contrast,
     estimate,
     holm,
     log_ratios,
@@ -34,12 +34,12 @@ ESTIMATE = {
 def interactions(
     runs: DataFrame, baselines: Mapping[str, str | None], mixed_hardware: bool = False
 ) -> DataFrame:
-    """Compare each pair of techniques with what its two halves promise.
+    """Compare the speedup of each pair of techniques with the product of their two speedups.
 
     Per block d = log s(both) - log s(first) - log s(second), with s the speedup over the baseline
     of that block; `interaction` is exp(mean d): above 1 the two help each other, below 1 they
-    hurt. Interval and Holm adjustment as in `speedup_over`. Where the four cells never shared a
-    block, each half stands against the baseline of its own blocks (see `contrast`).
+    hurt each other. Interval and Holm adjustment as in `speedup_over`. Where the four cells never shared a
+    block, each is compared with the baseline of its own blocks (see `contrast`).
 
     Raises:
         VitsweepError: cells of one baseline ran on different devices (unless `mixed_hardware`).
@@ -98,5 +98,5 @@ def _claims(table: DataFrame) -> Series:
         ~(table["p_holm"] < LEVEL),
         table["interaction"] > 1,
     ]
-    words = ["", "too few blocks", "no interaction shown", "help each other"]
-    return Series(np.select(rules, words, default="hurt each other"), index=table.index)
+    texts = ["", "too few blocks", "no interaction shown", "help each other"]
+    return Series(np.select(rules, texts, default="hurt each other"), index=table.index)

@@ -1,4 +1,4 @@
-"""What still trained and what did not, where a sweep looked for a limit."""
+"""The largest value of a setting that still trained, for sweeps that searched for it (`sweep.limit`)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,30 +6,30 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame, Series
 
-from vitsweep.results.metrics import METRICS
+from vitsweep.results.metrics import HEADINGS, METRICS
 from vitsweep.results.record import Status
 from vitsweep.tables.columns import comparable, spec_columns, varying
 from vitsweep.tables.formatting import missing, number, plain, status, value_label
 from vitsweep.tables.show import peak_gib
 
 FOLLOWING = ("num_tokens", "resolution_px", "images_per_step", "model.frames", "batch.name")
-"""Spec columns that follow from others, among them the key of a search."""
+"""Spec columns that are computed from others, so they do not separate searches."""
 
 AT_THE_LIMIT = ("num_tokens", "num_parameters", "peak_gib", "images_per_second", "cell_id")
 
 
 def limit_key(commands: Iterable[Mapping[str, Any]]) -> str:
-    """Return the key whose limit the latest command of a sweep looked for; empty if none did."""
+    """Return the key whose limit the latest command searched for; empty if it was no search."""
     keys = [(command.get("limit") or {}).get("key") for command in commands]
     return str(keys[-1]) if keys and keys[-1] else ""
 
 
 def limits(cells: DataFrame, key: str) -> DataFrame:
-    """Return one row per combination of everything but `key`, the furthest first.
+    """Return one row per combination of all settings but `key`, the largest limit first.
 
-    Columns: what varies, `fits` (the largest value of `key` that was measured, 0 where none was),
-    `fails_at` (the smallest that ran out of memory, empty where none did), the tokens, parameters,
-    peak and throughput of the cell that fits, and `ended` (why a search stopped early).
+    Columns: the varying settings, `fits` (the largest value of `key` that was measured, 0 if none was),
+    `fails_at` (the smallest that ran out of memory, empty if none did), the tokens, parameters,
+    peak memory and throughput of the largest cell, and `ended` (why other cells gave no answer).
 
     Args:
         cells: one row per cell.
@@ -62,7 +62,7 @@ def _row(cells: DataFrame, key: str, names: list[str]) -> dict[str, Any]:
 
 
 def named(table: DataFrame) -> list[str]:
-    """Return the columns of the table of limits that tell its rows apart."""
+    """Return the columns of the table of limits that name its rows."""
     return [str(c) for c in table if c not in ("fits", "fails_at", "ended", *AT_THE_LIMIT)]
 
 
@@ -75,27 +75,27 @@ def limit_names(table: DataFrame) -> list[str]:
 
 
 def presented_limits(table: DataFrame, key: str) -> DataFrame:
-    """Return the table as text, with headings for people; empty columns are left out."""
+    """Return the table of limits as text with printed headings; empty columns are left out."""
     text = DataFrame({c: table[c].map(plain) for c in named(table)}, dtype=str)
     text[f"largest {key}"] = table["fits"].map(lambda v: plain(v) if v else "none")
     text["out of memory at"] = table["fails_at"].map(plain)
     text["tokens"] = table["num_tokens"].map(_whole)
     text["parameters"] = table["num_parameters"].map(_whole)
-    text["peak GiB"] = table["peak_gib"].map(number)
-    text["img/s"] = table["images_per_second"].map(number)
+    text[HEADINGS["peak_gib"]] = table["peak_gib"].map(number)
+    text[HEADINGS["images_per_second"]] = table["images_per_second"].map(number)
     text["ended early"] = table["ended"]
     return text.loc[:, [c for c in text if (text[c] != "").any()]]
 
 
 def limit_answer(table: DataFrame, key: str) -> str:
-    """Return who goes furthest, and who least far, in one sentence."""
+    """Return which combination reaches the largest value and which the smallest, in one sentence."""
     found = table[table["fits"] > 0]
     if found.empty:
         return f"No value of {key} that was tried fits."
-    words = [name or "the cell" for name in limit_names(found)]
+    names = [name or "the cell" for name in limit_names(found)]
     best, least = found.iloc[0], found.iloc[-1]
-    rest = "" if len(found) == 1 else f"; {words[-1]} least far, {key}={least['fits']:,}"
-    return f"{words[0]} goes furthest: {key}={best['fits']:,} trains{rest}."
+    rest = "" if len(found) == 1 else f"; {names[-1]} least far, {key}={least['fits']:,}"
+    return f"{names[0]} goes furthest: {key}={best['fits']:,} trains{rest}."
 
 
 def _whole(value: Any) -> str:

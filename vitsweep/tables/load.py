@@ -1,9 +1,9 @@
-"""From sweep folders, parquet files or a W&B project to one tidy table."""
+"""Read sweep folders, parquet files or a W&B project into one table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 from pandas import DataFrame
@@ -14,7 +14,6 @@ from vitsweep.results.store import Store
 from vitsweep.results.upgrade import upgraded_rows
 from vitsweep.tables.cells import cells
 from vitsweep.tables.limits import limit_key
-from vitsweep.tables.load_wandb import from_wandb
 from vitsweep.tables.read_store import runs_of, unrun_of
 from vitsweep.tables.tidy import tidy
 from vitsweep.tables.traces import traces_of
@@ -26,13 +25,13 @@ Source = str | Path | Store
 
 @dataclass(frozen=True)
 class Sweep:
-    """All there is of one or several sweeps: what tables with paired ratios need.
+    """The runs and cells of one or several sweeps.
 
     Attributes:
         runs: one row per run.
         baselines: cell -> its baseline cell.
         cells: one row per cell.
-        limit_key: key whose largest value the sweep looked for; empty where it was a plain grid.
+        limit_key: key whose largest value the sweep searched for; empty for a plain grid.
         traces: cell -> its latest profiler trace.
     """
 
@@ -44,7 +43,7 @@ class Sweep:
 
 
 def sweep_of(store: Store) -> Sweep:
-    """Return all there is of one sweep folder, also before the first run has ended."""
+    """Return runs and cells of one sweep folder; the runs may be empty."""
     runs, baselines = runs_of(store), store.baselines()
     found = cells(runs, baselines, unrun_of(store))
     return Sweep(runs, baselines, found, limit_key(store.commands()), traces_of(store))
@@ -60,7 +59,7 @@ def read_sweep(*folders: str | Path) -> Sweep:
     baselines = {k: v for store in stores for k, v in store.baselines().items()}
     runs = [table for store in stores if not (table := runs_of(store)).empty]
     if not runs:
-        raise VitsweepError(f"{', '.join(map(str, folders))}: no run has ended yet.")
+        raise VitsweepError(f"{', '.join(map(str, folders))}: no run has finished yet.")
     traces = {k: v for store in stores for k, v in traces_of(store).items()}
     table = tidy(pd.concat(runs, ignore_index=True))
     return Sweep(table, baselines, load(*stores), traces=traces)
@@ -87,7 +86,7 @@ def load(*sources: Source, rows: Literal["cells", "runs"] = "cells") -> DataFram
 
 
 def cells_of(store: Store) -> DataFrame:
-    """Return one row per cell of a store, whatever became of it."""
+    """Return one row per cell of a store, measured or not."""
     return cells(runs_of(store), store.baselines(), unrun_of(store))
 
 
@@ -120,7 +119,7 @@ def _from_parquet(path: Path, rows: str) -> DataFrame:
     try:
         table = upgraded_rows(pd.read_parquet(path), f"`{path}`")
     except (ArrowInvalid, OSError) as error:
-        raise VitsweepError(f"`{path}` is no whole parquet file ({error}).") from error
+        raise VitsweepError(f"`{path}` is not a complete parquet file ({error}).") from error
     if "cell_id" not in table:
         raise VitsweepError(f"`{path}` holds no records: name `runs.parquet` of a sweep folder.")
     if "run_id" not in table:
@@ -129,3 +128,25 @@ def _from_parquet(path: Path, rows: str) -> DataFrame:
         return table
     store = Store(path.parent)
     return table if rows == "runs" else cells(table, store.baselines())
+
+
+def from_wandb(project: str, api: Any = None) -> DataFrame:
+    """Return one row per W&B run of `ENTITY/PROJECT`: its config and its summary, flat.
+
+    Keys that W&B adds itself (they begin with `_`) are left out.
+
+    Raises:
+        VitsweepError: the project has no runs.
+    """
+    if api is None:
+        import wandb
+
+        api = wandb.Api()
+    rows = [_flat(run.config) | _flat(dict(run.summary)) for run in api.runs(project)]
+    if not rows:
+        raise VitsweepError(f"`wandb:{project}` holds no runs.")
+    return DataFrame(rows)
+
+
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in tree.items() if not key.startswith("_")}

@@ -1,4 +1,4 @@
-"""Memory of a rank in parts, beside the cost table of USP (arXiv:2405.07719, table 2)."""
+"""Memory of a rank by part, beside the cost table of USP (arXiv:2405.07719, table 2)."""
 
 import pandas as pd
 from pandas import DataFrame, Series
@@ -34,11 +34,11 @@ SAME = (
     "compilation", "images_per_step", "num_tokens", "accumulation_steps", "model.depth",
     "model.width", "model.mlp_width", "half_dtype",
 )  # fmt: skip
-"""What a cell shares with the one whose memory is the whole."""
+"""Columns that a cell has in common with the single-rank cell whose memory is not split."""
 
 
 def memory_parts(cells: DataFrame) -> DataFrame:
-    """Return the measured parts of a rank's memory, and what the published formula makes of them.
+    """Return the measured parts of a rank's memory, and the published formulas evaluated for them.
 
     `published_...` are the formulas as printed: P parameters, G gradients, 6P the optimizer state
     where P is in 16 bit (a float32 copy and two moments of Adam), A activations, N ranks, alpha what

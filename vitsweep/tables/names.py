@@ -1,4 +1,4 @@
-"""Short names of cells: what they change, where many choices vary."""
+"""Short names of cells, and what a cell changes against its baseline."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -12,7 +12,7 @@ from vitsweep.tables.formatting import as_text, plain, value_label
 Row = dict[Hashable, Any]
 
 FEW = 2
-"""Up to so many varying columns are all named; beyond it, what differs from the baseline."""
+"""Up to this many varying columns are all named; with more, only what differs from the baseline."""
 
 
 def cell_names(cells: DataFrame, columns: Sequence[str] | None = None) -> Series:
@@ -46,3 +46,33 @@ def _short(cells: DataFrame, rows: list[Row], columns: list[str], full: list[str
 
 def _joined(row: Row, columns: list[str], separator: str) -> str:
     return separator.join(name for c in columns if (name := value_label(c, row[c])))
+
+
+Changes = frozenset[str]
+
+
+def with_changes(cells: DataFrame) -> DataFrame:
+    """Add `changes`: a set of the `column=value` settings in which a cell differs from its baseline.
+
+    Only columns that `varying` keeps are compared, so that a setting that is determined by another
+    (`num_tokens` from `classifier`) is not counted twice. Cells without a baseline row in the
+    table are left out.
+    """
+    columns = varying(cells)
+    rows = (
+        as_text(cells[columns]).to_dict("records") if columns else [{} for _ in range(len(cells))]
+    )
+    known = dict(zip(cells["cell_id"], rows, strict=True))
+    compared = cells["baseline_cell_id"].isin(list(known))
+    pairs = zip(rows, cells["baseline_cell_id"], compared, strict=True)
+    changes = [_changes(row, known[baseline]) for row, baseline, is_known in pairs if is_known]
+    return cells[compared].assign(changes=Series(changes, cells.index[compared], dtype=object))
+
+
+def named(changes: Changes) -> str:
+    """Return changes as one label, `precision=O1 + sharding=fsdp`, or `baseline` if there are none."""
+    return " + ".join(sorted(changes)) or "baseline"
+
+
+def _changes(row: dict[Hashable, Any], base: dict[Hashable, Any]) -> Changes:
+    return frozenset(f"{c}={value}" for c, value in row.items() if value != base[c])

@@ -1,4 +1,4 @@
-"""The optimizer step alone, by implementation, and what it brings end to end."""
+"""The time of the optimizer step by implementation, and the speedup of the whole step."""
 
 from pandas import DataFrame
 

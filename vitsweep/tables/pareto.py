@@ -1,4 +1,4 @@
-"""Which cells are worth their cost: the front that nothing beats, and the best within limits."""
+"""The Pareto front of throughput, memory and accuracy, and the best cells within given limits."""
 
 from collections.abc import Sequence
 
@@ -43,12 +43,12 @@ def best_under(
     epoch_hours: float | None = None,
     mixed_hardware: bool = False,
 ) -> DataFrame:
-    """Return the measured cells that keep every limit, the highest throughput first.
+    """Return the measured cells within every limit, the highest throughput first.
 
     Args:
         cells: one row per cell.
-        memory_gib: most that the worst rank may take.
-        ranks: largest world.
+        memory_gib: highest peak memory of the worst rank.
+        ranks: largest number of ranks.
         accuracy: lowest top-1, as a fraction.
         epoch_hours: longest epoch of ImageNet-1k.
         mixed_hardware: compare cells of different devices.

@@ -13,8 +13,8 @@ from vitsweep.tables.columns import varying
 def per_chip(cells: DataFrame, reference: Mapping[str, Any] | None = None) -> DataFrame:
     """Return throughput per rank relative to one reference row, slowest device first.
 
-    Throughput per rank is that of one accelerator. The two devices were never in one block, so
-    there is no interval on the ratio; the spread of each is shown.
+    Throughput per rank is that of one accelerator. Different devices
+    never share a block, so the ratio has no interval; the spread of each row is shown.
 
     Args:
         cells: one row per cell and device.

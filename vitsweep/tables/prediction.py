@@ -1,4 +1,4 @@
-"""What was predicted, beside what was measured."""
+"""Predicted metrics beside measured ones."""
 
 import pandas as pd
 from pandas import DataFrame

@@ -1,4 +1,4 @@
-"""Published figures, each with its source and how sure it is, and how to put them beside ours."""
+"""Published figures with their sources, and how to show them beside measured rows."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ SURENESS = {
     "abstract_only": "only the abstract was available",
     "digitised": "measured off a plot without value labels, about 2 % off",
 }
-"""What the column `sure` means, the surest first."""
+"""Values of the column `sure`, the most reliable first."""
 
 _GPUS = re.compile(r"^(\d+)x([A-Za-z]\w*(?:-\w+)*)")
 _NAMED = re.compile(r"^([A-Za-z_]+)[ =](\d[\w.]*)$")
@@ -67,10 +67,10 @@ def conditions(text: str) -> dict[str, str | int]:
 
 
 def beside(measured: DataFrame, figures: DataFrame, on: Sequence[str]) -> DataFrame:
-    """Put figures beside measured rows with the same `on`; both sides keep their lonely rows.
+    """Join figures to measured rows with the same values of `on`; rows without a partner stay.
 
     A cell is empty where nothing was published or nothing was measured. The columns of `figures`
-    get the prefix `published_`, so that nobody takes one for the other.
+    get the prefix `published_`.
     """
     renamed = figures.rename(columns={c: f"published_{c}" for c in figures if c not in on})
     return measured.merge(renamed, on=list(on), how="outer", sort=False)

@@ -15,12 +15,12 @@ from vitsweep.results.store import DamagedRecordWarning, Store
 
 
 def runs_of(store: Store) -> DataFrame:
-    """Return one row per run of a store, failed ones included; damaged records are named."""
+    """Return one row per run of a store, failed ones included; damaged records cause a warning."""
     return from_rows(record.row() for record in _records(store))
 
 
 def unrun_of(store: Store) -> DataFrame:
-    """Return the cells that have no run: refused by a rule (`record.json`), or waiting."""
+    """Return the cells that have no run: invalid ones (see `record.json`), and those not run yet."""
     folders = [f for f in sorted(store.cells.glob("*")) if not any(f.glob("runs/*.json"))]
     rows = [{"cell_id": f.name, "sweep": store.name, "status": None} | _known(f) for f in folders]
     return DataFrame(rows)
@@ -65,7 +65,7 @@ def _sorted_paths(folder: str | Path) -> list[str]:
 
 
 def _known(folder: Path) -> dict[str, Any]:
-    """Return what is known of a cell that never ran: its record, else its frozen spec."""
+    """Return the row of a cell that never ran: its record, or its frozen spec."""
     record, frozen = folder / "record.json", folder / "cell.yaml"
     if record.exists():
         known: dict[str, Any] = json.loads(record.read_text())

@@ -1,4 +1,4 @@
-"""The same cells measured twice, on different days: ratio of a metric with Welch's interval."""
+"""Ratios between two measurements of the same cells, made on different days, with Welch intervals."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,60 +8,54 @@ from pandas import DataFrame, Series
 from scipy.special import stdtrit
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.metrics import METRICS
+from vitsweep.results.metrics import COLUMN_OF, HEADINGS, METRICS
+from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
 from vitsweep.tables.show import peak_gib
-from vitsweep.tables.speedup import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
 from vitsweep.tables.status import counted
 
-SHORT = {
-    "img/s": "images_per_second",
-    "step ms": "step_time_ms",
-    "peak GiB": "peak_gib",
-    "top-1": "accuracy_top1",
-}
-"""Headings of the printed table, which people type as well."""
-
 DERIVED = ("speedup_low", "speedup_high", "throughput_spread")
-"""Columns of a cell that say how sure another one is."""
+"""Columns that state the uncertainty of another column."""
 
 
 def metric_named(name: str) -> str:
-    """Return the column of a metric that two sides can be compared in.
+    """Return the column of a metric that can become better or worse.
 
     Raises:
-        VitsweepError: there is no such metric, or neither way is an improvement.
+        VitsweepError: there is no such metric, or neither direction is an improvement.
     """
-    column = SHORT.get(name, name)
+    column = COLUMN_OF.get(name, name)
     comparable = [c for c, m in METRICS.items() if m.better and c not in DERIVED]
     if column not in comparable:
+        headings = [h for c, h in HEADINGS.items() if c in comparable and h != c]
         raise VitsweepError(
-            f"`{name}` is no metric that can become better or worse; choose from "
-            f"{', '.join((*SHORT, *comparable))}."
+            f"`{name}` is not a metric that can become better or worse; choose from "
+            f"{', '.join((*headings, *comparable))}."
         )
     return column
 
 
-def two_sides(
+def compare_with_kept(
     now: DataFrame,
     kept: DataFrame,
     metrics: Sequence[str] = ("images_per_second",),
     baselines: Mapping[str, str | None] | None = None,
 ) -> DataFrame:
-    """Compare the metrics of every cell with those of its kept runs.
+    """Compare the metrics of every cell with its runs in a kept baseline.
 
-    The unit is the run; for `speedup` it is the block, whose ratio over the cell's baseline is free
-    of what differs between machines of one kind. Values that are missing, not finite or not above 0
+    One observation is a run; for `speedup` it is a block, whose ratio over the cell's baseline does
+    not contain differences between machines of one kind. Values that are missing, not finite or not above 0
     are left out. Intervals are Welch's over logs, at 95 % for all rows together (Bonferroni).
 
     Args:
         now: one row per run.
-        kept: the same, of the other side.
+        kept: one row per run of the kept baseline.
         metrics: columns of `METRICS`.
         baselines: cell -> its baseline cell, needed for `speedup`.
 
     Returns:
-        One row per cell and metric with values on a side: `cell_id, metric, count_kept, count_now,
-        ratio` (now / kept), `ratio_low, ratio_high` (empty below 3 values on a side).
+        One row per cell and metric that has values in `now` or `kept`: `cell_id, metric,
+        count_kept, count_now, ratio` (now / kept), `ratio_low, ratio_high` (empty with fewer than
+        3 values in either).
     """
     parts = [
         _statistics(kept, metric, baselines or {}, "kept").merge(

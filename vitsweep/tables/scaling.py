@@ -1,4 +1,4 @@
-"""How throughput grows with the number of ranks."""
+"""Strong and weak scaling: throughput and efficiency by number of ranks."""
 
 from collections.abc import Mapping
 
@@ -8,14 +8,13 @@ from pandas import DataFrame
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.columns import comparable, spec_columns
-from vitsweep.tables.contrast import contrast
-from vitsweep.tables.speedup import estimate, log_ratios, log_throughput_per_block
+from vitsweep.tables.ratios import contrast, estimate, log_ratios, log_throughput_per_block
 from vitsweep.tables.status import counted
 from vitsweep.tables.tidy import one_device
 
 SIZES = ("nodes", "ranks_per_node", "world_size", "images_per_step", "batch", "measurement")
 SIZE_FIELDS = ("mesh.", "resources.", "batch.images_per_step", "batch.scope")
-"""What may differ between the points of one scaling curve."""
+"""Columns that may differ between the points of one scaling curve."""
 
 
 def scaling_efficiency(
@@ -23,13 +22,13 @@ def scaling_efficiency(
 ) -> DataFrame:
     """Return one row per cell of every scaling curve, smallest world first.
 
-    `scaling` is `strong` (the images of a step stay) or `weak` (the images per rank stay); a curve
-    has the same spec otherwise and at least two world sizes, of several meshes for one world size
-    the fastest. With n ranks and the smallest world n0, efficiency = throughput(n) /
-    (n / n0 x throughput(n0)), which for strong scaling is T(n0) n0 / (n T(n)). The ratio is paired
-    within blocks where both ran in one; otherwise the blocks of each are samples of their own, and
-    the interval (Welch's) holds what differs between blocks too. `speedup` is over the cell's own
-    baseline, at the same number of ranks.
+    `scaling` is `strong` (images per step constant) or `weak` (images per rank constant). A curve
+    has the same spec otherwise and at least two world sizes; where several meshes have the same
+    world size, the fastest is taken. With n ranks and the smallest world n0, efficiency =
+    throughput(n) / (n / n0 x throughput(n0)), which for strong scaling is T(n0) n0 / (n T(n)). The
+    ratio is paired within blocks where both ran in one; otherwise the blocks of each are independent
+    samples, and the interval (Welch's) includes differences between blocks. `speedup` is over the
+    cell's own baseline, at the same number of ranks.
 
     Raises:
         VitsweepError: the points ran on different devices (unless `mixed_hardware`).
@@ -42,7 +41,7 @@ def scaling_efficiency(
 
 
 KEPT = {"strong": "images_per_step", "weak": "images_per_rank"}
-"""What stays the same along a curve."""
+"""Kind of scaling -> the column that is constant along a curve."""
 
 
 def _curves(measured: DataFrame, kind: str) -> DataFrame:

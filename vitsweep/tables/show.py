@@ -1,4 +1,4 @@
-"""The table people read: text only, the same in terminal, Markdown and HTML."""
+"""The result table as text, for terminal, Markdown and HTML, and the table of unmeasured cells."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,7 @@ from pandas import DataFrame, Series
 from rich.table import Table
 from rich.text import Text
 
+from vitsweep.results.metrics import COLUMN_OF, HEADINGS
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.columns import varying
@@ -14,17 +15,18 @@ from vitsweep.tables.names import cell_names
 COLOURS = {"faster": "green", "slower": "red", "baseline": "bold", "no difference shown": "dim"}
 
 MANY = 4
-"""More columns than these push the results out of a terminal."""
+"""With more varying columns than this the results no longer fit a terminal."""
 
 Reader = Callable[[Series], str]
 
 
 def presented(cells: DataFrame, wide: bool = False) -> DataFrame:
-    """Return the cells as text: what varies, img/s, speedup, claim, step ms, peak GiB, status.
+    """Return the cells as text: the varying columns, img/s, speedup, claim, step ms, ..., status.
 
-    The order is that of `ranked`; columns that hold nothing are left out. Where more than `MANY`
-    columns vary, one column `cell` says what a cell changes, and the columns themselves come last,
-    if `wide`. What varies is told from the whole table: present a part of it after, not before.
+    The rows are in the order of `ranked`; empty columns are left out. Where more than `MANY`
+    columns vary, one column `cell` names what a cell changes, and with `wide` the varying columns
+    follow at the end. Which columns vary is decided on the rows given: to show some cells of a
+    sweep, present the whole table first and select rows afterwards.
     """
     named = varying(cells) or [c for c in ("model", "precision", "sharding") if c in cells]
     ordered = ranked(cells.assign(_name=cell_names(cells)))
@@ -60,7 +62,7 @@ def as_table(
     """Return a table of text for a terminal; `style` gives the colour of a row."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in text:
-        right = name in NUMERIC
+        right = name in COLUMN_OF
         table.add_column(str(name), justify="right" if right else "left", overflow="fold")
     for row in text.astype(str).to_dict("records"):
         values = {str(column): value for column, value in row.items()}
@@ -88,7 +90,7 @@ def markdown(text: DataFrame) -> str:
 
 
 def peak_gib(row: Series) -> float | None:
-    """Return the peak of the worst rank in GiB: allocated on a GPU, resident on CPU."""
+    """Return the peak memory of the worst rank in GiB: allocated on a GPU, resident on CPU."""
     peaks = [row[c] for c in ("peak_allocated_gib", "peak_rss_gib") if c in row]
     return next((float(p) for p in peaks if not formatting.missing(p)), None)
 
@@ -98,14 +100,39 @@ def _plain(column: str) -> Reader:
 
 
 _MEASURED: dict[str, Reader] = {
-    "img/s": lambda row: formatting.number(row.get("images_per_second")),
-    "speedup": formatting.speedup,
+    HEADINGS["images_per_second"]: lambda row: formatting.number(row.get("images_per_second")),
+    HEADINGS["speedup"]: formatting.speedup,
     "claim": formatting.claim,
-    "step ms": lambda row: formatting.number(row.get("step_time_ms")),
-    "peak GiB": lambda row: formatting.number(peak_gib(row)),
-    "top-1": lambda row: formatting.percent(row.get("accuracy_top1")),
-    "blocks": lambda row: "" if formatting.missing(row.get("blocks")) else str(int(row["blocks"])),
+    HEADINGS["step_time_ms"]: lambda row: formatting.number(row.get("step_time_ms")),
+    HEADINGS["peak_gib"]: lambda row: formatting.number(peak_gib(row)),
+    HEADINGS["accuracy_top1"]: lambda row: formatting.percent(row.get("accuracy_top1")),
+    HEADINGS["blocks"]: lambda row: (
+        "" if formatting.missing(row.get("blocks")) else str(int(row["blocks"]))
+    ),
     "status": formatting.status,
 }
-_ALWAYS = ("cell", "img/s", "speedup", "status")
-NUMERIC = ("img/s", "speedup", "step ms", "peak GiB", "top-1", "blocks")
+_ALWAYS = ("cell", HEADINGS["images_per_second"], HEADINGS["speedup"], "status")
+
+
+def coverage(cells: DataFrame) -> DataFrame:
+    """Return one row per cell without a measurement: what varies, status, reason, rank, cell id.
+
+    A cell of the sweep that was never run has the status `not run`.
+    """
+    absent = cells.assign(cell=cell_names(cells))[cells["status"] != Status.measured]
+    named = varying(cells)
+    named = ["cell"] if len(named) > MANY else named
+    columns = [*named, "status", "reason", "failed_rank", "attempt", "cell_id"]
+    return (
+        absent.assign(status=[formatting.plain(s) or "not run" for s in absent["status"]])
+        .reindex(columns=columns)
+        .assign(reason=lambda t: t["reason"].map(formatting.plain).astype(str))
+        .sort_values("status", kind="stable")
+    )
+
+
+def counts(cells: DataFrame) -> DataFrame:
+    """Return the number of cells per status, `status, num_cells`, measured cells first."""
+    status = cells["status"].map(lambda s: "not run" if formatting.missing(s) else str(s))
+    tally = status.value_counts().rename_axis("status").rename("num_cells").reset_index()
+    return tally.sort_values("status", key=lambda s: s != Status.measured, kind="stable")

@@ -1,11 +1,11 @@
-"""What became of a cell, over all its runs."""
+"""The status of a cell over all its runs, and which runs count."""
 
 from pandas import DataFrame
 
 from vitsweep.results.record import Status
 
 DISQUALIFYING = (Status.wrong, Status.diverged)
-"""A speed measured by a technique that computes something else does not count."""
+"""The throughput of a cell whose results are wrong does not count."""
 
 
 def in_order(runs: DataFrame) -> DataFrame:
@@ -19,9 +19,9 @@ def final_status(runs: DataFrame) -> DataFrame:
     """Return one row per cell: `cell_id, status, reason, failed_rank, attempt`.
 
     A cell is `measured` when it has a measured run and its latest run did not end `wrong` or
-    `diverged`; otherwise it has the status of its latest run. So a neighbour that is killed in the
-    fourth block does not take away three good blocks, and a repaired technique clears its name by
-    being measured again.
+    `diverged`; otherwise it has the status of its latest run. So a run that is killed in the fourth
+    block does not discard three good blocks, and a technique that was `wrong` and then repaired is
+    measured again as soon as a newer run is.
     """
     ordered = in_order(runs)
     latest = ordered.groupby("cell_id", sort=False, observed=True).tail(1).set_index("cell_id")
@@ -35,7 +35,7 @@ def final_status(runs: DataFrame) -> DataFrame:
 
 
 def counted(runs: DataFrame) -> DataFrame:
-    """Return the runs whose numbers count: measured, of cells that ended `measured`.
+    """Return the runs whose numbers count: measured, of cells whose status is `measured`.
 
     Where a cell was measured on several kinds of device, only the latest one counts: a median over
     two machines describes neither.

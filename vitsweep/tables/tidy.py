@@ -12,14 +12,14 @@ from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
 from vitsweep.tables import columns as col
 from vitsweep.tables.cells import typed
-from vitsweep.tables.menu import in_menu_order
+from vitsweep.tables.columns import in_menu_order
 
 MEASURED_NAME = re.compile(r"_(ms|us|ns|gib|mib|gb|bytes|per_second|tflops|joules|watts|hours)$")
-"""Endings that promise a measured quantity."""
+"""Endings of the names of measured quantities."""
 
 
 class UnknownUnitWarning(UserWarning):
-    """A column looks measured and is not defined in `results.metrics.METRICS`."""
+    """A column has the name of a measured quantity but is not defined in `results.metrics.METRICS`."""
 
 
 def tidy(table: DataFrame) -> DataFrame:
@@ -34,13 +34,13 @@ def tidy(table: DataFrame) -> DataFrame:
 
 
 def finite(table: DataFrame) -> DataFrame:
-    """Return the table with infinite metrics as missing ones: no mean or chart takes them."""
+    """Replace infinite metrics by missing values."""
     metrics = col.metric_columns(table)
     return table.assign(**table[metrics].replace([np.inf, -np.inf], np.nan)) if metrics else table
 
 
 def ordered(table: DataFrame) -> DataFrame:
-    """Give every technique, model and status column the order of the menu."""
+    """Make technique, model and status columns categories in the order of `columns.ORDER`."""
     groups = [c for c in (*col.CHOICES, "status") if c in table]
     known = {c: table[c].dropna().astype(str) for c in groups}
     types = {
@@ -50,7 +50,7 @@ def ordered(table: DataFrame) -> DataFrame:
 
 
 def check_units(table: DataFrame) -> DataFrame:
-    """Refuse metrics that are not numbers, and name columns whose unit nobody defined."""
+    """Refuse metrics that are not numbers, and warn of columns without a defined unit."""
     for column in col.metric_columns(table):
         try:
             pd.to_numeric(table[column])
@@ -67,7 +67,7 @@ def check_units(table: DataFrame) -> DataFrame:
 
 
 def one_device(table: DataFrame, mixed_hardware: bool = False) -> DataFrame:
-    """Return the table if its measured rows ran on one kind of device, or if mixing is asked for.
+    """Return the table if its measured rows ran on one kind of device, or with `mixed_hardware`.
 
     Raises:
         VitsweepError: rows of several devices would be compared.
@@ -77,8 +77,8 @@ def one_device(table: DataFrame, mixed_hardware: bool = False) -> DataFrame:
     if len(devices) > 1 and not mixed_hardware:
         raise VitsweepError(
             f"These rows ran on different devices ({', '.join(map(str, devices))}), so their "
-            "difference is not the technique's. Choose one (`.query('device == ...')`), or ask for "
-            "it: `mixed_hardware=True`."
+            "difference is not due to the technique. Select one (`.query('device == ...')`), or allow "
+            "it with `mixed_hardware=True`."
         )
     return table
 

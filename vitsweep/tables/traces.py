@@ -1,4 +1,4 @@
-"""Profiler traces that runs have left: where they lie, and one step's operations out of them."""
+"""Profiler traces of runs: their paths, and the operations of one traced step."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ from vitsweep.tables.formatting import as_text
 from vitsweep.tables.tidy import ordered
 
 OPTIMIZER_STEP = "Optimizer.step#"
-"""How torch marks the step of every optimizer in a trace."""
+"""Prefix of torch's annotation of an optimizer step in a trace."""
 
 HOST, DEVICE = "host", "device"
 _OPERATIONS = {"cpu_op": HOST, "kernel": DEVICE, "gpu_memcpy": DEVICE, "gpu_memset": DEVICE}
@@ -34,7 +34,7 @@ def spans(trace: Path) -> DataFrame:
     """Return the outermost operations of a traced step: `lane, start_ms, ms, in_optimizer`.
 
     `lane` is `host` (operations as Python called them) or `device` (kernels and copies); time runs
-    from the first operation. What lies between the marks of `Optimizer.step` is `in_optimizer`.
+    from the first operation. Operations within the annotation of `Optimizer.step` are `in_optimizer`.
 
     Args:
         trace: a Chrome trace as torch.profiler writes it.
@@ -62,8 +62,8 @@ def spans(trace: Path) -> DataFrame:
 def optimizer_traces(cells: DataFrame, traces: Mapping[str, Path]) -> DataFrame:
     """Return `spans` of every implementation of one optimizer on one model, the loop first.
 
-    Of several the pair of the blog comes first: SGD on a model without tokens (a ResNet); then SGD,
-    then whatever was traced in at least two implementations. Empty where nothing was.
+    Where several were traced, SGD on a model without tokens (a ResNet, as in Meta's blog) is chosen
+    first, then SGD, then any optimizer traced in at least two implementations. Empty if none was.
     """
     known = cells[(cells["status"] == Status.measured) & cells["cell_id"].isin(set(traces))]
     if known.empty:
@@ -88,7 +88,7 @@ def optimizer_traces(cells: DataFrame, traces: Mapping[str, Path]) -> DataFrame:
 
 
 def _outermost(table: DataFrame) -> DataFrame:
-    """Leave out what another operation of the same thread called."""
+    """Leave out operations that ran inside another operation of the same thread."""
     ordered = table.sort_values(["lane", "thread", "start", "long"], ascending=[True] * 3 + [False])
     end = ordered["start"] + ordered["long"]
     before = end.groupby([ordered["lane"], ordered["thread"]]).transform(

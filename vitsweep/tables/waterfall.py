@@ -1,4 +1,4 @@
-"""What each technique brings: alone, and on top of those before it."""
+"""The effect of each technique alone, and of techniques added one after the other."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,15 +7,9 @@ from pandas import DataFrame
 
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.changes import Changes, named, with_changes
-from vitsweep.tables.contrast import contrast
-from vitsweep.tables.speedup import (
-    claims,
-    estimate,
-    holm,
-    log_ratios,
-    log_throughput_per_block,
-)
+from vitsweep.tables.names import Changes, named, with_changes
+from vitsweep.tables.ratios import contrast, estimate, holm, log_ratios, log_throughput_per_block
+from vitsweep.tables.speedup import claims
 from vitsweep.tables.status import counted
 from vitsweep.tables.tidy import one_device_each
 
@@ -29,14 +23,14 @@ NAMES = {"speedup": "gain", "speedup_low": "gain_low", "speedup_high": "gain_hig
 def waterfall(
     runs: DataFrame, baselines: Mapping[str, str | None], mixed_hardware: bool = False
 ) -> DataFrame:
-    """Return the techniques one at a time and the longest cumulative order, per baseline.
+    """Return the techniques one at a time and the longest cumulative sequence, per baseline.
 
     `kind` is `alone` (one change against the baseline) or `cumulative` (each row keeps the changes
     of the row above and adds `added`; position 0 is the baseline). `speedup` is over the baseline,
     `gain` over the row above, each with its own interval and claim: paired where both shared
-    blocks, else by way of the baseline (see `contrast`). Speedups of a cumulative order are
-    settings against one baseline, not factors to multiply. A technique that was not measured keeps
-    its row and says its `status`.
+    blocks, else by way of the baseline (see `contrast`). The speedups of a cumulative sequence all
+    divide by one baseline: they are not factors to multiply. A technique that was not measured
+    keeps its row with its `status`.
 
     Raises:
         VitsweepError: cells of one baseline ran on different devices (unless `mixed_hardware`).
@@ -52,7 +46,7 @@ def waterfall(
     )
 
 
-def longest_chain(sets: list[Changes]) -> list[Changes]:
+def longest_sequence(sets: list[Changes]) -> list[Changes]:
     """Return the longest sequence in which every set holds the one before, shortest sets first."""
     best: dict[Changes, list[Changes]] = {}
     for current in sorted(dict.fromkeys(sets), key=len):
@@ -101,10 +95,10 @@ def _steps(group: DataFrame) -> list[tuple[Any, ...]]:
         if len(c) == 1
     ]
     measured = group[group["status"] == Status.measured]
-    chain = longest_chain(list(measured["changes"]))
-    if len(chain) < 3:  # the baseline and one technique: the same as alone
+    sequence = longest_sequence(list(measured["changes"]))
+    if len(sequence) < 3:  # the baseline and one technique: the same as alone
         return alone
-    pairs = zip([frozenset[str](), *chain], chain, strict=False)
+    pairs = zip([frozenset[str](), *sequence], sequence, strict=False)
     return alone + [
         (by_changes[new], "cumulative", i, named(new - old), by_changes.get(old, baseline))
         for i, (old, new) in enumerate(pairs)
