@@ -45,7 +45,7 @@ def record(sweep: Path, block: str, position: int, run: dict[str, str]) -> list[
             "run": run["run_id"],
             "cell_id": run["cell_id"],
             "status": "measured",
-            "again": False,
+            "will_repeat": False,
         },
     ]
 

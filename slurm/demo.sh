@@ -1,5 +1,5 @@
 #!/bin/bash
-# The mission command on a real Slurm of four nodes on this machine: submit, leave, come back, report.
+# A small sweep on a real Slurm of four nodes on this machine: submit, return, watch, report.
 # `make slurm-demo`; needs the packages that `python slurm/local_cluster.py install` names.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,10 @@
 """Errors that are the user's to mend: printed as sentences, without a traceback."""
 
+import errno
 from collections.abc import Sequence
+
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Of an OSError where results cannot be written: disk full, quota used up, mounted read-only."""
 
 
 class VitsweepError(Exception):

@@ -36,7 +36,7 @@ class SlurmLauncher(LocalLauncher):
     ) -> Any:
         """Show what `launch_cells` would do, for the nodes of the cluster."""
         from vitsweep.launchers.slurm.submit.cluster import machine_of
-        from vitsweep.launchers.slurm.submit.settings import settings_of
+        from vitsweep.launchers.slurm.submit.slurm_settings import settings_of
         from vitsweep.planning.plan_table import plan
 
         fields = self.plain_fields()

@@ -143,7 +143,7 @@ def retry(arguments: Sequence[str]) -> int:
 def status(arguments: Sequence[str]) -> int:
     """Show the jobs and cells of a sweep; with `--watch` until nothing runs any more."""
     from vitsweep.console import open_console
-    from vitsweep.launchers.slurm.state.status import status as show
+    from vitsweep.launchers.slurm.state.job_control import status as show
 
     asked = parser_of("status").parse_args(arguments)
     return show(find_sweep(asked.sweep), asked.watch, open_console())
@@ -152,7 +152,7 @@ def status(arguments: Sequence[str]) -> int:
 def cancel(arguments: Sequence[str]) -> int:
     """End the jobs of a sweep."""
     from vitsweep.console import open_console
-    from vitsweep.launchers.slurm.state.status import cancel as end_jobs
+    from vitsweep.launchers.slurm.state.job_control import cancel as end_jobs
 
     asked = parser_of("cancel").parse_args(arguments)
     return end_jobs(find_sweep(asked.sweep), open_console())

@@ -1,1 +1,1 @@
-"""Sweeps on Slurm: `submit` makes job arrays, `node` runs inside jobs, `state` reads what became of them."""
+"""Sweeps on Slurm: `submit` sends job arrays, `node` runs inside jobs, `state` reads how jobs are doing."""

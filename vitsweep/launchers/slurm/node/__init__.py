@@ -1,1 +1,1 @@
-"""What runs inside a job: one agent per node, and the coordinator on the first."""
+"""What runs inside a job: one agent per node, and the coordinator on the first node."""

@@ -1,7 +1,7 @@
-"""What Slurm starts on every node of a job: one light process that forks the node's ranks.
+"""The process that Slurm starts on every node of a job; it starts and watches the node's ranks.
 
-It imports no torch itself; its fork server does so once, and every run is forked from that. The
-first node's agent is the child of the job's lead.
+It imports no torch itself: its fork server does so once, and the ranks of every run are forked from
+that. On the first node the same command is also the job's coordinator, with the agent as its child.
 """
 
 import multiprocessing.forkserver
@@ -21,113 +21,129 @@ from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.rank_processes import LocalRanks, RankEnd, context_for, fork_server
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.execution.worker import rank_main
+from vitsweep.launchers.slurm.node.coordinator import coordinate
 from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
-from vitsweep.launchers.slurm.node.transport import join, receive, send
-from vitsweep.launchers.slurm.state.job_files import Array
+from vitsweep.launchers.slurm.node.transport import SECONDS_TO_CONNECT, connect, receive, send
+from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.results.store import Store
 
-BEAT_SECONDS = 2.0
-SECONDS_TO_MEET = 180.0
-IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-"""Slurm sends its signals to every process of a step; what they mean is the lead's to decide."""
+HEARTBEAT_SECONDS = 2.0
+IGNORED_SIGNALS = (
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGINT,
+)
+"""Slurm sends its signals to every process of a step; only the coordinator acts on them."""
 
 
 def main(folder: Path) -> int:
-    """Do this node's part of a job; the first node leads as well."""
-    place = JobEnvironment.here(os.environ)
-    for number in IGNORED:
+    """Do this node's part of a job of the array in `folder`; return the exit code."""
+    env = JobEnvironment.from_environ(os.environ)
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    if place.node_index or os.fork() == 0:
-        return agent(place, folder)
-    from vitsweep.launchers.slurm.node.coordinator import lead
-
-    return lead(place, Array(folder).element(place.index))
+    if env.node_index or os.fork() == 0:
+        return run_agent(env, folder)
+    return coordinate(env, JobArray(folder).job(env.index))
 
 
-def agent(place: JobEnvironment, folder: Path) -> int:
-    """Serve the lead until it leaves or is gone."""
+def run_agent(env: JobEnvironment, folder: Path) -> int:
+    """Follow the coordinator's orders until it shuts down or is gone; return the exit code."""
     fork_server()
     multiprocessing.forkserver.ensure_running()
     try:
-        connection = join(place, place.key(folder), SECONDS_TO_MEET)
+        connection = connect(env, env.key(folder), SECONDS_TO_CONNECT)
     except VitsweepError as error:
         print(error, file=sys.stderr)
         return 1
-    _Agent(connection, Store(folder.parents[1])).serve()
+    Agent(connection, Store(folder.parents[1])).serve()
     return 0
 
 
-class _Agent:
+class Agent:
+    """Runs the ranks of one node, as the coordinator orders.
+
+    Args:
+        connection: to the coordinator.
+        store: of the sweep.
+    """
+
     def __init__(self, connection: Connection, store: Store) -> None:
         self._connection, self._store = connection, store
         self._ranks: LocalRanks | None = None
-        self._run = ""
-        self._awaited: list[int] = []
-        self._speaking = threading.Lock()
+        self._run_id = ""
+        self._sentinels: list[int] = []
+        self._send_lock = threading.Lock()
 
     def serve(self) -> None:
-        threading.Thread(target=self._beat, daemon=True).start()
+        """Handle orders and report the ends of ranks until the coordinator shuts down or is gone."""
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
         with suppress(EOFError, OSError):
-            while self._step():
+            while self._handle_next():
                 pass
-        self._end_ranks()
+        self._kill_ranks()
 
-    def _beat(self) -> None:
-        """Show that the node lives, also while ranks are being started, which may take a minute."""
+    def _send_heartbeats(self) -> None:
+        """In a thread: ranks are started in the main one, which may take a minute."""
         with suppress(OSError):
             while True:
-                self._say({"beat": time.time()})
-                time.sleep(BEAT_SECONDS)
+                self._send({"heartbeat": time.time()})
+                time.sleep(HEARTBEAT_SECONDS)
 
-    def _say(self, message: dict[str, Any]) -> None:
-        with self._speaking:
+    def _send(self, message: dict[str, Any]) -> None:
+        with self._send_lock:
             send(self._connection, message)
 
-    def _step(self) -> bool:
-        ready = wait([self._connection, *self._awaited])
-        if self._connection in ready and not self._obey(receive(self._connection)):
+    def _handle_next(self) -> bool:
+        """Wait for an order or the end of a rank; False where the coordinator shuts down."""
+        ready = wait([self._connection, *self._sentinels])
+        if self._connection in ready and not self._handle_order(receive(self._connection)):
             return False
-        self._report()
+        self.report()
         return True
 
-    def _obey(self, order: dict[str, Any]) -> bool:
-        if order["do"] == "leave":
+    def _handle_order(self, order: dict[str, Any]) -> bool:
+        if order["do"] == "shut_down":
             return False
         if order["do"] == "kill":
-            self._end_ranks()
+            self._kill_ranks()
         elif order["do"] == "interrupt":
             if self._ranks:
                 self._ranks.interrupt()
         else:
-            self._start(order)
+            self._start_ranks(order)
         return True
 
-    def _start(self, order: dict[str, Any]) -> None:
-        self._run = order["run"]
+    def _start_ranks(self, order: dict[str, Any]) -> None:
+        self._run_id = order["run"]
         cell = read_cell(self._store, order["cell_id"])
         if order["do"] == "calibrate":
-            told = (cell, order["init_method"], order["answer"])
+            arguments = (cell, order["init_method"], order["answer"])
             folder = Path(order["answer"]).parent
-            self._ranks = LocalRanks(fork_server(), calibrate_rank, told, order["ranks"], folder)
+            self._ranks = LocalRanks(
+                fork_server(), calibrate_rank, arguments, order["ranks"], folder
+            )
         else:
             request = RunRequest.from_plain(order["request"])
             self._ranks = LocalRanks(
                 context_for(cell), rank_main, (request,), order["ranks"], request.folder
             )
 
-    def _end_ranks(self) -> None:
+    def _kill_ranks(self) -> None:
         if self._ranks:
             self._ranks.kill()
 
-    def _report(self) -> None:
-        """Say how the ranks are, and wait for those that were said to run.
+    def report(self) -> None:
+        """Send which ranks have ended, and how; the next wait is for those reported as running.
 
-        Looked at once: the end of a rank between this word and the wait must end the wait.
+        Sentinels are taken before the ends are read: the end of a rank in between ends the next wait
+        at once, and is reported then.
         """
-        self._awaited = self._ranks.sentinels if self._ranks else []
+        self._sentinels = self._ranks.sentinels if self._ranks else []
         ends = self._ranks.ends() if self._ranks else []
-        running = bool(self._awaited)
-        self._say({"run": self._run, "running": running, "ends": [_plain(end) for end in ends]})
+        running = bool(self._sentinels)
+        self._send({"run": self._run_id, "running": running, "ends": [_plain(e) for e in ends]})
 
 
 def _plain(end: RankEnd) -> dict[str, Any]:

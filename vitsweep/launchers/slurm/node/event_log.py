@@ -1,75 +1,86 @@
-"""The hand that writes the life of a job: its lead's, and nobody else's while the job lives."""
+"""Writes the events of a job: the coordinator does, and nobody else while the job is alive."""
 
 import time
 from typing import Any
 
 from vitsweep.launchers.slurm.state.job_events import Run
-from vitsweep.launchers.slurm.state.job_files import Element
+from vitsweep.launchers.slurm.state.job_files import ArrayJob
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import append_line
 
-BEAT_SECONDS = 30.0
+HEARTBEAT_SECONDS = 30.0
 
 
 class JobEventWriter:
-    """Writes what happens, and knows which runs need no further attempt.
+    """Writes events, and knows which runs need no further attempt.
 
     Args:
-        element: the job.
+        job: the job.
         restart: how often Slurm has started it before.
 
     Attributes:
-        earlier: what earlier starts of the job wrote.
-        ended: run -> status, of the runs that have ended for good.
-        over: cells that ended otherwise; they would end so in the next block too.
+        earlier: events of earlier starts of the job.
+        final_statuses: run -> status, of the runs that will not be repeated.
+        skipped_cells: cells of which a run was not measured; their other runs would end the same way.
     """
 
-    def __init__(self, element: Element, restart: int) -> None:
-        self.element, self.restart = element, restart
-        self.earlier = element.life()
-        self.ended = self.earlier.ended()
-        self.over = {run.cell_id for run in element.runs() if self._otherwise(run)}
-        self._beat_at = 0.0
+    def __init__(self, job: ArrayJob, restart: int) -> None:
+        self.job, self.restart = job, restart
+        self.earlier = job.events()
+        self.final_statuses = self.earlier.final_statuses()
+        self.skipped_cells = {run.cell_id for run in job.runs() if self._not_measured(run)}
+        self._written_at = 0.0
 
-    def _otherwise(self, run: Run) -> bool:
-        return self.ended.get(run.name, Status.measured) != Status.measured
+    def _not_measured(self, run: Run) -> bool:
+        return self.final_statuses.get(run.name, Status.measured) != Status.measured
 
     @property
-    def left(self) -> list[Run]:
+    def remaining_runs(self) -> list[Run]:
         """Runs that are still to be done, in order."""
-        runs = self.element.runs()
-        return [r for r in runs if r.name not in self.ended and r.cell_id not in self.over]
+        return [
+            run
+            for run in self.job.runs()
+            if run.name not in self.final_statuses and run.cell_id not in self.skipped_cells
+        ]
 
     @property
     def all_measured(self) -> bool:
         """Whether every run that ended was measured."""
-        return set(self.ended.values()) <= {str(Status.measured)}
+        return set(self.final_statuses.values()) <= {str(Status.measured)}
 
     @property
-    def replaced_by(self) -> int | None:
-        """A later start of the same job: Slurm believes this one dead."""
-        last = self.element.life().last_start
+    def newer_restart(self) -> int | None:
+        """Number of a later start of the same job, which means that Slurm takes this one for dead."""
+        last = self.job.events().last_start
         return last["restart"] if last and last["restart"] > self.restart else None
 
-    def note(self, event: str, **facts: Any) -> None:
-        """Write a line."""
+    def write(self, event: str, **facts: Any) -> None:
+        """Append an event."""
         line = {"event": event, "time": time.time(), "restart": self.restart}
-        append_line(self.element.life_path, line | facts)
-        self._beat_at = time.monotonic()
+        append_line(self.job.events_path, line | facts)
+        self._written_at = time.monotonic()
 
-    def beat(self) -> None:
-        """Show that the job lives, where nothing else has for a while."""
-        if time.monotonic() > self._beat_at + BEAT_SECONDS:
-            self.note("beat")
+    def heartbeat(self) -> None:
+        """Show that the job is alive, where no other event has for a while."""
+        if time.monotonic() > self._written_at + HEARTBEAT_SECONDS:
+            self.write("heartbeat")
 
-    def run_ends(
-        self, run: Run, record: RunRecord, again: bool = False, saved_step: int | None = None
+    def run_ended(
+        self, run: Run, record: RunRecord, will_repeat: bool = False, saved_step: int | None = None
     ) -> None:
-        """Write how a run ended; with `again` a later start of the job repeats it, or goes on."""
-        if not again:
-            self.ended[run.name] = str(record.status)
-            self.over |= {run.cell_id} if record.status != Status.measured else set()
-        self.note(
+        """Write how an attempt of a run ended.
+
+        Args:
+            run: the run.
+            record: of the attempt.
+            will_repeat: whether a later start of the job repeats it, or continues its training.
+            saved_step: steps after which its training is saved, or None.
+        """
+        if not will_repeat:
+            self.final_statuses[run.name] = str(record.status)
+            if record.status != Status.measured:
+                self.skipped_cells.add(run.cell_id)
+        self.write(
             "run_end",
             run=run.name,
             cell_id=run.cell_id,
@@ -77,6 +88,6 @@ class JobEventWriter:
             status=str(record.status),
             reason=record.reason,
             images_per_second=record.metrics.get("images_per_second"),
-            again=again,
+            will_repeat=will_repeat,
             saved_step=saved_step,
         )

@@ -1,4 +1,4 @@
-"""One run of a cell on all nodes of a job: its request, its rates, its ranks."""
+"""Runs one cell at a time on all nodes of a job."""
 
 import time
 from collections.abc import Callable
@@ -11,8 +11,7 @@ from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.run_request import RunRequest, earlier_folders
 from vitsweep.execution.supervisor import supervise
 from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
-from vitsweep.launchers.slurm.node.remote_nodes import Nodes
-from vitsweep.launchers.slurm.node.remote_ranks import NodeRanks
+from vitsweep.launchers.slurm.node.remote_ranks import Nodes, RemoteRanks
 from vitsweep.launchers.slurm.state.job_events import Run
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store, append_line
@@ -20,13 +19,13 @@ from vitsweep.spec.cell_spec import CellSpec
 
 
 @dataclass
-class Runner:
+class MultiNodeRunner:
     """Runs cells on the nodes of a job.
 
     Attributes:
         store: of the sweep; frozen cells are read from it, nothing else is.
         scratch: folder for what ranks leave beside their runs.
-        place: of this process in the job.
+        env: of this process in the job.
         nodes: agents of the job.
         queued_s: seconds from submission to this start of the job.
         pair: whether baselines run beside their cells; a record says so where they do not.
@@ -34,7 +33,7 @@ class Runner:
 
     store: Store
     scratch: Path
-    place: JobEnvironment
+    env: JobEnvironment
     nodes: Nodes
     queued_s: float
     pair: bool
@@ -48,11 +47,11 @@ class Runner:
         if cell_id not in self._cells:
             self._cells[cell_id] = read_cell(self.store, cell_id)
             self._code[cell_id] = self.store.frozen(cell_id)["code"]
-            self._proved[cell_id] = proved(self.store, cell_id)
+            self._proved[cell_id] = earlier_proof(self.store, cell_id)
         return self._cells[cell_id]
 
     def request(self, run: Run, attempt: int) -> RunRequest:
-        """Return what the ranks of an attempt are told, without a rendezvous and rates yet."""
+        """Return the request of an attempt, counted from 1, still without rendezvous and rates."""
         self.cell(run.cell_id)
         code = self._code[run.cell_id]
         return RunRequest(
@@ -69,7 +68,7 @@ class Runner:
                 "git_commit": code["git_commit"],
                 "git_dirty": code["git_dirty"],
                 "launcher": "slurm",
-                "slurm_job_id": self.place.shown,
+                "slurm_job_id": self.env.shown_id,
                 "queued_s": round(self.queued_s, 1),
                 **({} if self.pair else {"paired": False}),
             },
@@ -88,35 +87,39 @@ class Runner:
             self._proved[request.cell_id] = str(record.validity.get("proved") or "")
         return record
 
-    def meeting_point(self) -> str:
-        """Return a rendezvous of its own for the ranks of one run."""
-        return self.nodes.meeting_point()
+    def rendezvous(self) -> str:
+        """Return an `init_method` for the ranks of one run."""
+        return self.nodes.rendezvous()
 
     def rates(self, cell_id: str) -> dict[str, float]:
-        """Return the rates of the cell's ranks on these nodes, measured once per job."""
+        """Return matmul TFLOP/s by dtype and all-reduce GB/s on these nodes, measured once per job."""
         cell = self.cell(cell_id)
-        key = calibration_key(cell, ",".join(self.place.nodes))
+        key = calibration_key(cell, ",".join(self.env.nodes))
         if key not in self._rates:
-            start = self._starter_of_calibration(cell_id)
-            self._rates[key] = calibrated(cell, self.scratch, self.meeting_point(), start)
+            start = self._calibration_starter(cell_id)
+            self._rates[key] = calibrated(cell, self.scratch, self.rendezvous(), start)
             line = {"key": key, "time": time.time(), "rates": self._rates[key]}
             append_line(self.store.root / "machine.jsonl", line)
         return self._rates[key]
 
-    def _start(self, request: RunRequest, cell: CellSpec) -> NodeRanks:
+    def _start(self, request: RunRequest, cell: CellSpec) -> RemoteRanks:
         order = {"do": "run", "cell_id": request.cell_id, "request": request.plain()}
-        return NodeRanks(self.nodes, request.run_id, cell.resources.ranks_per_node, order)
+        return RemoteRanks(self.nodes, request.run_id, cell.resources.ranks_per_node, order)
 
-    def _starter_of_calibration(self, cell_id: str) -> Callable[..., NodeRanks]:
-        def start(cell: CellSpec, init_method: str, answer: Path) -> NodeRanks:
-            told = {"cell_id": cell_id, "init_method": init_method, "answer": str(answer)}
-            per_node = cell.resources.ranks_per_node
-            return NodeRanks(self.nodes, answer.name, per_node, {"do": "calibrate"} | told)
+    def _calibration_starter(self, cell_id: str) -> Callable[..., RemoteRanks]:
+        def start(cell: CellSpec, init_method: str, answer: Path) -> RemoteRanks:
+            order = {
+                "do": "calibrate",
+                "cell_id": cell_id,
+                "init_method": init_method,
+                "answer": str(answer),
+            }
+            return RemoteRanks(self.nodes, answer.name, cell.resources.ranks_per_node, order)
 
         return start
 
 
-def proved(store: Store, cell_id: str) -> str:
+def earlier_proof(store: Store, cell_id: str) -> str:
     """Return how the equality of a cell was proved in an earlier run, or ""."""
     for path in sorted((store.cell(cell_id) / "runs").glob("*.json")):
         try:

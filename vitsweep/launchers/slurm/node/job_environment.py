@@ -1,4 +1,4 @@
-"""Where in a Slurm job a process runs."""
+"""The place of a process in its Slurm job."""
 
 import random
 from collections.abc import Mapping
@@ -7,21 +7,21 @@ from pathlib import Path
 
 PORTS = range(20_000, 32_000)
 """Below the range from which Linux takes ports for outgoing connections."""
-TRIED_PORTS = 8
+NUM_CANDIDATE_PORTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnvironment:
-    """Where in a job this process runs, as Slurm says.
+    """Job, restart and node of this process, as Slurm sets them.
 
     Attributes:
-        job_id: id of this job; elements of an array have their own.
+        job_id: id of this job; every job of an array has its own.
         array_id: id of the array.
-        index: place in the array.
+        index: of the job in the array.
         restart: how often Slurm has started the job before.
-        node_index: 0 for the node that leads.
-        nodes: names, the leading one first.
-        launch_address: address of the node that started the step, which is the first one.
+        node_index: of this node in the job; 0 runs the coordinator.
+        nodes: names of all nodes, by node index.
+        launch_address: IP address of the node that started the step, which is the first one.
     """
 
     job_id: str
@@ -33,7 +33,7 @@ class JobEnvironment:
     launch_address: str | None
 
     @classmethod
-    def here(cls, environ: Mapping[str, str]) -> "JobEnvironment":
+    def from_environ(cls, environ: Mapping[str, str]) -> "JobEnvironment":
         """Read it from the environment of a Slurm task."""
         from submitit.slurm.slurm import SlurmJobEnvironment
 
@@ -49,27 +49,31 @@ class JobEnvironment:
         )
 
     @property
-    def name(self) -> str:
+    def node_name(self) -> str:
         """This node's name."""
         return self.nodes[self.node_index]
 
     @property
-    def shown(self) -> str:
-        """The job's id as Slurm's tools show it."""
+    def shown_id(self) -> str:
+        """The job's id as Slurm's tools show it, such as `123_4`."""
         return f"{self.array_id}_{self.index}"
 
     @property
     def addresses(self) -> list[str]:
-        """Where the first node may be reached, best first; its name need not resolve."""
+        """Addresses to try for the first node, best first; its name need not resolve."""
         known = [self.nodes[0], self.launch_address]
         return list(dict.fromkeys(filter(None, known)))
 
     @property
     def ports(self) -> list[int]:
-        """Ports the first node may listen on: several, because any one may be taken."""
-        return random.Random(f"{self.job_id}.{self.restart}").sample(PORTS, TRIED_PORTS)
+        """Ports on which the first node may listen: several, because any one may be taken."""
+        return random.Random(f"{self.job_id}.{self.restart}").sample(PORTS, NUM_CANDIDATE_PORTS)
 
     def key(self, folder: Path) -> bytes:
-        """Secret that only agents of this start of this job know."""
+        """Return the secret with which agents of this start of this job authenticate.
+
+        Args:
+            folder: of the job array.
+        """
         secret = (folder / "key").read_text()
         return f"{secret}.{self.job_id}.{self.restart}".encode()

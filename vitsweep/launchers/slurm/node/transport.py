@@ -1,4 +1,4 @@
-"""How the nodes of a job find one another: authenticated connections to its first node."""
+"""Authenticated connections from the agents of all nodes to the coordinator on the first node."""
 
 import json
 import multiprocessing
@@ -14,75 +14,83 @@ from typing import Any
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
 
+SECONDS_TO_CONNECT = 180.0
+"""How long the nodes of a job may take to connect; some boot, or load Python from a slow disk."""
+
 
 class AgentListener:
-    """The first node's door: agents of all nodes come in, one connection each."""
+    """The coordinator's end: accepts one connection from the agent of each node.
 
-    def __init__(self, place: JobEnvironment, key: bytes) -> None:
-        self._listener = _listen(place, key)
-        self._arrived: queue.Queue[tuple[dict[str, Any], Connection]] = queue.Queue()
-        threading.Thread(target=self._let_in, daemon=True).start()
+    Args:
+        env: of the first node.
+        key: with which agents authenticate.
+    """
 
-    def gather(
-        self, names: Sequence[str], seconds: float
+    def __init__(self, env: JobEnvironment, key: bytes) -> None:
+        self._listener = _listen(env, key)
+        self._accepted: queue.Queue[tuple[dict[str, Any], Connection]] = queue.Queue()
+        threading.Thread(target=self._accept_loop, daemon=True).start()
+
+    def accept_agents(
+        self, node_names: Sequence[str], timeout_s: float
     ) -> list[tuple[dict[str, Any], Connection]]:
-        """Wait for the agents of all nodes; return their greetings and connections, in order.
+        """Wait for the agents of all nodes; return their hello messages and connections, by node.
 
         Raises:
-            VitsweepError: some did not come; they are named.
+            VitsweepError: some did not connect; they are named.
         """
-        here: dict[int, tuple[dict[str, Any], Connection]] = {}
-        deadline = time.monotonic() + seconds
-        while len(here) < len(names):
+        agents: dict[int, tuple[dict[str, Any], Connection]] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(agents) < len(node_names):
             try:
-                greeting, connection = self._arrived.get(
+                hello, connection = self._accepted.get(
                     timeout=max(0.0, deadline - time.monotonic())
                 )
             except queue.Empty:
-                missing = ", ".join(n for i, n in enumerate(names) if i not in here)
+                missing = ", ".join(n for i, n in enumerate(node_names) if i not in agents)
                 raise VitsweepError(
-                    f"No word from {missing} within {seconds:.0f} s: the node is down, or it cannot "
-                    f"reach {names[0]}."
+                    f"No connection from {missing} within {timeout_s:.0f} s: the node is down, or it "
+                    f"cannot reach {node_names[0]}."
                 ) from None
-            here[greeting["node_index"]] = greeting, connection
-        return [here[index] for index in range(len(names))]
+            agents[hello["node_index"]] = hello, connection
+        return [agents[index] for index in range(len(node_names))]
 
-    def _let_in(self) -> None:
+    def _accept_loop(self) -> None:
         while True:
             with suppress(multiprocessing.AuthenticationError, EOFError, ValueError, OSError):
                 connection = self._listener.accept()
-                self._arrived.put((receive(connection), connection))
+                self._accepted.put((receive(connection), connection))
 
 
-def _listen(place: JobEnvironment, key: bytes) -> Listener:
-    for port in place.ports:
+def _listen(env: JobEnvironment, key: bytes) -> Listener:
+    for port in env.ports:
         with suppress(OSError):
             return Listener(("", port), backlog=4096, authkey=key)
-    raise VitsweepError(f"The ports {place.ports} are all taken on {place.name}.")
+    raise VitsweepError(f"The ports {env.ports} are all taken on {env.node_name}.")
 
 
-def join(place: JobEnvironment, key: bytes, seconds: float) -> Connection:
-    """Connect to the first node and greet it.
+def connect(env: JobEnvironment, key: bytes, timeout_s: float) -> Connection:
+    """Connect an agent to the coordinator on the first node, and say which node it serves.
 
     Raises:
         VitsweepError: it cannot be reached.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        for address in place.addresses:
-            for port in place.ports:
+        for address in env.addresses:
+            for port in env.ports:
                 with suppress(OSError, EOFError, multiprocessing.AuthenticationError):
                     connection = Client((address, port), authkey=key)
-                    send(connection, _greeting(place, address))
+                    send(connection, _hello(env, address))
                     return connection
         time.sleep(0.2)
-    raise VitsweepError(f"{place.name} cannot reach {' or '.join(place.addresses)}.")
+    raise VitsweepError(f"{env.node_name} cannot reach {' or '.join(env.addresses)}.")
 
 
-def _greeting(place: JobEnvironment, address: str) -> dict[str, Any]:
+def _hello(env: JobEnvironment, address: str) -> dict[str, Any]:
     return {
-        "node_index": place.node_index,
-        "node": place.name,
+        "node_index": env.node_index,
+        "node": env.node_name,
         "address": address,
         "pid": os.getpid(),
     }

@@ -1,1 +1,1 @@
-"""What is known of submitted jobs: their files, Slurm's answers, and records for jobs that died."""
+"""What is known about submitted jobs: their files, Slurm's answers, and records for jobs that died."""

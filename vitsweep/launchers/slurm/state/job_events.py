@@ -1,4 +1,4 @@
-"""The life of one job: what it wrote of its starts, runs and ends."""
+"""Events that a job writes about itself: its starts, runs, heartbeats, signals and end."""
 
 import json
 from dataclasses import dataclass
@@ -7,16 +7,21 @@ from typing import Any
 
 from vitsweep.execution.run_request import run_id_of
 
+CAUSE_TIME_LIMIT = "time limit"
+CAUSE_PREEMPTED = "preempted"
+CAUSE_CANCELLED = "cancelled"
+"""Causes of a `job_end` event that decide the status of the runs the job did not do."""
+
 
 @dataclass(frozen=True)
 class Run:
-    """A run that a job was told to do, once or until it ends.
+    """A run that a job has to do, in one attempt or several.
 
     Attributes:
         block: name of its block.
-        position: place in the block.
-        cell_id: cell.
-        name: `run_id` of the first attempt.
+        position: place in the block, from 0.
+        cell_id: its cell.
+        name: run id of the first attempt.
     """
 
     block: str
@@ -25,62 +30,71 @@ class Run:
     name: str
 
     def run_id(self, attempt: int) -> str:
-        """Name of an attempt."""
+        """Return the run id of an attempt, counted from 1."""
         return run_id_of(self.name, attempt)
 
 
 @dataclass(frozen=True)
 class JobEvents:
-    """What an element wrote: `job_start run_start run_end beat signal job_end`, oldest first.
+    """All events of one job, oldest first.
 
-    `closed` is written by whoever records what a dead job left behind.
+    Kinds: `job_start`, `run_start`, `run_end`, `heartbeat`, `signal`, `job_end`, written by the job;
+    `reconciled`, written by whoever recorded the runs that a dead job did not finish.
     """
 
     events: list[dict[str, Any]]
 
-    def of(self, *kinds: str) -> list[dict[str, Any]]:
-        """Events of some kinds."""
+    def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return the events of some kinds."""
         return [event for event in self.events if event["event"] in kinds]
+
+    def _last_of_kind(self, *kinds: str) -> dict[str, Any] | None:
+        return next(iter(self.of_kind(*kinds)[::-1]), None)
 
     @property
     def last_start(self) -> dict[str, Any] | None:
         """The latest start of the job, or None before the first."""
-        return next(iter(self.of("job_start")[::-1]), None)
+        return self._last_of_kind("job_start")
 
     @property
     def end(self) -> dict[str, Any] | None:
-        """How the job ended since it last started, by its own word; None while it runs or waits."""
-        last = next(iter(self.of("job_start", "job_end")[::-1]), None)
+        """The end that the job wrote since its latest start; None while it runs or waits."""
+        last = self._last_of_kind("job_start", "job_end")
         return last if last and last["event"] == "job_end" else None
 
     @property
-    def closed(self) -> bool:
-        """Whether what a dead job left behind is recorded already."""
-        last = next(iter(self.of("job_start", "closed")[::-1]), None)
-        return last is not None and last["event"] == "closed"
+    def reconciled(self) -> bool:
+        """Whether the runs that the job did not finish are recorded already."""
+        last = self._last_of_kind("job_start", "reconciled")
+        return last is not None and last["event"] == "reconciled"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing will run any more, whatever Slurm says."""
+        return self.reconciled or (self.end is not None and not self.end.get("requeued"))
 
     @property
     def in_flight(self) -> dict[str, Any] | None:
-        """Start of the run that has not ended, or None."""
-        last = next(iter(self.of("run_start", "run_end")[::-1]), None)
+        """The `run_start` of the run that has not ended, or None."""
+        last = self._last_of_kind("run_start", "run_end")
         return last if last and last["event"] == "run_start" else None
 
-    def attempts(self, run: Run) -> int:
-        """How often a run has started."""
-        return sum(event["run"] == run.name for event in self.of("run_start"))
+    def num_attempts(self, run: Run) -> int:
+        """Return how often a run has started."""
+        return sum(event["run"] == run.name for event in self.of_kind("run_start"))
 
-    def times_saved(self, run: Run) -> int:
-        """How many starts of a run have brought its training further."""
-        ends = (event for event in self.of("run_end") if event["run"] == run.name)
+    def num_saved_attempts(self, run: Run) -> int:
+        """Return how many attempts of a run have saved its training after more steps than before."""
+        ends = (event for event in self.of_kind("run_end") if event["run"] == run.name)
         return len({event.get("saved_step") or 0 for event in ends} - {0})
 
-    def ended(self) -> dict[str, str]:
-        """Run -> status, of the runs that will not be repeated by the job."""
-        return {e["run"]: e["status"] for e in self.of("run_end") if not e["again"]}
+    def final_statuses(self) -> dict[str, str]:
+        """Return run -> status, of the runs that the job will not repeat."""
+        return {e["run"]: e["status"] for e in self.of_kind("run_end") if not e["will_repeat"]}
 
 
-def read_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the whole lines written since `offset`, and the offset behind them."""
+def read_new_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the complete lines written since `offset` (in bytes), and the offset behind them."""
     with path.open("rb") as handle:
         handle.seek(offset)
         text = handle.read()

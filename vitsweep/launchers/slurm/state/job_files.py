@@ -1,13 +1,14 @@
-"""Jobs of a sweep as files: what each was told to run, and what it wrote of its own life.
+"""Files of the job arrays of a sweep: what each job has to run, and the events it writes.
 
 ```
-jobs/<array>/array.json       what is asked of Slurm, written before it is asked
-jobs/<array>/slurm_id         the id that Slurm gave
-jobs/<array>/tasks.jsonl      one line per element of the array: its blocks
-jobs/<array>/<index>.jsonl    life of an element: start, runs, heartbeats, signals, end
-jobs/<array>/*_log.out        what its processes printed
+jobs/<array>/array.json       what is requested from Slurm, written before the request
+jobs/<array>/slurm_id         the array's id in Slurm
+jobs/<array>/tasks.jsonl      one line per job of the array: its blocks
+jobs/<array>/key              secret with which agents of a job authenticate
+jobs/<array>/<index>.jsonl    events of a job: start, runs, heartbeats, signals, end
+jobs/<array>/*_log.out        output of its processes
 ```
-Each life has one writer, the job's first node; so it is whole on file systems where appends of
+Only the job's first node writes its events, so the file stays whole on file systems where appends of
 several nodes mix.
 """
 
@@ -24,62 +25,72 @@ from vitsweep.results.store import Store, read_lines
 
 
 @dataclass(frozen=True)
-class Array:
-    """One job array of a sweep."""
+class JobArray:
+    """One job array of a sweep.
+
+    Attributes:
+        folder: `jobs/<array>` in the sweep folder.
+    """
 
     folder: Path
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What was asked of Slurm."""
+        """What was requested from Slurm."""
         facts: dict[str, Any] = json.loads((self.folder / "array.json").read_text())
         return facts
 
     @property
     def slurm_id(self) -> str:
-        """Id of the array in Slurm; "" where the submitting command died before it was told."""
+        """Id of the array in Slurm; "" where the submitting command died before it was noted."""
         path = self.folder / "slurm_id"
         if path.exists():
             return path.read_text()
-        starts = (line for life in self.folder.glob("*.jsonl") for line in read_lines(life))
-        return next((line["array_id"] for line in starts if "array_id" in line), "")
+        events = (event for path in self.folder.glob("*.jsonl") for event in read_lines(path))
+        return next((event["array_id"] for event in events if "array_id" in event), "")
 
-    def elements(self) -> Iterator["Element"]:
-        """Yield the jobs of the array."""
+    def jobs(self) -> Iterator["ArrayJob"]:
+        """Yield the jobs of the array, by index."""
         lines = (self.folder / "tasks.jsonl").read_text().splitlines()
         for index, line in enumerate(lines):
-            yield Element(self, index, json.loads(line))
+            yield ArrayJob(self, index, json.loads(line))
 
-    def element(self, index: int) -> "Element":
-        """Return one job of the array."""
+    def job(self, index: int) -> "ArrayJob":
+        """Return one job of the array, without reading the work of the others."""
         with (self.folder / "tasks.jsonl").open() as lines:
-            return Element(self, index, json.loads(next(islice(lines, index, None))))
+            return ArrayJob(self, index, json.loads(next(islice(lines, index, None))))
 
 
 @dataclass(frozen=True)
-class Element:
-    """One job."""
+class ArrayJob:
+    """One job (Slurm: array task) of a job array.
 
-    array: Array
+    Attributes:
+        array: the array.
+        index: in the array, from 0.
+        task: its line of `tasks.jsonl`.
+    """
+
+    array: JobArray
     index: int
     task: dict[str, Any]
 
     @property
-    def name(self) -> str:
-        """Its id in Slurm, `123_4`."""
+    def slurm_id(self) -> str:
+        """Its id as Slurm's tools show it, such as `123_4`."""
         return f"{self.array.slurm_id}_{self.index}"
 
     @property
-    def life_path(self) -> Path:
-        """Where it writes its life."""
+    def events_path(self) -> Path:
+        """File to which it writes its events."""
         return self.array.folder / f"{self.index}.jsonl"
 
-    def life(self) -> "JobEvents":
-        """What it wrote by now."""
-        return JobEvents(read_lines(self.life_path))
+    def events(self) -> JobEvents:
+        """Return the events it has written by now."""
+        return JobEvents(read_lines(self.events_path))
 
     def runs(self) -> list[Run]:
-        """What it was told to run, in order."""
+        """Return the runs it has to do, in order."""
         return [
             Run(block["name"], position, run["cell_id"], run["run_id"])
             for block in self.task["blocks"]
@@ -87,6 +98,6 @@ class Element:
         ]
 
 
-def arrays(store: Store) -> list[Array]:
-    """Return the arrays of a sweep, oldest first."""
-    return [Array(path.parent) for path in sorted(store.root.glob("jobs/*/array.json"))]
+def job_arrays(store: Store) -> list[JobArray]:
+    """Return the job arrays of a sweep, oldest first."""
+    return [JobArray(path.parent) for path in sorted(store.root.glob("jobs/*/array.json"))]

@@ -1,4 +1,4 @@
-"""How the jobs of a sweep are: by their own word first, then by Slurm's queue and accounting."""
+"""The state of a sweep's jobs: from the events they wrote, then from Slurm's queue and accounting."""
 
 import time
 from collections import Counter
@@ -7,95 +7,99 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitsweep.launchers.slurm.state.job_events import JobEvents
-from vitsweep.launchers.slurm.state.job_files import Array, Element, arrays
-from vitsweep.launchers.slurm.state.slurm_cli import Job, accounting, queue
+from vitsweep.launchers.slurm.state.job_files import ArrayJob, JobArray, job_arrays
+from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob, sacct, squeue
+from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
-SECONDS_TO_BE_KNOWN = 60
-"""An array without an id is being submitted; after this long the submitting command is dead."""
+SECONDS_TO_SUBMIT = 60
+"""An array without a Slurm id is being submitted; after this long its submitting command is dead."""
 
 State = Literal["waiting", "running", "ended", "gone", "unknown"]
 
 
 @dataclass(frozen=True)
 class JobState:
-    """One job as it is.
+    """The state of one job.
 
     Attributes:
-        element: the job.
-        life: what it wrote.
-        state: `waiting` or `running` in Slurm, `ended` by its own word, `gone` without one;
-            `unknown` where Slurm does not answer.
-        job: what Slurm says, or None where it knows nothing.
+        job: which one.
+        events: that it wrote.
+        state: `waiting` or `running` in Slurm; `ended` where its events say so; `gone` where Slurm
+            no longer has it and its events do not say why; `unknown` where Slurm does not answer.
+        slurm: what Slurm says, or None where it knows nothing.
     """
 
-    element: Element
-    life: JobEvents
+    job: ArrayJob
+    events: JobEvents
     state: State
-    job: Job | None
+    slurm: SlurmJob | None
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """Whether it may still run something."""
         return self.state in ("waiting", "running", "unknown")
 
     @property
-    def left(self) -> int:
-        """Runs that it has not ended."""
-        return len(self.element.runs()) - len(self.life.ended())
+    def num_remaining_runs(self) -> int:
+        """Number of runs without a final status."""
+        return len(self.job.runs()) - len(self.events.final_statuses())
 
 
-def look(store: Store, only: Sequence[Array] | None = None) -> list[JobState]:
-    """Look at all jobs of a sweep.
+def poll(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]:
+    """Return the state of all jobs of a sweep, or of those of some arrays.
 
-    Slurm is asked before the lives are read: a job that has left the queue by then has written its
-    last word.
+    Slurm is asked before the events are read: a job that has left the queue by then has written its
+    last event.
     """
-    wanted = arrays(store) if only is None else only
-    lives = [(element, element.life()) for array in wanted for element in array.elements()]
-    if all(_settled(life) for _, life in lives):
-        return [JobState(element, life, "ended", None) for element, life in lives]
-    queued = queue({array.slurm_id for array in wanted} - {""})
-    lives = [(e, life if _settled(life) else e.life()) for e, life in lives]
+    arrays = job_arrays(store) if only is None else only
+    jobs = [(job, job.events()) for array in arrays for job in array.jobs()]
+    if all(events.has_ended for _, events in jobs):
+        return [JobState(job, events, "ended", None) for job, events in jobs]
+    queued = squeue({array.slurm_id for array in arrays} - {""})
+    jobs = [(job, events if events.has_ended else job.events()) for job, events in jobs]
     if queued is None:
-        return [_seen(element, life, None, answered=False) for element, life in lives]
-    jobs = _forgotten(lives, queued) | queued
-    return [_seen(e, life, jobs.get(e.name), answered=True) for e, life in lives]
+        return [_state_of(job, events, None, slurm_answers=False) for job, events in jobs]
+    known = _accounted(jobs, queued) | queued
+    return [
+        _state_of(job, events, known.get(job.slurm_id), slurm_answers=True) for job, events in jobs
+    ]
 
 
-def _settled(life: JobEvents) -> bool:
-    return life.closed or (life.end is not None and not life.end.get("requeued"))
-
-
-def _forgotten(
-    lives: Sequence[tuple[Element, JobEvents]], queued: dict[str, Job]
-) -> dict[str, Job]:
+def _accounted(
+    jobs: Sequence[tuple[ArrayJob, JobEvents]], queued: dict[str, SlurmJob]
+) -> dict[str, SlurmJob]:
     """Ask the accounting about jobs that the controller has forgotten."""
-    unknown = [e for e, life in lives if e.name not in queued and not _settled(life)]
-    return accounting({element.array.slurm_id for element in unknown} - {""})
+    forgotten = [j for j, events in jobs if j.slurm_id not in queued and not events.has_ended]
+    return sacct({job.array.slurm_id for job in forgotten} - {""})
 
 
-def _seen(element: Element, life: JobEvents, job: Job | None, *, answered: bool) -> JobState:
-    if _settled(life):
-        return JobState(element, life, "ended", job)
-    if not answered:
-        return JobState(element, life, "unknown", job)
-    if job is not None and job.live:
-        return JobState(element, life, "waiting" if job.state == "PENDING" else "running", job)
-    age = time.time() - element.array.facts["time"]
-    if not element.array.slurm_id and age < SECONDS_TO_BE_KNOWN:
-        return JobState(element, life, "waiting", job)
-    return JobState(element, life, "gone", job)
+def _state_of(
+    job: ArrayJob, events: JobEvents, slurm: SlurmJob | None, *, slurm_answers: bool
+) -> JobState:
+    if events.has_ended:
+        return JobState(job, events, "ended", slurm)
+    if not slurm_answers:
+        return JobState(job, events, "unknown", slurm)
+    if slurm is not None and slurm.is_live:
+        return JobState(job, events, "waiting" if slurm.state == "PENDING" else "running", slurm)
+    age_s = time.time() - job.array.facts["time"]
+    if not job.array.slurm_id and age_s < SECONDS_TO_SUBMIT:
+        return JobState(job, events, "waiting", slurm)
+    return JobState(job, events, "gone", slurm)
 
 
-def pending_runs(seen: Sequence[JobState]) -> Counter[str]:
-    """Return cell -> runs that live jobs will still do."""
+def pending_runs(job_states: Sequence[JobState]) -> Counter[str]:
+    """Return cell id -> number of runs that live jobs will still do."""
     counts: Counter[str] = Counter()
-    for one in seen:
-        ended = one.life.ended() if one.live else {}
-        over = {
-            r.cell_id for r in one.element.runs() if ended.get(r.name, "measured") != "measured"
+    for state in job_states:
+        if not state.is_live:
+            continue
+        statuses, runs = state.events.final_statuses(), state.job.runs()
+        skipped_cells = {
+            r.cell_id for r in runs if statuses.get(r.name, Status.measured) != Status.measured
         }
-        for run in one.element.runs() if one.live else ():
-            counts[run.cell_id] += run.name not in ended and run.cell_id not in over
-    return +counts
+        counts.update(
+            r.cell_id for r in runs if r.name not in statuses and r.cell_id not in skipped_cells
+        )
+    return counts

@@ -1,17 +1,16 @@
-"""Every cell ends in a row: what jobs left behind that died, or ended without doing all their work."""
+"""Records for jobs that died or ended before all their work was done, so that every cell has a row."""
 
 import os
 import time
 from collections.abc import Sequence
 
+from vitsweep.errors import DISK_FULL_ERRNOS
 from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.outcome import Verdict, publish
 from vitsweep.execution.run_request import RunRequest
-from vitsweep.launchers.slurm.node.coordinator import FULL
-from vitsweep.launchers.slurm.node.signals import TIME_LIMIT
-from vitsweep.launchers.slurm.state.job_events import Run
-from vitsweep.launchers.slurm.state.job_files import Array
-from vitsweep.launchers.slurm.state.poll import JobState, look
+from vitsweep.launchers.slurm.state.job_events import CAUSE_PREEMPTED, CAUSE_TIME_LIMIT, Run
+from vitsweep.launchers.slurm.state.job_files import JobArray
+from vitsweep.launchers.slurm.state.poll import JobState, poll
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, append_line
 
@@ -20,48 +19,56 @@ STATUS_OF_STATE = {
     "PREEMPTED": Status.preempted,
     "OUT_OF_MEMORY": Status.out_of_memory,
 }
+STATUS_OF_CAUSE = {CAUSE_TIME_LIMIT: Status.timed_out, CAUSE_PREEMPTED: Status.preempted}
 
 
-def reconcile(store: Store, only: Sequence[Array] | None = None) -> list[JobState]:
-    """Look at all jobs of a sweep, and record what the dead ones left behind.
+def reconcile(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]:
+    """Poll the jobs of a sweep, and record the runs that dead jobs did not finish.
 
-    A run that was in flight is recorded, and one run of every cell that has no record at all. Any
+    Recorded are the run that was in flight, and one run of every cell that has no record at all. Any
     number of processes may do so at once: the first record of a run stands.
+
+    Args:
+        store: of the sweep.
+        only: these arrays; None for all.
+
+    Returns:
+        The states from which it was concluded.
     """
-    seen = look(store, only)
-    for one in seen:
-        if not one.live and not one.life.closed:
-            _close(store, one)
-    return seen
+    job_states = poll(store, only)
+    for state in job_states:
+        if not state.is_live and not state.events.reconciled:
+            _record_unfinished(store, state)
+    return job_states
 
 
-def _close(store: Store, seen: JobState) -> None:
-    if seen.left:
-        verdict = verdict_of(seen)
-        for run in _unrecorded(store, seen):
-            _record(store, seen, run, verdict)
-    append_line(seen.element.life_path, {"event": "closed", "time": time.time()})
+def _record_unfinished(store: Store, state: JobState) -> None:
+    if state.num_remaining_runs:
+        verdict = verdict_of(state)
+        for run in _runs_to_record(store, state):
+            _record(store, state, run, verdict)
+    append_line(state.job.events_path, {"event": "reconciled", "time": time.time()})
 
 
-def _unrecorded(store: Store, seen: JobState) -> list[Run]:
-    """Runs to record: the one in flight, and the first of each cell without any."""
-    ended, flying = seen.life.ended(), seen.life.in_flight or {"run": None}
-    wanted: dict[str, Run] = {}
-    for run in seen.element.runs():
-        if run.name == flying["run"]:
-            wanted[run.cell_id] = run
-        elif run.name not in ended and not _has_record(store, run.cell_id):
-            wanted.setdefault(run.cell_id, run)
-    return list(wanted.values())
+def _runs_to_record(store: Store, state: JobState) -> list[Run]:
+    """Return the run in flight, and the first run of each cell that has no record."""
+    finished, in_flight = state.events.final_statuses(), state.events.in_flight or {"run": None}
+    chosen: dict[str, Run] = {}
+    for run in state.job.runs():
+        if run.name == in_flight["run"]:
+            chosen[run.cell_id] = run
+        elif run.name not in finished and not _has_record(store, run.cell_id):
+            chosen.setdefault(run.cell_id, run)
+    return list(chosen.values())
 
 
 def _has_record(store: Store, cell_id: str) -> bool:
     return any((store.cell(cell_id) / "runs").glob("*.json"))
 
 
-def _record(store: Store, seen: JobState, run: Run, verdict: Verdict) -> None:
-    flying = seen.life.in_flight or {"run": None}
-    attempt = seen.life.attempts(run) + (run.name != flying["run"])
+def _record(store: Store, state: JobState, run: Run, verdict: Verdict) -> None:
+    in_flight = state.events.in_flight or {"run": None}
+    attempt = state.events.num_attempts(run) + (run.name != in_flight["run"])
     request = RunRequest(
         sweep_folder=store.root,
         cell_id=run.cell_id,
@@ -70,29 +77,26 @@ def _record(store: Store, seen: JobState, run: Run, verdict: Verdict) -> None:
         position=run.position,
         attempt=attempt,
         init_method="",
-        environment={"launcher": "slurm", "slurm_job_id": seen.element.name},
+        environment={"launcher": "slurm", "slurm_job_id": state.job.slurm_id},
     )
     publish(request, read_cell(store, run.cell_id), verdict)
 
 
-def verdict_of(seen: JobState) -> Verdict:
-    """Say why a job did not do all its work: by its own word, else by Slurm's."""
-    job, name = seen.job, seen.element.name
-    end = seen.life.end
+def verdict_of(state: JobState) -> Verdict:
+    """Say why a job did not do all its work: from its own events, else from what Slurm says."""
+    slurm, job_id, end = state.slurm, state.job.slurm_id, state.events.end
     if end is not None and not end.get("requeued"):
         status = STATUS_OF_CAUSE.get(end["cause"], Status.killed)
-        return Verdict(status, f"Job {name} ended before this run: {end['reason'] or end['cause']}")
-    if not seen.element.array.slurm_id:
+        reason = f"Job {job_id} ended before this run: {end['reason'] or end['cause']}"
+        return Verdict(status, reason)
+    if not state.job.array.slurm_id:
         return Verdict(Status.killed, "The submitting command died before Slurm took the job.")
-    if job is None:
-        return Verdict(Status.killed, f"Job {name} left Slurm without a word.")
-    if job.exit_code in FULL:
-        text = os.strerror(job.exit_code or 0)
-        return Verdict(Status.killed, f"Job {name} could not write its results: {text}.")
-    code = f" with exit code {job.exit_code}" if job.exit_code else ""
-    why = f" ({job.reason})" if job.reason not in ("", "None") else ""
-    reason = f"Job {name} ended as {job.state}{why}{code}, without a word of its own."
-    return Verdict(STATUS_OF_STATE.get(job.state, Status.killed), reason)
-
-
-STATUS_OF_CAUSE = {TIME_LIMIT: Status.timed_out, "preempted": Status.preempted}
+    if slurm is None:
+        return Verdict(Status.killed, f"Job {job_id} left Slurm without reporting an end.")
+    if slurm.exit_code in DISK_FULL_ERRNOS:
+        text = os.strerror(slurm.exit_code or 0)
+        return Verdict(Status.killed, f"Job {job_id} could not write its results: {text}.")
+    code = f" with exit code {slurm.exit_code}" if slurm.exit_code else ""
+    why = f" ({slurm.reason})" if slurm.reason not in ("", "None") else ""
+    reason = f"Job {job_id} ended as {slurm.state}{why}{code}, without reporting an end."
+    return Verdict(STATUS_OF_STATE.get(slurm.state, Status.killed), reason)

@@ -1,4 +1,4 @@
-"""Slurm's own commands, asked with a time limit; one that is missing or silent is no error."""
+"""Slurm's commands, run with a time limit; one that is missing or does not answer is no error."""
 
 import shutil
 import subprocess
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 from vitsweep.errors import VitsweepError
 
-SECONDS_AT_MOST = 20
-LIVE = frozenset(
+TIMEOUT_SECONDS = 20
+LIVE_STATES = frozenset(
     "PENDING RUNNING SUSPENDED COMPLETING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING "
     "SIGNALING STAGE_OUT STOPPED SPECIAL_EXIT RESV_DEL_HOLD".split()
 )
-"""States in which a job is still Slurm's; every other one is final."""
+"""States in which a job may still run; every other state is final."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What Slurm says of one element of an array.
+class SlurmJob:
+    """What Slurm says about one job of an array.
 
     Attributes:
-        state: in Slurm's words.
+        state: as Slurm names it, such as `RUNNING`.
         reason: why it waits, or how it ended.
         exit_code: of the batch script, where known.
     """
@@ -29,15 +29,15 @@ class Job:
     exit_code: int | None = None
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """Whether it may still run."""
-        return self.state in LIVE
+        return self.state in LIVE_STATES
 
 
-def ask(*command: str) -> str | None:
+def slurm_output(*command: str) -> str | None:
     """Return what a command prints, or None where it is missing, fails or does not answer."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_AT_MOST)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
@@ -47,7 +47,7 @@ def require_slurm() -> None:
     """Stop where nothing can be submitted.
 
     Raises:
-        VitsweepError: there is no `sbatch`, or no controller answers.
+        VitsweepError: there is no `sbatch`.
     """
     if not shutil.which("sbatch"):
         raise VitsweepError(
@@ -56,56 +56,56 @@ def require_slurm() -> None:
         )
 
 
-def queue(array_ids: set[str]) -> dict[str, Job] | None:
-    """Return `array_index` -> job as the controller knows it; None where it does not answer."""
-    shown = ask("squeue", "--me", "-h", "-r", "-t", "all", "-O", _QUEUE)
+def squeue(array_ids: set[str]) -> dict[str, SlurmJob] | None:
+    """Return `<array>_<index>` -> job as the controller knows it; None where it does not answer."""
+    shown = slurm_output("squeue", "--me", "-h", "-r", "-t", "all", "-O", _SQUEUE_FIELDS)
     if shown is None:
         return None
     jobs = {}
     for line in shown.splitlines():
         array, index, state, reason, code = (word.strip() for word in line.split("|")[:5])
         if array in array_ids:
-            jobs[f"{array}_{index}"] = Job(
-                state=state, reason=reason, exit_code=_wait_status(code, state)
+            jobs[f"{array}_{index}"] = SlurmJob(
+                state=state, reason=reason, exit_code=_exit_code(code, state)
             )
     return jobs
 
 
-_QUEUE = "ArrayJobID: |,ArrayTaskID: |,State: |,Reason: |,exit_code: |"
+_SQUEUE_FIELDS = "ArrayJobID: |,ArrayTaskID: |,State: |,Reason: |,exit_code: |"
 
 
-def _wait_status(text: str, state: str) -> int | None:
-    """squeue shows the status as `wait` gives it."""
-    if state in LIVE or not text.isdigit():
+def _exit_code(wait_status: str, state: str) -> int | None:
+    """Read what squeue shows, which is a status as the system call `wait` returns it."""
+    if state in LIVE_STATES or not wait_status.isdigit():
         return None
-    return int(text) >> 8
+    return int(wait_status) >> 8
 
 
-def accounting(array_ids: set[str]) -> dict[str, Job]:
-    """Return what the accounting knows, or {} where there is none."""
+def sacct(array_ids: set[str]) -> dict[str, SlurmJob]:
+    """Return `<array>_<index>` -> job as the accounting knows it; {} where there is none."""
     if not array_ids:
         return {}
     ids = ",".join(sorted(array_ids))
-    shown = ask("sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", ids)
+    shown = slurm_output("sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", ids)
     jobs = {}
     for line in (shown or "").splitlines():
-        name, state, code = [*line.split("|"), "", ""][:3]
+        job_id, state, code = [*line.split("|"), "", ""][:3]
         words = state.split(" ", 1)
-        jobs[name] = Job(
+        jobs[job_id] = SlurmJob(
             state=words[0], reason=" ".join(words[1:]), exit_code=int(code.split(":")[0] or 0)
         )
     return jobs
 
 
-def cancel(jobs: list[str]) -> str:
-    """Cancel elements of arrays; return what Slurm complained of."""
-    complaints = []
-    for start in range(0, len(jobs), 500):  # command lines have a limit
+def scancel(job_ids: list[str]) -> str:
+    """Cancel arrays or single jobs of arrays; return Slurm's error messages."""
+    errors = []
+    for start in range(0, len(job_ids), 500):  # command lines have a limit
         done = subprocess.run(
-            ["scancel", *jobs[start : start + 500]],
+            ["scancel", *job_ids[start : start + 500]],
             capture_output=True,
             text=True,
-            timeout=SECONDS_AT_MOST,
+            timeout=TIMEOUT_SECONDS,
         )
-        complaints.append(done.stderr.strip())
-    return "\n".join(filter(None, complaints))
+        errors.append(done.stderr.strip())
+    return "\n".join(filter(None, errors))

@@ -1,4 +1,4 @@
-"""The live table of a submitted sweep, fed by what the jobs write."""
+"""The live table of a submitted sweep, fed by the events that jobs write."""
 
 import os
 import time
@@ -9,21 +9,25 @@ from typing import Any
 from rich.console import Console
 
 from vitsweep.launchers.progress import Progress, labels
-from vitsweep.launchers.slurm.state.job_events import read_events
-from vitsweep.launchers.slurm.state.job_files import Array
+from vitsweep.launchers.slurm.state.job_events import read_new_events
+from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.reconcile import reconcile
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
-LOOK_SECONDS = 1.0
-ASK_SECONDS = 5.0
+READ_SECONDS = 1.0
+POLL_SLURM_SECONDS = 5.0
 
 
-def watch(store: Store, plan: SweepPlan, watched: Sequence[Array], console: Console) -> bool:
-    """Show the table until all jobs have ended; False where the user detached."""
-    total = sum(len(e.runs()) for array in watched for e in array.elements())
-    progress = Progress(console, labels(plan), total)
+def watch(store: Store, plan: SweepPlan, watched: Sequence[JobArray], console: Console) -> bool:
+    """Show the table until all jobs of the arrays have ended.
+
+    Returns:
+        False where the user detached with Ctrl-C.
+    """
+    num_runs = sum(len(job.runs()) for array in watched for job in array.jobs())
+    progress = Progress(console, labels(plan), num_runs)
     try:
         with progress.shown():
             _follow(store, plan, watched, progress)
@@ -32,62 +36,60 @@ def watch(store: Store, plan: SweepPlan, watched: Sequence[Array], console: Cons
     return True
 
 
-def _follow(store: Store, plan: SweepPlan, watched: Sequence[Array], progress: Progress) -> None:
-    reader = _Reader(plan, progress)
-    jobs = sum(array.facts["elements"] for array in watched)
-    asked_at = time.monotonic()
-    while len(reader.ended) < jobs:
-        time.sleep(LOOK_SECONDS)
+def _follow(store: Store, plan: SweepPlan, watched: Sequence[JobArray], progress: Progress) -> None:
+    reader = _EventReader(plan, progress)
+    num_jobs = sum(array.facts["num_jobs"] for array in watched)
+    polled_at = time.monotonic()
+    while len(reader.ended_jobs) < num_jobs:
+        time.sleep(READ_SECONDS)
         reader.read(watched)
-        if time.monotonic() > asked_at + ASK_SECONDS:
-            if not any(seen.live for seen in reconcile(store, watched)):
+        if time.monotonic() > polled_at + POLL_SLURM_SECONDS:
+            if not any(state.is_live for state in reconcile(store, watched)):
                 break
-            asked_at = time.monotonic()
+            polled_at = time.monotonic()
     reader.read(watched)
     reconcile(store, watched)
 
 
-class _Reader:
-    """Reads on in the lives of jobs and tells of runs.
+class _EventReader:
+    """Reads the event files of jobs from where it stopped the last time, and reports runs.
 
     Attributes:
-        ended: lives of the jobs that have ended.
+        ended_jobs: event files of the jobs that have ended.
     """
 
     def __init__(self, plan: SweepPlan, progress: Progress) -> None:
-        self._roster, self._progress = plan, progress
+        self._plan, self._progress = plan, progress
         self._offsets: dict[str, int] = {}
-        self.ended: set[str] = set()
+        self.ended_jobs: set[str] = set()
 
-    def read(self, watched: Sequence[Array]) -> None:
-        """Read what is new."""
+    def read(self, watched: Sequence[JobArray]) -> None:
+        """Read new events of all jobs."""
         for array in watched:
-            for entry in os.scandir(array.folder):
-                name = entry.name.partition(".jsonl")[0]
-                if name.isdigit() and entry.stat().st_size > self._offsets.get(entry.path, 0):
-                    self._read_on(Path(entry.path))
+            for file in os.scandir(array.folder):
+                name = file.name.partition(".jsonl")[0]
+                if name.isdigit() and file.stat().st_size > self._offsets.get(file.path, 0):
+                    self._read_file(file.path)
 
-    def _read_on(self, path: Path) -> None:
-        name = str(path)
-        events, self._offsets[name] = read_events(path, self._offsets.get(name, 0))
+    def _read_file(self, path: str) -> None:
+        events, self._offsets[path] = read_new_events(Path(path), self._offsets.get(path, 0))
         for event in events:
-            if event["event"] == "job_start":
-                self.ended.discard(name)
-            elif event["event"] == "closed" or (
-                event["event"] == "job_end" and not event.get("requeued")
-            ):
-                self.ended.add(name)
+            kind = event["event"]
+            if kind == "job_start":
+                self.ended_jobs.discard(path)
+            elif kind == "reconciled" or (kind == "job_end" and not event.get("requeued")):
+                self.ended_jobs.add(path)
             else:
-                self._tell(event)
+                self._report_run(event)
 
-    def _tell(self, event: dict[str, Any]) -> None:
-        entry = self._roster.entries.get(event.get("cell_id", ""))
-        if entry is None:
+    def _report_run(self, event: dict[str, Any]) -> None:
+        cell = self._plan.entries.get(event.get("cell_id", ""))
+        if cell is None:
             return
         if event["event"] == "run_start":
-            self._progress.started(entry)
+            self._progress.started(cell)
         elif event["event"] == "run_end":
-            self._progress.dropped(-1 if event["again"] else 0)
+            self._progress.dropped(-1 if event["will_repeat"] else 0)
             status = Status(event["status"])
             speed = event.get("images_per_second")
-            self._progress.told(entry, status, event.get("reason", ""), speed)
+            self._progress.told(cell, status, event.get("reason", ""), speed)

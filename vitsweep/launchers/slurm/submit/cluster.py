@@ -1,12 +1,12 @@
-"""What the cluster's nodes offer, asked of Slurm: a login node says nothing about them."""
+"""CPUs and GPUs of the cluster's nodes, as Slurm knows them; a login node may differ."""
 
 import re
 from collections.abc import Iterable
 from typing import Literal
 
 from vitsweep.errors import VitsweepError
-from vitsweep.launchers.slurm.state.slurm_cli import ask
-from vitsweep.launchers.slurm.submit.settings import SlurmSettings
+from vitsweep.launchers.slurm.state.slurm_cli import slurm_output
+from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.spec.machine import Machine
 
 DEFAULT_MAX_ARRAY_SIZE = 1001
@@ -24,8 +24,8 @@ def machine_of(settings: SlurmSettings) -> Machine:
             profile does not say which is meant.
     """
     site = settings.site
-    asked = site.cores_per_node, site.gpus_per_node
-    cores, gpus = asked if "auto" not in asked else _only_kind(settings)
+    described = site.cores_per_node, site.gpus_per_node
+    cores, gpus = described if "auto" not in described else _only_kind(settings)
     cores = cores if site.cores_per_node == "auto" else site.cores_per_node
     gpus = gpus if site.gpus_per_node == "auto" else site.gpus_per_node
     device: Literal["cpu", "cuda"] = "cuda" if gpus else "cpu"
@@ -41,7 +41,7 @@ def machine_of(settings: SlurmSettings) -> Machine:
 
 def _only_kind(settings: SlurmSettings) -> Kind:
     where = ("-p", settings.partition) if settings.partition else ()
-    shown = ask("sinfo", "-h", *where, "-o", "%c|%G|%f|%P")
+    shown = slurm_output("sinfo", "-h", *where, "-o", "%c|%G|%f|%P")
     if shown is None:
         raise VitsweepError(
             "`sinfo` does not answer, so the nodes are unknown: check `sinfo` by hand, or describe "
@@ -67,7 +67,7 @@ def _only_kind(settings: SlurmSettings) -> Kind:
 
 
 def _kinds(lines: Iterable[list[str]], constraint: str | None) -> set[Kind]:
-    """Keep the nodes that have a plain constraint; `a&b` and `a|b` are Slurm's to decide."""
+    """Keep nodes with the feature `constraint`; expressions such as `a&b` are left to Slurm."""
     plain = constraint is not None and re.fullmatch(r"[\w.-]+", constraint)
     return {
         (int(cpus.rstrip("+")), gpus_in(gres))
@@ -83,9 +83,9 @@ def gpus_in(gres: str) -> int:
 
 
 def max_array_size(settings: SlurmSettings) -> int:
-    """Return how many elements an array may have; it also limits the highest index."""
+    """Return how many jobs an array may have; Slurm's limit is one more than the highest index."""
     if settings.site.max_array_size != "auto":
         return settings.site.max_array_size
-    shown = ask("scontrol", "show", "config") or ""
+    shown = slurm_output("scontrol", "show", "config") or ""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown, re.MULTILINE)
     return int(found[1]) if found else DEFAULT_MAX_ARRAY_SIZE

@@ -1,11 +1,11 @@
-"""What a group of cells asks of Slurm: cells that ask for the same share arrays and allocations."""
+"""The resources that a job requests: cells with the same request share arrays and allocations."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vitsweep.launchers.slurm.submit.settings import SlurmSettings
+from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -22,8 +22,8 @@ class Request:
         ranks_per_node: processes of a cell on each node.
         cpus: CPUs on each node.
         gpus: GPUs on each node, 0 where cells run on CPUs.
-        memory_gib: memory on each node, or None for the partition's default.
-        minutes: time limit.
+        memory_gib: memory on each node in GiB, or None for the partition's default.
+        minutes: time limit in minutes.
     """
 
     nodes: int
@@ -39,42 +39,42 @@ class Request:
         return f"n{self.nodes}x{self.ranks_per_node}"
 
     def sbatch(self, settings: SlurmSettings) -> dict[str, Any]:
-        """Return submitit's names and values; only what is set.
+        """Return the options of sbatch that are set, by submitit's names.
 
-        One task per node: an agent that starts the node's ranks, so torch is loaded once per node and
+        One task per node: an agent starts the node's ranks, so that torch is loaded once per node and
         all ranks see all granted GPUs, which peer-to-peer copies between them need.
         """
-        typed = f"{settings.gpu_type}:{self.gpus}" if settings.gpu_type else self.gpus
-        asked = {
+        gpus = f"{settings.gpu_type}:{self.gpus}" if settings.gpu_type else self.gpus
+        options = {
             "nodes": self.nodes,
             "ntasks_per_node": 1,
             "cpus_per_task": self.cpus,
-            "gpus_per_node": typed if self.gpus and not settings.gres else None,
+            "gpus_per_node": gpus if self.gpus and not settings.gres else None,
             "mem": None if self.memory_gib is None else f"{math.ceil(self.memory_gib * 1024)}MB",
             "time": self.minutes,
         }
-        return {key: value for key, value in asked.items() if value is not None}
+        return {key: value for key, value in options.items() if value is not None}
 
 
 def request_of(cell: CellSpec, settings: SlurmSettings) -> Request:
-    """Return what a cell asks for."""
-    asked = cell.resources
+    """Return what a cell requests."""
+    resources = cell.resources
     memory = settings.mem_gb
-    if asked.memory_gib_per_rank is not None:
-        per_rank = asked.memory_gib_per_rank + OVERHEAD_GIB_PER_RANK
-        memory = max(memory or 0, asked.ranks_per_node * per_rank)
+    if resources.memory_gib_per_rank is not None:
+        per_rank = resources.memory_gib_per_rank + OVERHEAD_GIB_PER_RANK
+        memory = max(memory or 0, resources.ranks_per_node * per_rank)
     return Request(
-        nodes=asked.nodes,
-        ranks_per_node=asked.ranks_per_node,
-        cpus=min(asked.cores_per_node, asked.ranks_per_node * asked.threads_per_rank),
-        gpus=asked.ranks_per_node if asked.device == "cuda" else 0,
+        nodes=resources.nodes,
+        ranks_per_node=resources.ranks_per_node,
+        cpus=min(resources.cores_per_node, resources.ranks_per_node * resources.threads_per_rank),
+        gpus=resources.ranks_per_node if resources.device == "cuda" else 0,
         memory_gib=memory,
         minutes=_minutes(cell, settings),
     )
 
 
 def _minutes(cell: CellSpec, settings: SlurmSettings) -> int:
-    """auto: the work planned into a job, and one run that takes all the time it may."""
+    """Return the time limit in minutes; auto: the planned work of a job and one run until its timeout."""
     if settings.timeout_min != "auto":
         return settings.timeout_min
     return math.ceil(settings.minutes_per_job + cell.measurement.timeout_min)
@@ -83,7 +83,7 @@ def _minutes(cell: CellSpec, settings: SlurmSettings) -> int:
 def groups(
     entries: Iterable[PlannedCell], settings: SlurmSettings
 ) -> dict[Request, list[PlannedCell]]:
-    """Return the entries by what they ask for."""
+    """Return the cells by what they request."""
     found: dict[Request, list[PlannedCell]] = {}
     for entry in entries:
         found.setdefault(request_of(entry.spec, settings), []).append(entry)

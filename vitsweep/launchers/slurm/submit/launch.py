@@ -1,4 +1,4 @@
-"""The launcher of a cluster: cells frozen, grouped by what they ask for, submitted as job arrays."""
+"""The Slurm launcher: freezes cells, groups them by requested resources, submits job arrays."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from vitsweep.composition.composer import Composer
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError
-from vitsweep.launchers.slurm.state.job_files import Array
+from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
 from vitsweep.launchers.slurm.state.slurm_cli import require_slurm
@@ -21,7 +21,7 @@ from vitsweep.launchers.slurm.state.watch import watch
 from vitsweep.launchers.slurm.submit.cluster import machine_of, max_array_size
 from vitsweep.launchers.slurm.submit.packing import pack
 from vitsweep.launchers.slurm.submit.sbatch import submit
-from vitsweep.launchers.slurm.submit.settings import SlurmSettings, settings_of
+from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings, settings_of
 from vitsweep.planning.freeze import freeze, open_store, plan_of
 from vitsweep.planning.pending import ResumeState, announce, known
 from vitsweep.planning.provenance import code_state
@@ -73,15 +73,16 @@ def _submit_missing(
     sweep: SweepSettings,
     settings: SlurmSettings,
     console: Console,
-) -> list[Array]:
+) -> list[JobArray]:
     """Freeze, then submit the runs that neither the store nor a live job has; return all live arrays."""
     begin, code = time.monotonic(), code_state()
-    seen = reconcile(store)
+    job_states = reconcile(store)
     freeze(store, plan, sweep, code)
     found, minutes = _known(store, plan, sweep, code, settings)
-    pending = pending_runs(seen)
+    pending = pending_runs(job_states)
     missing = {cell: n - pending[cell] for cell, n in found.missing.items() if n > pending[cell]}
-    live = [s.element.array for s in seen if s.live and pending.keys() & plan.entries.keys()]
+    planned = pending.keys() & plan.entries.keys()
+    live = [state.job.array for state in job_states if state.is_live and planned]
     _announce(store, plan, found, missing, sum(pending.values()), console)
     folder = code_folder(store, sweep, code)
     size, new = max_array_size(settings), []

@@ -1,4 +1,4 @@
-"""From missing runs to jobs: cells of one group share allocations, each with its baseline."""
+"""Packs pending runs into jobs: cells of one group share allocations, each with its baseline."""
 
 import secrets
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vitsweep.launchers.slurm.submit.job_request import Request, groups
-from vitsweep.launchers.slurm.submit.settings import SlurmSettings
+from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.planning.blocks import Block, blocks, comparisons
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 
@@ -29,7 +29,7 @@ class PlannedJob:
         return {entry.cell_id for block in self.blocks for entry in block.entries}
 
     def document(self) -> dict[str, Any]:
-        """Return it as the job will read it: names only, the cells themselves are frozen."""
+        """Return it as the job reads it: ids only, because the cells themselves are frozen."""
         return {"blocks": [{"name": b.name, "runs": _runs(b)} for b in self.blocks]}
 
 
@@ -51,34 +51,34 @@ def pack(
 
     Args:
         plan: the cells.
-        missing: cell -> number of runs it lacks.
-        minutes_of_run: cell -> expected minutes of one run.
+        missing: cell id -> number of runs it lacks.
+        minutes_of_run: cell id -> expected minutes of one run.
         settings: of the launcher; `cells_per_job`, `minutes_per_job` and `pair` decide.
         cells_per_block: cells of one block, baselines not counted.
     """
-    lacking = [entry for entry in plan.runnable if missing.get(entry.cell_id)]
+    pending = [entry for entry in plan.runnable if missing.get(entry.cell_id)]
     packed = {}
-    for request, members in groups(lacking, settings).items():
-        own = _with_own_baselines(plan, request, members, settings)
-        jobs = _bins(own, missing, minutes_of_run, settings, cells_per_block)
+    for request, members in groups(pending, settings).items():
+        group = _with_baselines(plan, request, members, settings)
+        jobs = _bins(group, missing, minutes_of_run, settings, cells_per_block)
         packed[request] = [
-            _planned(job, own, missing, minutes_of_run, cells_per_block) for job in jobs
+            _planned_job(job, group, missing, minutes_of_run, cells_per_block) for job in jobs
         ]
     return packed
 
 
-def _with_own_baselines(
+def _with_baselines(
     plan: SweepPlan, request: Request, members: list[PlannedCell], settings: SlurmSettings
 ) -> SweepPlan:
     """Return the group as a plan; a baseline that asks for other resources cannot run beside it."""
     needed = {e.baseline_id for e in members if e.baseline_id}
     baselines = [plan.entries[b] for b in needed]
-    beside = {e.cell_id for e in groups(baselines, settings).get(request, []) if settings.pair}
-    known = {e.cell_id: e for e in [*baselines, *members]}
+    paired = {e.cell_id for e in groups(baselines, settings).get(request, []) if settings.pair}
+    cells = {e.cell_id: e for e in [*baselines, *members]}
     return SweepPlan(
         {
-            key: entry if entry.baseline_id in beside else replace(entry, baseline_id=None)
-            for key, entry in known.items()
+            key: entry if entry.baseline_id in paired else replace(entry, baseline_id=None)
+            for key, entry in cells.items()
         }
     )
 
@@ -90,15 +90,16 @@ def _bins(
     settings: SlurmSettings,
     cells_per_block: int,
 ) -> Iterator[list[PlannedCell]]:
-    """Fill one job after the other; a comparison is cut only where it does not fit into one."""
+    """Yield the cells of one job after the other; a comparison is split only if it does not fit."""
     fixed = None if settings.cells_per_job == "auto" else settings.cells_per_job
-    lacking = [entry for entry in plan.entries.values() if missing.get(entry.cell_id)]
-    own = {e.cell_id: missing[e.cell_id] * minutes_of_run[e.cell_id] for e in lacking}
-    fitting = max(1, int(settings.minutes_per_job / max(own.values(), default=1)) - 1)
+    pending = [entry for entry in plan.entries.values() if missing.get(entry.cell_id)]
+    minutes_of_cell = {e.cell_id: missing[e.cell_id] * minutes_of_run[e.cell_id] for e in pending}
+    fitting = max(1, int(settings.minutes_per_job / max(minutes_of_cell.values(), default=1)) - 1)
     job: list[PlannedCell] = []
     minutes = 0.0
-    for part in comparisons(lacking, min(cells_per_block, fixed or fitting)):
-        costs = sum(own[e.cell_id] for e in part) + _baseline_minutes(part, missing, minutes_of_run)
+    for part in comparisons(pending, min(cells_per_block, fixed or fitting)):
+        costs = sum(minutes_of_cell[e.cell_id] for e in part)
+        costs += _baseline_minutes(part, missing, minutes_of_run)
         full = len(job) + len(part) > fixed if fixed else minutes + costs > settings.minutes_per_job
         if job and full:
             yield job
@@ -111,20 +112,20 @@ def _bins(
 def _baseline_minutes(
     part: list[PlannedCell], missing: Mapping[str, int], minutes_of_run: Mapping[str, float]
 ) -> float:
-    rounds = max(missing[entry.cell_id] for entry in part)
-    beside = {e.baseline_id for e in part if e.baseline_id} - {e.cell_id for e in part}
-    return rounds * sum(minutes_of_run[baseline] for baseline in beside if baseline)
+    num_blocks = max(missing[entry.cell_id] for entry in part)
+    baselines = {e.baseline_id for e in part if e.baseline_id} - {e.cell_id for e in part}
+    return num_blocks * sum(minutes_of_run[baseline] for baseline in baselines)
 
 
-def _planned(
+def _planned_job(
     members: list[PlannedCell],
     plan: SweepPlan,
     missing: Mapping[str, int],
     minutes_of_run: Mapping[str, float],
     cells_per_block: int,
 ) -> PlannedJob:
-    mine = {entry.cell_id: missing[entry.cell_id] for entry in members}
-    beside = [plan.entries[e.baseline_id] for e in members if e.baseline_id]
-    small = SweepPlan({entry.cell_id: entry for entry in [*members, *beside]})
-    order = tuple(blocks(small, mine, cells_per_block))
+    missing_here = {entry.cell_id: missing[entry.cell_id] for entry in members}
+    baselines = [plan.entries[e.baseline_id] for e in members if e.baseline_id]
+    plan_here = SweepPlan({entry.cell_id: entry for entry in [*members, *baselines]})
+    order = tuple(blocks(plan_here, missing_here, cells_per_block))
     return PlannedJob(order, sum(minutes_of_run[e.cell_id] for b in order for e in b.entries))

@@ -1,4 +1,4 @@
-"""Job arrays through submitit: each element runs a command on a task file, nothing is pickled."""
+"""Job arrays through submitit: each job runs a command on a task file, nothing is pickled."""
 
 import contextlib
 import json
@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.launchers.slurm.state.job_files import Array
+from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.submit.job_request import Request
 from vitsweep.launchers.slurm.submit.packing import PlannedJob
-from vitsweep.launchers.slurm.submit.settings import SlurmSettings
+from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.results.store import Store, write_atomically
 
+TESTED_SUBMITIT = "1.5"
 KEPT_IN_A_JOB = ("SLURM_CONF",)
+"""Variables that do not describe the job in which a command is typed."""
 AGENT = "vitsweep.launchers.slurm.node.agent"
+"""The module that runs on every node; a text, because nothing here needs it."""
 
 
 def submit(
@@ -28,28 +31,38 @@ def submit(
     request: Request,
     jobs: Sequence[PlannedJob],
     settings: SlurmSettings,
-    size: int,
+    max_jobs_per_array: int,
     code: Path,
-) -> list[Array]:
-    """Submit the jobs of a group as arrays of at most `size` elements, each with indices from 0.
+) -> list[JobArray]:
+    """Submit the jobs of a group as one array or several, each with indices from 0.
 
-    Nodes import vitsweep from the folder `code`.
+    Args:
+        store: of the sweep.
+        request: what each job asks for.
+        jobs: the work of each job.
+        settings: of the launcher.
+        max_jobs_per_array: as Slurm limits it.
+        code: folder from which nodes import vitsweep.
+
+    Returns:
+        The arrays, in the order of `jobs`.
 
     Raises:
-        VitsweepError: Slurm refuses; what was submitted before stays.
+        VitsweepError: Slurm refuses; arrays that were submitted before stay.
     """
     if "%" in str(store.root.absolute()):
         raise VitsweepError(
             f"`{store.root.absolute()}` holds a `%`, which Slurm replaces in the paths of logs: choose "
             "another `sweep.folder` or `sweep.name`."
         )
-    starts = range(0, len(jobs), size)
-    return [_submit_array(store, request, jobs[i : i + size], settings, code) for i in starts]
+    starts = range(0, len(jobs), max_jobs_per_array)
+    parts = [jobs[start : start + max_jobs_per_array] for start in starts]
+    return [_submit_array(store, request, part, settings, code) for part in parts]
 
 
 def _submit_array(
     store: Store, request: Request, jobs: Sequence[PlannedJob], settings: SlurmSettings, code: Path
-) -> Array:
+) -> JobArray:
     stamp = f"{datetime.now():%Y%m%d-%H%M%S-%f}"  # names in the order of submission
     folder = store.root.absolute() / "jobs" / f"{stamp}-{request.name}-{secrets.token_hex(2)}"
     folder.mkdir(parents=True)
@@ -63,46 +76,68 @@ def _submit_array(
         "max_attempts": settings.max_attempts,
         "signal_delay_s": settings.signal_delay_s,
         "pair": settings.pair,
-        "elements": len(jobs),
+        "num_jobs": len(jobs),
         "minutes": [round(job.minutes, 1) for job in jobs],
     }
     write_atomically(folder / "array.json", json.dumps(facts, indent=1))
-    asked = parameters(store.name, request, settings, code) | {"map_count": len(jobs)}
-    slurm_id = _sbatch(folder, request, settings, asked)
+    options = parameters(store.name, request, settings, code) | {"map_count": len(jobs)}
+    slurm_id = _sbatch(folder, request, settings, options)
     write_atomically(folder / "slurm_id", slurm_id)
-    return Array(folder)
+    return JobArray(folder)
 
 
 def _write_key(path: Path) -> None:
-    """Agents of a job prove to one another that they may read this folder."""
+    """Write a secret that only the user can read; agents of a job authenticate with it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     os.write(descriptor, secrets.token_hex(32).encode())
     os.close(descriptor)
 
 
-def _sbatch(folder: Path, request: Request, settings: SlurmSettings, asked: dict[str, Any]) -> str:
+def _sbatch(
+    folder: Path, request: Request, settings: SlurmSettings, options: dict[str, Any]
+) -> str:
+    """Write the batch script and submit it; return the id of the array."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
-    from submitit.slurm.slurm import SlurmExecutor
 
-    executor = SlurmExecutor(folder=folder)
-    executor.parameters = asked
     try:
         with outside_any_job():
-            return str(executor._submit_command(command(folder, settings)).job_id)
+            return _submit_command(folder, options, command(folder, settings))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         (folder / "array.json").unlink()  # there is no such array
-        said = str(error).strip().splitlines()
-        words = next((line for line in said[::-1] if "sbatch: error" in line), said[-1])
+        lines = str(error).strip().splitlines()
+        message = next((line for line in lines[::-1] if "sbatch: error" in line), lines[-1])
         raise VitsweepError(
-            f"Slurm refuses the job array of group {request.name} ({words.strip()}). Asked for: "
+            f"Slurm refuses the job array of group {request.name} ({message.strip()}). Requested: "
             f"{request.sbatch(settings)}; the batch script is in `{folder}`."
         ) from error
 
 
+def _submit_command(folder: Path, options: dict[str, Any], shell_command: str) -> str:
+    """Submit a shell command; the only place that uses a private part of submitit.
+
+    Its public `submit` takes Python functions, which it would pickle.
+
+    Raises:
+        VitsweepError: this version of submitit has no such method.
+    """
+    import submitit
+    from submitit.slurm.slurm import SlurmExecutor
+
+    executor = SlurmExecutor(folder=folder)
+    executor.parameters = options
+    if not hasattr(executor, "_submit_command"):
+        raise VitsweepError(
+            f"submitit {submitit.__version__} cannot submit a shell command "
+            "(`SlurmExecutor._submit_command` is missing): install a tested version, "
+            f"`pip install 'submitit=={TESTED_SUBMITIT}.*'`."
+        )
+    return str(executor._submit_command(shell_command).job_id)
+
+
 def parameters(sweep: str, request: Request, settings: SlurmSettings, code: Path) -> dict[str, Any]:
-    """Return what submitit writes into the batch script, quoted by it."""
+    """Return the options of the batch script by submitit's names; submitit quotes the values."""
     cpus = f"--cpus-per-task={request.cpus}"  # srun does not inherit it since Slurm 22.05
-    asked = {
+    options = {
         "job_name": f"vitsweep-{sweep}",
         "partition": settings.partition,
         "account": settings.account,
@@ -119,8 +154,8 @@ def parameters(sweep: str, request: Request, settings: SlurmSettings, code: Path
         "stderr_to_stdout": True,
         "additional_parameters": _additional(settings),
     }
-    known = {key: value for key, value in asked.items() if value is not None}
-    return known | request.sbatch(settings)
+    given = {key: value for key, value in options.items() if value is not None}
+    return given | request.sbatch(settings)
 
 
 def _additional(settings: SlurmSettings) -> dict[str, Any]:
@@ -131,12 +166,12 @@ def _additional(settings: SlurmSettings) -> dict[str, Any]:
 
 
 def _importable(code: Path) -> str:
-    """Let nodes import the code that this command means, wherever it was typed."""
+    """Return the line of shell that lets nodes import vitsweep from the folder `code`."""
     return f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}"
 
 
 def command(folder: Path, settings: SlurmSettings) -> str:
-    """Return what every node runs, as a line of shell."""
+    """Return the line of shell that every node of a job runs."""
     python: Sequence[str] = (sys.executable,)
     if settings.python is not None:
         python = (settings.python,) if isinstance(settings.python, str) else settings.python
@@ -145,7 +180,7 @@ def command(folder: Path, settings: SlurmSettings) -> str:
 
 @contextlib.contextmanager
 def outside_any_job() -> Iterator[None]:
-    """Hide the job in which the command is typed: its SLURM_* variables would change the new one."""
+    """Hide the job in which the command is typed: its SLURM_* variables would change the new job."""
     hidden = {
         key: value
         for key, value in os.environ.items()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.command import Command, fault
-from tests.slurm.conftest import SlurmClient, eventually
-from tests.slurm.sweeps import SMALL, Sweep, hang
+from tests.launchers.slurm.conftest import SlurmClient, eventually
+from tests.launchers.slurm.sweeps import SMALL, Sweep, hang
 
 HOLD = "+hydra.launcher.additional_parameters.hold=true"
 """Jobs wait until a test lets them go."""
@@ -56,7 +56,7 @@ def test_without_pairs_every_cell_has_a_job_and_the_ratio_says_so(sweep: Sweep) 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "unpaired" in done.stdout
     [array] = sweep.arrays
-    assert [len(element.runs()) for element in array.elements()] == [1, 1]
+    assert [len(job.runs()) for job in array.jobs()] == [1, 1]
     fsdp = sweep.command.cells().set_index("sharding").loc["fsdp"]
     assert (fsdp["status"], fsdp["claim"], fsdp["num_pairs"]) == ("measured", "unpaired", 0)
     assert fsdp["speedup"] > 0
@@ -74,7 +74,7 @@ def test_a_pending_cell_runs_what_was_typed_not_what_files_say_later(sweep: Swee
     mine.write_text(mine.read_text().replace("16", "64"))
     sweep.client.run("scontrol", "release", sweep.job)
 
-    assert sweep.until_over()["images_per_step"].tolist() == [16]
+    assert sweep.until_ended()["images_per_step"].tolist() == [16]
 
 
 @pytest.mark.full
@@ -116,7 +116,7 @@ def test_no_secret_of_the_environment_is_written(
 def test_large_groups_are_cut_and_nothing_is_submitted_twice(sweep: Sweep) -> None:
     asked = ("seed=0,1,2", "sweep.baseline=null", HOLD, "hydra.launcher.cells_per_job=1")
     arrays = sweep.submit(*asked, "hydra.launcher.site.max_array_size=2")
-    assert [len(list(array.elements())) for array in arrays] == [2, 1]  # oldest first
+    assert [len(list(array.jobs())) for array in arrays] == [2, 1]  # oldest first
 
     again = sweep.command("-m", *asked, *SMALL, "hydra.launcher.wait=false")
     assert "3 runs are in live jobs of this sweep already" in again.stdout
@@ -124,7 +124,7 @@ def test_large_groups_are_cut_and_nothing_is_submitted_twice(sweep: Sweep) -> No
     assert "waiting 3" in sweep.command("status", quick=False).stdout
 
     sweep.command("cancel", quick=False)
-    cells = sweep.until_over()
+    cells = sweep.until_ended()
     assert cells["status"].tolist() == ["killed"] * 3
     assert cells["reason"].str.contains("CANCELLED").all()
 
@@ -147,7 +147,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(sweep: Sweep) -> None:
 
 
 @pytest.mark.full
-def test_retry_runs_what_ended_otherwise_on_the_cluster(sweep: Sweep) -> None:
+def test_retry_runs_failed_cells_again_on_the_cluster(sweep: Sweep) -> None:
     sweep.run(*fault("Raise"), "sharding=fsdp", "sweep.baseline=null", code=3)
     more = ("--status", "failed", "--set", "resources.ranks_per_node=1", "hydra.launcher.wait=true")
     done = sweep.command("retry", *more, quick=False)
@@ -192,4 +192,4 @@ def test_a_command_without_slurm_says_so(
 def test_a_finished_run_is_noticed_within_seconds(sweep: Sweep) -> None:
     sweep.submit("sharding=ddp", "sweep.baseline=null")
     eventually(lambda: any(sweep.command.store.runs()), 120, "a record")
-    eventually(lambda: bool(sweep.life.of("run_end")), 2, "word of it")
+    eventually(lambda: bool(sweep.events.of_kind("run_end")), 2, "its event")

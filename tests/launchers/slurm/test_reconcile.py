@@ -1,4 +1,4 @@
-"""What dead jobs left behind, told from their own words and Slurm's, without a cluster."""
+"""Records for jobs that died, from their events and from what Slurm says, without a cluster."""
 
 import errno
 import json
@@ -10,11 +10,11 @@ import pytest
 
 from tests.cells import entry
 from vitsweep.execution.frozen_cell import frozen_document
-from vitsweep.launchers.slurm.state import poll as look
-from vitsweep.launchers.slurm.state.job_files import Array
+from vitsweep.launchers.slurm.state import poll
+from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
-from vitsweep.launchers.slurm.state.slurm_cli import Job
+from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob
 from vitsweep.results.store import Store, append_line
 
 CODE = {"git_commit": "c", "git_dirty": False, "git_diff": "", "packages": {}}
@@ -22,12 +22,12 @@ START = {"event": "job_start", "restart": 0, "array_id": "7"}
 
 
 @pytest.fixture
-def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Job | None]:
+def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, SlurmJob | None]:
     """What Slurm knows: job -> state; None under "queue" where it does not answer."""
     known: dict[str, Any] = {}
     jobs = lambda ids: None if "silent" in known else dict(known)  # noqa: E731
-    monkeypatch.setattr(look, "queue", jobs)
-    monkeypatch.setattr(look, "accounting", lambda ids: {})
+    monkeypatch.setattr(poll, "squeue", jobs)
+    monkeypatch.setattr(poll, "sacct", lambda ids: {})
     return known
 
 
@@ -45,20 +45,20 @@ def store(tmp_path: Path) -> Store:
     (folder / "tasks.jsonl").write_text(
         json.dumps({"blocks": [{"name": "b", "runs": runs}]}) + "\n"
     )
-    facts = {"time": time.time(), "elements": 1, "request": {"nodes": 1, "ranks_per_node": 2}}
+    facts = {"time": time.time(), "num_jobs": 1, "request": {"nodes": 1, "ranks_per_node": 2}}
     (folder / "array.json").write_text(json.dumps(facts))
     (folder / "slurm_id").write_text("7")
     return store
 
 
-def lives(store: Store, *events: dict[str, Any]) -> None:
+def write_events(store: Store, *events: dict[str, Any]) -> None:
     for event in events:
         append_line(store.root / "jobs" / "a" / "0.jsonl", event)
 
 
-def first_run_begins(store: Store) -> dict[str, Any]:
-    [element] = Array(store.root / "jobs" / "a").elements()
-    run = element.runs()[0]
+def first_run_start(store: Store) -> dict[str, Any]:
+    [job] = JobArray(store.root / "jobs" / "a").jobs()
+    run = job.runs()[0]
     return {"event": "run_start", "run": run.name, "cell_id": run.cell_id, "run_id": run.name}
 
 
@@ -69,58 +69,64 @@ def rows(store: Store) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("job", "status", "reason"),
     [
-        (None, "killed", "left Slurm without a word"),
-        (Job(state="CANCELLED", reason="by 0"), "killed", "ended as CANCELLED (by 0)"),
-        (Job(state="TIMEOUT", reason="TimeLimit"), "timed_out", "TIMEOUT"),
-        (Job(state="PREEMPTED"), "preempted", "PREEMPTED"),
-        (Job(state="NODE_FAIL"), "killed", "NODE_FAIL"),
-        (Job(state="OUT_OF_MEMORY"), "out_of_memory", "OUT_OF_MEMORY"),
-        (Job(state="FAILED", exit_code=errno.ENOSPC), "killed", "No space left on device"),
-        (Job(state="FAILED", exit_code=1), "killed", "with exit code 1"),
+        (None, "killed", "left Slurm without reporting an end"),
+        (SlurmJob(state="CANCELLED", reason="by 0"), "killed", "ended as CANCELLED (by 0)"),
+        (SlurmJob(state="TIMEOUT", reason="TimeLimit"), "timed_out", "TIMEOUT"),
+        (SlurmJob(state="PREEMPTED"), "preempted", "PREEMPTED"),
+        (SlurmJob(state="NODE_FAIL"), "killed", "NODE_FAIL"),
+        (SlurmJob(state="OUT_OF_MEMORY"), "out_of_memory", "OUT_OF_MEMORY"),
+        (SlurmJob(state="FAILED", exit_code=errno.ENOSPC), "killed", "No space left on device"),
+        (SlurmJob(state="FAILED", exit_code=1), "killed", "with exit code 1"),
     ],
 )
 def test_every_cell_of_a_dead_job_has_a_row(store, slurm, job, status, reason):
-    lives(store, START, first_run_begins(store))
+    write_events(store, START, first_run_start(store))
     slurm |= {"7_0": job} if job else {}
     reconcile(store)
     assert [found for found, _ in rows(store)] == [status, status]
-    assert all(reason in told for _, told in rows(store))
+    assert all(reason in found for _, found in rows(store))
     reconcile(store)
     assert len(rows(store)) == 2
 
 
 def test_a_job_in_the_queue_is_left_alone(store, slurm):
-    lives(store, START, first_run_begins(store))
-    slurm["7_0"] = Job(state="REQUEUED")
-    [seen] = reconcile(store)
-    assert seen.live
-    assert sorted(pending_runs([seen]).values()) == [1, 1]
+    write_events(store, START, first_run_start(store))
+    slurm["7_0"] = SlurmJob(state="REQUEUED")
+    [state] = reconcile(store)
+    assert state.is_live
+    assert sorted(pending_runs([state]).values()) == [1, 1]
     assert rows(store) == []
 
 
 def test_nothing_is_concluded_while_slurm_is_silent(store, slurm):
-    lives(store, START, first_run_begins(store))
+    write_events(store, START, first_run_start(store))
     slurm["silent"] = None
-    [seen] = reconcile(store)
-    assert (seen.state, rows(store)) == ("unknown", [])
+    [state] = reconcile(store)
+    assert (state.state, rows(store)) == ("unknown", [])
 
 
-def test_a_job_that_said_why_it_ended_is_believed(store, slurm):
-    lives(store, START, {"event": "job_end", "cause": "not started", "reason": "No word from n2."})
+def test_the_reason_that_a_job_wrote_is_recorded(store, slurm):
+    write_events(
+        store,
+        START,
+        {"event": "job_end", "cause": "not started", "reason": "No connection from n2."},
+    )
     reconcile(store)
-    assert {reason.partition(": ")[2] for _, reason in rows(store)} == {"No word from n2."}
+    assert {reason.partition(": ")[2] for _, reason in rows(store)} == {"No connection from n2."}
 
 
 def test_a_requeued_job_is_not_dead(store, slurm):
-    lives(store, START, {"event": "job_end", "cause": "preempted", "reason": "", "requeued": True})
-    slurm["7_0"] = Job(state="PENDING", reason="BeginTime")
-    [seen] = reconcile(store)
-    assert seen.state == "waiting"
+    write_events(
+        store, START, {"event": "job_end", "cause": "preempted", "reason": "", "requeued": True}
+    )
+    slurm["7_0"] = SlurmJob(state="PENDING", reason="BeginTime")
+    [state] = reconcile(store)
+    assert state.state == "waiting"
 
 
 def test_a_record_that_comes_too_late_changes_nothing(store, slurm):
-    start = first_run_begins(store)
-    lives(store, START, start)
+    start = first_run_start(store)
+    write_events(store, START, start)
     reconcile(store)
     [first] = [run for run in store.runs() if run.run_id == start["run_id"]]
     from dataclasses import replace

@@ -6,9 +6,9 @@ from pathlib import Path
 from pandas import DataFrame
 
 from tests.command import Command, fault
-from tests.slurm.conftest import SlurmClient, eventually
+from tests.launchers.slurm.conftest import SlurmClient, eventually
 from vitsweep.launchers.slurm.state.job_events import JobEvents
-from vitsweep.launchers.slurm.state.job_files import Array, arrays
+from vitsweep.launchers.slurm.state.job_files import JobArray, job_arrays
 
 SMALL = (
     "resources.threads_per_rank=1",
@@ -24,7 +24,7 @@ class Sweep:
     command: Command
     client: SlurmClient
 
-    def submit(self, *arguments: str) -> list[Array]:
+    def submit(self, *arguments: str) -> list[JobArray]:
         """Submit and leave; return the arrays."""
         done = self.command("-m", *SMALL, *arguments, "hydra.launcher.wait=false")
         assert done.returncode == 0, done.stdout + done.stderr
@@ -37,15 +37,15 @@ class Sweep:
         return self.command.cells()
 
     @property
-    def arrays(self) -> list[Array]:
-        return arrays(self.command.store)
+    def arrays(self) -> list[JobArray]:
+        return job_arrays(self.command.store)
 
     @property
-    def life(self) -> JobEvents:
-        """JobEvents of the only job."""
+    def events(self) -> JobEvents:
+        """Events of the only job."""
         [array] = self.arrays
-        [element] = array.elements()
-        return element.life()
+        [job] = array.jobs()
+        return job.events()
 
     @property
     def job(self) -> str:
@@ -55,20 +55,24 @@ class Sweep:
 
     def until_running(self, seconds: float = 120) -> str:
         """Wait until a run has begun; return the cell."""
-        eventually(lambda: self.arrays != [] and self.life.in_flight is not None, seconds, "a run")
-        return str((self.life.in_flight or {})["cell_id"])
+        eventually(
+            lambda: self.arrays != [] and self.events.in_flight is not None, seconds, "a run"
+        )
+        return str((self.events.in_flight or {})["cell_id"])
 
-    def until_fault(self, seconds: float = 120) -> None:
+    def until_ranks_run(self, seconds: float = 120) -> None:
         """Wait until the ranks of the faulty cell are at work."""
         logs = "results/*/cells/*/attempts/*/rank1.log"
         eventually(lambda: any(self.command.folder.glob(logs)), seconds, "ranks")
 
-    def until_over(self, seconds: float = 180) -> DataFrame:
+    def until_ended(self, seconds: float = 180) -> DataFrame:
         """Wait until no job is left; return the table that `collect` makes."""
-        from vitsweep.launchers.slurm.state.poll import look
+        from vitsweep.launchers.slurm.state.poll import poll
 
         store = self.command.store
-        eventually(lambda: not any(one.live for one in look(store)), seconds, "the end of all jobs")
+        eventually(
+            lambda: not any(state.is_live for state in poll(store)), seconds, "the end of all jobs"
+        )
         done = self.command("collect", quick=False)
         assert done.returncode == 0, done.stderr
         return self.command.cells()

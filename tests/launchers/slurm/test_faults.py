@@ -1,4 +1,4 @@
-"""Whatever happens to a job, every cell ends in one row with its reason; nothing is lost or doubled."""
+"""Faults on a real Slurm: every cell ends in one row with its reason; nothing is lost or doubled."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from tests.command import Command, fault
-from tests.slurm.conftest import SlurmClient, eventually
-from tests.slurm.sweeps import SMALL, Sweep, hang
+from tests.launchers.slurm.conftest import SlurmClient, eventually
+from tests.launchers.slurm.sweeps import SMALL, Sweep, hang
 from vitsweep.results.store import Store
 from vitsweep.training.saved import FOLDER, MEASURED
 
@@ -26,7 +26,7 @@ def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
 
 def hang_once(folder: Path) -> list[str]:
     """A cell that hangs in its first attempt."""
-    target = "sequence_parallel._target_=tests.slurm.faults.HangOnce"
+    target = "sequence_parallel._target_=tests.launchers.slurm.faults.HangOnce"
     return [target, "+sequence_parallel.rank=1", f"+sequence_parallel.marker={folder / 'struck'}"]
 
 
@@ -57,10 +57,10 @@ def test_a_dead_node_is_survived_by_the_rest_of_its_job(sweep: Sweep) -> None:
         *hang_once(folder), "sharding=ddp,fsdp", "sweep.baseline=null", "sweep.cells_per_block=1"
     )
     eventually(has_struck(folder), 120, "the fault")
-    node = (sweep.life.last_start or {})["nodes"][0]
+    node = (sweep.events.last_start or {})["nodes"][0]
     sweep.client.kill_node(node)
     try:
-        cells = sweep.until_over(240)
+        cells = sweep.until_ended(240)
     finally:
         sweep.client.start_node(node)
 
@@ -68,7 +68,7 @@ def test_a_dead_node_is_survived_by_the_rest_of_its_job(sweep: Sweep) -> None:
     runs = sweep.command.runs().sort_values("attempt")
     assert runs["status"].tolist().count("measured") == 2
     [lost] = runs[runs["status"] == "killed"].to_dict("records")
-    assert lost["reason"] == "Its job died without a word and was started again."
+    assert lost["reason"] == "Its job died without reporting an end and was started again."
     again = runs[(runs["cell_id"] == lost["cell_id"]) & (runs["status"] == "measured")]
     assert again["attempt"].tolist() == [2]
 
@@ -81,21 +81,21 @@ def test_jobs_outlive_the_command_that_submitted_them(sweep: Sweep) -> None:
     os.kill(running.pid, signal.SIGKILL)
     running.communicate()
 
-    assert sweep.until_over()["status"].tolist() == ["measured", "measured"]
+    assert sweep.until_ended()["status"].tolist() == ["measured", "measured"]
 
 
 @pytest.mark.slow
-def test_cancelled_jobs_are_rows_and_their_neighbours_go_on(sweep: Sweep) -> None:
+def test_cancelled_jobs_are_rows_and_other_jobs_continue(sweep: Sweep) -> None:
     [array] = sweep.submit(*hang("ddp,fsdp"), "hydra.launcher.cells_per_job=1")
-    first, second = array.elements()
-    eventually(lambda: second.life().in_flight is not None, 120, "both runs")
-    sweep.client.run("scancel", first.name)
-    eventually(lambda: first.life().end is not None, 60, "the end of one job")
-    assert second.life().end is None
+    first, second = array.jobs()
+    eventually(lambda: second.events().in_flight is not None, 120, "both runs")
+    sweep.client.run("scancel", first.slurm_id)
+    eventually(lambda: first.events().end is not None, 60, "the end of one job")
+    assert second.events().end is None
 
     done = sweep.command("cancel", quick=False)
     assert "Cancelled 1 jobs" in done.stdout, done.stderr
-    cells = sweep.until_over()
+    cells = sweep.until_ended()
     assert cells["status"].tolist() == ["killed", "killed"]
     assert cells["reason"].str.contains("cancelled").all()
 
@@ -107,11 +107,11 @@ def test_the_time_limit_ends_a_run_and_the_rest_runs_in_a_later_start(sweep: Swe
         *hang_once(folder), "sharding=ddp,fsdp", "sweep.baseline=null", "sweep.cells_per_block=1",
         "hydra.launcher.timeout_min=1",
     )  # fmt: skip
-    cells = sweep.until_over(240).set_index("sharding")
+    cells = sweep.until_ended(240).set_index("sharding")
 
     assert cells["status"].to_dict() == {"ddp": "timed_out", "fsdp": "measured"}
     assert "time limit of 1 min" in cells.loc["ddp", "reason"]
-    assert [event["signal"] for event in sweep.life.of("signal")] == ["SIGUSR2"]
+    assert [event["signal"] for event in sweep.events.of_kind("signal")] == ["SIGUSR2"]
 
 
 @pytest.mark.full
@@ -123,7 +123,7 @@ def test_a_preempted_run_is_recorded_and_runs_again(sweep: Sweep) -> None:
     )  # fmt: skip
     eventually(has_struck(folder), 120, "the fault")
     sweep.client.submit("sleep 2", "--partition=high", "--nodes=4", "--exclusive")
-    cells = sweep.until_over()
+    cells = sweep.until_ended()
 
     assert cells["status"].tolist() == ["measured", "measured"]
     runs = sweep.command.runs()
@@ -134,7 +134,7 @@ def test_a_preempted_run_is_recorded_and_runs_again(sweep: Sweep) -> None:
 
 
 @pytest.mark.full
-def test_a_preempted_training_goes_on_where_it_was(sweep: Sweep) -> None:
+def test_a_preempted_training_continues_where_it_was(sweep: Sweep) -> None:
     asked = ("task=train", "task.epochs=40", "batch.images_per_step=128", "sharding=fsdp")
     sweep.submit(*asked, "sweep.baseline=null", "hydra.launcher.partition=scavenge")
     cells = sweep.command.store.cells
@@ -142,7 +142,7 @@ def test_a_preempted_training_goes_on_where_it_was(sweep: Sweep) -> None:
     [measured] = cells.glob(f"*/attempts/*/{FOLDER}/{MEASURED}")
     before = json.loads(measured.read_text())
     sweep.client.submit("sleep 2", "--partition=high", "--nodes=4", "--exclusive")
-    [row] = sweep.until_over().to_dict("records")
+    [row] = sweep.until_ended().to_dict("records")
 
     assert (row["status"], row["blocks"]) == ("measured", 1)
     assert 0.2 < row["accuracy_top1"] <= 1
@@ -166,22 +166,22 @@ def test_a_restarted_controller_loses_nothing(sweep: Sweep) -> None:
     assert "waiting 1" in told.stdout
     sweep.client.cluster.start()
 
-    cells = sweep.until_over()
+    cells = sweep.until_ended()
     assert cells["status"].tolist() == ["timed_out"]
     assert "measurement.timeout_min=0.6" in cells["reason"][0]
 
 
 @pytest.mark.full
-def test_a_job_that_leaves_without_a_word_is_killed_with_that_reason(sweep: Sweep) -> None:
+def test_a_job_that_ends_without_an_event_is_killed_with_that_reason(sweep: Sweep) -> None:
     sweep.submit(*hang())
-    sweep.until_fault()
+    sweep.until_ranks_run()
     for process in psutil.process_iter(["cmdline"]):
         if str(sweep.arrays[0].folder) in (process.info["cmdline"] or [])[-1:]:
             process.kill()
-    cells = sweep.until_over()
+    cells = sweep.until_ended()
 
     assert cells["status"].tolist() == ["killed"]
-    assert "without a word" in cells["reason"][0]
+    assert "without reporting an end" in cells["reason"][0]
 
 
 @pytest.fixture
@@ -234,15 +234,15 @@ def test_a_dead_node_of_several_is_noticed_at_once(sweep: Sweep) -> None:
         "resources.nodes=2", "resources.ranks_per_node=1",
     )  # fmt: skip
     eventually(has_struck(folder), 120, "the fault")
-    [_, second] = (sweep.life.last_start or {})["nodes"]
+    [_, second] = (sweep.events.last_start or {})["nodes"]
     sweep.client.kill_node(second)
     try:
-        eventually(lambda: bool(sweep.life.of("run_end")), 10, "the end of the run")
-        [end] = sweep.life.of("run_end")
-        assert (end["status"], end["again"]) == ("killed", True)
+        eventually(lambda: bool(sweep.events.of_kind("run_end")), 10, "the end of the run")
+        [end] = sweep.events.of_kind("run_end")
+        assert (end["status"], end["will_repeat"]) == ("killed", True)
         assert f"Node {second} was lost" in end["reason"]
     finally:
         sweep.client.start_node(second)
-    cells = sweep.until_over(240)
+    cells = sweep.until_ended(240)
     assert cells["status"].tolist() == ["measured"]
     assert cells["attempt"].tolist() == [2]

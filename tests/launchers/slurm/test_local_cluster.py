@@ -14,7 +14,7 @@ import pytest
 
 from slurm import local_cluster
 from slurm.local_cluster import Cluster, ClusterError, Process, Settings
-from tests.slurm.conftest import SlurmClient, eventually
+from tests.launchers.slurm.conftest import SlurmClient, eventually
 
 SCRIPT = Path(local_cluster.__file__)
 

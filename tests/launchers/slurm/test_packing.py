@@ -16,7 +16,7 @@ from vitsweep.launchers.slurm.submit.cluster import gpus_in
 from vitsweep.launchers.slurm.submit.job_request import groups
 from vitsweep.launchers.slurm.submit.packing import PlannedJob, pack
 from vitsweep.launchers.slurm.submit.sbatch import parameters
-from vitsweep.launchers.slurm.submit.settings import SlurmSettings, settings_of
+from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings, settings_of
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.snapshot import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
@@ -47,7 +47,7 @@ def packed(cells: SweepPlan, blocks: int, **given: object) -> list[PlannedJob]:
     ]
 
 
-def test_cells_that_ask_for_different_nodes_never_share_an_array():
+def test_cells_with_different_nodes_never_share_an_array():
     cells = plan("resources.nodes=1,2,4", "sharding=ddp,fsdp")
     found = groups(cells.runnable, settings())
     assert [(request.nodes, len(entries)) for request, entries in found.items()] == [
@@ -57,7 +57,7 @@ def test_cells_that_ask_for_different_nodes_never_share_an_array():
     ]
 
 
-def test_a_memory_budget_is_asked_of_slurm():
+def test_a_memory_budget_is_requested_from_slurm():
     [request] = groups(plan("resources.memory_gib_per_rank=2").runnable, settings())
     assert request.sbatch(settings())["mem"] == "6144MB"  # two ranks, each with its interpreter
 
@@ -112,23 +112,25 @@ def test_a_wrong_field_is_refused_by_name(field, value, message):
         settings(**{field: value})
 
 
-def test_what_jobs_ask_for_is_passed_on():
+def test_settings_become_options_of_sbatch():
     [(request, _)] = groups(plan().runnable, settings()).items()
     wanted = settings(partition="p", reservation="r", additional_parameters={"x-y": 1})
-    asked = parameters("s", request, wanted, Path("/co de"))
-    assert (asked["partition"], asked["exclusive"]) == ("p", True)
-    assert asked["additional_parameters"] == {"requeue": True, "reservation": "r", "x-y": 1}
-    assert asked["setup"][0].startswith("export PYTHONPATH='/co de'$")
-    assert "--cpus-per-task=4" in asked["srun_args"]
+    options = parameters("s", request, wanted, Path("/co de"))
+    assert (options["partition"], options["exclusive"]) == ("p", True)
+    assert options["additional_parameters"] == {"requeue": True, "reservation": "r", "x-y": 1}
+    assert options["setup"][0].startswith("export PYTHONPATH='/co de'$")
+    assert "--cpus-per-task=4" in options["srun_args"]
 
 
 def test_the_time_limit_is_told_from_preemption_by_the_clock(monkeypatch):
     import time
 
-    monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.ask", lambda *command: None)
-    late = Signals("1", "1_0", started=time.time() - 3000, limit_s=3060, delay_s=30, came="SIGUSR2")
-    early = replace(late, started=time.time())
-    cancelled = replace(early, came="SIGTERM")
+    monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", lambda *command: None)
+    late = Signals(
+        "1", "1_0", started_at=time.time() - 3000, limit_s=3060, delay_s=30, received="SIGUSR2"
+    )
+    early = replace(late, started_at=time.time())
+    cancelled = replace(early, received="SIGTERM")
     assert [s.ending().cause for s in (late, early, cancelled)] == [
         "time limit",
         "preempted",
@@ -136,7 +138,7 @@ def test_the_time_limit_is_told_from_preemption_by_the_clock(monkeypatch):
     ]
 
 
-def test_a_snapshot_keeps_the_code_that_was_meant(tmp_path):
+def test_a_snapshot_keeps_the_code_of_the_command(tmp_path):
     store = Store(tmp_path)
     code = {"git_commit": "c", "git_diff": ""}
     tree = Composer().compose().tree

@@ -7,8 +7,8 @@ import pytest
 
 from slurm import local_cluster
 from tests.command import Command
-from tests.slurm.conftest import SlurmClient
-from tests.slurm.sweeps import Sweep
+from tests.launchers.slurm.conftest import SlurmClient
+from tests.launchers.slurm.sweeps import Sweep
 
 pytestmark = pytest.mark.full
 

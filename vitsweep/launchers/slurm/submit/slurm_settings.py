@@ -1,4 +1,4 @@
-"""Settings of `hydra/launcher=slurm`: what the user may say about jobs, packing and the site."""
+"""Settings of `hydra/launcher=slurm`: of jobs, of packing cells into jobs, and of the site."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -17,12 +17,12 @@ FOLLOWS_THE_CELL = {
     "gpus_per_node": "resources.ranks_per_node",
     "cpus_per_task": "resources.threads_per_rank",
 }
-"""Fields of hydra-submitit-launcher that here belong to the cell, and so can be swept."""
+"""Fields of hydra-submitit-launcher that belong to the cell here, and so can be swept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A node of the cluster; `auto` asks Slurm, never the machine where the command is typed.
+    """A node of the cluster; `auto` is what Slurm says, whatever the machine where the command is typed.
 
     Attributes:
         device: `cuda` or `cpu`; auto = `cuda` where the nodes have GPUs.
@@ -39,7 +39,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class _WithoutSite:
-    """The fields that are values."""
+    """The fields of the launcher that are values."""
 
     wait: bool
     partition: str | None
@@ -76,7 +76,7 @@ class SlurmSettings(_WithoutSite):
 
 
 def settings_of(given: Mapping[str, Any]) -> SlurmSettings:
-    """Type the launcher's fields.
+    """Check the launcher's fields and return them typed.
 
     Raises:
         BadValueError: a field is unknown, missing or has a wrong value; all such are named.
@@ -95,7 +95,7 @@ def settings_of(given: Mapping[str, Any]) -> SlurmSettings:
 
 
 def _check_texts(settings: SlurmSettings) -> None:
-    """Refuse what would not arrive as typed: line ends cut a batch script, Slurm eats backslashes."""
+    """Refuse texts that would not arrive as typed: line ends cut a batch script, Slurm drops backslashes."""
     for name, text in _texts(settings):
         if any(ord(character) < 32 for character in text):
             raise BadValueError(

@@ -1,0 +1,80 @@
+"""The whole batch scripts of a few requests, as they are submitted; `golden/` holds the expected texts.
+
+After an intended change: `UPDATE_GOLDEN=1 pytest tests/launchers/slurm/test_batch_scripts.py`.
+"""
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.launchers.slurm.test_packing import settings
+from vitsweep.composition.conf_dir import conf_dir
+from vitsweep.errors import VitsweepError
+from vitsweep.launchers.slurm.submit import sbatch
+from vitsweep.launchers.slurm.submit.job_request import Request
+from vitsweep.launchers.slurm.submit.packing import PlannedJob
+from vitsweep.results.store import Store
+
+GOLDEN = Path(__file__).parent / "golden"
+CPU = Request(nodes=1, ranks_per_node=2, cpus=4, gpus=0, memory_gib=None, minutes=40)
+GPU = Request(nodes=4, ranks_per_node=8, cpus=64, gpus=8, memory_gib=250.5, minutes=120)
+REQUESTS = {
+    "cpu": (CPU, {}),
+    "gpu_type": (GPU, {"partition": "gpu", "gpu_type": "h100", "account": "vision", "qos": "high"}),
+    "site_profile": (
+        GPU,
+        {
+            **yaml.safe_load((conf_dir() / "hydra/launcher/slurm_example_site.yaml").read_text()),
+            "comment": 'it\'s "quoted"; $HOME',
+            "reservation": "friday",
+            "srun_args": ["--container-image=/images/vit sweep.sqsh"],
+            "python": ["apptainer", "exec", "--nv", "/images/vitsweep.sif", "python"],
+            "additional_parameters": {"mail-type": "END"},
+        },
+    ),
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A sweep; the `sbatch` command on this machine accepts everything."""
+    command = tmp_path / "bin" / "sbatch"
+    command.parent.mkdir()
+    command.write_text("#!/bin/sh\necho Submitted batch job 42\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
+    return Store(tmp_path / "results" / "sweep").create()
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_batch_script(name: str, store: Store) -> None:
+    request, given = REQUESTS[name]
+    given = {key: value for key, value in given.items() if key != "defaults"}
+    jobs = [PlannedJob(blocks=(), minutes=1.0)] * 3
+    [array] = sbatch.submit(store, request, jobs, settings(**given), 1000, Path("/code"))
+    assert array.slurm_id == "42"
+    [script] = array.folder.glob("*submission.sh")
+    found = masked(script.read_text(), array.folder)
+    path = GOLDEN / f"{name}.sh"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(found)
+    assert found == path.read_text()
+
+
+def masked(script: str, folder: Path) -> str:
+    """Replace paths, which differ from one machine and submission to the next."""
+    return script.replace(str(folder), "FOLDER").replace(sys.executable, "PYTHON")
+
+
+def test_a_submitit_without_the_private_method_is_refused_by_version(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("submitit.core.core.PicklingExecutor._submit_command", raising=False)
+    monkeypatch.delattr("submitit.slurm.slurm.SlurmExecutor._submit_command", raising=False)
+    jobs = [PlannedJob(blocks=(), minutes=1.0)]
+    with pytest.raises(VitsweepError, match=r"submitit [\d.]+ cannot .*submitit==1.5"):
+        sbatch.submit(store, CPU, jobs, settings(), 1000, Path("/code"))

@@ -1,0 +1,148 @@
+"""`vitsweep status` and `vitsweep cancel`: the jobs of a submitted sweep, from any terminal."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from vitsweep.errors import VitsweepError
+from vitsweep.launchers.slurm.state.job_files import JobArray
+from vitsweep.launchers.slurm.state.poll import JobState, poll
+from vitsweep.launchers.slurm.state.reconcile import reconcile
+from vitsweep.launchers.slurm.state.slurm_cli import scancel
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store
+
+REFRESH_SECONDS = 1.0
+SECONDS_TO_CANCEL = 60.0
+WAITING = "waiting"
+
+
+def status(store: Store, watch: bool, console: Console) -> int:
+    """Show the jobs and cells of a sweep.
+
+    Args:
+        store: of the sweep.
+        watch: show them again and again until no job is left.
+        console: where to show them.
+
+    Returns:
+        0; 3 where nothing runs any more and not all cells were measured.
+    """
+    if not watch:
+        job_states = reconcile(store)
+        console.print(page(store, job_states))
+        return _exit_code(store, job_states)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            start = time.monotonic()
+            job_states = reconcile(store)
+            live.update(page(store, job_states), refresh=True)
+            if not any(state.is_live for state in job_states):
+                return _exit_code(store, job_states)
+            # a large sweep takes seconds to read: at most a third of the time is spent on it
+            time.sleep(max(REFRESH_SECONDS, 2 * (time.monotonic() - start)))
+
+
+def page(store: Store, job_states: Sequence[JobState]) -> RenderableType:
+    """Return a table of the job arrays, the number of cells by status, and why cells have no result."""
+    outcomes = _outcomes(store)
+    counts = Counter(status for status, _ in outcomes.values())
+    cells = " · ".join(f"{name} {count}" for name, count in counts.most_common())
+    parts: list[RenderableType] = [_arrays_table(job_states)] if job_states else []
+    parts.append(Text(f"Cells of {store.name}: {cells}"))
+    if any(state.state == "unknown" for state in job_states):
+        parts.append(Text("Slurm does not answer: the state of its jobs is as they last wrote it."))
+    parts += [
+        Text(f"  {cell_id} {status}: {reason}")
+        for cell_id, (status, reason) in outcomes.items()
+        if status not in (Status.measured, WAITING)
+    ]
+    return Group(*parts)
+
+
+def _arrays_table(job_states: Sequence[JobState]) -> Table:
+    table = Table(title="Jobs", title_justify="left")
+    for column in ("array", "nodes x ranks", "waiting", "running", "ended", "runs", "now"):
+        table.add_column(column, overflow="fold")
+    by_array: dict[JobArray, list[JobState]] = {}
+    for state in job_states:
+        by_array.setdefault(state.job.array, []).append(state)
+    for array, members in by_array.items():
+        counts = Counter(state.state for state in members)
+        num_runs = sum(len(state.job.runs()) for state in members)
+        num_remaining = sum(state.num_remaining_runs for state in members)
+        request = array.facts["request"]
+        table.add_row(
+            array.slurm_id or "?",
+            f"{request['nodes']} x {request['ranks_per_node']}",
+            str(counts["waiting"]),
+            str(counts["running"] + counts["unknown"]),
+            str(counts["ended"] + counts["gone"]),
+            f"{num_runs - num_remaining}/{num_runs}",
+            Text(_current_activity(members)),
+        )
+    return table
+
+
+def _current_activity(members: Sequence[JobState]) -> str:
+    """Return why jobs wait, and up to three of the cells that run."""
+    reasons = {s.slurm.reason for s in members if s.state == "waiting" and s.slurm}
+    cells = [
+        state.events.in_flight["cell_id"]
+        for state in members
+        if state.state == "running" and state.events.in_flight
+    ]
+    return ", ".join([*sorted(reasons - {"None", ""}), *cells[:3]])
+
+
+def _outcomes(store: Store) -> dict[str, tuple[str, str]]:
+    """Return cell id -> status and reason, over all its runs."""
+    from vitsweep.tables.load import cells_of
+
+    return {
+        row["cell_id"]: (str(row["status"] or WAITING), str(row.get("reason") or ""))
+        for row in cells_of(store).to_dict("records")
+    }
+
+
+def _exit_code(store: Store, job_states: Sequence[JobState]) -> int:
+    if any(state.is_live for state in job_states):
+        return 0
+    return 0 if all(status == Status.measured for status, _ in _outcomes(store).values()) else 3
+
+
+def cancel(store: Store, console: Console) -> int:
+    """End the live jobs of a sweep; what was measured stays, the rest is recorded as killed.
+
+    Returns:
+        0.
+
+    Raises:
+        VitsweepError: Slurm does not answer.
+    """
+    live = [state for state in poll(store) if state.is_live]
+    if any(state.state == "unknown" for state in live):
+        raise VitsweepError("Slurm does not answer: nothing was cancelled. Try again later.")
+    if not live:
+        console.print(f"No job of sweep {store.name} is waiting or running.")
+        return 0
+    errors = scancel(_ids_to_cancel(live))
+    deadline = time.monotonic() + SECONDS_TO_CANCEL
+    while any(state.is_live for state in reconcile(store)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    console.print(f"Cancelled {len(live)} jobs. {errors}", highlight=False)
+    console.print(page(store, poll(store)))
+    return 0
+
+
+def _ids_to_cancel(live: Sequence[JobState]) -> list[str]:
+    """Name whole arrays where all their jobs are meant: Slurm cancels these in one step."""
+    counts = Counter(state.job.array.slurm_id for state in live)
+    size = {state.job.array.slurm_id: state.job.array.facts["num_jobs"] for state in live}
+    whole = [array_id for array_id, count in counts.items() if count == size[array_id]]
+    return whole + [s.job.slurm_id for s in live if s.job.array.slurm_id not in whole]
