@@ -12,7 +12,7 @@ from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
-from vitsweep.composition.override_text import typed
+from vitsweep.composition.override_text import value_override
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
 
@@ -223,7 +223,7 @@ def test_a_mistake_is_named_as_typed(overrides: list[str], told: str, composer: 
     [1, -2.5, True, None, [1, "a,b", [None]], {"a": "1", "b": {"c": [2]}}, *TEXTS],
 )
 def test_what_is_typed_is_read_back_as_it_was(value: object, composer: Composer) -> None:
-    [override] = composer.parse([typed("key", value)])
+    [override] = composer.parse([value_override("key", value)])
     assert override.value() == value
     assert type(override.value()) is type(value)
     assert not override.is_sweep_override()

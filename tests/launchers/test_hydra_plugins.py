@@ -123,7 +123,7 @@ def test_deferred_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
     ]
     typed += ["++batch.shape=[1,2]", "hydra.launcher.parallel=3"]
     typed += ["resources.memory_gib_per_rank=null", "+optimizer.empty="]
-    calls.multirun(*deferred(typed, Composer()))
+    calls.multirun(*deferred(typed))
     [cells] = calls.launched
     assert [cell.tree["precision"]["loss_scale"] for cell in cells] == [128, 128]
     assert cells[0].tree["optimizer"]["note"] == "a, b"
@@ -140,12 +140,12 @@ def test_deferred_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
     [["--cfg", "job", "seed=1"], ["hydra/sweeper=optuna", "seed=1"], ["-m", "seed=1,2"]],
 )
 def test_nothing_is_deferred_that_another_must_read(arguments: list[str]) -> None:
-    assert deferred(arguments, Composer()) == arguments
+    assert deferred(arguments) == arguments
 
 
 def test_flags_may_stand_between_overrides() -> None:
     arguments = ["-m", "seed=1", "--config-dir", "mine", "~memory"]
-    assert deferred(arguments, Composer()) == [
+    assert deferred(arguments) == [
         "-m",
         "seed=choice(1)",
         "--config-dir",

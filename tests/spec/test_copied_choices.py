@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cells import GPU_NODE, LAPTOP, TINY, composer
-from vitsweep.composition.composed_cell import ComposedCell, fresh
+from vitsweep.composition.composed_cell import ComposedCell, copy_tree
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.machine import Machine
@@ -30,7 +30,7 @@ MACHINES = {"cpu": LAPTOP, "cuda": GPU_NODE}
 
 def renamed(composed: ComposedCell) -> ComposedCell:
     """The cell as if the file of every technique had been copied under another name."""
-    tree = fresh(composed.tree)
+    tree = copy_tree(composed.tree)
     for group in TECHNIQUE_GROUPS:
         tree[group]["name"] = COPY + tree[group]["name"]
     return ComposedCell(composed.overrides, composed.choices, tree)

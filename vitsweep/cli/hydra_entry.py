@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import vitsweep.planning.command_line  # noqa: F401  (notes what was typed before Hydra's share is changed)
 from vitsweep.cli.verbs import VERBS
 from vitsweep.errors import VitsweepError
 
@@ -18,6 +17,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
     """Compose and launch through Hydra; a single cell is a sweep of one."""
     import hydra
 
+    import vitsweep.planning.provenance  # noqa: F401  (keeps sys.argv as typed)
     from vitsweep.composition.conf_dir import conf_dir
 
     sys.argv = ["vitsweep", *_for_hydra(arguments)]  # the name in Hydra's usage and in its scripts
@@ -38,17 +38,17 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
     Raises:
         VitsweepError: several cells are asked for without `-m`, or a word is no override.
     """
-    from vitsweep.composition.composer import Composer
     from vitsweep.composition.deferred_overrides import deferred
+    from vitsweep.composition.override_text import parse_overrides
 
     if any(a.split("=")[0] in HYDRA_SHOWS for a in arguments):
         return list(arguments)
     _refuse_words(arguments)
-    composer, overrides = Composer(), [a for a in arguments if _is_override(a)]
+    overrides = [a for a in arguments if _is_override(a)]
     if not {"-m", "--multirun"} & set(arguments):
-        _refuse_sweeps(composer.parse(overrides), arguments)
+        _refuse_sweeps(parse_overrides(overrides), arguments)
     flags = [a for a in arguments if a not in overrides and a not in ("-m", "--multirun")]
-    return ["--multirun", *flags, *deferred(overrides, composer)]
+    return ["--multirun", *flags, *deferred(overrides)]
 
 
 def _is_override(argument: str) -> bool:
@@ -57,7 +57,7 @@ def _is_override(argument: str) -> bool:
 
 def _refuse_words(arguments: Sequence[str]) -> None:
     """Refuse what is neither a verb nor an override; the word after a flag is that flag's."""
-    from vitsweep.composition.suggestions import nearest
+    from vitsweep.composition.suggestions import did_you_mean
 
     for before, word in pairwise(["-m", *arguments]):
         of_flag = before.startswith("-") and before not in ("-m", "--multirun")
@@ -68,7 +68,7 @@ def _refuse_words(arguments: Sequence[str]) -> None:
         known = ", ".join(f"`{verb}`" for verb in VERBS)
         raise VitsweepError(
             f"`{word}` is neither an override (`key=value`) nor a verb; the verbs are {known} and "
-            "come first." + nearest(word, VERBS, lambda verb: f"python -m vitsweep {verb}")
+            "come first." + did_you_mean(word, VERBS, lambda verb: f"python -m vitsweep {verb}")
         )
 
 

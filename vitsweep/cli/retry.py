@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from vitsweep.cli.retry_options import RetryOptions
-from vitsweep.composition.override_text import typed
+from vitsweep.composition.override_text import value_override
 from vitsweep.errors import VitsweepError
 from vitsweep.results.find import find_sweep
 from vitsweep.results.store import Store
@@ -32,9 +32,12 @@ def retries(options: RetryOptions) -> list[list[str]]:
         of_sweep = [t for t in own if _is_sweep(t) and _key(t) not in OF_THE_RUN]
         key = (*_launcher(store, cell_id), *of_sweep)
         groups.setdefault(key, []).append([text for text in own if not _is_sweep(text)])
-    where = [typed("sweep.folder", str(store.root.parent)), typed("sweep.name", store.name)]
+    where = [
+        value_override("sweep.folder", str(store.root.parent)),
+        value_override("sweep.name", store.name),
+    ]
     return [
-        ["-m", *key, *where, again, typed("sweep.cells", cells), *options.overrides]
+        ["-m", *key, *where, again, value_override("sweep.cells", cells), *options.overrides]
         for key, cells in groups.items()
     ]
 

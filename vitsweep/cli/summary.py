@@ -98,7 +98,7 @@ def _rows(cells: DataFrame, plan: SweepPlan) -> Rows:
     rows = {
         str(row["cell_id"]): {str(k): v for k, v in row.items()} for row in cells.to_dict("records")
     }
-    return [rows[cell_id] for cell_id, entry in plan.entries.items() if not entry.added]
+    return [rows[cell_id] for cell_id, entry in plan.entries.items() if not entry.is_added_baseline]
 
 
 def exit_code(rows: Sequence[Mapping[str, Any]]) -> int:

@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Override
 
 from vitsweep.composition import hydra_internals
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.override_text import swept
+from vitsweep.composition.override_text import sweep_override
 from vitsweep.composition.set_value import root_of
 from vitsweep.errors import BadValueError
 
@@ -58,7 +58,7 @@ def named_axes(composer: Composer, axes: Mapping[str, Any]) -> list[Axis]:
         values = value if isinstance(value, list) else None
         if values == []:
             raise BadValueError(f"`sweep.axes`: `{key}` has no value.")
-        texts.append(swept(key, values) if values else f"{key}={value}")
+        texts.append(sweep_override(key, values) if values else f"{key}={value}")
     return axes_of(composer, texts)
 
 
@@ -83,8 +83,8 @@ def zipped(axes: Sequence[Axis], groups: Sequence[Sequence[str]]) -> list[Axis]:
         members = [_member(result, name, names) for name in names]
         lengths = {axis.name: len(axis.values) for axis in members}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"`{name}` has {length} values" for name, length in lengths.items())
-            raise BadValueError(f"`sweep.zip` pairs axes of one length; {told}.")
+            listed = ", ".join(f"`{name}` has {length} values" for name, length in lengths.items())
+            raise BadValueError(f"`sweep.zip` pairs axes of one length; {listed}.")
         steps = zip(*(axis.values for axis in members), strict=True)
         joined = Axis(" + ".join(lengths), [tuple(t for v in step for t in v) for step in steps])
         result[result.index(members[0])] = joined
@@ -120,7 +120,7 @@ def _axis(override: Override, composer: Composer) -> Axis:
 
 
 def _is_hydras_own(override: Override) -> bool:
-    """True for overrides of Hydra's node, which are constant over a sweep.
+    """Tell whether an override sets Hydra's own node, which is constant over a sweep.
 
     Raises:
         BadValueError: one is swept.

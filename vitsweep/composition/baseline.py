@@ -6,7 +6,7 @@ from typing import Any
 
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.override_text import typed
+from vitsweep.composition.override_text import value_override
 from vitsweep.composition.set_value import root_of
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
@@ -21,40 +21,40 @@ def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:
 
     It has the cell's own overrides except those of the technique groups, of the mesh and of what
     `sweep.match` leaves out, which are back at their defaults; then come the choices of
-    `sweep.baseline`. Every `auto` in it is still to be resolved: whether a cell *is* its baseline
-    only the `cell_id` decides.
+    `sweep.baseline`. Its `auto` values are not resolved yet, so that only the `cell_id` can tell
+    whether a cell is its own baseline.
 
     Raises:
         BadValueError: `sweep.baseline` or `sweep.match` is wrong.
     """
     settings = sweep_settings(cell.tree)
-    asked = _as_overrides(settings.baseline)
-    if asked is None:
+    choices = _as_overrides(settings.baseline)
+    if choices is None:
         return None
     match = _checked_match(settings.match, composer)
     kept = (*match, *ALWAYS_THE_CELLS_OWN)
     reset = [group for group in composer.default_choices if group not in kept]
     own = [str(o.input_line) for o in composer.parse(cell.overrides) if root_of(o) not in reset]
     wanted = {group: composer.default_choices[group] for group in reset}
-    wanted |= _choices(asked, composer)
-    return _with_choices([*own, *_matched_keys(cell, match, reset), *asked], wanted, composer)
+    wanted |= _group_choices(choices, composer)
+    return _with_choices([*own, *_matched_keys(cell, match, reset), *choices], wanted, composer)
 
 
 def _with_choices(texts: list[str], wanted: Mapping[str, str], composer: Composer) -> ComposedCell:
-    """Compose; a group that some other override keeps from its choice is set to it by name."""
+    """Compose; where another override changed a group, its wanted choice is added by name."""
     baseline = composer.compose(texts)
-    held = [f"{g}={choice}" for g, choice in wanted.items() if baseline.choices.get(g) != choice]
-    return composer.compose([*texts, *held]) if held else baseline
+    other = [f"{g}={choice}" for g, choice in wanted.items() if baseline.choices.get(g) != choice]
+    return composer.compose([*texts, *other]) if other else baseline
 
 
-def _choices(asked: Sequence[str], composer: Composer) -> dict[str, str]:
+def _group_choices(texts: Sequence[str], composer: Composer) -> dict[str, str]:
     """Return the groups among the overrides of `sweep.baseline`."""
-    for override in composer.parse(asked):
+    for override in composer.parse(texts):
         if override.is_sweep_override():
             raise BadValueError(
                 f"`sweep.baseline`: `{override.input_line}` is several settings; a baseline is one."
             )
-    groups = [o for o in composer.parse(asked) if o.key_or_group in composer.default_choices]
+    groups = [o for o in composer.parse(texts) if o.key_or_group in composer.default_choices]
     return {override.key_or_group: str(override.value()) for override in groups}
 
 
@@ -79,7 +79,7 @@ def _matched_keys(cell: ComposedCell, match: Sequence[str], reset: Sequence[str]
     """Return the single keys in `sweep.match` whose group is reset, with the cell's values."""
     pairs = [(name, *name.partition(".")[::2]) for name in match if "." in name]
     return [
-        typed(name, cell.tree[group][key])
+        value_override(name, cell.tree[group][key])
         for name, group, key in pairs
         if group in reset and key in cell.tree[group]
     ]
@@ -90,7 +90,7 @@ def _as_overrides(setting: Any) -> list[str] | None:
     if setting is None:
         return None
     if isinstance(setting, Mapping):
-        return [typed(str(key), value) for key, value in setting.items()]
+        return [value_override(str(key), value) for key, value in setting.items()]
     if isinstance(setting, tuple):
         return [str(text) for text in setting]
     return [] if setting in ("default", "") else shlex.split(str(setting))

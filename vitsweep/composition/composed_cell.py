@@ -1,4 +1,4 @@
-"""ComposedCell: one cell as the command line asked for it, composed but not yet typed."""
+"""ComposedCell: the overrides of one cell and the configuration composed from them, not yet typed."""
 
 import json
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from typing import Any
 
 Tree = dict[str, Any]
 
-NOT_OF_THE_CELL = ("sweep", "tracker")
-"""Nodes of the configuration that say where results go, not what is measured."""
+OUTSIDE_THE_CELL = ("sweep", "tracker")
+"""Top-level nodes of the configuration that say where results go, not what is measured."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class ComposedCell:
 
     @property
     def key(self) -> str:
-        """Text that is equal for two cells that ask for the same."""
-        cell = {k: v for k, v in self.tree.items() if k not in NOT_OF_THE_CELL}
+        """Text that is equal for two cells whose configurations are equal."""
+        cell = {k: v for k, v in self.tree.items() if k not in OUTSIDE_THE_CELL}
         return json.dumps(cell, sort_keys=True, default=str)
 
 
-def fresh(node: Any) -> Any:
+def copy_tree(node: Any) -> Any:
     """Copy nested plain containers, so that no two cells share one."""
     if isinstance(node, dict):
-        return {key: fresh(value) for key, value in node.items()}
+        return {key: copy_tree(value) for key, value in node.items()}
     if isinstance(node, list):
-        return [fresh(value) for value in node]
+        return [copy_tree(value) for value in node]
     return node
 
 

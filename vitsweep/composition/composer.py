@@ -1,9 +1,9 @@
 """Composer: cells out of config groups, equal to Hydra's composition at a fraction of its time.
 
 Hydra composes each cell anew (about 40 ms, twice). Most overrides are local: they swap the file of
-one group, or set one value. The composer lets Hydra compose what is *not* local once, proves from
+one group, or set one value. The composer lets Hydra compose what is *not* local once, checks in
 Hydra's own list of sources that the node of a group comes from one file, and assembles cells from
-these pieces. Whatever cannot be proved local goes to Hydra, with all that touches the same key.
+these parts. What is not shown to be local is composed by Hydra, with all that sets the same key.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +12,10 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
 
 from vitsweep.composition import hydra_internals
-from vitsweep.composition.composed_cell import ComposedCell, Tree, fresh
+from vitsweep.composition.composed_cell import ComposedCell, Tree, copy_tree
 from vitsweep.composition.conf_dir import conf_dir
-from vitsweep.composition.fragment_cache import FragmentCache
-from vitsweep.composition.set_value import NotLocalError, assign, root_of
+from vitsweep.composition.fragment_cache import FragmentCache, Kind
+from vitsweep.composition.set_value import NotLocalError, root_of, set_value
 from vitsweep.composition.suggestions import unknown_key
 
 
@@ -35,7 +35,7 @@ class Composer:
         hydra_overrides: Sequence[str] = (),
     ) -> None:
         loader = loader or hydra_internals.open_loader(conf_dir())
-        self._pieces = FragmentCache(loader, config_name, hydra_overrides)
+        self._cache = FragmentCache(loader, config_name, hydra_overrides)
 
     def compose(self, overrides: Sequence[str] = ()) -> ComposedCell:
         """Compose one cell; without overrides the default one.
@@ -45,18 +45,18 @@ class Composer:
         """
         parsed = self.parse(overrides)
         tree, choices = self._composed(parsed)
-        self._refuse_strays(tree, parsed)
+        self._refuse_unread_keys(tree, parsed)
         return ComposedCell(tuple(overrides), choices, self._named(tree, choices))
 
     @property
     def compositions(self) -> int:
         """How often Hydra composed a whole configuration."""
-        return self._pieces.compositions
+        return self._cache.compositions
 
     @property
     def default_choices(self) -> Mapping[str, str]:
         """Group -> choice of an empty command line, in the order of the defaults list."""
-        return self._pieces.base().choices
+        return self._cache.base().choices
 
     def parse(self, overrides: Iterable[str]) -> list[Override]:
         """Parse overrides with Hydra's grammar.
@@ -64,41 +64,47 @@ class Composer:
         Raises:
             BadValueError: a text is no override.
         """
-        return self._pieces.parse(overrides)
+        return self._cache.parse(overrides)
 
     def options(self, group: str) -> list[str]:
         """Return the choices of a group."""
-        return self._pieces.options(group)
+        return self._cache.options(group)
 
     def _composed(self, parsed: list[Override]) -> tuple[Tree, dict[str, str]]:
-        hard: set[str] = set()
+        """Assemble a cell, leaving more and more top-level keys to Hydra until all parts are local."""
+        by_hydra: set[str] = set()
         while True:
             try:
-                return self._assembled(parsed, hard)
+                return self._assembled(parsed, by_hydra)
             except NotLocalError as error:
                 everything = {root_of(o) for o in parsed}
-                hard = everything if error.root in (*hard, "*") else hard | {error.root}
+                by_hydra = everything if error.root in (*by_hydra, "*") else by_hydra | {error.root}
 
-    def _assembled(self, parsed: list[Override], hard: set[str]) -> tuple[Tree, dict[str, str]]:
-        """Assemble a cell from pieces; what touches the keys in `hard` is left to Hydra."""
-        kinds = [(o, self._pieces.kind(o)) for o in parsed]
-        hard = hard | {root_of(o) for o, kind in kinds if kind == "hard value"}
-        local = [(o, k) for o, k in kinds if not k.startswith("hard") and root_of(o) not in hard]
-        left = [o for o, k in kinds if k.startswith("hard") or root_of(o) in hard]
-        texts = tuple(str(o.input_line) for o in left)
-        base = self._pieces.base(texts)
+    def _assembled(self, parsed: list[Override], by_hydra: set[str]) -> tuple[Tree, dict[str, str]]:
+        """Assemble a cell; overrides of the top-level keys in `by_hydra` are composed by Hydra.
+
+        Raises:
+            NotLocalError: one more key must be left to Hydra.
+        """
+        kinds = [(o, self._cache.kind(o)) for o in parsed]
+        by_hydra = by_hydra | {root_of(o) for o, kind in kinds if kind is Kind.composed_value}
+        local = [(o, k) for o, k in kinds if k.is_local and root_of(o) not in by_hydra]
+        rest = [o for o, k in kinds if not k.is_local or root_of(o) in by_hydra]
+        texts = tuple(str(o.input_line) for o in rest)
+        base = self._cache.base(texts)
         if local and not base.is_static:
             raise NotLocalError("*")
-        tree, choices = fresh(base.tree), dict(base.choices)
-        for group, choice in [(o.key_or_group, str(o.value())) for o, k in local if k == "choice"]:
-            tree[group], choices[group] = fresh(self._pieces.node(group, choice, texts)), choice
-        for value in [o for o, kind in local if kind == "value"]:
-            assign(tree, value)
+        tree, choices = copy_tree(base.tree), dict(base.choices)
+        chosen = [(o.key_or_group, str(o.value())) for o, k in local if k is Kind.choice]
+        for group, choice in chosen:
+            tree[group], choices[group] = copy_tree(self._cache.node(group, choice, texts)), choice
+        for override in [o for o, kind in local if kind is Kind.value]:
+            set_value(tree, override)
         return tree, choices
 
-    def _refuse_strays(self, tree: Tree, parsed: list[Override]) -> None:
+    def _refuse_unread_keys(self, tree: Tree, parsed: list[Override]) -> None:
         """Refuse a key that nothing reads: a mistyped `+precison=O1` must not pass in silence."""
-        known = self._pieces.base().tree
+        known = self._cache.base().tree
         for override in parsed:
             if (root := root_of(override)) in tree and root not in known:
                 raise unknown_key(override, [], root, known)

@@ -1,7 +1,12 @@
-"""FragmentCache: what Hydra composed or read once, and the proof that a piece stands for itself."""
+"""FragmentCache: files read and configurations composed once, and which overrides are local.
+
+An override is local if it changes the node of one group, or one value, and nothing else: then a cell
+can be assembled from cached parts. Everything else needs Hydra to compose the whole configuration.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property
 from typing import Any
 
@@ -12,14 +17,35 @@ from omegaconf.errors import OmegaConfBaseException
 
 from vitsweep.composition import hydra_internals
 from vitsweep.composition.composed_cell import Tree, has_interpolation
+from vitsweep.composition.override_text import parse_overrides
 from vitsweep.composition.set_value import NotLocalError, is_plain_value
-from vitsweep.composition.suggestions import told_plainly, unknown_choice
+from vitsweep.composition.suggestions import hydra_error_sentence, unknown_choice
 from vitsweep.errors import BadValueError
 
 
+class Kind(Enum):
+    """What an override does, and whether that is local."""
+
+    choice = auto()  # swaps the file of one group
+    value = auto()  # sets one value
+    composed_choice = auto()  # chooses a file, or a setting of Hydra itself, with wider effects
+    composed_value = auto()  # sets something for which Hydra has rules of its own
+
+    @property
+    def is_local(self) -> bool:
+        """True where a cell can be assembled without Hydra composing it."""
+        return self in (Kind.choice, Kind.value)
+
+
 @dataclass(frozen=True)
-class Base:
-    """A whole configuration as Hydra composed it; `is_static` where it holds no `${...}`."""
+class HydraComposition:
+    """A whole configuration as Hydra composed it.
+
+    Attributes:
+        tree: plain containers, without Hydra's own node.
+        choices: config group -> choice, in the order of the defaults list.
+        is_static: True where it held no `${...}`, so that no part depends on another.
+    """
 
     tree: Tree
     choices: Mapping[str, str]
@@ -40,10 +66,9 @@ class FragmentCache:
         self.config_name = config_name
         self.hydra_overrides = list(hydra_overrides)
         self.compositions = 0
-        self._parsed: dict[str, Override] = {}
-        self._kinds: dict[str, str] = {}
+        self._kinds: dict[str, Kind] = {}
         self._nodes: dict[tuple[str, str], Any] = {}
-        self._bases: dict[tuple[str, ...], Base] = {}
+        self._bases: dict[tuple[str, ...], HydraComposition] = {}
         self._owners: dict[tuple[str, tuple[str, ...]], list[str]] = {}
 
     def parse(self, texts: Iterable[str]) -> list[Override]:
@@ -52,13 +77,13 @@ class FragmentCache:
         Raises:
             BadValueError: a text is no override.
         """
-        return [self._parsed.get(text) or self._parse(text) for text in texts]
+        return parse_overrides(texts, self.loader)
 
     def options(self, group: str) -> list[str]:
         """Return the choices of a group."""
         return sorted(self.loader.get_group_options(group))
 
-    def base(self, texts: tuple[str, ...] = ()) -> Base:
+    def base(self, texts: tuple[str, ...] = ()) -> HydraComposition:
         """Return the configuration of some overrides, composed by Hydra.
 
         Raises:
@@ -68,8 +93,8 @@ class FragmentCache:
             self._bases[texts] = self._compose(texts)
         return self._bases[texts]
 
-    def kind(self, override: Override) -> str:
-        """Return `choice` or `value` for what is local, `hard choice` or `hard value` for the rest.
+    def kind(self, override: Override) -> Kind:
+        """Return what an override does.
 
         Raises:
             BadValueError: a group has no such choice.
@@ -82,8 +107,13 @@ class FragmentCache:
     def node(self, group: str, choice: str, base: tuple[str, ...]) -> Any:
         """Return what a choice puts at the node of its group.
 
+        Args:
+            group: config group.
+            choice: its choice, of kind `Kind.choice`.
+            base: overrides of the configuration into which the node is put.
+
         Raises:
-            NotLocalError: in this base another file reaches into the node as well.
+            NotLocalError: in that configuration another file writes into the node as well.
         """
         if (group, base) not in self._owners:
             found = hydra_internals.sources(
@@ -98,14 +128,7 @@ class FragmentCache:
     def _files(self) -> Any:
         return hydra_internals.repository(self.loader, self.config_name, self.hydra_overrides)
 
-    def _parse(self, text: str) -> Override:
-        try:
-            self._parsed[text] = hydra_internals.parse(text, self.loader)
-        except HydraException as error:
-            raise BadValueError(told_plainly(f"`{text}` cannot be read", error)) from error
-        return self._parsed[text]
-
-    def _compose(self, texts: tuple[str, ...]) -> Base:
+    def _compose(self, texts: tuple[str, ...]) -> HydraComposition:
         self.compositions += 1
         asked = [*self.hydra_overrides, *texts]
         try:
@@ -115,16 +138,19 @@ class FragmentCache:
             tree = tree if is_static else hydra_internals.plain_resolved(config)
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             what = f"`{' '.join(texts)}`" if texts else "The configuration"
-            raise BadValueError(told_plainly(f"{what} cannot be composed", error)) from error
-        return Base(tree, hydra_internals.choices(config), is_static)
+            raise BadValueError(
+                hydra_error_sentence(f"{what} cannot be composed", error)
+            ) from error
+        return HydraComposition(tree, hydra_internals.choices(config), is_static)
 
-    def _kind(self, override: Override) -> str:
+    def _kind(self, override: Override) -> Kind:
         if override.is_hydra_override():
-            return "hard choice"
+            return Kind.composed_choice
         is_group = bool(self._files.group_exists(override.key_or_group))
         if is_group and not isinstance(override.value(), dict):
-            return "choice" if self._is_local_choice(override) else "hard choice"
-        return "value" if not is_group and is_plain_value(override) else "hard value"
+            return Kind.choice if self._is_local_choice(override) else Kind.composed_choice
+        is_local = not is_group and is_plain_value(override)
+        return Kind.value if is_local else Kind.composed_value
 
     def _is_local_choice(self, override: Override) -> bool:
         """True for `group=choice` whose file fills the node of its group and nothing else."""

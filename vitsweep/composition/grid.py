@@ -1,4 +1,4 @@
-"""The grid: which cells a command line asks for. The grammar is Hydra's, the expansion ours."""
+"""The grid: from a command line to its cells. Grammar as in Hydra, expansion by vitsweep."""
 
 from collections.abc import Iterable, Sequence
 from itertools import product
@@ -7,7 +7,7 @@ from typing import Any
 from vitsweep.composition.axes import Axis, axes_of, cells_axis, named_axes, zipped
 from vitsweep.composition.composed_cell import ComposedCell, Tree
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.override_text import typed
+from vitsweep.composition.override_text import value_override
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 
@@ -21,38 +21,42 @@ def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[C
 
     Args:
         overrides: as typed after `python -m vitsweep -m`; those of Hydra's own node are left out.
-        composer: pieces to share between calls.
+        composer: shares what is composed between calls.
 
     Raises:
         BadValueError: an override is wrong; the text names it as typed and the valid ones.
     """
     composer = composer or Composer()
-    asked = axes_of(composer, overrides)
-    tree = composer.compose(_of_the_sweep(asked)).tree
+    typed_axes = axes_of(composer, overrides)
+    tree = composer.compose(_sweep_overrides(typed_axes)).tree
     settings = sweep_settings(tree)
     axes = {axis.key: axis for axis in named_axes(composer, settings.axes)}
-    axes |= {axis.key: axis for axis in asked if axis.root != "sweep"}
+    axes |= {axis.key: axis for axis in typed_axes if axis.root != "sweep"}
     factors = zipped(list(axes.values()), settings.zip)
     cells = cells_axis(composer, settings.cells).values if settings.cells else [()]
-    typed_keys = {axis.key for axis in asked}
-    same = _constant(tree["sweep"], composer)
-    return collapsed(
-        composer.compose(merged([cell, *parts, _own(cell, typed_keys, composer), same], composer))
-        for cell, *parts in product(cells, *(axis.values for axis in factors))
-    )
+    typed_keys = {axis.key for axis in typed_axes}
+    common = _settings_of_all_cells(tree["sweep"], composer)
+    products = product(cells, *(axis.values for axis in factors))
+    lists = [
+        merge_overrides(
+            [cell, *parts, _without_typed_keys(cell, typed_keys, composer), common], composer
+        )
+        for cell, *parts in products
+    ]
+    return without_duplicates(map(composer.compose, lists))
 
 
-def collapsed(cells: Iterable[ComposedCell]) -> list[ComposedCell]:
-    """Leave out cells that ask for the same as an earlier one."""
+def without_duplicates(cells: Iterable[ComposedCell]) -> list[ComposedCell]:
+    """Leave out cells whose configuration is that of an earlier one."""
     first: dict[str, ComposedCell] = {}
     for cell in cells:
         first.setdefault(cell.key, cell)
     return list(first.values())
 
 
-def _of_the_sweep(asked: Sequence[Axis]) -> list[str]:
+def _sweep_overrides(axes: Sequence[Axis]) -> list[str]:
     """Return the overrides that say what the sweep is, which therefore cannot be swept."""
-    own = [axis for axis in asked if axis.root == "sweep"]
+    own = [axis for axis in axes if axis.root == "sweep"]
     for axis in own:
         if len(axis.values) > 1:
             raise BadValueError(
@@ -61,20 +65,22 @@ def _of_the_sweep(asked: Sequence[Axis]) -> list[str]:
     return [text for axis in own for text in axis.values[0]]
 
 
-def _own(cell: tuple[str, ...], typed_keys: set[str], composer: Composer) -> tuple[str, ...]:
-    """Return what a cell of a named sweep says against the axes; the command line says more."""
+def _without_typed_keys(
+    cell: tuple[str, ...], typed_keys: set[str], composer: Composer
+) -> tuple[str, ...]:
+    """Return the overrides of a `cells` entry whose keys were not typed; these replace axes."""
     keyed = zip(composer.parse(cell), cell, strict=True)
     return tuple(text for override, text in keyed if override.get_key_element() not in typed_keys)
 
 
-def _constant(sweep: Tree, composer: Composer) -> tuple[str, ...]:
-    """Return the settings that hold for a single cell too: all but those that made the grid."""
+def _settings_of_all_cells(sweep: Tree, composer: Composer) -> tuple[str, ...]:
+    """Return the `sweep.*` overrides of every cell: all settings but those that made the grid."""
     default = composer.compose().tree["sweep"]
     kept = {k: v for k, v in sweep.items() if k not in ("axes", "cells", "zip")}
-    return tuple(typed(f"sweep.{k}", v) for k, v in kept.items() if v != default.get(k))
+    return tuple(value_override(f"sweep.{k}", v) for k, v in kept.items() if v != default.get(k))
 
 
-def merged(parts: Iterable[tuple[str, ...]], composer: Composer) -> list[str]:
+def merge_overrides(parts: Iterable[tuple[str, ...]], composer: Composer) -> list[str]:
     """Join the overrides of one cell; of two with the same key the later one counts."""
     texts = [text for part in parts for text in part]
     keyed: dict[str, Any] = {}

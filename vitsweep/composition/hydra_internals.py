@@ -37,8 +37,8 @@ def open_loader(conf: Path) -> ConfigLoader:
     return ConfigLoaderImpl(create_config_search_path(str(conf.resolve())))
 
 
-def parse(text: str, loader: ConfigLoader) -> Override:
-    """Parse an override with Hydra's grammar; the loader answers `glob`."""
+def parse(text: str, loader: ConfigLoader | None) -> Override:
+    """Parse an override with Hydra's grammar; the loader lists the choices for `glob`."""
     return OverridesParser.create(config_loader=loader).parse_overrides([text])[0]
 
 

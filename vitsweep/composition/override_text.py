@@ -1,32 +1,62 @@
-"""From a value back to what one would type."""
+"""Between text and overrides: texts are parsed with Hydra's grammar, values are written as texts."""
 
 import re
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException
 
 from vitsweep.composition import hydra_internals
+from vitsweep.composition.suggestions import hydra_error_sentence
+from vitsweep.errors import BadValueError
 
-_BARE = re.compile(r"[A-Za-z_][\w./-]*")
-_NOT_TEXT = ("null", "true", "false", "inf", "nan")
+_NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_][\w./-]*")
+_READ_AS_OTHER_THAN_TEXT = ("null", "true", "false", "inf", "nan")
 
 
-def typed(key: str, value: Any) -> str:
+def parse_overrides(texts: Iterable[str], loader: ConfigLoader | None = None) -> list[Override]:
+    """Parse overrides with Hydra's grammar, each text once per process.
+
+    Args:
+        texts: as typed.
+        loader: lists the choices of a group where `glob(...)` asks for them; without one the values
+            of such an override cannot be enumerated.
+
+    Raises:
+        BadValueError: a text is no override.
+    """
+    return [_parsed(text, loader) for text in texts]
+
+
+@lru_cache(maxsize=100_000)
+def _parsed(text: str, loader: ConfigLoader | None) -> Override:
+    try:
+        return hydra_internals.parse(text, loader)
+    except HydraException as error:
+        raise BadValueError(hydra_error_sentence(f"`{text}` cannot be read", error)) from error
+
+
+def value_override(key: str, value: Any) -> str:
     """Return the override that sets `key` to `value`: one value, never read as a sweep."""
     return f"{key}={hydra_internals.value_text(_quoted(value))}"
 
 
-def swept(key: str, values: list[Any]) -> str:
+def sweep_override(key: str, values: list[Any]) -> str:
     """Return the override that sweeps `key` over `values`."""
     return f"{key}=" + ",".join(hydra_internals.value_text(_quoted(value)) for value in values)
 
 
 def _quoted(value: Any) -> Any:
-    """Mark the texts that Hydra's grammar would take for something else."""
+    """Quote the texts that Hydra's grammar would read as something else than a text."""
     if isinstance(value, dict):
         return {key: _quoted(part) for key, part in value.items()}
     if isinstance(value, list):
         return [_quoted(part) for part in value]
-    if not isinstance(value, str) or (_BARE.fullmatch(value) and value.lower() not in _NOT_TEXT):
+    if not isinstance(value, str):
+        return value
+    if _NEEDS_NO_QUOTES.fullmatch(value) and value.lower() not in _READ_AS_OTHER_THAN_TEXT:
         return value
     return QuotedString(value, Quote.single)

@@ -13,7 +13,11 @@ _SETS = (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD)
 
 
 class NotLocalError(Exception):
-    """No piece stands for itself here: Hydra must compose what touches `root` (`*`: everything)."""
+    """A cell cannot be assembled from cached parts: Hydra must compose what sets a key.
+
+    Attributes:
+        root: the top-level key; `*` for all of them.
+    """
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -21,7 +25,7 @@ class NotLocalError(Exception):
 
 
 def root_of(override: Override) -> str:
-    """Return the top-level key that an override touches."""
+    """Return the top-level key that an override sets."""
     return override.key_or_group.replace("/", ".").split(".")[0]
 
 
@@ -35,12 +39,12 @@ def is_plain_value(override: Override) -> bool:
     )
 
 
-def assign(tree: dict[str, Any], override: Override) -> None:
+def set_value(tree: dict[str, Any], override: Override) -> None:
     """Set the value of an override in `tree`.
 
     Raises:
         BadValueError: the key does not exist, or `+` meets one that does.
-        NotLocalError: Hydra has a rule of its own for what stands at the key now.
+        NotLocalError: Hydra has a rule of its own for the present value of the key.
     """
     *path, last = override.key_or_group.split(".")
     node, adds = tree, override.type is not OverrideType.CHANGE

@@ -1,6 +1,6 @@
-"""What to say of a group, choice or key that does not exist: as typed, the valid ones, a guess."""
+"""Error messages for unknown groups, choices and keys: as typed, the valid ones, the closest one."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,7 +14,7 @@ def unknown_choice(group: str, choice: str, valid: Iterable[str]) -> BadValueErr
     names = list(valid)
     return BadValueError(
         f"`{group}={choice}`: `{group}` has no choice `{choice}`; it has {_listed(names)}."
-        + nearest(choice, names, lambda name: f"{group}={name}")
+        + did_you_mean(choice, names, lambda name: f"{group}={name}")
     )
 
 
@@ -29,19 +29,19 @@ def unknown_key(
     rest = override.key_or_group.split(".")[len(path) + 1 :]
     return BadValueError(
         f"`{typed}`: {fault}; there are {_listed(names)}."
-        + nearest(key, names, lambda name: ".".join([*path, name, *rest]) + f"={value}")
+        + did_you_mean(key, names, lambda name: ".".join([*path, name, *rest]) + f"={value}")
     )
 
 
-def nearest(word: str, valid: Iterable[str], typed: Any) -> str:
+def did_you_mean(word: str, valid: Iterable[str], as_typed: Callable[[str], str]) -> str:
     """Return ` Did you mean ...?`, or nothing where no name is close."""
     lower = {name.lower(): name for name in valid}
     close = get_close_matches(word.lower(), lower, n=1)
-    return f" Did you mean `{typed(lower[close[0]])}`?" if close else ""
+    return f" Did you mean `{as_typed(lower[close[0]])}`?" if close else ""
 
 
-def told_plainly(what: str, error: BaseException) -> str:
-    """Return Hydra's reason as sentences, without its pointers to configuration internals."""
+def hydra_error_sentence(what: str, error: BaseException) -> str:
+    """Return Hydra's reason on one line, without its links and its hints for developers."""
     lines = [line.strip() for line in str(error or error.__cause__).splitlines()]
     kept = [line for line in lines if line and "https://" not in line and "HYDRA_FULL" not in line]
     return f"{what}: {' '.join(kept)}"

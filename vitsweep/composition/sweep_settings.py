@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from annotated_types import Gt
 
-from vitsweep.composition.suggestions import nearest
+from vitsweep.composition.suggestions import did_you_mean
 from vitsweep.errors import BadValueError
 from vitsweep.results.record import Status
 from vitsweep.spec.from_yaml import section_from_tree
@@ -124,5 +124,5 @@ def _retry_problem(statuses: tuple[str, ...], status: str) -> str:
     return (
         f"`sweep.retry=[{','.join(statuses)}]`: `{status}` is no status after which a cell can run "
         f"again; these are {', '.join(f'`{s}`' for s in RETRIABLE)}."
-        + nearest(status, RETRIABLE, lambda name: f"sweep.retry=[{name}]")
+        + did_you_mean(status, RETRIABLE, lambda name: f"sweep.retry=[{name}]")
     )

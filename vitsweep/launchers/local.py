@@ -13,12 +13,12 @@ from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.block_runner import Runner
 from vitsweep.launchers.local_settings import local_settings
-from vitsweep.launchers.progress import Progress, labels
+from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import blocks
 from vitsweep.planning.freeze import freeze, open_store, plan_of
 from vitsweep.planning.pending import announce, known
 from vitsweep.planning.provenance import code_state
-from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
@@ -76,7 +76,7 @@ def run_beside_others(asked: ComposedCell, config: dict[str, Any], composer: Com
     )
     freeze(store, plan, settings, code)
     _run(store, plan, settings, code, open_console(), parallel=1)
-    [cell_id] = [entry.cell_id for entry in plan.entries.values() if not entry.added]
+    [cell_id] = [entry.cell_id for entry in plan.entries.values() if not entry.is_added_baseline]
     ends = [run for run in store.runs() if run.cell_id == cell_id]
     if not any(run.status == Status.measured for run in ends):
         reasons = plan.entries[cell_id].reasons or [f"{r.status}: {r.reason}" for r in ends[-1:]]
@@ -99,5 +99,5 @@ def _run(
     planned = [*first, *blocks(plan, missing, size)]
     if not planned and plan.runnable:
         console.print("Everything that was asked for is measured already.")
-    progress = Progress(console, labels(plan), sum(len(block.entries) for block in planned))
+    progress = Progress(console, cell_labels(plan), sum(len(block.entries) for block in planned))
     return runner.run(planned, progress)

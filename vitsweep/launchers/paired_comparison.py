@@ -13,18 +13,18 @@ from vitsweep.cli.compare_options import FOLDER, CompareOptions, compare_options
 from vitsweep.cli.summary import ENDED_OTHERWISE, INTERRUPTED, OK, explain
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.grid import merged
+from vitsweep.composition.grid import merge_overrides
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 from vitsweep.launchers.block_runner import Runner
-from vitsweep.launchers.progress import Progress, labels
+from vitsweep.launchers.progress import Progress
 from vitsweep.measure.device_name import device_name
 from vitsweep.planning.blocks import Block, blocks
 from vitsweep.planning.freeze import freeze, open_store
 from vitsweep.planning.pending import announce, comparable, known
 from vitsweep.planning.provenance import code_state
-from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, make_sweep_plan
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
@@ -77,7 +77,7 @@ def _pair(options: CompareOptions, composer: Composer) -> tuple[SweepPlan, dict[
     settings = (options.variant, options.baseline)
     _refuse_others([*options.common, *options.variant, *options.baseline], composer)
     variant, baseline = (
-        composer.compose(merged([(FOLDER,), options.common, setting], composer))
+        composer.compose(merge_overrides([(FOLDER,), options.common, setting], composer))
         for setting in settings
     )
     if variant.tree["sweep"] != baseline.tree["sweep"]:
@@ -154,7 +154,7 @@ class _Turns:
         announce(todo, again, self.console)
         runner = Runner(self.store, self.code)
         runner.over |= set(todo.ended)
-        progress = Progress(self.console, labels(self.plan), 0)
+        progress = Progress(self.console, cell_labels(self.plan), 0)
         if runner.run(self._planned(runner, progress), progress):
             self.ending = Ending.interrupted
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.formatting import number
 
@@ -99,28 +99,6 @@ class Progress:
             per_run = (time.monotonic() - self._begin) / self._done
             left = f", about {_duration(per_run * (self._total - self._done))} left"
         return f"{self._done} of {self._total} runs{left}"
-
-
-def labels(plan: SweepPlan) -> dict[str, str]:
-    """Return cell id -> the overrides that tell the cells of a plan apart."""
-    entries = list(plan.entries.values())
-    varying: dict[str, set[str]] = {}
-    shown = {e.cell_id: _overrides(e) for e in entries}
-    for overrides in shown.values():
-        for key, value in overrides.items():
-            varying.setdefault(key, set()).add(value)
-    everywhere = {
-        k for k, v in varying.items() if len(v) == 1 and all(k in s for s in shown.values())
-    }
-    return {
-        cell: " ".join(f"{k}={v}" for k, v in overrides.items() if k not in everywhere) or "plain"
-        for cell, overrides in shown.items()
-    }
-
-
-def _overrides(entry: PlannedCell) -> dict[str, str]:
-    pairs = (text.lstrip("+").partition("=") for text in entry.composed.overrides)
-    return {key: value for key, _, value in pairs if not key.startswith(("sweep", "hydra"))}
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Making a sweep: from what was asked to frozen cells in a folder."""
+"""Writing a sweep folder: every cell with its configuration and code, frozen before anything runs."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from vitsweep.composition.composer import Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.frozen_cell import frozen_document
 from vitsweep.measure.clock import now
-from vitsweep.planning.command_line import command_line
+from vitsweep.planning.provenance import command_line
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, make_sweep_plan
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, write_atomically
@@ -19,13 +19,13 @@ from vitsweep.spec.flatten import flatten
 from vitsweep.spec.machine import Machine
 
 
-def plan_of(asked: Sequence[ComposedCell], machine: Machine, composer: Composer) -> SweepPlan:
+def plan_of(composed: Sequence[ComposedCell], machine: Machine, composer: Composer) -> SweepPlan:
     """Type and check the cells and add their baselines.
 
     Raises:
         BadValueError: a value is wrong, of a cell or of `sweep.baseline`.
     """
-    return make_sweep_plan(asked, machine, lambda cell: baseline_of(cell, composer))
+    return make_sweep_plan(composed, machine, lambda cell: baseline_of(cell, composer))
 
 
 def store_of(settings: SweepSettings) -> Store:
@@ -43,9 +43,9 @@ def open_store(settings: SweepSettings) -> Store:
 
 
 def freeze(store: Store, plan: SweepPlan, settings: SweepSettings, code: dict[str, Any]) -> None:
-    """Write every cell, the refused ones with their reasons, and note the command.
+    """Write every cell, the invalid ones with their reasons, and append the command.
 
-    The changes of the code that are not committed are kept once, beside the cells that name them.
+    Uncommitted changes of the code are written once, and cells name the file.
     """
     changes = str(code.get("git_diff") or "")
     code = code | {"git_diff": store.keep("code", changes, ".diff") if changes else ""}
@@ -60,7 +60,7 @@ def freeze(store: Store, plan: SweepPlan, settings: SweepSettings, code: dict[st
             "command": command_line(),
             "question": settings.question,
             "limit": asdict(settings.limit),
-            "cells": [e.cell_id for e in plan.entries.values() if not e.added],
+            "cells": [e.cell_id for e in plan.entries.values() if not e.is_added_baseline],
             "baselines": plan.baselines,
         }
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.override_text import typed
+from vitsweep.composition.override_text import value_override
 from vitsweep.composition.sweep_settings import LimitSettings
 from vitsweep.errors import BadValueError
 from vitsweep.results.record import Status
@@ -107,7 +107,7 @@ class Searches:
         return [(cell, value) for cell, value in wanted if value is not None]
 
     def _tried(self, cell: ComposedCell, value: int) -> ComposedCell:
-        return self.composer.compose([*cell.overrides, typed(self.key, value)])
+        return self.composer.compose([*cell.overrides, value_override(self.key, value)])
 
 
 def limit_of(limit: LimitSettings, cells: Sequence[ComposedCell]) -> LimitSettings | None:

@@ -65,7 +65,8 @@ def known(
     missing = {
         e.cell_id: e.spec.measurement.blocks - counts[e.cell_id]
         for e in plan.runnable
-        if e.cell_id not in ended and not (e.added and _all_done(e, plan, counts, ended))
+        if e.cell_id not in ended
+        and not (e.is_added_baseline and _all_done(e, plan, counts, ended))
     }
     return ResumeState({c: n for c, n in missing.items() if n > 0}, ended, tuple(other))
 

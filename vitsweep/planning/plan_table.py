@@ -11,11 +11,10 @@ from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
-from vitsweep.launchers.progress import labels
 from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.pending import ResumeState, known
 from vitsweep.planning.provenance import code_state
-from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
 
@@ -41,14 +40,14 @@ def plan(
 
 def plan_rows(plan: SweepPlan, known: ResumeState) -> list[dict[str, Any]]:
     """Return one row per cell: id, label, state, runs it lacks, reasons."""
-    named = labels(plan)
+    named = cell_labels(plan)
     return [
         {
             "cell_id": entry.cell_id,
             "cell": named[entry.cell_id],
             "state": _state(entry, known),
             "runs": known.missing.get(entry.cell_id, 0),
-            "is_baseline": entry.added,
+            "is_baseline": entry.is_added_baseline,
             "reasons": list(entry.reasons) or _ended_reason(entry, known),
         }
         for entry in plan.entries.values()
@@ -60,7 +59,7 @@ def _state(entry: PlannedCell, known: ResumeState) -> str:
         return INVALID
     if entry.cell_id in known.ended:
         return ENDED
-    return RUNNABLE if known.missing.get(entry.cell_id) or entry.added else MEASURED
+    return RUNNABLE if known.missing.get(entry.cell_id) or entry.is_added_baseline else MEASURED
 
 
 def _ended_reason(entry: PlannedCell, known: ResumeState) -> list[str]:

@@ -1,4 +1,4 @@
-"""SweepPlan: the cells of one command, typed and checked, with their baselines."""
+"""SweepPlan: the cells of one command, typed and checked, with the baselines they are divided by."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +18,12 @@ class PlannedCell:
     """One cell of a command.
 
     Attributes:
-        composed: as the command line asked for it.
-        tree: resolved, as it will be frozen.
-        spec: built from it.
+        composed: its overrides and the configuration composed from them.
+        tree: that configuration with every `auto` resolved, as it will be frozen.
+        spec: built from `tree`.
         reasons: why it cannot run; empty if it can.
-        baseline_id: cell its speedup divides by, or None.
-        added: True where nobody asked for the cell but a speedup needs it.
+        baseline_id: cell by whose throughput its speedup is divided, or None.
+        is_added_baseline: True where the command does not name the cell but a speedup needs it.
     """
 
     composed: ComposedCell
@@ -31,23 +31,28 @@ class PlannedCell:
     spec: CellSpec
     reasons: tuple[str, ...]
     baseline_id: str | None = None
-    added: bool = False
+    is_added_baseline: bool = False
 
     @cached_property
     def cell_id(self) -> str:
-        """Id of the cell; hashing it takes a tenth of a millisecond, and it is asked for often."""
+        """Hash of the spec, kept because computing it takes 0.1 ms and it is read often."""
         return self.spec.cell_id
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Entries by cell id: first the cells that were asked for, in their order, then baselines."""
+    """The cells of one command.
+
+    Attributes:
+        entries: cell id -> cell; first the cells that the command names, in its order, then the
+            baselines that were added.
+    """
 
     entries: dict[str, PlannedCell]
 
     @property
     def runnable(self) -> list[PlannedCell]:
-        """Entries that no rule refuses."""
+        """Cells that can run."""
         return [entry for entry in self.entries.values() if not entry.reasons]
 
     @property
@@ -57,7 +62,7 @@ class SweepPlan:
 
 
 def make_sweep_plan(
-    asked: Sequence[ComposedCell],
+    composed: Sequence[ComposedCell],
     machine: Machine,
     baseline_of: Callable[[ComposedCell], ComposedCell | None],
 ) -> SweepPlan:
@@ -68,7 +73,7 @@ def make_sweep_plan(
     """
     entries: dict[str, PlannedCell] = {}
     problems: list[str] = []
-    for cell in asked:
+    for cell in composed:
         try:
             entry = plan_cell(cell, machine)
         except BadValueError as error:
@@ -80,11 +85,11 @@ def make_sweep_plan(
     return SweepPlan(_with_baselines(entries, machine, baseline_of))
 
 
-def plan_cell(asked: ComposedCell, machine: Machine) -> PlannedCell:
+def plan_cell(composed: ComposedCell, machine: Machine) -> PlannedCell:
     """Resolve, type and check one cell."""
-    tree = resolve(asked.tree, machine)
+    tree = resolve(composed.tree, machine)
     cell = cell_from_tree(tree)
-    return PlannedCell(composed=asked, tree=tree, spec=cell, reasons=tuple(conflicts(cell)))
+    return PlannedCell(composed=composed, tree=tree, spec=cell, reasons=tuple(conflicts(cell)))
 
 
 def _with_baselines(
@@ -98,7 +103,7 @@ def _with_baselines(
         if wanted is None or entry.reasons:
             continue
         if wanted.key not in by_key:
-            by_key[wanted.key] = replace(plan_cell(wanted, machine), added=True)
+            by_key[wanted.key] = replace(plan_cell(wanted, machine), is_added_baseline=True)
         baseline = by_key[wanted.key]
         if baseline.reasons:
             continue  # the table says that there is no baseline
@@ -107,3 +112,25 @@ def _with_baselines(
         if entry.cell_id != present.cell_id:
             complete[entry.cell_id] = replace(entry, baseline_id=present.cell_id)
     return complete
+
+
+def cell_labels(plan: SweepPlan) -> dict[str, str]:
+    """Return cell id -> the overrides that tell the cells of a plan apart."""
+    entries = list(plan.entries.values())
+    varying: dict[str, set[str]] = {}
+    shown = {e.cell_id: _overrides(e) for e in entries}
+    for overrides in shown.values():
+        for key, value in overrides.items():
+            varying.setdefault(key, set()).add(value)
+    everywhere = {
+        k for k, v in varying.items() if len(v) == 1 and all(k in s for s in shown.values())
+    }
+    return {
+        cell: " ".join(f"{k}={v}" for k, v in overrides.items() if k not in everywhere) or "plain"
+        for cell, overrides in shown.items()
+    }
+
+
+def _overrides(entry: PlannedCell) -> dict[str, str]:
+    pairs = (text.lstrip("+").partition("=") for text in entry.composed.overrides)
+    return {key: value for key, _, value in pairs if not key.startswith(("sweep", "hydra"))}

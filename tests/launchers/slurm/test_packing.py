@@ -9,7 +9,6 @@ from tests.cells import TINY
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
-from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.launchers.slurm.node.signals import Signals
 from vitsweep.launchers.slurm.submit.cluster import gpus_in
@@ -18,7 +17,7 @@ from vitsweep.launchers.slurm.submit.packing import PlannedJob, pack
 from vitsweep.launchers.slurm.submit.sbatch import parameters
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings, settings_of
 from vitsweep.planning.freeze import plan_of
-from vitsweep.planning.snapshot import code_folder
+from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
@@ -40,7 +39,7 @@ def plan(*overrides: str) -> SweepPlan:
 
 
 def packed(cells: SweepPlan, blocks: int, **given: object) -> list[PlannedJob]:
-    missing = {e.cell_id: blocks for e in cells.runnable if not e.added}
+    missing = {e.cell_id: blocks for e in cells.runnable if not e.is_added_baseline}
     minutes = dict.fromkeys(cells.entries, 1.0)
     return [
         job for jobs in pack(cells, missing, minutes, settings(**given), 8).values() for job in jobs
@@ -141,11 +140,8 @@ def test_the_time_limit_is_told_from_preemption_by_the_clock(monkeypatch):
 def test_a_snapshot_keeps_the_code_of_the_command(tmp_path):
     store = Store(tmp_path)
     code = {"git_commit": "c", "git_diff": ""}
-    tree = Composer().compose().tree
-    plain = sweep_settings(tree)
-    copying = replace(plain, snapshot_code=True)
-    copy = code_folder(store, copying, code)
+    copy = code_folder(store, code, snapshot=True)
     assert (copy / "vitsweep/launchers/slurm/node/agent.py").is_file()
-    assert code_folder(store, copying, code) == copy
-    assert code_folder(store, copying, code | {"git_diff": "x"}) != copy
-    assert (code_folder(store, plain, code) / "vitsweep").is_dir()
+    assert code_folder(store, code, snapshot=True) == copy
+    assert code_folder(store, code | {"git_diff": "x"}, snapshot=True) != copy
+    assert (code_folder(store, code, snapshot=False) / "vitsweep").is_dir()

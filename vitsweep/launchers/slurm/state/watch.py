@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
-from vitsweep.launchers.progress import Progress, labels
+from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.slurm.state.job_events import read_new_events
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.reconcile import reconcile
-from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
@@ -27,7 +27,7 @@ def watch(store: Store, plan: SweepPlan, watched: Sequence[JobArray], console: C
         False where the user detached with Ctrl-C.
     """
     num_runs = sum(len(job.runs()) for array in watched for job in array.jobs())
-    progress = Progress(console, labels(plan), num_runs)
+    progress = Progress(console, cell_labels(plan), num_runs)
     try:
         with progress.shown():
             _follow(store, plan, watched, progress)

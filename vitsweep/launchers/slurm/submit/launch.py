@@ -24,8 +24,7 @@ from vitsweep.launchers.slurm.submit.sbatch import submit
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings, settings_of
 from vitsweep.planning.freeze import freeze, open_store, plan_of
 from vitsweep.planning.pending import ResumeState, announce, known
-from vitsweep.planning.provenance import code_state
-from vitsweep.planning.snapshot import code_folder
+from vitsweep.planning.provenance import code_folder, code_state
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -84,7 +83,7 @@ def _submit_missing(
     planned = pending.keys() & plan.entries.keys()
     live = [state.job.array for state in job_states if state.is_live and planned]
     _announce(store, plan, found, missing, sum(pending.values()), console)
-    folder = code_folder(store, sweep, code)
+    folder = code_folder(store, code, snapshot=sweep.snapshot_code)
     size, new = max_array_size(settings), []
     for request, jobs in pack(plan, missing, minutes, settings, sweep.cells_per_block).items():
         new += submit(store, request, jobs, settings, size, folder)
