@@ -148,8 +148,8 @@ def measure(setting: Setting, answer: Path) -> None:
     """Train some steps in this fresh process; write the median step time and the peak memory."""
     import torch
 
-    from vitsweep.measure.memory_peak import reset_peak
-    from vitsweep.measure.step_clock import StepClock
+    from vitsweep.measure.clocks import StepClock
+    from vitsweep.measure.memory import reset_peak
 
     torch.manual_seed(0)
     device = torch.device(setting.device)
@@ -189,7 +189,7 @@ def _map_each_tensor() -> None:
 
 
 def _peak_gib(device: Any) -> float:
-    from vitsweep.measure.memory_peak import peak_memory
+    from vitsweep.measure.memory import peak_memory
 
     return next(gib for gib in peak_memory(device).values() if gib is not None)
 

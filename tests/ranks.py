@@ -70,11 +70,11 @@ def _rank(
     arguments: tuple[Any, ...],
     folder: Path,
 ) -> None:
-    from vitsweep.execution.worker import joined_world
+    from vitsweep.execution.process_group import joined_process_group
 
     multiprocessing.current_process().daemon = False  # as the ranks of the launcher
     try:
-        with joined_world(cell, rank, rank, init_method) as world:
+        with joined_process_group(cell, rank, rank, init_method) as world:
             answer = ("value", function(world, *arguments))
     except BaseException:
         answer = ("error", traceback.format_exc())

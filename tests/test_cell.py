@@ -1,9 +1,12 @@
 """One cell on one rank, from its spec to the summary of its run."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed._tools
 
 from tests.data.places import world
 from tests.training.alone import alone
@@ -27,8 +30,8 @@ def short(spec: CellSpec, warmup: int = 1, measured: int = 3, phases: int = 1) -
 
 
 def run(spec: CellSpec, proved: str = "", folder: Path = Path()) -> Summary:
-    around = RunContext(calibration={"float32": 0.1}, proved=proved, trace_folder=folder)
-    return run_cell(spec, world(), around)
+    context = RunContext(calibration={"float32": 0.1}, proved=proved, trace_folder=folder)
+    return run_cell(spec, world(), context)
 
 
 def test_a_run_gives_every_number_of_a_measured_cell() -> None:
@@ -40,7 +43,6 @@ def test_a_run_gives_every_number_of_a_measured_cell() -> None:
         "speedup_high",
         "peak_gib",  # made by the tables
         "bubble_ms",  # pipelines
-        "setup_seconds",  # the supervisor's
         "accuracy_top1",  # task=train
         "train_seconds",
     }
@@ -51,6 +53,7 @@ def test_a_run_gives_every_number_of_a_measured_cell() -> None:
     assert found["communication_ms"] == found["gradient_bytes_per_step"] == 0
     assert found["mfu"] is None
     assert found["mfu_of_measured_peak"] > 0
+    assert found["setup_seconds"] > 0
 
 
 def test_without_phase_steps_there_are_no_phases() -> None:
@@ -100,3 +103,25 @@ def test_training_tells_accuracy_and_time() -> None:
     found = run(short(training)).metrics
     assert 0 < found["accuracy_top1"] < 1
     assert found["train_seconds"] > 0
+
+
+def test_without_torchs_private_modules_optional_columns_are_empty_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("fake_collectives", "mem_tracker"):
+        monkeypatch.setitem(sys.modules, f"torch.distributed._tools.{name}", None)
+        monkeypatch.delattr(torch.distributed._tools, name, raising=False)
+    found = run(short(alone()))
+    for column in ("gathered_parameter_gib", "activation_gib", "gradient_bytes_per_step"):
+        assert found.metrics[column] is None
+    assert found.metrics["parameter_gib"] > 0
+    assert found.metrics["images_per_second"] > 0
+    assert "has no memory tracker" in found.environment["activation_gib_reason"]
+    assert "lists no collectives" in found.environment["sent_bytes_reason"]
+
+
+def test_with_them_there_is_no_reason() -> None:
+    found = run(short(alone()))
+    assert found.metrics["activation_gib"] > 0
+    assert found.environment["activation_gib_reason"] is None
+    assert found.environment["sent_bytes_reason"] is None

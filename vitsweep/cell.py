@@ -1,21 +1,22 @@
-"""THE page: one cell, on one rank, from its spec to what will be recorded."""
+"""One cell on one rank: build, parallelize, train, measure, summarize."""
 
 import contextlib
 import gc
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from vitsweep.equivalence import prove
-from vitsweep.measure.communication import CommunicationCounter, collective_ms
+from vitsweep.measure.communication import collective_ms, count_sent_bytes
 from vitsweep.measure.contention import ContentionMonitor, throttled
 from vitsweep.measure.environment import environment, machine
-from vitsweep.measure.memory_parts import step_in_parts
-from vitsweep.measure.memory_peak import peak_memory, reset_peak
+from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
 from vitsweep.measure.trace import traced
 from vitsweep.model.build import build_model
@@ -23,7 +24,8 @@ from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import Batches
 from vitsweep.training.checkpoint_manager import CheckpointManager
-from vitsweep.training.loop import endless, instrumented_steps, timed_steps, train_epochs
+from vitsweep.training.epochs import train_epochs
+from vitsweep.training.timed_steps import endless, instrumented_steps, timed_steps
 from vitsweep.training.trainer import MicroBatch, Trainer
 from vitsweep.world import World
 
@@ -37,11 +39,11 @@ class RunContext:
     """What a run needs to know beside its cell.
 
     Attributes:
-        calibration: matmul TFLOP/s by dtype and all-reduce GB/s of this machine.
-        proved: how equality was proved before ("" where it was not).
-        trace_folder: where a profiler trace goes if the cell asks for one.
-        checkpoints: knows what earlier attempts of the run left, and lets this one be interrupted;
-            None where nobody supervises the ranks.
+        calibration: rates of this machine (see `measure.calibrate`).
+        proved: how the cell was proved equal to plain training before ("" where it was not).
+        trace_folder: where a profiler trace goes if `measurement.trace` is true.
+        checkpoints: resumes from earlier attempts of the run and lets this one be interrupted; None
+            where nobody supervises the ranks.
     """
 
     calibration: dict[str, float]
@@ -50,37 +52,40 @@ class RunContext:
     checkpoints: CheckpointManager | None = None
 
 
-def run_cell(cell: CellSpec, world: World, around: RunContext) -> Summary:
-    """Build, parallelize, train and measure one cell; every rank calls it, all get the summary.
+def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
+    """Build, parallelize, train and measure one cell.
+
+    Every rank calls it, and all return the same summary.
 
     Raises:
         WrongResultError: the techniques do not compute what the plain model computes.
-        DivergedError: the loss became non-finite.
-        Interrupted: training was told to stop; it is saved, and so is what was measured.
+        DivergedError: the loss became inf or NaN.
+        TrainingInterrupted: a stop was requested during training. The measurement and a checkpoint
+            are saved then.
     """
-    checkpoints = around.checkpoints if cell.task.epochs else None
-    kept = checkpoints.measured() if checkpoints else None
-    proved = "" if kept else around.proved or _prove(cell, world)
+    checkpoints = context.checkpoints if cell.task.epochs else None
+    earlier = checkpoints.load_measurement() if checkpoints else None
+    proved = "" if earlier else context.proved or _prove(cell, world)
     reset_peak(world.device)
     with contextlib.closing(cell.data.open(cell, world)) as batches:
-        if kept:
-            summary = Summary(**kept)
+        if earlier:
+            summary = Summary(**earlier)
         else:
-            summary = _measured(cell, world, batches, around, proved)
+            summary = _measure(cell, world, batches, context, proved)
         if checkpoints:
-            checkpoints.keep_measured(asdict(summary), world)
+            checkpoints.save_measurement(asdict(summary), world)
         if cell.task.epochs:
-            summary.metrics |= _trained(cell, world, batches, checkpoints)
+            summary.metrics |= _train(cell, world, batches, checkpoints)
     return summary
 
 
-def _measured(
-    cell: CellSpec, world: World, batches: Batches, around: RunContext, proved: str
+def _measure(
+    cell: CellSpec, world: World, batches: Batches, context: RunContext, proved: str
 ) -> Summary:
-    """Time the steps; return what they say over all ranks."""
-    samples, contention, slow = _timed(_new_trainee(cell, world), batches, around)
+    """Take the samples of all ranks and summarize them."""
+    samples, contention, slow = _collect_samples(_build_trainer(cell, world), batches, context)
     ranks = _gather(samples, world)
-    summary = summarize(cell, ranks, around.calibration)
+    summary = summarize(cell, ranks, context.calibration)
     node = samples.environment["node"]
     own_seconds = sum(r.own_cpu_seconds for r in ranks if r.environment["node"] == node)
     summary.validity |= {
@@ -97,48 +102,54 @@ def _prove(cell: CellSpec, world: World) -> str:
     return f"twin {prove(cell, world):.1e}"
 
 
-def _new_trainee(cell: CellSpec, world: World) -> Trainer:
+def _build_trainer(cell: CellSpec, world: World) -> Trainer:
     torch.manual_seed(cell.seed)
     return parallelize(build_model(cell).to(world.device), cell, world)
 
 
-def _timed(
-    trainer: Trainer, batches: Batches, around: RunContext
+def _collect_samples(
+    trainer: Trainer, batches: Batches, context: RunContext
 ) -> tuple[RankSamples, ContentionMonitor, bool | None]:
-    """Take the timed steps, then those that cannot be timed undisturbed."""
+    """Take the timed steps, then those whose instruments would disturb the timing."""
     cell, world = trainer.cell, trainer.world
     stream = endless(batches)
     steps = cell.measurement.warmup_steps + cell.measurement.measured_steps
     _sync_ranks(world)
+    setup_seconds = time.time() - psutil.Process().create_time()
     contention = ContentionMonitor(world.device)
     times, losses = timed_steps(trainer, stream, steps)
     own_seconds, slow = contention.end(), throttled(world.device)
-    memory = peak_memory(world.device)
+    peak = peak_memory(world.device)
     _refuse_divergence(trainer, f"{steps} steps")
+    phases = instrumented_steps(trainer, stream, cell.measurement.phase_steps)
+    memory, memory_reason = memory_by_kind(trainer, stream)
     samples = RankSamples(
         step_times_ms=times,
         losses=torch.stack(losses).tolist(),
         skipped=_skipped(trainer, steps),
-        phases_ms=instrumented_steps(trainer, stream, cell.measurement.phase_steps),
-        memory=memory | step_in_parts(trainer, stream),
+        setup_seconds=setup_seconds,
+        phases_ms=phases,
+        memory=peak | memory,
+        memory_reason=memory_reason,
+        sent=count_sent_bytes(lambda: trainer.step(stream)),
+        communication_ms=collective_ms(lambda: trainer.step(stream), world.device),
         own_cpu_seconds=own_seconds,
         environment=environment(world.device),
         machine=machine(),
-        **_communication(trainer, stream),
     )
-    _trace(trainer, stream, around)
+    _trace(trainer, stream, context)
     return samples, contention, slow
 
 
-def _trained(
+def _train(
     cell: CellSpec, world: World, batches: Batches, checkpoints: CheckpointManager | None
 ) -> dict[str, float]:
-    """Train to an accuracy, from new weights: the timed steps know no warm-up of the rate."""
-    gc.collect()  # wrappers hold each other: the timed model must be gone before there is another
-    trainer = _new_trainee(cell, world)
-    found = train_epochs(trainer, batches, checkpoints)
+    """Train for `task.epochs` from new weights: the timed steps had no learning-rate schedule."""
+    gc.collect()  # wrappers refer to each other: free the timed model before building another
+    trainer = _build_trainer(cell, world)
+    metrics = train_epochs(trainer, batches, checkpoints)
     _refuse_divergence(trainer, f"{cell.task.epochs} epochs")
-    return found
+    return metrics
 
 
 def _refuse_divergence(trainer: Trainer, within: str) -> None:
@@ -146,20 +157,9 @@ def _refuse_divergence(trainer: Trainer, within: str) -> None:
         raise DivergedError(f"The loss became inf or NaN within {within}.")
 
 
-def _communication(trainer: Trainer, stream: Iterator[MicroBatch]) -> dict[str, Any]:
-    """One step under the counter, one under the profiler: neither is among the timed ones."""
-    with CommunicationCounter() as counter:
-        trainer.step(stream)
-    return {
-        "communication_ms": collective_ms(lambda: trainer.step(stream), trainer.world.device),
-        "sent_bytes": {p: counter.sent(p) for p in ("parameter", "gradient", "activation")},
-        "collectives": counter.by_collective(),
-    }
-
-
-def _trace(trainer: Trainer, stream: Iterator[MicroBatch], around: RunContext) -> None:
+def _trace(trainer: Trainer, stream: Iterator[MicroBatch], context: RunContext) -> None:
     if trainer.cell.measurement.trace:
-        traced(lambda: trainer.step(stream), around.trace_folder, trainer.world)
+        traced(lambda: trainer.step(stream), context.trace_folder, trainer.world)
 
 
 def _skipped(trainer: Trainer, steps: int) -> list[bool]:

@@ -48,7 +48,7 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World) -> Trainer:
     # rank finish their backward passes at different times.
     stages = [cell.sharding.apply(stage, plan, world) for stage in stages]
     groups = groups_before or _groups(stages, cell)  # FSDP2 replaces parameters by shards
-    return _trainee(stages, groups, cell, plan, world)
+    return _trainer(stages, groups, cell, plan, world)
 
 
 def _whole(stages: list[nn.Module]) -> nn.Module:
@@ -59,7 +59,7 @@ def _groups(stages: list[nn.Module], cell: CellSpec) -> list[dict[str, object]]:
     return parameter_groups(_whole(stages), cell.optimizer.weight_decay)
 
 
-def _trainee(
+def _trainer(
     stages: list[nn.Module],
     groups: list[dict[str, object]],
     cell: CellSpec,

@@ -1,4 +1,4 @@
-"""Whatever becomes of a cell on this machine, it is one row with its reason, and no other cell's."""
+"""Commands on this machine that are interrupted, killed, repeated or started twice lose nothing."""
 
 import os
 import signal
@@ -8,83 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.command import Command, fault
-from vitsweep.training.saved import FOLDER, MEASURED
+from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, MEASUREMENT_FILE
 
 pytestmark = pytest.mark.slow
-
-
-FAULTS = {
-    "raises": (fault("Raise"), "failed", "KeyError: 'a bug in a technique'"),
-    "is killed": (fault("Kill"), "killed", "Rank 1 was ended by SIGKILL"),
-    "leaves": (fault("Leave"), "failed", "Rank 1 left with exit code 9"),
-    "hangs": (
-        [*fault("Hang"), "measurement.timeout_min=0.3"],
-        "timed_out",
-        "measurement.timeout_min=0.3",
-    ),
-    "eats memory": (
-        ["resources.memory_gib_per_rank=0.05", "data=synthetic", "data.native_resolution_px=256"],
-        "out_of_memory",
-        "allocate",
-    ),
-    "holds fewer tokens than the others": (
-        ["sequence_parallel=ulysses", *fault("Shorter")],
-        "failed",
-        "has 8 positions on rank 1; 17 positions over 2 ranks are 9 on each, padding included.",
-    ),
-    "computes something else": (
-        ["memory._target_=tests.faults.Scaled", "measurement.prove=twin"],
-        "wrong",
-        "nano twin",
-    ),
-    "explodes": (
-        ["memory._target_=tests.faults.Exploding"],
-        "diverged",
-        "inf or NaN",
-    ),
-    "is refused": (["sharding=hsdp"], "invalid", "at least 2 replicas"),
-    "is well": (["optimizer=adamw_foreach"], "measured", ""),
-}
-"""What happens to a cell: overrides, and the status and reason of its row."""
-
-
-@pytest.fixture(scope="module")
-def faults(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """One sweep whose cells meet all faults, beside one that is well."""
-    vitsweep = Command(tmp_path_factory.mktemp("faults"))
-    cells = ",".join(f"""['{"','".join(texts)}']""" for texts, _, _ in FAULTS.values())
-    done = vitsweep("-m", f"sweep.cells=[{cells}]")
-    assert done.returncode == 3, done.stderr
-    return vitsweep
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_whatever_happens_to_a_cell_is_its_own_row_with_the_reason(
-    faults: Command, name: str
-) -> None:
-    overrides, status, reason = FAULTS[name]
-    row = row_of(faults, overrides)
-
-    assert row["status"] == status
-    assert reason in (row["reason"] or "")
-    if name in ("raises", "is killed", "leaves", "holds fewer tokens than the others"):
-        assert row["failed_rank"] == 1
-    assert (row.isna()["images_per_second"]) == (status != "measured")
-
-
-def test_a_cell_that_ran_out_of_memory_tells_its_peak(faults: Command) -> None:
-    assert row_of(faults, FAULTS["eats memory"][0])["peak_rss_gib"] > 0.05
-
-
-def row_of(vitsweep: Command, overrides: list[str]):  # type: ignore[no-untyped-def]
-    """The row of the cell that was asked for with these overrides."""
-    store = vitsweep.store
-    (cell_id,) = [
-        folder.name
-        for folder in store.cells.iterdir()
-        if set(overrides) <= set(store.frozen(folder.name)["overrides"])
-    ]
-    return vitsweep.cells().set_index("cell_id").loc[cell_id]
 
 
 def test_a_cell_that_failed_is_repeated_by_retry_only(vitsweep: Command) -> None:
@@ -129,7 +55,11 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
 ) -> None:
     asked = ("task=train", "task.epochs=25", "batch.images_per_step=256", "sharding=fsdp")
     running = vitsweep.start(*asked)
-    wait_for(lambda: any(vitsweep.store.cells.glob(f"*/attempts/*/{FOLDER}/{MEASURED}")))
+    wait_for(
+        lambda: any(
+            vitsweep.store.cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}/{MEASUREMENT_FILE}")
+        )
+    )
     running.send_signal(number)
     out, error = running.communicate(timeout=240)
     assert running.returncode == 130, error
@@ -143,7 +73,7 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
     assert runs["attempt"].sort_values().tolist() == [1, 2]  # with the baseline, in one block
     assert runs["block"].nunique() == 1
     assert (runs["accuracy_top1"] > 0.2).all()
-    assert not list(vitsweep.store.cells.glob(f"*/attempts/*/{FOLDER}"))
+    assert not list(vitsweep.store.cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}"))
 
 
 def test_a_launcher_that_is_killed_leaves_no_rank_behind_and_loses_nothing(

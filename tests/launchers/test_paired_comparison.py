@@ -15,7 +15,7 @@ from vitsweep.cli.compare_options import compare_options
 from vitsweep.cli.main import run as front_door
 from vitsweep.composition.composer import Composer
 from vitsweep.launchers.paired_comparison import _pair
-from vitsweep.measure.cpu import cpu_model
+from vitsweep.measure.device_name import cpu_model
 from vitsweep.results.store import Store
 
 FAST = ("compare", "optimizer=adamw_foreach", "optimizer=adamw_loop", *QUICK)

@@ -1,13 +1,12 @@
-"""Clocks of steps and phases, told what time it is."""
+"""Clocks of steps and phases, on a clock that the tests move."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from vitsweep.measure import phases, step_clock
-from vitsweep.measure.phases import PHASES, PhaseClock
-from vitsweep.measure.step_clock import StepClock
+from vitsweep.measure import clocks
+from vitsweep.measure.clocks import PHASES, PhaseClock, StepClock
 
 CPU = torch.device("cpu")
 
@@ -26,8 +25,7 @@ class FakeTime:
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     fake = FakeTime()
     module = SimpleNamespace(perf_counter=fake.perf_counter)
-    monkeypatch.setattr(step_clock, "time", module)
-    monkeypatch.setattr(phases, "time", module)
+    monkeypatch.setattr(clocks, "time", module)
     return fake
 
 

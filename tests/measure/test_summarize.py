@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.cells import cell
+from vitsweep.measure.communication import SentBytes
 from vitsweep.measure.summarize import RankSamples, summarize
 from vitsweep.results.metrics import METRICS
 from vitsweep.spec.cell_spec import CellSpec
@@ -24,11 +25,15 @@ def samples(times: list[float], **given: Any) -> RankSamples:
         "skipped": [False] * len(times),
         "phases_ms": {"data": 1.0, "forward": 2.0, "backward": 3.0, "optimizer": 4.0},
         "communication_ms": 5.0,
-        "sent_bytes": {"parameter": 0.0, "gradient": 100.0, "activation": 0.0},
-        "collectives": {"all_reduce/gradient": {"calls": 1, "bytes": 100.0}},
+        "setup_seconds": 3.0,
+        "sent": SentBytes(
+            by_purpose={"parameter": 0.0, "gradient": 100.0, "activation": 0.0},
+            by_collective={"all_reduce/gradient": {"calls": 1.0, "bytes": 100.0}},
+        ),
         "memory": {"peak_allocated_gib": None, "peak_reserved_gib": None, "peak_rss_gib": 0.5},
         "own_cpu_seconds": 1.0,
         "environment": {"device": "AMD EPYC", "node": "a", "host": "a", "host_cores": 64},
+        "memory_reason": "",
         "machine": "one",
     }
     return RankSamples(step_times_ms=times, **(known | given))
@@ -73,7 +78,7 @@ def test_phases_are_the_slowest_ranks_and_bytes_the_mean() -> None:
         TIMES,
         phases_ms={"data": 9.0, "forward": 1.0, "backward": 3.5, "optimizer": 4.0},
         communication_ms=7.0,
-        sent_bytes={"parameter": 10.0, "gradient": 300.0, "activation": 0.0},
+        sent=SentBytes(by_purpose={"parameter": 10.0, "gradient": 300.0, "activation": 0.0}),
     )
     found = summarize(spec(), [samples(TIMES), slow], {}).metrics
     assert (found["data_ms"], found["forward_ms"]) == (9.0, 2.0)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -128,3 +130,10 @@ def test_a_metric_has_its_unit_in_its_name_and_a_definition(metric) -> None:
     assert len(metric.definition) > 10
     assert metric.unit in metric.axis_label or metric.unit == "1"
     assert metric.axis_label.startswith(metric.label)
+
+
+@pytest.mark.parametrize("module", ["vitsweep.results.record", "vitsweep.results.store"])
+def test_reading_records_does_not_load_pandas(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'pandas', 'numpy', 'torch'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

@@ -5,19 +5,22 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.builders import run
 from vitsweep.errors import VitsweepError
-from vitsweep.results.record import SCHEMA_VERSION, NewerSchemaError, Status
+from vitsweep.results.record import SCHEMA_VERSION, NewerSchemaError, RunRecord, Status
 from vitsweep.results.store import (
     DamagedRecordWarning,
     Store,
     append_line,
     read_lines,
     write_atomically,
+    write_if_changed,
     write_once,
 )
 
@@ -47,6 +50,50 @@ def test_runs_are_read_back_from_their_cells(store: Store) -> None:
     paths = [store.save_run(record) for record in records]
     assert list(store.runs()) == records
     assert paths[0] == store.cell("aa") / "runs" / f"{records[0].run_id}.json"
+
+
+def test_a_record_is_parsed_once_until_its_file_changes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    from_json = RunRecord.from_json
+    monkeypatch.setattr(RunRecord, "from_json", lambda text: parsed.append(text) or from_json(text))
+    first, second = run("aa", block="b0"), run("bb", block="b0")
+    path = store.save_run(first)
+    assert list(store.runs()) == list(store.runs()) == list(store.runs("aa")) == [first]
+    assert len(parsed) == 1
+
+    Store(store.root).save_run(second)  # by another process
+    assert list(store.runs()) == [first, second]
+    assert len(parsed) == 2, "the new file alone"
+
+    store.save_run(replace(first, reason="changed"))
+    assert [record.reason for record in store.runs()] == ["changed", ""]
+    assert len(parsed) == 3
+    path.unlink()
+    assert list(store.runs()) == [second]
+
+
+def test_a_file_is_written_only_if_its_text_changes(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    assert write_if_changed(path, "one")
+    before = path.stat()
+    assert not write_if_changed(path, "one")
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert write_if_changed(path, "two")
+    assert path.read_text() == "two"
+    path.write_bytes(b"\xff")
+    assert write_if_changed(path, "three")
+
+
+def test_threads_that_write_one_file_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    texts = [str(number) * 10_000 for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            list(pool.map(lambda text: write_atomically(path, text, durable=False), texts))
+    assert path.read_text() in texts
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_record_cut_in_half_is_named_and_the_others_are_read(store: Store) -> None:

@@ -20,7 +20,7 @@ def alone(*overrides: str) -> CellSpec:
     return cell(*ONE, *overrides)
 
 
-def trainee_of(spec: CellSpec) -> Trainer:
+def trainer_of(spec: CellSpec) -> Trainer:
     """The cell's model, ready to train, from its seed."""
     torch.manual_seed(spec.seed)
     return parallelize(build_model(spec), spec, world())

@@ -13,16 +13,16 @@ from torch import Tensor
 from tests.cells import cell
 from tests.equivalence import whole_weights
 from tests.ranks import on_ranks, placed
-from tests.training.alone import alone, trainee_of
+from tests.training.alone import alone, trainer_of
 from vitsweep.errors import VitsweepError
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import Batches
 from vitsweep.training import checkpoint
+from vitsweep.training.checkpoint_files import INFO_FILE, TrainingInterrupted, newest, read_info
 from vitsweep.training.checkpoint_manager import CheckpointManager
-from vitsweep.training.loop import train_epochs
-from vitsweep.training.saved import TRAINED, Interrupted, newest, read_trained
+from vitsweep.training.epochs import train_epochs
 from vitsweep.training.stop_consensus import StopConsensus
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
@@ -108,8 +108,8 @@ def _both_ways(
         trainer = begun(spec, world)
         try:
             found = train_epochs(trainer, batches, checkpoints)
-        except Interrupted:
-            steps.append(read_trained(here).step)
+        except TrainingInterrupted:
+            steps.append(read_info(here).step)
             earlier.append(here)
     return whole, ending(trainer, found), steps
 
@@ -174,21 +174,21 @@ def test_what_ranks_hold_of_the_model_alone_comes_back_to_them(tmp_path: Path) -
 
 def test_a_stop_before_the_first_step_and_after_the_last_one_loses_nothing(tmp_path: Path) -> None:
     spec = alone(*EXACT, *TRAINING[:3], "batch.images_per_step=256")
-    world = trainee_of(spec).world
+    world = trainer_of(spec).world
     whole = ending(
         trainer := begun(spec, world), train_epochs(trainer, spec.data.open(spec, world))
     )
     at_once = Event()
     at_once.set()
     first = CheckpointManager(tmp_path / "1", (), StopConsensus(at_once, world.device))
-    with pytest.raises(Interrupted, match="after 0 steps"):
+    with pytest.raises(TrainingInterrupted, match="after 0 steps"):
         train_epochs(begun(spec, world), spec.data.open(spec, world), first)
     late = Event()
     second = CheckpointManager(tmp_path / "2", (tmp_path / "1",), StopConsensus(late, world.device))
     batches = Told(spec.data.open(spec, world), late, before_micro_batch=8)
-    with pytest.raises(Interrupted, match="after 8 steps"):
+    with pytest.raises(TrainingInterrupted, match="after 8 steps"):
         train_epochs(begun(spec, world), batches, second)
-    seconds = read_trained(tmp_path / "2").seconds
+    seconds = read_info(tmp_path / "2").seconds
     third = CheckpointManager(
         tmp_path / "3", (tmp_path / "2", tmp_path / "1"), StopConsensus(Event(), world.device)
     )
@@ -199,9 +199,9 @@ def test_a_stop_before_the_first_step_and_after_the_last_one_loses_nothing(tmp_p
 
 
 def test_another_world_is_refused(tmp_path: Path) -> None:
-    trainer = trainee_of(alone())
+    trainer = trainer_of(alone())
     checkpoint.save(trainer, 5, 1.0, tmp_path)
-    other = trainee_of(alone())
+    other = trainer_of(alone())
     shape = replace(other.world.shape, replicate=2)
     other.world = replace(other.world, size=2, shape=shape)
     with pytest.raises(VitsweepError, match=r"saved by 1 ranks .* this run has 2 .*replicate=2"):
@@ -210,9 +210,9 @@ def test_another_world_is_refused(tmp_path: Path) -> None:
 
 def test_half_of_a_checkpoint_is_none(tmp_path: Path) -> None:
     """The last word is written when all tensors are: without it an earlier one counts."""
-    checkpoint.save(trainee_of(alone()), 5, 1.0, tmp_path / "1")
-    checkpoint.save(trainee_of(alone()), 7, 1.0, tmp_path / "2")
+    checkpoint.save(trainer_of(alone()), 5, 1.0, tmp_path / "1")
+    checkpoint.save(trainer_of(alone()), 7, 1.0, tmp_path / "2")
     folders = (tmp_path / "2", tmp_path / "1")
-    assert newest(folders, TRAINED) == tmp_path / "2"
-    (tmp_path / "2" / TRAINED).unlink()
-    assert newest(folders, TRAINED) == tmp_path / "1"
+    assert newest(folders, INFO_FILE) == tmp_path / "2"
+    (tmp_path / "2" / INFO_FILE).unlink()
+    assert newest(folders, INFO_FILE) == tmp_path / "1"

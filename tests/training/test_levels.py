@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.training.alone import alone, batch, trainee_of, weights
+from tests.training.alone import alone, batch, trainer_of, weights
 from vitsweep.model.build import build_model
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -138,7 +138,7 @@ def train_o3(spec: CellSpec, half: torch.dtype) -> tuple[list[float], dict[str, 
 
 def train(spec: CellSpec) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     """Losses, weights and masters of the cell as vitsweep trains it."""
-    trainer = trainee_of(spec)
+    trainer = trainer_of(spec)
     losses = [float(trainer.step(iter([batch(step)]))) for step in range(STEPS)]
     names = {id(p): name for name, p in trainer.model.named_parameters()}
     masters = {}
@@ -189,7 +189,7 @@ def test_masters_keep_updates_that_half_weights_lose(half: str) -> None:
     """Steps smaller than a weight's last digit."""
     small = ("optimizer=sgd_loop", "optimizer.learning_rate=1e-4", "optimizer.weight_decay=0")
     o2, o3 = (alone(f"precision={o}", f"precision.half_dtype={half}", *small) for o in ("O2", "O3"))
-    begin, (_, end, _) = weights(trainee_of(o3)), train(o3)
+    begin, (_, end, _) = weights(trainer_of(o3)), train(o3)
     _, _, masters = train(o2)
     assert unmoved(end, begin) > 0.2
     assert unmoved(masters, {name: value.float() for name, value in begin.items()}) < 0.02
@@ -206,7 +206,7 @@ def unmoved(after: dict[str, Tensor], before: dict[str, Tensor]) -> float:
     ("level", "dtype"), [("O0", "float32"), ("O1", "float32"), ("O2", "float32"), ("O3", "half")]
 )
 def test_adam_keeps_its_state_in_float32_except_under_o3(level: str, dtype: str, half: str) -> None:
-    trainer = trainee_of(alone(f"precision={level}", f"precision.half_dtype={half}", *ADAMW))
+    trainer = trainer_of(alone(f"precision={level}", f"precision.half_dtype={half}", *ADAMW))
     trainer.step(iter([batch()]))
     kept = [s for s in trainer.optimizer.state.values()]
     wanted = HALVES[half] if dtype == "half" else torch.float32
@@ -229,7 +229,7 @@ def test_adam_keeps_its_state_in_float32_except_under_o3(level: str, dtype: str,
 def test_a_level_computes_products_and_keeps_norms_in_its_formats(
     precision: str, products: torch.dtype, norms: torch.dtype
 ) -> None:
-    trainer = trainee_of(alone(f"precision={precision}"))
+    trainer = trainer_of(alone(f"precision={precision}"))
     seen: dict[str, torch.dtype] = {}
     block = trainer.model.blocks[0]
     block.mlp.register_forward_hook(lambda _, __, output: seen.update(product=output.dtype))
@@ -239,7 +239,7 @@ def test_a_level_computes_products_and_keeps_norms_in_its_formats(
 
 
 def test_the_optimizer_gets_masters_but_norms_themselves() -> None:
-    trainer = trainee_of(alone("precision=O2"))
+    trainer = trainer_of(alone("precision=O2"))
     assert trainer.masters is not None
     assert not any(
         "norm" in n for n, p in trainer.model.named_parameters() if p.dtype != torch.float32

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.cells import cell
 from tests.equivalence import whole_weights
 from tests.ranks import on_ranks, placed
-from tests.training.alone import alone, batch, state, trainee_of, weights
+from tests.training.alone import alone, batch, state, trainer_of, weights
 from vitsweep.cell import RunContext, run_cell
 from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.summarize import Summary
@@ -79,7 +79,7 @@ def test_a_constant_scale_stays_and_still_skips_overflows() -> None:
 def test_a_scaler_is_there_where_the_precision_asks_for_one(
     overrides: list[str], scale: float | None
 ) -> None:
-    scaler = trainee_of(alone(*overrides)).scaler
+    scaler = trainer_of(alone(*overrides)).scaler
     assert (scaler.current if scaler else None) == scale
 
 
@@ -88,7 +88,7 @@ def test_scaling_changes_no_update() -> None:
     given = ("precision=O1", "optimizer=sgd_loop")
     ends = []
     for scale in ("null", "1024"):
-        trainer = trainee_of(alone(*given, f"precision.loss_scale={scale}"))
+        trainer = trainer_of(alone(*given, f"precision.loss_scale={scale}"))
         for step in range(3):
             trainer.step(iter([batch(step)]))
         ends.append(weights(trainer))

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from tests.cells import cell
 from tests.equivalence import whole_weights
 from tests.ranks import on_ranks, placed
-from tests.training.alone import alone, batch, trainee_of
+from tests.training.alone import alone, batch, trainer_of
 from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.evaluate import accuracy_top1
-from vitsweep.training.loop import endless, train_epochs
+from vitsweep.training.epochs import accuracy_top1, train_epochs
+from vitsweep.training.timed_steps import endless
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
@@ -68,7 +68,7 @@ def test_accumulated_micro_batches_make_the_step_of_the_whole_batch(tmp_path: Pa
 
 
 def test_each_micro_batch_is_taken_once_and_the_loss_is_their_mean() -> None:
-    trainer = trainee_of(alone("precision.dtype=float64", "batch.accumulation_steps=4"))
+    trainer = trainer_of(alone("precision.dtype=float64", "batch.accumulation_steps=4"))
     parts = [batch(step, images=2) for step in range(5)]
     with torch.no_grad():
         wanted = [F.cross_entropy(trainer.model(x.double()), y) for x, y in parts[:4]]
@@ -86,7 +86,7 @@ def test_clipping_is_torchs_on_the_plain_model_under_each_sharding(tmp_path: Pat
     torch.manual_seed(clipped[0].seed)
     plain = build_model(clipped[0]).double()
     begin = whole_weights(plain.named_parameters())
-    images, labels = _global_batch(clipped[0], 0, trainee_of(alone()).world)
+    images, labels = _global_batch(clipped[0], 0, trainer_of(alone()).world)
     F.cross_entropy(plain(images.double()), labels).backward()
     norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), limit)
     assert float(norm) > 2 * limit, "there is something to clip"
@@ -103,7 +103,7 @@ def test_a_large_limit_clips_nothing(tmp_path: Path) -> None:
 
 
 def test_losses_that_are_not_finite_are_noticed_without_reading_them() -> None:
-    trainer = trainee_of(alone())
+    trainer = trainer_of(alone())
     trainer.step(iter([batch()]))
     assert not trainer.non_finite
     images, labels = batch(1)

@@ -43,7 +43,7 @@ def examine() -> int:
 
 
 def _machine(machine: Machine) -> list[tuple[str, str]]:
-    from vitsweep.measure.cpu import cpu_model
+    from vitsweep.measure.device_name import cpu_model
 
     memory = psutil.virtual_memory()
     disk = shutil.disk_usage(Path.cwd())

@@ -1,4 +1,4 @@
-"""The machine's own rates, measured once per world before its first cell."""
+"""Calibration: rates that this machine reaches, measured before the first cell of each rank count."""
 
 import json
 import secrets
@@ -10,34 +10,34 @@ from typing import Any
 from vitsweep.execution.rank_processes import (
     LocalRanks,
     Ranks,
-    Start,
+    StartRanks,
     fork_server,
     rendezvous,
-    wait_for_all,
+    wait_for_ranks,
 )
 from vitsweep.results.store import Store, append_line, read_lines, write_atomically
 from vitsweep.spec.cell_spec import CellSpec
 
-SECONDS_AT_MOST = 120
-SAME_ALLOCATION_S = 3600
-"""A calibration older than this is taken again: another load, another clock."""
+TIMEOUT_S = 120
+MAX_AGE_S = 3600
+"""A calibration older than this is repeated: load and clocks of a machine change."""
 
 
-def start_here(cell: CellSpec, init_method: str, answer: Path) -> Ranks:
+def start_local_calibration(cell: CellSpec, init_method: str, answer: Path) -> Ranks:
     """Start all ranks of a calibration on this machine."""
-    told, everyone = (cell, init_method, str(answer)), range(cell.resources.world_size)
-    return LocalRanks(fork_server(), calibrate_rank, told, everyone, answer.parent)
+    arguments, ranks = (cell, init_method, str(answer)), range(cell.resources.world_size)
+    return LocalRanks(fork_server(), calibrate_rank, arguments, ranks, answer.parent)
 
 
 def calibration_for(cell: CellSpec, store: Store, host: str) -> dict[str, float]:
-    """Return matmul TFLOP/s by dtype and all-reduce GB/s for the cell's ranks on this machine.
+    """Return the rates of the cell's ranks on this machine (see `measure.calibrate`).
 
-    Measured if the sweep folder holds none of the last hour. {} where it fails: the cells then run
-    without a denominator.
+    They are measured unless the sweep folder holds some of the last hour. If that fails they are
+    {}: cells still run, and columns relative to a measured rate are empty.
     """
     key, path = calibration_key(cell, host), store.root / "machine.jsonl"
     for known in reversed(read_lines(path)):
-        if known["key"] == key and time.time() - known["time"] < SAME_ALLOCATION_S:
+        if known["key"] == key and time.time() - known["time"] < MAX_AGE_S:
             return dict(known["rates"])
     with rendezvous() as init_method:
         rates = calibrated(cell, store.root, init_method)
@@ -47,26 +47,26 @@ def calibration_for(cell: CellSpec, store: Store, host: str) -> dict[str, float]
 
 
 def calibration_key(cell: CellSpec, host: str) -> str:
-    """What the rates of two cells must share."""
+    """Return what two cells must have in common to share a calibration."""
     resources = cell.resources
     return f"{host} {resources.device} {resources.world_size}x{resources.threads_per_rank}"
 
 
 def calibrated(
-    cell: CellSpec, folder: Path, init_method: str, start: Start = start_here
+    cell: CellSpec, folder: Path, init_method: str, start: StartRanks = start_local_calibration
 ) -> dict[str, float]:
-    """Measure the rates now; {} where it fails.
+    """Measure the rates now; return {} if that fails.
 
     Args:
         cell: its ranks, threads and mesh are used.
-        folder: where rank 0 may leave its answer.
+        folder: where rank 0 may write a temporary file.
         init_method: rendezvous of the ranks.
-        start: starts the ranks, here or on the nodes of an allocation.
+        start: starts the ranks, on this machine or on the nodes of an allocation.
     """
     answer = folder / f".calibration-{secrets.token_hex(4)}.json"
     ranks = start(cell, init_method, answer)
     try:
-        wait_for_all(ranks, SECONDS_AT_MOST, grace_seconds=1.0)
+        wait_for_ranks(ranks, TIMEOUT_S, grace_seconds=1.0)
     finally:
         ranks.kill()
     rates: dict[str, float] = {}
@@ -79,11 +79,11 @@ def calibrated(
 def calibrate_rank(
     cell: CellSpec, init_method: str, answer: str, rank: int, local_rank: int
 ) -> None:
-    """One rank of a calibration; rank 0 leaves the answer in a file."""
-    from vitsweep.execution.worker import joined_world
+    """Run one rank of a calibration; rank 0 writes the rates as JSON to the file `answer`."""
+    from vitsweep.execution.process_group import joined_process_group
     from vitsweep.measure.calibrate import calibrate
 
-    with joined_world(cell, rank, local_rank, init_method) as world:
+    with joined_process_group(cell, rank, local_rank, init_method) as world:
         rates: dict[str, Any] = calibrate(world)
         if rank == 0:
             write_atomically(Path(answer), json.dumps(rates))

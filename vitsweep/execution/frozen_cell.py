@@ -1,4 +1,4 @@
-"""The frozen cell: what is written when a sweep is made, and all that a worker reads."""
+"""`cell.yaml`: written when a sweep is made, and all that a worker reads about its cell."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ def frozen_document(
         cell: the spec.
         tree: the resolved tree it was built from.
         overrides: what to type to get this cell.
-        code: git state, diff and package versions at the time the sweep was made.
+        code: git commit, diff and package versions when the sweep was made.
     """
     parts = {name: tree[name] for name in vars(cell)}
     return {

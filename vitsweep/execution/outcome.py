@@ -1,4 +1,4 @@
-"""From how the ranks ended to the record of their run."""
+"""From how the ranks of a run ended to its record."""
 
 import signal
 from collections.abc import Sequence
@@ -13,18 +13,19 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.flatten import flatten
 
 LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
-FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+"""Texts of errors that a rank meets because another rank has died."""
+EXTERNAL_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What became of a run that was not measured.
+class RunFailure:
+    """Why a run was not measured.
 
     Attributes:
-        status: of the record.
+        status: status of its record; not `measured`.
         reason: one sentence.
-        rank: that failed first, where known.
-        peak: its peak memory, where known.
+        rank: global rank that failed first, where known.
+        peak: peak memory columns of that rank, where known.
     """
 
     status: Status
@@ -33,35 +34,35 @@ class Verdict:
     peak: dict[str, Any] = field(default_factory=dict)
 
 
-def publish(request: RunRequest, cell: CellSpec, verdict: Verdict | None) -> RunRecord:
-    """Write the record of a run: rank 0's own, or that of a run that ended otherwise.
+def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> RunRecord:
+    """Write the record of a run: the one rank 0 left, or one that says why there is none.
 
-    A run that has a record keeps it: a process that outlived the death of its node, or of its job,
-    finds that others have recorded what became of it and changes nothing.
+    The first record of a run is final: a process that outlived its node or job and publishes late
+    changes nothing.
 
     Args:
-        request: of the run.
+        request: the run.
         cell: its cell.
-        verdict: None where all ranks ended well.
+        failure: why it was not measured; None where all ranks ended with exit code 0.
 
     Returns:
-        The record that stands.
+        The record on disk.
 
     Raises:
         OSError: the record cannot be written (a full disk).
     """
-    if verdict is None:
+    if failure is None:
         try:
             record = RunRecord.from_json((request.folder / "record.json").read_text())
         except (OSError, ValueError) as error:
-            verdict = Verdict(Status.failed, f"Rank 0 ended without a record ({error}).", 0)
-    if verdict is not None:
-        record = ended_otherwise(request, verdict, flatten(cell), cell.resources.device)
+            failure = RunFailure(Status.failed, f"Rank 0 ended without a record ({error}).", 0)
+    if failure is not None:
+        record = not_measured_record(request, failure, flatten(cell), cell.resources.device)
     return Store(request.sweep_folder).publish(record)
 
 
-def ended_otherwise(
-    request: RunRequest, verdict: Verdict, spec: dict[str, Any], device_type: str
+def not_measured_record(
+    request: RunRequest, failure: RunFailure, spec: dict[str, Any], device_type: str
 ) -> RunRecord:
     """Return the record of a run that was not measured."""
     return RunRecord(
@@ -71,20 +72,24 @@ def ended_otherwise(
         block=request.block,
         position=request.position,
         attempt=request.attempt,
-        status=verdict.status,
-        reason=verdict.reason,
-        failed_rank=verdict.rank,
+        status=failure.status,
+        reason=failure.reason,
+        failed_rank=failure.rank,
         spec=spec,
-        metrics=verdict.peak,
+        metrics=failure.peak,
         environment={**request.environment, "device_type": device_type},
     )
 
 
-def judge(ends: Sequence[RankEnd], in_time: bool, timeout_min: float) -> Verdict | None:
-    """Say what became of a run, from how its ranks ended; None if all ended well."""
+def failure_of(ends: Sequence[RankEnd], in_time: bool, timeout_min: float) -> RunFailure | None:
+    """Return why a run was not measured, from how its ranks ended; None if all ended with 0.
+
+    The first rank that failed by itself gives the reason: errors about a lost peer follow from the
+    death of another rank.
+    """
     if not in_time:
         reason = f"The run took longer than `measurement.timeout_min={timeout_min:g}`."
-        return Verdict(Status.timed_out, reason)
+        return RunFailure(Status.timed_out, reason)
     if all(end.exit_code == 0 for end in ends):
         return None
     failures = [end.failure for end in ends if end.failure]
@@ -93,28 +98,28 @@ def judge(ends: Sequence[RankEnd], in_time: bool, timeout_min: float) -> Verdict
     own = [f for f in failures if not any(peer in f["reason"] for peer in LOST_PEER)]
     if own or (failures and not silent and not lost):
         first = min(own or failures, key=lambda failure: failure["time"])
-        return Verdict(
+        return RunFailure(
             Status(first["status"]), first["reason"], first["rank"], first.get("peak") or {}
         )
     if lost:
-        return Verdict(Status.killed, lost[0].lost, lost[0].rank)
+        return RunFailure(Status.killed, lost[0].lost, lost[0].rank)
     if silent:
-        return _of_exit_code(silent[0].rank, silent[0].exit_code or 0)
-    return Verdict(Status.failed, "A rank did not end.", None)
+        return _failure_of_exit_code(silent[0].rank, silent[0].exit_code or 0)
+    return RunFailure(Status.failed, "A rank did not end.")
 
 
-def _of_exit_code(rank: int, code: int) -> Verdict:
+def _failure_of_exit_code(rank: int, code: int) -> RunFailure:
     if code >= 0:
-        reason = f"Rank {rank} left with exit code {code} without a word."
-        return Verdict(Status.failed, reason, rank)
+        reason = f"Rank {rank} left with exit code {code} and no error message."
+        return RunFailure(Status.failed, reason, rank)
     name = signal.Signals(-code).name
     hint = " (the kernel does so when memory runs out)" if -code == signal.SIGKILL else ""
-    status = Status.killed if -code in FROM_OUTSIDE else Status.failed
-    return Verdict(status, f"Rank {rank} was ended by {name}{hint}.", rank)
+    status = Status.killed if -code in EXTERNAL_SIGNALS else Status.failed
+    return RunFailure(status, f"Rank {rank} was ended by {name}{hint}.", rank)
 
 
-def drop_empty_logs(request: RunRequest) -> None:
-    """Remove what a run that went well leaves beside its record."""
+def remove_working_files(request: RunRequest) -> None:
+    """Remove rank 0's draft of the record and empty logs after a run that was measured."""
     (request.folder / "record.json").unlink(missing_ok=True)
     for log in request.folder.glob("rank*.log"):
         if not log.stat().st_size:

@@ -1,6 +1,5 @@
-"""Ranks of one run as processes: how they are started, watched and ended on one node."""
+"""The ranks of one run as processes of this node: started, watched, interrupted, killed."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -15,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
+from vitsweep.execution.failures import read_failure
 from vitsweep.spec.cell_spec import CellSpec
 
 PRELOADED = (
@@ -32,10 +32,10 @@ PRELOADED = (
 )
 """Imported once by the fork server, which runs no tensor operation: a child forked after one hangs."""
 
-SAVED = os.EX_TEMPFAIL
-"""Exit code of a rank that was told to stop and has saved its training: another attempt goes on."""
+EXIT_SAVED = os.EX_TEMPFAIL
+"""Exit code of a rank that was requested to stop and has saved a checkpoint to resume from."""
 STOP_SIGNAL = signal.SIGUSR1
-"""From the supervisor to the ranks; Slurm's own signals are the supervisor's to judge."""
+"""From the supervisor to the ranks; Slurm's own signals go to the supervisor alone."""
 
 Context = ForkServerContext | SpawnContext
 Target = Callable[..., None]
@@ -47,9 +47,9 @@ class RankEnd:
 
     Attributes:
         rank: global rank.
-        exit_code: as Python gives it (negative for a signal); None where nobody saw the end.
-        failure: what the rank said of its own failure, or None.
-        lost: why nobody saw the end (the node is gone), or "".
+        exit_code: as in `subprocess` (negative for a signal); None where it is unknown.
+        failure: content of the rank's failure file, or None.
+        lost: why the exit code is unknown (the node is gone), or "".
     """
 
     rank: int
@@ -70,30 +70,30 @@ class Ranks(Protocol):
 
     @property
     def failed(self) -> bool:
-        """Whether a rank ended otherwise than well."""
+        """Whether a rank ended with another exit code than 0, or is lost."""
 
     def interrupt(self) -> None:
-        """Tell all ranks to save their training and to leave."""
+        """Request all ranks to save a checkpoint and to exit."""
 
     def kill(self) -> None:
-        """End whatever still runs; return when it is gone."""
+        """Kill the ranks that still run; return when they are gone."""
 
     def ends(self) -> list[RankEnd]:
-        """How each rank ended, in the order of the ranks; after `kill`."""
+        """Return how each rank ended, in the order of the ranks; call it after `kill`."""
 
 
-Start = Callable[..., Ranks]
+StartRanks = Callable[..., Ranks]
 
 
 class LocalRanks:
     """Ranks on this node.
 
     Args:
-        context: how processes come to be.
+        context: multiprocessing context that starts the processes.
         target: called as `target(*arguments, rank, local_rank)`.
-        arguments: what all ranks are told.
+        arguments: the same for all ranks.
         ranks: global ranks of this node, in the order of their local ranks.
-        folder: where a failing rank leaves `failure-<rank>.json`.
+        folder: where a failing rank writes `failure-<rank>.json`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class LocalRanks:
 
     @property
     def sentinels(self) -> list[int]:
-        """Handles that become ready when a rank ends, of the ranks that run."""
+        """Handles of the running ranks that become ready when the rank ends."""
         return [p.sentinel for p in self._processes if p.is_alive()]
 
     @property
@@ -136,14 +136,14 @@ class LocalRanks:
         return any(process.exitcode for process in self._processes)
 
     def interrupt(self) -> None:
-        """Tell all ranks to save their training and to leave."""
+        """Request all ranks to save a checkpoint and to exit."""
         for process in self._processes:
             if process.pid is not None and process.is_alive():
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, STOP_SIGNAL)
 
     def kill(self) -> None:
-        """End whatever still runs; return when it is gone."""
+        """Kill the ranks that still run; return when they are gone."""
         for process in self._processes:
             if process.pid is not None and process.is_alive():
                 process.kill()
@@ -152,23 +152,16 @@ class LocalRanks:
                 process.join()
 
     def ends(self) -> list[RankEnd]:
-        """How each rank ended."""
+        """Return how each rank ended."""
         return [
-            RankEnd(rank=rank, exit_code=process.exitcode, failure=self._failure(rank))
+            RankEnd(rank=rank, exit_code=process.exitcode, failure=read_failure(self._folder, rank))
             for rank, process in zip(self._ranks, self._processes, strict=True)
         ]
-
-    def _failure(self, rank: int) -> dict[str, Any] | None:
-        try:
-            told: dict[str, Any] = json.loads((self._folder / f"failure-{rank}.json").read_text())
-        except (OSError, ValueError):
-            return None
-        return told
 
 
 def fork_server() -> ForkServerContext:
     """Start (or reach) the process that has imported torch; every run is forked from it."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else the profiler talks in every rank's log
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # keeps the profiler's messages out of the logs
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
@@ -183,7 +176,7 @@ def context_for(cell: CellSpec) -> Context:
 
 @contextmanager
 def rendezvous() -> Iterator[str]:
-    """Give the ranks of one run on this machine a place of their own to meet: no port to clash."""
+    """Yield an `init_method` for the ranks of one run on this machine: a file, so no port can clash."""
     folder = tempfile.mkdtemp(prefix="vitsweep-")
     try:
         yield f"file://{folder}/rendezvous"
@@ -193,22 +186,22 @@ def rendezvous() -> Iterator[str]:
         os.rmdir(folder)
 
 
-def wait_for_all(
+def wait_for_ranks(
     ranks: Ranks,
     seconds: float,
     grace_seconds: float,
     on_wait: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Wait until all ranks have ended, or one has failed and the grace is over.
+    """Wait until all ranks have ended, or one has failed and the grace period of the others is over.
 
     Args:
-        ranks: that were started.
-        seconds: at most.
-        grace_seconds: for the others after the first has failed.
+        ranks: the started ranks.
+        seconds: time limit.
+        grace_seconds: grace period after the first failure.
         on_wait: called every fifth of a second; may raise.
 
     Returns:
-        False where `seconds` were not enough.
+        False if the time limit was reached.
     """
     deadline, failed_at = time.monotonic() + seconds, None
     while ranks.running:

@@ -1,4 +1,4 @@
-"""RunRequest: what a worker process is told; everything else it reads from the cell's folder."""
+"""RunRequest: what a worker process is given; it reads everything else from the cell's folder."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,14 +12,14 @@ class RunRequest:
 
     Attributes:
         sweep_folder: folder of the sweep.
-        cell_id: whose `cell.yaml` is to be read.
+        cell_id: the cell to run, from its `cell.yaml`.
         run_id: name of the run.
         block: name of its block.
-        position: its place within the block.
+        position: index of the run within its block, from 0.
         attempt: 1 for the first try.
         init_method: rendezvous of the ranks (`file://...` or `tcp://host:port`).
-        proved: how equality was proved earlier, or "".
-        calibration: matmul TFLOP/s by dtype and all-reduce GB/s of this machine.
+        proved: how the cell was proved equal to plain training earlier, or "".
+        calibration: rates of this machine (see `measure.calibrate`).
         environment: columns known to the launcher (git state, queue time).
         earlier: folders of earlier attempts of the same run, newest first.
     """
@@ -43,7 +43,7 @@ class RunRequest:
 
     @property
     def folder(self) -> Path:
-        """Folder of the run's failures, logs, trace and checkpoint, beside its record."""
+        """Folder of the attempt's failure files, logs, trace and checkpoint."""
         return attempt_folder(self.sweep_folder / "cells" / self.cell_id, self.run_id, self.attempt)
 
     def plain(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def run_id_of(name: str, attempt: int) -> str:
 
 
 def attempt_folder(cell_folder: Path, run_id: str, attempt: int) -> Path:
-    """Return where an attempt leaves what lies beside its record."""
+    """Return the folder of an attempt: failure files, logs, trace and checkpoint."""
     return cell_folder / "attempts" / f"{run_id}.{attempt}"
 
 

@@ -1,4 +1,4 @@
-"""The supervisor beside the ranks: starts them, sees every death, and writes how the run ended."""
+"""The supervisor of a run: starts its ranks, watches how they end, and publishes the record."""
 
 import os
 import shutil
@@ -8,34 +8,34 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from vitsweep.execution.outcome import drop_empty_logs, judge, publish
+from vitsweep.execution.outcome import failure_of, publish, remove_working_files
 from vitsweep.execution.rank_processes import (
-    SAVED,
+    EXIT_SAVED,
     LocalRanks,
     Ranks,
-    Start,
+    StartRanks,
     context_for,
-    wait_for_all,
+    wait_for_ranks,
 )
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.execution.worker import rank_main
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import append_line
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.saved import FOLDER, TRAINED, read_trained
+from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, INFO_FILE, read_info
 
 GRACE_SECONDS = 2.0
-"""After the first rank has failed, the others get this long to fail by themselves and say why."""
-GOES_ON = (Status.killed, Status.preempted, Status.timed_out)
-"""What another attempt may go on from."""
+"""After the first rank has failed, the others get this long to fail and report by themselves."""
+RESUMABLE = (Status.killed, Status.preempted, Status.timed_out)
+"""A later attempt may resume from the checkpoint of a run that ended so."""
 
 
 class RunEnding(Exception):
-    """A run must end before it is done; raised while its ranks are waited for.
+    """A run must end before it is done; raised by `on_wait` while its ranks run.
 
     Attributes:
-        seconds_to_save: how long a training has to save itself; 0 where nobody wants it.
-        saved_step: steps after which it has, set by the supervisor; None where it has not.
+        seconds_to_save: time for a training to save a checkpoint; 0 to save none.
+        saved_step: optimizer steps in the checkpoint, set by the supervisor; None if there is none.
     """
 
     def __init__(self, reason: str, seconds_to_save: float) -> None:
@@ -44,76 +44,86 @@ class RunEnding(Exception):
         self.saved_step: int | None = None
 
 
-def start_here(request: RunRequest, cell: CellSpec) -> Ranks:
+def start_local_ranks(request: RunRequest, cell: CellSpec) -> Ranks:
     """Start all ranks of a cell on this machine."""
-    everyone = range(cell.resources.world_size)
-    return LocalRanks(context_for(cell), rank_main, (request,), everyone, request.folder)
+    ranks = range(cell.resources.world_size)
+    return LocalRanks(context_for(cell), rank_main, (request,), ranks, request.folder)
 
 
 def supervise(
     request: RunRequest,
     cell: CellSpec,
-    start: Start = start_here,
+    start: StartRanks = start_local_ranks,
     on_wait: Callable[[], None] = lambda: None,
 ) -> RunRecord:
-    """Run all ranks of a cell and return the record, which is on disk by then.
+    """Run all ranks of a cell and publish the record.
 
     Args:
         request: the run.
-        cell: as frozen.
-        start: starts the ranks, here or on the nodes of an allocation.
-        on_wait: called again and again while they run; may raise RunEnding.
+        cell: the frozen cell.
+        start: starts the ranks, on this machine or on the nodes of an allocation.
+        on_wait: called about five times a second while they run; may raise RunEnding.
+
+    Returns:
+        The record, which is on disk.
 
     Raises:
         OSError: the record cannot be written (a full disk).
-        RunEnding: from `on_wait`; the ranks are gone by then, a training has saved itself if there
-            was time, and nothing is recorded unless all ranks were just done.
+        RunEnding: from `on_wait`. The ranks are gone then, a training has saved a checkpoint if
+            there was time, and nothing is recorded unless all ranks had just finished.
     """
-    place = {"block": request.block, "position": request.position, "name": request.name}
+    position = {"block": request.block, "position": request.position, "name": request.name}
     commit = request.environment.get("git_commit")
-    note(request, "start", ranks=cell.resources.world_size, git_commit=commit, **place)
+    append_attempt_event(
+        request, "start", ranks=cell.resources.world_size, git_commit=commit, **position
+    )
     ranks = start(request, cell)
     in_time, saved_step = False, None
     try:
-        in_time = wait_for_all(ranks, cell.measurement.timeout_min * 60, GRACE_SECONDS, on_wait)
+        in_time = wait_for_ranks(ranks, cell.measurement.timeout_min * 60, GRACE_SECONDS, on_wait)
     except RunEnding as ending:
         if cell.task.epochs and ending.seconds_to_save > 0:
             saved_step = ending.saved_step = _interrupt(ranks, request, ending.seconds_to_save)
-            if all(end.exit_code == 0 for end in ranks.ends()):  # it was done before it was told
+            if all(end.exit_code == 0 for end in ranks.ends()):  # finished before the request
                 publish(request, cell, None)
         raise
     finally:
-        ends = ranks.ends()  # before the rest is ended here: that is nobody's fault
+        ends = ranks.ends()  # read before `kill` below ends the others
         ranks.kill()
         codes = [end.exit_code for end in ranks.ends()]
-        note(request, "end", exit_codes=codes, in_time=in_time, saved_step=saved_step)
-    record = publish(request, cell, judge(ends, in_time, cell.measurement.timeout_min))
-    if record.status not in GOES_ON:
+        append_attempt_event(
+            request, "end", exit_codes=codes, in_time=in_time, saved_step=saved_step
+        )
+    record = publish(request, cell, failure_of(ends, in_time, cell.measurement.timeout_min))
+    if record.status not in RESUMABLE:
         _drop_checkpoints((request.folder, *request.earlier))
     if record.status == Status.measured:
-        drop_empty_logs(request)
+        remove_working_files(request)
     return record
 
 
 def _interrupt(ranks: Ranks, request: RunRequest, seconds: float) -> int | None:
-    """Let a training save itself; return after how many steps, or None where it has not."""
+    """Let a training save a checkpoint; return its optimizer steps, or None if it has saved none."""
     ranks.interrupt()
-    wait_for_all(ranks, seconds, GRACE_SECONDS)
-    folder = request.folder / FOLDER
-    if any(end.exit_code != SAVED for end in ranks.ends()) or not (folder / TRAINED).exists():
+    wait_for_ranks(ranks, seconds, GRACE_SECONDS)
+    folder = request.folder / CHECKPOINT_FOLDER
+    if (
+        any(end.exit_code != EXIT_SAVED for end in ranks.ends())
+        or not (folder / INFO_FILE).exists()
+    ):
         return None
     _drop_checkpoints(request.earlier)
-    return read_trained(folder).step
+    return read_info(folder).step
 
 
 def _drop_checkpoints(attempts: Iterable[Path]) -> None:
-    """Remove what attempts of a run saved, once nothing goes on from it."""
+    """Remove the checkpoints of attempts, once nothing resumes from them."""
     for attempt in attempts:
-        shutil.rmtree(attempt / FOLDER, ignore_errors=True)
+        shutil.rmtree(attempt / CHECKPOINT_FOLDER, ignore_errors=True)
 
 
-def note(request: RunRequest, event: str, **facts: Any) -> None:
-    """Write a line into the life of the cell's attempts."""
+def append_attempt_event(request: RunRequest, event: str, **facts: Any) -> None:
+    """Append an event of this attempt to the cell's `attempts.jsonl`."""
     entry = {
         "event": event,
         "run_id": request.run_id,

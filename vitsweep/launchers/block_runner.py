@@ -17,7 +17,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.execution.calibration import calibration_for
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.execution.run_request import RunRequest, earlier_folders, run_id_of
-from vitsweep.execution.supervisor import RunEnding, start_here, supervise
+from vitsweep.execution.supervisor import RunEnding, start_local_ranks, supervise
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.resume import Unfinished, completing_blocks, unfinished
@@ -146,7 +146,7 @@ class Runner:
                     "cells_at_a_time": self.parallel,
                 },
             )
-            return supervise(request, entry.spec, start_here, self._stop_if_told)
+            return supervise(request, entry.spec, start_local_ranks, self._stop_if_told)
 
     def _stop_if_told(self) -> None:
         if self._stopped.is_set():

@@ -37,7 +37,7 @@ def run_in_place(overrides: Sequence[str]) -> int:
 
 def run_rank(asked: ComposedCell, composer: Composer) -> int:
     """Do one rank's part of a cell; rank 0 freezes and records it."""
-    from vitsweep.execution.worker import rank_here
+    from vitsweep.execution.worker import run_rank_in_process
 
     place = environment_rank()
     assert place is not None, "called where a launcher has set ranks only"
@@ -62,7 +62,7 @@ def run_rank(asked: ComposedCell, composer: Composer) -> int:
         init_method=init_method(),
         environment={"launcher": "in place", "git_commit": code["git_commit"]},
     )
-    summary = rank_here(request, entry.spec, rank, local_rank)
+    summary = run_rank_in_process(request, entry.spec, rank, local_rank)
     if rank == 0:
         print(f"{summary} -> {store.root}", file=sys.stdout)
     return 0

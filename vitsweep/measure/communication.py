@@ -1,26 +1,68 @@
-"""What a step sends: bytes counted at the real collectives, time read from a profiler."""
+"""Communication of a step: bytes counted at the real collectives, time read from a profiler."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
-from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitsweep.collectives.purpose import Purpose, current_purpose
 
 RECEIVES = {torch.ops.c10d.recv_.default, torch.ops.c10d.recv_any_source_.default}
-"""Counted where they are sent."""
+"""Not counted: their bytes are counted at the sender."""
 
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 _BY_COLLECTIVE: dict[str, Purpose] = {
     "all_gather": "parameter",
     "broadcast": "parameter",
     "all_reduce": "gradient",
     "reduce_scatter": "gradient",
 }
-"""What data parallelism sends with a collective; parallelism of activations says so itself."""
+"""What data parallelism uses a collective for; parallelism of activations states its purpose itself."""
+
+
+@dataclass(kw_only=True)
+class SentBytes:
+    """What one rank sends in one step.
+
+    Attributes:
+        by_purpose: `parameter`, `gradient`, `activation` -> bytes; empty where not counted.
+        by_collective: `collective/purpose` -> calls and bytes.
+        reason: why it was not counted, or "".
+    """
+
+    by_purpose: dict[str, float] = field(default_factory=dict)
+    by_collective: dict[str, dict[str, float]] = field(default_factory=dict)
+    reason: str = ""
+
+
+def count_sent_bytes(step: Callable[[], object]) -> SentBytes:
+    """Run one training step and count what this rank sends in it."""
+    try:
+        counter = CommunicationCounter()
+    except (ImportError, AttributeError) as error:
+        step()
+        return SentBytes(reason=f"this torch lists no collectives as they are read here ({error})")
+    with counter:
+        step()
+    return SentBytes(
+        by_purpose={purpose: counter.sent(purpose) for purpose in get_args(Purpose)},
+        by_collective=counter.by_collective(),
+    )
+
+
+def _torch_collectives() -> Any:
+    """Return torch's (private) tables of collectives: operations, their groups and tensor sizes.
+
+    Raises:
+        ImportError: this torch has no such module.
+    """
+    from torch.distributed._tools import fake_collectives
+
+    return fake_collectives
 
 
 class CommunicationCounter(TorchDispatchMode):
@@ -29,10 +71,16 @@ class CommunicationCounter(TorchDispatchMode):
     A collective over n ranks on a tensor of b bytes (the whole, gathered one) sends from each rank:
     all-gather, reduce-scatter, all-to-all, broadcast (n-1)/n b; all-reduce 2(n-1)/n b (Rabenseifner,
     ring); send b.
+
+    Raises:
+        ImportError, AttributeError: this torch has no tables of collectives as they are read here.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        tables = _torch_collectives()
+        self._counted = tables.collective_ops - tables.sync_ops - RECEIVES
+        self._op = tables.CollectiveOp
         self.calls: Counter[tuple[str, str]] = Counter()
         self.bytes: defaultdict[tuple[str, str], float] = defaultdict(float)
 
@@ -43,15 +91,15 @@ class CommunicationCounter(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operation; book it if it is a collective."""
+        """Run the operation; count it if it is a collective."""
         result = func(*args, **(kwargs or {}))
-        if func in collective_ops and func not in sync_ops and func not in RECEIVES:
-            self._book(func, result, args, kwargs or {})
+        if func in self._counted:
+            self._count(func, result, args, kwargs or {})
         return result
 
     def sent(self, purpose: Purpose) -> float:
         """Bytes this rank sent for a purpose."""
-        return float(sum(b for (_, booked), b in self.bytes.items() if booked == purpose))
+        return float(sum(b for (_, counted), b in self.bytes.items() if counted == purpose))
 
     def by_collective(self) -> dict[str, dict[str, float]]:
         """Return `collective/purpose` -> calls and bytes, for the run's JSON."""
@@ -60,26 +108,29 @@ class CommunicationCounter(TorchDispatchMode):
             for (name, purpose), calls in sorted(self.calls.items())
         }
 
-    def _book(self, func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _count(self, func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = _collective(func)
-        ranks = CollectiveOp.get_process_group(func, args).size()
+        ranks = self._op.get_process_group(func, args).size()
         purpose = current_purpose() or _BY_COLLECTIVE.get(name, "activation")
         self.calls[name, purpose] += 1
-        self.bytes[name, purpose] += _sent(name, ranks, _whole_bytes(func, result, args, kwargs))
+        self.bytes[name, purpose] += _sent(
+            name, ranks, self._whole_bytes(func, result, args, kwargs)
+        )
+
+    def _whole_bytes(
+        self, func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> int:
+        if func is torch.ops.c10d.allreduce_.default:
+            return sum(t.nbytes for t in args[0])
+        return int(self._op.get_comm_tensor_size(func, result, args, kwargs))
 
 
 def _collective(func: Any) -> str:
     name = func._schema.name.split("::")[-1]
-    for known in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"):
+    for known in COLLECTIVES:
         if known.replace("_", "") in name.replace("_", ""):
             return known
     return str(name).strip("_")
-
-
-def _whole_bytes(func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    if func is torch.ops.c10d.allreduce_.default:
-        return sum(t.nbytes for t in args[0])
-    return int(CollectiveOp.get_comm_tensor_size(func, result, args, kwargs))
 
 
 def _sent(name: str, ranks: int, whole_bytes: int) -> float:

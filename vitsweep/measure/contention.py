@@ -1,5 +1,7 @@
 """Who else uses the machine while a run is timed."""
 
+from typing import Any
+
 import psutil
 import torch
 
@@ -47,8 +49,8 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _busy(times: psutil._pslinux.scputimes) -> float:
-    return float(sum(times) - times.idle - times.iowait)
+def _busy(times: Any) -> float:
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))  # iowait: Linux only
 
 
 def _processes_on_gpu(device: torch.device) -> int:

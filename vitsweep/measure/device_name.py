@@ -1,12 +1,19 @@
-"""The name of the device that cells of this machine run on, without loading torch."""
+"""Names of this machine's processor and accelerator, without loading torch."""
 
 import os
+import platform
+import re
+from pathlib import Path
 
-from vitsweep.measure.cpu import cpu_model
+
+def cpu_model() -> str:
+    """Return the processor's name as Linux reports it."""
+    found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def device_name(device: str) -> str | None:
-    """Return the name as the records' `device` column has it; None where the driver does not tell.
+    """Return the device's name as in the `device` column of records; None without a driver.
 
     Args:
         device: `cpu` or `cuda`.

@@ -1,4 +1,4 @@
-"""Where and with what a run was made."""
+"""Hardware and software that a run was made with."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitsweep.measure.cpu import cpu_model
+from vitsweep.measure.device_name import cpu_model
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def machine() -> str:
-    """Return what tells machines apart where host names do not: the kernel's own name of its boot."""
+    """Return an id that differs between machines even where host names do not: the kernel's boot id."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

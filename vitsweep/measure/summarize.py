@@ -1,4 +1,4 @@
-"""Samples of all ranks become the metrics of one run."""
+"""From the samples of all ranks to the metrics of one run."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from vitsweep.measure.communication import SentBytes
 from vitsweep.measure.steady_state import is_drifting, warm_up_steps
 from vitsweep.measure.utilization import throughput, utilization
 from vitsweep.spec.cell_spec import CellSpec
@@ -13,30 +14,32 @@ from vitsweep.spec.cell_spec import CellSpec
 
 @dataclass(kw_only=True)
 class RankSamples:
-    """What one rank saw.
+    """What one rank measured.
 
     Attributes:
-        step_times_ms: one per step, warm-up included.
-        losses: mean loss of the rank's images, one per step.
-        skipped: one per step, True where an overflow skipped the update.
+        step_times_ms: one per timed step, warm-up included.
+        losses: mean loss over the rank's images, one per timed step.
+        skipped: one per timed step, True where an overflow made the scaler skip the update.
+        setup_seconds: from the start of the process to the first step.
         phases_ms: phase -> milliseconds, from instrumented steps.
-        communication_ms: inside collectives in one step.
-        sent_bytes: purpose -> bytes in one step.
-        collectives: `collective/purpose` -> calls and bytes in one step.
-        memory: peak columns of the record.
-        own_cpu_seconds: CPU time of the rank over the timed steps.
-        environment: what this rank knows of where it runs.
-        machine: equal for ranks that one kernel schedules, whatever their nodes are called.
+        communication_ms: time inside collectives of one step.
+        sent: bytes sent in one step.
+        memory: memory columns of the record, GiB.
+        memory_reason: why some of them are empty, or "".
+        own_cpu_seconds: CPU time of the rank during the timed steps.
+        environment: environment columns of the record.
+        machine: equal for ranks that run on one kernel, whatever their nodes are called.
     """
 
     step_times_ms: list[float]
     losses: list[float]
     skipped: list[bool]
+    setup_seconds: float
     phases_ms: dict[str, float]
     communication_ms: float | None
-    sent_bytes: dict[str, float]
-    collectives: dict[str, Any]
+    sent: SentBytes
     memory: dict[str, float | None]
+    memory_reason: str
     own_cpu_seconds: float
     environment: dict[str, Any]
     machine: str
@@ -64,7 +67,12 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
     device = ranks[0].environment["device"]
     used, denominators = utilization(cell, speed.get("model_tflops_per_rank"), device, calibration)
     return Summary(
-        metrics=metrics | used | {"all_reduce_gb_per_s": calibration.get("all_reduce_gb_per_s")},
+        metrics=metrics
+        | used
+        | {
+            "setup_seconds": max(rank.setup_seconds for rank in ranks),
+            "all_reduce_gb_per_s": calibration.get("all_reduce_gb_per_s"),
+        },
         validity={
             "oversubscribed": _oversubscribed(cell, ranks),
             "drifting": is_drifting(steady),
@@ -73,18 +81,22 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
         },
         environment=ranks[0].environment
         | denominators
-        | {"nodes_used": ",".join(dict.fromkeys(r.environment["node"] for r in ranks))},
+        | {
+            "nodes_used": ",".join(dict.fromkeys(r.environment["node"] for r in ranks)),
+            "sent_bytes_reason": ranks[0].sent.reason or None,
+            "activation_gib_reason": ranks[0].memory_reason or None,
+        },
         samples={
             "step_time_ms": [[round(t, 4) for t in rank.step_times_ms] for rank in ranks],
             "skipped": ranks[0].skipped,
             "warm_up_steps": warm_up,
-            "collectives": ranks[0].collectives,
+            "collectives": ranks[0].sent.by_collective,
         },
     )
 
 
 def _oversubscribed(cell: CellSpec, ranks: list[RankSamples]) -> bool:
-    """Whether ranks share what should be theirs: as planned, or where "nodes" are one machine."""
+    """Whether ranks share cores or devices: as planned, or since several "nodes" are one machine."""
     asked = cell.resources
     nodes: dict[str, set[str]] = {}
     for rank in ranks:
@@ -106,7 +118,7 @@ def _phases(ranks: list[RankSamples]) -> dict[str, float | None]:
 
 def _sent(ranks: list[RankSamples]) -> dict[str, float | None]:
     return {
-        f"{purpose}_bytes_per_step": _mean([rank.sent_bytes.get(purpose) for rank in ranks])
+        f"{purpose}_bytes_per_step": _mean([rank.sent.by_purpose.get(purpose) for rank in ranks])
         for purpose in ("parameter", "gradient", "activation")
     }
 

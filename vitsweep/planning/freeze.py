@@ -10,10 +10,9 @@ from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.frozen_cell import frozen_document
-from vitsweep.measure.clock import now
 from vitsweep.planning.provenance import command_line
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, make_sweep_plan
-from vitsweep.results.record import Status
+from vitsweep.results.record import Status, utc_now
 from vitsweep.results.store import Store, write_atomically
 from vitsweep.spec.flatten import flatten
 from vitsweep.spec.machine import Machine
@@ -56,7 +55,7 @@ def freeze(store: Store, plan: SweepPlan, settings: SweepSettings, code: dict[st
             _record_invalid(store, entry)
     store.append_command(
         {
-            "time": now(),
+            "time": utc_now(),
             "command": command_line(),
             "question": settings.question,
             "limit": asdict(settings.limit),

@@ -8,7 +8,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from vitsweep.results.record import RunRecord
-from vitsweep.results.store import Store, write_atomically
+from vitsweep.results.store import Store, draft_of, write_atomically, write_if_changed
 from vitsweep.tables.cells import cells
 from vitsweep.tables.load import unrun_of
 
@@ -27,7 +27,7 @@ def collect(store: Store) -> DataFrame:
     _write_parquet(table, store.root / "cells.parquet")
     write_atomically(store.root / "cells.csv", table.to_csv(index=False))
     for row in json.loads(table.to_json(orient="records", date_format="iso")):
-        write_atomically(store.cell(row["cell_id"]) / "record.json", json.dumps(row, indent=1))
+        write_if_changed(store.cell(row["cell_id"]) / "record.json", json.dumps(row, indent=1))
     return table
 
 
@@ -55,7 +55,7 @@ def samples(records: list[RunRecord]) -> DataFrame:
 def _write_parquet(table: DataFrame, path: Path) -> None:
     """Columns that hold lists or several types are written as text: parquet has one type each."""
     plain = table.apply(_uniform) if len(table.columns) else table
-    draft = path.with_name(f".{path.name}.draft")
+    draft = draft_of(path)
     plain.to_parquet(draft, index=False)
     draft.replace(path)
 

@@ -20,7 +20,7 @@ def find_sweep(name: str) -> "Store":
     Raises:
         VitsweepError: there is no such sweep; the text lists those that there are.
     """
-    from vitsweep.results.store import Store  # brings pandas, which the Tab key cannot wait for
+    from vitsweep.results.store import Store
 
     for folder in (Path(name), RESULTS / name):
         if (folder / "cells").is_dir():

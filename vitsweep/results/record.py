@@ -1,13 +1,14 @@
-"""RunRecord: one cell measured once; the JSON that is the truth behind every table."""
+"""RunRecord: one cell measured once, as JSON; every table is made from these records."""
 
 import json
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from vitsweep.results.upgrade import SCHEMA_VERSION, NewerSchemaError, upgraded
 
-__all__ = ["SCHEMA_VERSION", "NewerSchemaError", "RunRecord", "Status"]
+__all__ = ["SCHEMA_VERSION", "NewerSchemaError", "RunRecord", "Status", "utc_now"]
 
 
 class Status(StrEnum):
@@ -104,6 +105,11 @@ class RunRecord:
             "failed_rank": self.failed_rank,
         }
         return head | self.spec | self.metrics | self.validity | self.environment
+
+
+def utc_now() -> str:
+    """Return the time in UTC to the millisecond, in ISO 8601, so that text sorts by time."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _finite(value: Any) -> Any:

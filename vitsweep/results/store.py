@@ -1,4 +1,4 @@
-"""A sweep folder: `cells/` is the truth, the parquet files are views of it."""
+"""A sweep folder: the records under `cells/`, from which all tables and parquet files are made."""
 
 import contextlib
 import errno
@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
-import socket
+import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,18 +33,22 @@ class Store:
     ```
     commands.jsonl                       who asked for which cells, and what their baseline is
     code/<hash>.diff                     uncommitted changes of the code that measures
-    jobs/<array>/                        job arrays of a cluster (see `sweep.slurm.jobs`)
+    jobs/<array>/                        job arrays of a cluster (see `launchers.slurm.state`)
     cells/<cell_id>/cell.yaml            the frozen spec, written when the sweep is made
-    cells/<cell_id>/attempts.jsonl       life of every attempt, written beside the ranks
+    cells/<cell_id>/attempts.jsonl       start and end of every attempt, with exit codes
     cells/<cell_id>/runs/<run_id>.json   one record per run
     cells/<cell_id>/record.json          the cell's one row
-    runs.parquet samples.parquet cells.parquet cells.csv report/     views
+    runs.parquet samples.parquet cells.parquet cells.csv report/     made from the records
     ```
+
+    Records that were read stay in memory, so that a command parses each file once: pass one Store
+    on instead of opening another.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.cells = root / "cells"
+        self._parsed: dict[Path, tuple[tuple[int, int, int], RunRecord]] = {}
 
     @property
     def name(self) -> str:
@@ -98,7 +102,7 @@ class Store:
         return document
 
     def keep(self, folder: str, text: str, suffix: str) -> str:
-        """Keep a text that many cells share, once; return its path in the sweep folder."""
+        """Write a text that many cells share, once; return its path in the sweep folder."""
         name = f"{folder}/{hashlib.sha256(text.encode()).hexdigest()[:12]}{suffix}"
         if not (self.root / name).exists():
             write_atomically(self.root / name, text)
@@ -111,29 +115,31 @@ class Store:
         return path
 
     def publish(self, run: RunRecord) -> RunRecord:
-        """Write the record of a run that has none yet; return the one that stands.
+        """Write the record of a run that has none yet; return the one that is on disk.
 
-        The first record of a run stands: a rank that outlived the death of its job is too late.
+        The first record of a run is final: a rank that outlives its job publishes too late.
         """
         path = self.cell(run.cell_id) / "runs" / f"{run.run_id}.json"
         if not write_once(path, run.to_json()):
             with contextlib.suppress(ValueError):
                 return RunRecord.from_json(path.read_text())
-            self.save_run(run)  # what stood there was damaged
+            self.save_run(run)  # the one on disk was damaged
         return run
 
     def runs(self, cell_id: str = "*") -> Iterator[RunRecord]:
         """Yield every readable run record; damaged ones are named in a warning and left out.
 
+        A file is parsed again only if it has changed since.
+
         Args:
-            cell_id: of one cell only.
+            cell_id: read the records of this cell only.
 
         Raises:
             NewerSchemaError: a record was written by a later vitsweep; its file is named.
         """
         for path in sorted(self.cells.glob(f"{cell_id}/runs/*.json")):
             try:
-                yield RunRecord.from_json(path.read_text())
+                yield self._parse(path)
             except NewerSchemaError as error:
                 raise NewerSchemaError(f"{path}: {error}") from error
             except (ValueError, OSError) as error:
@@ -141,8 +147,16 @@ class Store:
                     f"{path} is damaged and left out ({error})", DamagedRecordWarning, stacklevel=2
                 )
 
+    def _parse(self, path: Path) -> RunRecord:
+        status = path.stat()
+        version = (status.st_size, status.st_mtime_ns, status.st_ino)
+        known = self._parsed.get(path)
+        if known is None or known[0] != version:
+            known = self._parsed[path] = (version, RunRecord.from_json(path.read_text()))
+        return known[1]
+
     def append_command(self, entry: dict[str, Any]) -> None:
-        """Note who asked for what."""
+        """Add a command to `commands.jsonl`."""
         append_line(self.root / "commands.jsonl", entry)
 
     def commands(self) -> list[dict[str, Any]]:
@@ -160,10 +174,13 @@ class Store:
 def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
     """Write to a temporary name, flush to disk, rename: a crash leaves the old file or the new one.
 
-    Without `durable` the disk may take its time, as for what the same command would write again.
+    Args:
+        path: of the file; its folder is made.
+        text: its new content.
+        durable: wait until the disk has it; False for what the same command would write again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    draft = draft_of(path)
     try:
         with draft.open("w") as handle:
             handle.write(text)
@@ -176,9 +193,25 @@ def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
         raise
 
 
+def write_if_changed(path: Path, text: str) -> bool:
+    """Write atomically unless the file has this text already; return whether it was written."""
+    try:
+        if path.read_text() == text:
+            return False
+    except (OSError, UnicodeDecodeError):
+        pass
+    write_atomically(path, text)
+    return True
+
+
+def draft_of(path: Path) -> Path:
+    """Return a hidden name beside a file that no other call uses, in any process, thread or host."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.draft")
+
+
 def write_once(path: Path, text: str) -> bool:
     """Write atomically unless the file exists; False if it does. One of several writers wins."""
-    draft = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.once")
+    draft = draft_of(path)
     write_atomically(draft, text)
     try:
         os.link(draft, path)

@@ -5,12 +5,12 @@ name changes. A column that is only new needs no step, since every reader takes 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import pandas as pd
-from pandas import DataFrame
+from typing import TYPE_CHECKING, Any
 
 from vitsweep.errors import VitsweepError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 SCHEMA_VERSION = 2
 
@@ -53,7 +53,7 @@ def upgraded(tree: Mapping[str, Any]) -> dict[str, Any]:
     return found | {"schema_version": SCHEMA_VERSION}
 
 
-def upgraded_rows(table: DataFrame, source: str) -> DataFrame:
+def upgraded_rows(table: "DataFrame", source: str) -> "DataFrame":
     """Return a table of runs or cells, as a parquet file holds it, with all rows upgraded.
 
     Args:
@@ -64,6 +64,8 @@ def upgraded_rows(table: DataFrame, source: str) -> DataFrame:
         NewerSchemaError: a row is of a later schema.
         VitsweepError: a row is of a schema that never was.
     """
+    import pandas as pd  # not above: `Status` and `RunRecord` are read where no table is
+
     if "schema_version" not in table:
         return table
     versions = pd.to_numeric(table["schema_version"], errors="coerce")
@@ -88,7 +90,9 @@ def _flat(parts: Changes) -> dict[str, Any]:
     return {column: value for part in parts.values() for column, value in part.items()}
 
 
-def _column(table: DataFrame, column: str) -> "pd.Series[Any]":
+def _column(table: "DataFrame", column: str) -> "Series[Any]":
+    import pandas as pd
+
     known = column in table
     return table[column].copy() if known else pd.Series(None, table.index, dtype=object)
 

@@ -1,4 +1,4 @@
-"""A training that can be interrupted: everything that decides its further steps, saved and read.
+"""Checkpoints: all tensors and numbers that further training steps depend on, saved and loaded.
 
 Written with torch.distributed.checkpoint: all ranks write at once, shards (DTensor) once each, and
 what ranks hold alike only once. It is read on the world that wrote it.
@@ -18,21 +18,22 @@ from torch.optim import Optimizer
 
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.mesh_shape import AXES
-from vitsweep.training.saved import Trained, read_trained, write_trained
+from vitsweep.training.checkpoint_files import CheckpointInfo, read_info, write_info
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
 
 def save(trainer: Trainer, step: int, seconds: float, folder: Path) -> None:
-    """Save the state of a training before its step number `step`; every rank calls it.
+    """Save the state of a training after `step` optimizer steps; every rank calls it.
 
-    A crash at any moment leaves either a whole checkpoint or none that `read_trained` would find.
+    A crash at any moment leaves either a whole checkpoint or one without its info file, which is
+    ignored.
 
     Args:
-        trainer: to be continued later.
-        step: steps that are done; the position in the data follows from it.
-        seconds: that they took.
-        folder: of this attempt alone.
+        trainer: model, optimizer and scaler to save.
+        step: optimizer steps done; the position in the data follows from it.
+        seconds: training time of these steps.
+        folder: where to save; each attempt has its own.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
@@ -46,52 +47,54 @@ def save(trainer: Trainer, step: int, seconds: float, folder: Path) -> None:
             no_dist=not dist.is_initialized(),
         )
     if world.rank == 0:
-        trained = Trained(
+        info = CheckpointInfo(
             step=step,
             seconds=seconds,
             world_size=world.size,
             mesh=asdict(world.shape),
             scaler=trainer.scaler.state() if trainer.scaler else {},
-            groups=[_numbers(group) for group in _own(trainer.optimizer).param_groups],
+            groups=[_numbers(group) for group in _local_optimizer(trainer.optimizer).param_groups],
         )
-        write_trained(folder, trained)
+        write_info(folder, info)
     if dist.is_initialized():
-        dist.barrier()  # nobody leaves before the last word is written
+        dist.barrier()  # no rank leaves before the checkpoint is whole
 
 
-def load(trainer: Trainer, folder: Path) -> Trained:
-    """Put a new trainer into the state that was saved; every rank calls it.
+def load(trainer: Trainer, folder: Path) -> CheckpointInfo:
+    """Load a checkpoint into a newly built trainer; every rank calls it.
 
     Raises:
-        VitsweepError: another world saved it.
+        VitsweepError: ranks or mesh are not those that saved it.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-    trained = read_trained(folder)
-    _refuse_other_world(trained, trainer.world, folder)
+    info = read_info(folder)
+    _check_world(info, trainer.world, folder)
     reader = FileSystemReader(folder)
     saved = reader.read_metadata().state_dict_metadata.keys()
     if any(".optimizer." in name for name in saved):
-        _allocate(trainer.optimizer)
+        _allocate_state(trainer.optimizer)
     tensors = {name: tensor for name, tensor in _tensors(trainer).items() if name in saved}
     with warnings.catch_warnings(action="ignore"):
         load_tensors(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
-    _forget_unsaved(trainer, tensors)
-    _set_random_state(tensors, trainer.world)
-    for group, numbers in zip(_own(trainer.optimizer).param_groups, trained.groups, strict=True):
+    _drop_unsaved_state(trainer, tensors)
+    _restore_random_state(tensors, trainer.world)
+    for group, numbers in zip(
+        _local_optimizer(trainer.optimizer).param_groups, info.groups, strict=True
+    ):
         group.update(numbers)
     if trainer.scaler:
-        trainer.scaler.restore(trained.scaler)
-    return trained
+        trainer.scaler.restore(info.scaler)
+    return info
 
 
-def _refuse_other_world(trained: Trained, world: World, folder: Path) -> None:
+def _check_world(info: CheckpointInfo, world: World, folder: Path) -> None:
     here = asdict(world.shape)
-    if (trained.world_size, trained.mesh) == (world.size, here):
+    if (info.world_size, info.mesh) == (world.size, here):
         return
     raise VitsweepError(
-        f"`{folder}` was saved by {_described(trained.world_size, trained.mesh)}, and this run has "
+        f"`{folder}` was saved by {_described(info.world_size, info.mesh)}, and this run has "
         f"{_described(world.size, here)}: a training goes on in the world that began it. Give it "
         "the same `resources.nodes`, `resources.ranks_per_node` and `mesh`, or delete the folder to "
         "train from the beginning."
@@ -104,10 +107,10 @@ def _described(size: int, mesh: Mapping[str, int]) -> str:
 
 
 def _tensors(trainer: Trainer) -> dict[str, Tensor]:
-    """Name every tensor that decides further steps; reading writes into the very same tensors.
+    """Return every tensor that further steps depend on, by name; loading writes into these tensors.
 
-    Ranks of one pipeline stage and tensor share hold the same weights, as copies or as DTensors:
-    their names are the same. Names of what each rank has for itself carry its number.
+    Ranks of one pipeline stage and tensor-parallel part hold the same weights, as copies or as
+    DTensors, under the same name. Names of tensors that differ between ranks carry the rank.
     """
     world, optimizer = trainer.world, trainer.optimizer
     at = dict(zip(AXES, world.coordinates(), strict=True))
@@ -116,7 +119,7 @@ def _tensors(trainer: Trainer) -> dict[str, Tensor]:
     if trainer.masters:
         tensors |= {f"{shared}.master.{n}": t for n, t in _parameters(optimizer)}
     holder = own if isinstance(optimizer, ZeroRedundancyOptimizer) else shared
-    tensors |= {f"{holder}.optimizer.{n}": t for n, t in _state(_own(optimizer))}
+    tensors |= {f"{holder}.optimizer.{n}": t for n, t in _state(_local_optimizer(optimizer))}
     return tensors | {
         f"{own}.non_finite": trainer.non_finite,
         **{f"{own}.random.{name}": state for name, state in _random_state(world).items()},
@@ -128,8 +131,8 @@ def _weights(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
     return ((name, value) for name, value in state.items() if isinstance(value, Tensor))
 
 
-def _own(optimizer: Optimizer) -> Optimizer:
-    """Return what holds this rank's state: ZeRO-1 wraps an optimizer over its share."""
+def _local_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that holds this rank's state: ZeRO-1 wraps one over the rank's share."""
     return optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
 
 
@@ -147,10 +150,11 @@ def _state(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
                     yield f"{g}.{p}.{name}", value
 
 
-def _allocate(optimizer: Optimizer) -> None:
-    """Let an optimizer make the state it has after its first step, to be read into.
+def _allocate_state(optimizer: Optimizer) -> None:
+    """Let an optimizer allocate its state, for a checkpoint to be loaded into.
 
-    It takes a step without gradient and rate, as torch.distributed.checkpoint.state_dict does.
+    It takes a step with zero gradients and zero learning rate, as
+    torch.distributed.checkpoint.state_dict does.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
@@ -166,16 +170,19 @@ def _allocate(optimizer: Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def _forget_unsaved(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
-    """Drop the state of parameters that had none: those that no gradient has reached."""
-    optimizer, known = _own(trainer.optimizer), {id(tensor) for tensor in tensors.values()}
+def _drop_unsaved_state(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
+    """Drop state that the checkpoint does not hold: of parameters that never had a gradient."""
+    optimizer, known = (
+        _local_optimizer(trainer.optimizer),
+        {id(tensor) for tensor in tensors.values()},
+    )
     for parameter, state in list(optimizer.state.items()):
         if not any(id(value) in known for value in state.values()):
             del optimizer.state[parameter]
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
-    """apex counts its steps here; the rate is set anew before each step."""
+    """Return the numbers of a parameter group (apex keeps its step count there)."""
     return {key: value for key, value in group.items() if type(value) in (int, float)}
 
 
@@ -186,7 +193,7 @@ def _random_state(world: World) -> dict[str, Tensor]:
     return states
 
 
-def _set_random_state(tensors: Mapping[str, Tensor], world: World) -> None:
+def _restore_random_state(tensors: Mapping[str, Tensor], world: World) -> None:
     torch.set_rng_state(tensors[f"rank{world.rank}.random.cpu"])
     if world.device.type == "cuda":
         torch.cuda.set_rng_state(tensors[f"rank{world.rank}.random.cuda"], world.device)

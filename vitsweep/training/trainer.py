@@ -22,7 +22,7 @@ MicroBatch = tuple[Tensor, Tensor]
 
 
 class PhaseMarks(Protocol):
-    """Told where a phase of the step ends (see `measure.phases`)."""
+    """Marks the end of each phase of a step (see `measure.clocks`)."""
 
     def end(self, phase: str) -> None:
         """The named phase ends here."""

@@ -15,7 +15,7 @@ from tests.command import Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Sweep, hang
 from vitsweep.results.store import Store
-from vitsweep.training.saved import FOLDER, MEASURED
+from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, MEASUREMENT_FILE
 
 
 @pytest.fixture
@@ -138,8 +138,12 @@ def test_a_preempted_training_continues_where_it_was(sweep: Sweep) -> None:
     asked = ("task=train", "task.epochs=40", "batch.images_per_step=128", "sharding=fsdp")
     sweep.submit(*asked, "sweep.baseline=null", "hydra.launcher.partition=scavenge")
     cells = sweep.command.store.cells
-    eventually(lambda: any(cells.glob(f"*/attempts/*/{FOLDER}/{MEASURED}")), 120, "training")
-    [measured] = cells.glob(f"*/attempts/*/{FOLDER}/{MEASURED}")
+    eventually(
+        lambda: any(cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}/{MEASUREMENT_FILE}")),
+        120,
+        "training",
+    )
+    [measured] = cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}/{MEASUREMENT_FILE}")
     before = json.loads(measured.read_text())
     sweep.client.submit("sleep 2", "--partition=high", "--nodes=4", "--exclusive")
     [row] = sweep.until_ended().to_dict("records")
@@ -150,7 +154,7 @@ def test_a_preempted_training_continues_where_it_was(sweep: Sweep) -> None:
     assert (first.status, second.status) == ("preempted", "measured")
     assert int(re.search(r"saved after (\d+) steps", first.reason)[1]) > 0  # type: ignore[index]
     assert second.samples == before["samples"]  # it was not measured again
-    assert not list(cells.glob(f"*/attempts/*/{FOLDER}"))
+    assert not list(cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}"))
 
 
 @pytest.mark.full

@@ -11,7 +11,7 @@ import torch
 from tests.techniques.sequence_parallel.cases import answers, cell
 from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure import phases
-from vitsweep.measure.phases import PhaseClock
+from vitsweep.measure.clocks import PhaseClock
 from vitsweep.model.block import Block
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize

@@ -49,7 +49,7 @@ def _pass_difference(world: World, cell: CellSpec) -> dict[str, float]:
     plain_input = images.double().requires_grad_()
     wanted = plain(plain_input)
     nn.functional.cross_entropy(wanted, labels).backward()
-    trainer = _trainee(cell, world)
+    trainer = _trainer(cell, world)
     own_input = images.double().requires_grad_()
     output = trainer.model(own_input)
     nn.functional.cross_entropy(output, labels).backward()
@@ -70,7 +70,7 @@ def _training_difference(world: World, cell: CellSpec) -> dict[str, float]:
     batches = [_global_batch(cell, step, world) for step in range(STEPS)]
     plain = plain_model(cell, world.device)
     wanted = train_plain(plain, replace(cell, optimizer=_plain(cell)), batches)
-    trainer = _trainee(cell, world)
+    trainer = _trainer(cell, world)
     losses = [
         _mean_over_replicas(trainer.step(iter(_my_share(cell, *batch, world))), world)
         for batch in batches
@@ -83,7 +83,7 @@ def _training_difference(world: World, cell: CellSpec) -> dict[str, float]:
     }
 
 
-def _trainee(cell: CellSpec, world: World) -> Trainer:
+def _trainer(cell: CellSpec, world: World) -> Trainer:
     torch.manual_seed(cell.seed)
     return parallelize(build_model(cell).to(world.device), cell, world)
 

@@ -10,7 +10,7 @@ from tests.builders import table
 from tests.techniques.sequence_parallel.cases import answers, cell
 from tests.techniques.sequence_parallel.test_volume import in_order
 from vitsweep.equivalence import _global_batch, _my_share
-from vitsweep.measure.memory_parts import step_in_parts
+from vitsweep.measure.memory import memory_by_kind
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.results.record import RunRecord, Status
@@ -72,7 +72,7 @@ def _parts(world: World, each: CellSpec) -> dict[str, float]:
     trainer = parallelize(build_model(each), each, world)
     share = _my_share(each, *_global_batch(each, 0, world), world)
     trainer.step(iter(share))
-    return step_in_parts(trainer, iter(share))  # type: ignore[return-value]
+    return memory_by_kind(trainer, iter(share))[0]  # type: ignore[return-value]
 
 
 def record(each: CellSpec, of_ranks: list[dict[str, float]]) -> RunRecord:

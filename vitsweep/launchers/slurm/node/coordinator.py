@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitsweep.errors import DISK_FULL_ERRNOS, VitsweepError
-from vitsweep.execution.outcome import Verdict, publish
+from vitsweep.execution.outcome import RunFailure, publish
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.launchers.slurm.node.event_log import JobEventWriter
 from vitsweep.launchers.slurm.node.execute import MultiNodeRunner
@@ -161,7 +161,7 @@ class Coordinator:
         self.event_log.run_ended(run, record, will_repeat=will_repeat, saved_step=step)
 
     def _record(self, request: RunRequest, status: Status, reason: str) -> RunRecord:
-        return publish(request, self.runner.cell(request.cell_id), Verdict(status, reason))
+        return publish(request, self.runner.cell(request.cell_id), RunFailure(status, reason))
 
     def _record_orphan(self) -> None:
         """Record the run that an earlier start left in flight, so that nothing records it later."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vitsweep.errors import DISK_FULL_ERRNOS
 from vitsweep.execution.frozen_cell import read_cell
-from vitsweep.execution.outcome import Verdict, publish
+from vitsweep.execution.outcome import RunFailure, publish
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.launchers.slurm.state.job_events import CAUSE_PREEMPTED, CAUSE_TIME_LIMIT, Run
 from vitsweep.launchers.slurm.state.job_files import JobArray
@@ -44,9 +44,9 @@ def reconcile(store: Store, only: Sequence[JobArray] | None = None) -> list[JobS
 
 def _record_unfinished(store: Store, state: JobState) -> None:
     if state.num_remaining_runs:
-        verdict = verdict_of(state)
+        failure = failure_of_job(state)
         for run in _runs_to_record(store, state):
-            _record(store, state, run, verdict)
+            _record(store, state, run, failure)
     append_line(state.job.events_path, {"event": "reconciled", "time": time.time()})
 
 
@@ -66,7 +66,7 @@ def _has_record(store: Store, cell_id: str) -> bool:
     return any((store.cell(cell_id) / "runs").glob("*.json"))
 
 
-def _record(store: Store, state: JobState, run: Run, verdict: Verdict) -> None:
+def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> None:
     in_flight = state.events.in_flight or {"run": None}
     attempt = state.events.num_attempts(run) + (run.name != in_flight["run"])
     request = RunRequest(
@@ -79,24 +79,24 @@ def _record(store: Store, state: JobState, run: Run, verdict: Verdict) -> None:
         init_method="",
         environment={"launcher": "slurm", "slurm_job_id": state.job.slurm_id},
     )
-    publish(request, read_cell(store, run.cell_id), verdict)
+    publish(request, read_cell(store, run.cell_id), failure)
 
 
-def verdict_of(state: JobState) -> Verdict:
+def failure_of_job(state: JobState) -> RunFailure:
     """Say why a job did not do all its work: from its own events, else from what Slurm says."""
     slurm, job_id, end = state.slurm, state.job.slurm_id, state.events.end
     if end is not None and not end.get("requeued"):
         status = STATUS_OF_CAUSE.get(end["cause"], Status.killed)
         reason = f"Job {job_id} ended before this run: {end['reason'] or end['cause']}"
-        return Verdict(status, reason)
+        return RunFailure(status, reason)
     if not state.job.array.slurm_id:
-        return Verdict(Status.killed, "The submitting command died before Slurm took the job.")
+        return RunFailure(Status.killed, "The submitting command died before Slurm took the job.")
     if slurm is None:
-        return Verdict(Status.killed, f"Job {job_id} left Slurm without reporting an end.")
+        return RunFailure(Status.killed, f"Job {job_id} left Slurm without reporting an end.")
     if slurm.exit_code in DISK_FULL_ERRNOS:
         text = os.strerror(slurm.exit_code or 0)
-        return Verdict(Status.killed, f"Job {job_id} could not write its results: {text}.")
+        return RunFailure(Status.killed, f"Job {job_id} could not write its results: {text}.")
     code = f" with exit code {slurm.exit_code}" if slurm.exit_code else ""
     why = f" ({slurm.reason})" if slurm.reason not in ("", "None") else ""
     reason = f"Job {job_id} ended as {slurm.state}{why}{code}, without reporting an end."
-    return Verdict(STATUS_OF_STATE.get(slurm.state, Status.killed), reason)
+    return RunFailure(STATUS_OF_STATE.get(slurm.state, Status.killed), reason)

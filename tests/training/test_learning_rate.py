@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from tests.training.alone import alone, trainee_of
+from tests.training.alone import alone, trainer_of
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.schedule import learning_rate, set_learning_rate
+from vitsweep.training.epochs import learning_rate, set_learning_rate
 
 PEAK = 0.5
 
@@ -54,7 +54,7 @@ def test_a_warm_up_longer_than_the_training_never_reaches_the_peak() -> None:
 
 
 def test_every_group_of_the_optimizer_gets_the_rate() -> None:
-    trainer = trainee_of(task(10, 2))
+    trainer = trainer_of(task(10, 2))
     assert len(trainer.optimizer.param_groups) == 2
     set_learning_rate(trainer.optimizer, trainer.cell, 60, 100)
     assert [g["lr"] for g in trainer.optimizer.param_groups] == pytest.approx([PEAK / 2] * 2)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitsweep.measure.memory_peak import GIB, peak_memory, reset_peak
+from vitsweep.measure.memory import GIB, peak_memory, reset_peak
 
 CPU = torch.device("cpu")
 MIB = 2**20

@@ -1,0 +1,49 @@
+"""Failure files: exceptions of a rank become a status and one sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from vitsweep.cell import DivergedError
+from vitsweep.equivalence import WrongResultError
+from vitsweep.errors import VitsweepError
+from vitsweep.execution.failures import classify, read_failure, write_failure
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (MemoryError(), "out_of_memory", "MemoryError"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory\nmore"),
+            "out_of_memory",
+            "can't",
+        ),
+        (DivergedError("The loss became inf."), "diverged", "The loss became inf."),
+        (WrongResultError("differs\nby 2"), "wrong", "differs\nby 2"),
+        (VitsweepError("a sentence"), "failed", "a sentence"),
+        (KeyError("a"), "failed", "KeyError: 'a'"),
+        (RuntimeError("could not create a primitive"), "failed", "RuntimeError: could not create"),
+    ],
+)
+def test_an_exception_becomes_a_status_and_a_sentence(
+    error: BaseException, status: str, reason: str
+) -> None:
+    found, text = classify(error)
+    assert found == status
+    assert text.startswith(reason) or reason in text
+
+
+def test_a_failure_is_read_back_and_a_missing_or_damaged_one_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_failure(tmp_path, 3, KeyError("a"))
+    found = read_failure(tmp_path, 3)
+    assert found is not None
+    assert (found["rank"], found["status"], found["reason"]) == (3, "failed", "KeyError: 'a'")
+    assert found["peak"]["peak_rss_gib"] > 0
+    assert "KeyError" in found["traceback"]
+    assert "KeyError" in capsys.readouterr().err, "the log of the rank has it too"
+    assert read_failure(tmp_path, 0) is None
+    (tmp_path / "failure-0.json").write_text("{half")
+    assert read_failure(tmp_path, 0) is None

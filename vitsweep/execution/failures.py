@@ -1,0 +1,91 @@
+"""The failure file of a rank: what exception it met, for the supervisor to read."""
+
+import json
+import resource
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vitsweep.errors import VitsweepError
+from vitsweep.results.record import Status
+from vitsweep.results.store import write_atomically
+
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "Cannot allocate memory",
+)
+OUT_OF_MEMORY_UNDER_LIMIT = (
+    "could not create a primitive",  # oneDNN has no memory for its scratchpad
+    "Resource temporarily unavailable",  # no memory for the stack of a thread
+)
+"""Texts of errors that mean a failed allocation; the second only where a memory limit is set."""
+
+
+def write_failure(folder: Path, rank: int, error: BaseException) -> None:
+    """Write `failure-<rank>.json`: status, reason, time, peak memory and traceback."""
+    status, reason = classify(error)
+    failure = {
+        "rank": rank,
+        "status": str(status),
+        "reason": reason,
+        "time": time.time(),
+        "peak": _peak_memory(),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    traceback.print_exception(error)
+    with suppress(OSError):  # a full disk: then only the exit code tells
+        write_atomically(_failure_file(folder, rank), json.dumps(failure))
+
+
+def read_failure(folder: Path, rank: int) -> dict[str, Any] | None:
+    """Return what `write_failure` wrote for a rank; None if there is nothing whole."""
+    try:
+        failure: dict[str, Any] = json.loads(_failure_file(folder, rank).read_text())
+    except (OSError, ValueError):
+        return None
+    return failure
+
+
+def _failure_file(folder: Path, rank: int) -> Path:
+    return folder / f"failure-{rank}.json"
+
+
+def classify(error: BaseException) -> tuple[Status, str]:
+    """Return the status that an exception means for its run, and one sentence about it."""
+    import torch
+
+    from vitsweep.cell import DivergedError
+    from vitsweep.equivalence import WrongResultError
+
+    text = str(error).strip() or type(error).__name__
+    first_line = text.splitlines()[0][:500]
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _is_allocation_failure(text):
+        return Status.out_of_memory, first_line
+    if isinstance(error, DivergedError):
+        return Status.diverged, text
+    if isinstance(error, WrongResultError):
+        return Status.wrong, text
+    if isinstance(error, VitsweepError):
+        return Status.failed, text
+    return Status.failed, f"{type(error).__name__}: {first_line}"
+
+
+def _is_allocation_failure(text: str) -> bool:
+    limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+    return any(part in text for part in OUT_OF_MEMORY + OUT_OF_MEMORY_UNDER_LIMIT * limited)
+
+
+def _peak_memory() -> dict[str, float | None]:
+    import torch
+
+    from vitsweep.measure.memory import peak_memory
+
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    try:
+        return peak_memory(torch.device("cuda" if on_gpu else "cpu"))
+    except Exception:  # only a column of a failed run
+        return {}

@@ -1,0 +1,146 @@
+"""Memory of one rank: its peak, and what fills it (parameters, gradients, optimizer state, activations)."""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+GIB = 2**30
+NOT_PARAMETERS = ("Activation", "Temp")
+"""Kinds of torch's memory tracker: allocated in a forward pass, allocated in a backward pass."""
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start a new peak, before the model is built."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):  # a kernel that forbids it: the peak then covers the whole process
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (proc(5))
+
+
+def peak_memory(device: torch.device) -> dict[str, float | None]:
+    """Return the peak columns of this rank in GiB: the allocator's on CUDA, the process's on CPU."""
+    if device.type == "cuda":
+        return {
+            "peak_allocated_gib": torch.cuda.max_memory_allocated(device) / GIB,
+            "peak_reserved_gib": torch.cuda.max_memory_reserved(device) / GIB,
+            "peak_rss_gib": None,
+        }
+    return {"peak_allocated_gib": None, "peak_reserved_gib": None, "peak_rss_gib": _peak_rss_gib()}
+
+
+def _peak_rss_gib() -> float | None:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 / GIB if found else None
+
+
+def memory_by_kind(trainer: Any, stream: Iterator[Any]) -> tuple[dict[str, float | None], str]:
+    """Train for one step; return this rank's memory by kind in GiB, and why a column is empty.
+
+    Parameters, gradients (before the update) and optimizer state, float32 master weights included,
+    are the sizes of the tensors that this rank holds. Gathered parameters and activations are what
+    else is alive at the peak of forward and backward, by torch's memory tracker. It sees nothing
+    inside compiled code: both are empty there.
+
+    Args:
+        trainer: it must have taken a step before, so that its optimizer has a state.
+        stream: micro-batches.
+
+    Returns:
+        Column -> GiB, and the reason why `gathered_parameter_gib` and `activation_gib` are empty
+        ("" where they are not).
+    """
+    tracker, reason = _tracker_for(trainer)
+    if tracker is None:
+        trainer.gradients(stream)
+    else:
+        tracker.track_external(trainer.model)
+        with tracker:
+            trainer.gradients(stream)
+    parameters = list(trainer.model.parameters())
+    columns: dict[str, float | None] = {
+        "parameter_gib": _gib(parameters),
+        "gradient_gib": _gib(p.grad for p in parameters if p.grad is not None),
+        "optimizer_state_gib": _gib(_optimizer_tensors(trainer, parameters)),
+        "gathered_parameter_gib": None,
+        "activation_gib": None,
+    }
+    if tracker:
+        peak = tracker.peak_bytes(trainer.world.device)
+        held = sum(_local(p).nbytes for p in parameters)
+        columns["gathered_parameter_gib"] = max(0, peak["Parameter"] - held) / GIB
+        columns["activation_gib"] = sum(peak[kind] for kind in NOT_PARAMETERS) / GIB
+    trainer.update()
+    return columns, reason
+
+
+def _tracker_for(trainer: Any) -> tuple[Any, str]:
+    if trainer.cell.compilation.scope != "nothing":
+        return None, "torch's memory tracker sees no tensors inside compiled code"
+    try:
+        return _tensor_tracker(), ""
+    except (ImportError, AttributeError) as error:
+        return None, f"this torch has no memory tracker as it is used here ({error})"
+
+
+def _tensor_tracker() -> Any:
+    """Return torch's memory tracker (a private module) without its statistics of modules.
+
+    These refuse a model that runs several times in a step: micro-batches, pipelines.
+
+    Raises:
+        ImportError: this torch has no such module.
+    """
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    class TensorTracker(MemTracker):
+        def __init__(self) -> None:
+            super().__init__()
+            self._seen: WeakSet[torch.nn.Module] = WeakSet()
+
+        def peak_bytes(self, device: torch.device) -> dict[str, int]:
+            """Kind of tensor -> bytes at the moment of the largest sum."""
+            kinds = self.get_tracker_snapshot("peak").get(device, {})
+            return {str(getattr(kind, "value", kind)): size for kind, size in kinds.items()}
+
+        def _pre_fw_hook(self, module: torch.nn.Module, inputs: Any) -> None:
+            if module not in self._seen:  # what is gathered now is a parameter, no activation
+                self._seen.add(module)
+                self._track_module_params_and_buffers(module)
+
+        def _post_fw_hook(self, module: Any, inputs: Any, outputs: Any) -> None:
+            pass
+
+        def _pre_bw_hook(self, module: Any, args: Any) -> None:
+            pass
+
+        def _post_bw_hook(self, module: Any, args: Any) -> None:
+            pass
+
+    return TensorTracker()
+
+
+def _optimizer_tensors(trainer: Any, parameters: list[Tensor]) -> Iterator[Tensor]:
+    """Yield what the optimizer holds on this rank beside the model's own parameters."""
+    optimizer = getattr(trainer.optimizer, "optim", trainer.optimizer)  # ZeRO-1 wraps a local one
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+    if trainer.masters:
+        models = {id(p) for p in parameters}
+        for group in optimizer.param_groups:
+            yield from (p for p in group["params"] if id(p) not in models)
+
+
+def _gib(tensors: Iterable[Tensor]) -> float:
+    return sum(_local(t).nbytes for t in tensors) / GIB
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
