@@ -5,7 +5,7 @@ INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 WORKERS := -n 2 --dist loadfile
 
-.PHONY: help sweep test test-fast test-full check slurm-demo bench bench-gpu clean
+.PHONY: help sweep test test-fast test-full check fix slurm-demo bench bench-gpu clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -38,6 +38,10 @@ check: .venv/installed-tests  ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+fix: .venv/installed-tests  ## repair what ruff can, then format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
 
 slurm-demo: .venv/installed  ## a sweep on a real Slurm of four nodes on this machine
 	PYTHON=$(BIN)/python slurm/demo.sh
