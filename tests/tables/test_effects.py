@@ -1,0 +1,277 @@
+"""Main effects and interactions: by hand on two by two, against simulated truths, on broken tables."""
+
+import itertools
+
+import numpy as np
+import pytest
+from pandas import DataFrame
+from scipy import stats
+
+from tests.builders import run, table
+from tests.noise import normal, simulate
+from vitsweep.errors import VitsweepError
+from vitsweep.results.record import Status
+from vitsweep.tables.effects import effects, sentences
+from vitsweep.tables.within_blocks import within_blocks
+
+LEVELS = {
+    "precision": ["fp32", "O1"],
+    "compilation": ["eager", "compile"],
+    "attention": ["sdpa_auto", "sdpa_math", "sdpa_flash"],
+}
+TWO = {k: LEVELS[k][:2] for k in ("compilation", "attention")}
+AVERAGE = {"compile": 0.27, "O1": 0.2, "sdpa_flash": 0.05}
+TOGETHER = {("compile", "sdpa_math"): -0.25}
+
+
+def grid(levels, alone, together, rest=lambda: 0.0):
+    """Cell -> log throughput, and cell -> spec, over every combination."""
+    logs, specs = {}, {}
+    for choices in itertools.product(*levels.values()):
+        pairs = itertools.combinations(choices, 2)
+        total = sum(alone.get(c, 0.0) for c in choices) + sum(together.get(p, 0.0) for p in pairs)
+        logs["-".join(choices)] = total + rest()
+        specs["-".join(choices)] = dict(zip(levels, choices, strict=True))
+    return logs, specs
+
+
+def simulated(logs, specs, noise, seed=0, leave_out=(), **kwargs):
+    first = next(iter(logs))
+    truth = {c: float(np.exp(v - logs[first])) for c, v in logs.items() if c not in leave_out}
+    return simulate(truth, noise, np.random.default_rng(seed), specs=specs, **kwargs)
+
+
+def mean_difference(logs, row):
+    """The true effect of a row of the table, from the true logs of the whole grid."""
+    sides = [row["technique"].split("=")[1], row["against"].split("=")[1]]
+    given = row["given"].split("=")[-1]
+    of_side = [
+        [v for cell, v in logs.items() if s in cell.split("-") and (not given or given in cell.split("-"))]
+        for s in sides
+    ]  # fmt: skip
+    return float(np.mean(of_side[0]) - np.mean(of_side[1]))
+
+
+def one(found, technique, given=""):
+    return found[(found["technique"] == technique) & (found["given"] == given)].iloc[0]
+
+
+def test_two_by_two_by_hand():
+    logs, specs = grid(TWO, AVERAGE, TOGETHER)
+    runs, baselines = simulated(logs, specs, normal(0.03), num_blocks=4)
+    found = effects(runs, baselines)
+    wide = np.log(runs.pivot_table(index="block", columns="cell_id", values="images_per_second"))
+    with_auto = wide["compile-sdpa_auto"] - wide["eager-sdpa_auto"]
+    with_math = wide["compile-sdpa_math"] - wide["eager-sdpa_math"]
+    average = one(found, "compilation=compile")
+    assert np.log(average["effect"]) == pytest.approx((with_auto + with_math).mean() / 2)
+    given = one(found, "compilation=compile", "attention=sdpa_math")
+    assert np.log(given["effect"]) == pytest.approx(with_math.mean(), abs=1e-4)
+    ratio = with_math.mean() - (with_auto + with_math).mean() / 2
+    assert np.log(given["ratio_to_average"]) == pytest.approx(ratio, abs=1e-4)
+    # two-way analysis of variance: 16 runs, 4 blocks, 3 contrasts of cells
+    rest = wide.sub(wide.mean(axis=1), axis=0).sub(wide.mean() - wide.to_numpy().mean())
+    sd = np.sqrt((rest**2).to_numpy().sum() / 9)
+    half = stats.t.ppf(0.975, 9) * sd / np.sqrt(4)
+    assert np.log(average["effect_high"] / average["effect"]) == pytest.approx(half, rel=1e-3)
+    assert (average["num_cells"], average["num_blocks"]) == (4, 4)
+
+
+def test_an_average_a_company_and_what_is_said_of_them():
+    logs, specs = grid(LEVELS, AVERAGE, TOGETHER)
+    found = effects(*simulated(logs, specs, normal(0.01)))
+    average = one(found, "compilation=compile")
+    assert average["effect"] == pytest.approx(np.exp(0.27 - 0.25 / 3), rel=0.02)
+    assert average["claim"] == "faster"
+    assert average["against"] == "compilation=eager"
+    given = one(found, "compilation=compile", "attention=sdpa_math")
+    assert given["effect"] == pytest.approx(np.exp(0.02), rel=0.02)
+    assert given["interaction"] == "less than on average"
+    text = next(s for s in sentences(found) if s.startswith("compilation=compile"))
+    assert "gives 1.21x [1." in text
+    assert "on average over the other choices, 1.0" in text
+    assert text.endswith("with attention=sdpa_math.")
+
+
+def test_without_noise_every_effect_comes_back():
+    logs, specs = grid(LEVELS, AVERAGE, TOGETHER)
+    found = effects(*simulated(logs, specs, normal(0.0)))
+    truth = [mean_difference(logs, row) for row in found.to_dict("records")]
+    assert np.log(found["effect"].to_numpy(float)) == pytest.approx(truth, abs=1e-3)
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.2])
+def test_effects_are_unbiased_and_their_intervals_cover_the_truth(missing):
+    generator = np.random.default_rng(5)
+    errors, hits, of_ratio = [], [], []
+    for seed in range(25):
+        alone = {c: generator.normal(0, 0.1) for v in LEVELS.values() for c in v[1:]}
+        factors = itertools.combinations(LEVELS.values(), 2)
+        pairs = [pair for two in factors for pair in itertools.product(*two)]
+        together = {pair: generator.normal(0, 0.04) for pair in pairs}
+        logs, specs = grid(LEVELS, alone, together, lambda: generator.normal(0, 0.005))
+        gone = [c for c in list(logs)[1:] if generator.random() < missing]
+        runs, baselines = simulated(logs, specs, normal(0.03), seed, gone)
+        found = effects(runs, baselines)
+        known = found[found["effect"].notna() & (found["note"] == "")]
+        for row in known.to_dict("records"):
+            truth = mean_difference(logs, row)
+            errors.append(np.log(row["effect"]) - truth)
+            hits.append(np.log(row["effect_low"]) <= truth <= np.log(row["effect_high"]))
+            if row["kind"] == "given":
+                ratio = truth - mean_difference(logs, row | {"given": ""})
+                of_ratio.append(np.log(row["ratio_low"]) <= ratio <= np.log(row["ratio_high"]))
+    assert len(hits) > 250
+    assert np.mean(errors) == pytest.approx(0.0, abs=0.002)
+    # 25 grids: effects of one grid err together, so the share of a simulation varies by 2 %
+    assert np.mean(hits) == pytest.approx(0.95, abs=0.04)
+    assert np.mean(of_ratio) == pytest.approx(0.95, abs=0.04)
+
+
+def test_interactions_of_noise_shrink():
+    logs, specs = grid(LEVELS, AVERAGE, {})
+    runs, baselines = simulated(logs, specs, normal(0.03), seed=8)
+    found = effects(runs, baselines)
+    assert found.attrs["spreads"]["AMD EPYC 7B13"]["noise"] == pytest.approx(0.03, rel=0.25)
+    wide = np.log(runs.pivot_table(index="block", columns="cell_id", values="images_per_second"))
+    mean = wide.mean()
+    raw = []
+    for row in found[found["kind"] == "given"].to_dict("records"):
+        raw.append(mean_difference(mean, row) - mean_difference(mean, row | {"given": ""}))
+    shrunken = np.log(found.loc[found["kind"] == "given", "ratio_to_average"].to_numpy(float))
+    assert np.abs(shrunken).sum() < 0.9 * np.abs(raw).sum()
+    assert not found["interaction"].astype(str).str.contains("average").any()
+
+
+def test_choices_that_never_met_are_named_and_the_average_leaves_them_out():
+    logs, specs = grid(LEVELS, AVERAGE, TOGETHER)
+    gone = [c for c in logs if "compile" in c and "sdpa_math" in c]
+    found = effects(*simulated(logs, specs, normal(0.01), leave_out=gone))
+    average = one(found, "compilation=compile")
+    assert average["note"] == "without attention=sdpa_math"
+    assert average["effect"] == pytest.approx(np.exp(0.27), rel=0.02)
+    given = one(found, "compilation=compile", "attention=sdpa_math")
+    assert np.isnan(given["effect"])
+    assert "was not measured with it" in given["note"]
+    assert given["claim"] == ""
+
+
+def test_choices_that_only_come_together_are_not_told_apart():
+    specs = {"base": {}, "both": {"precision": "O1", "sharding": "fsdp"}}
+    runs, baselines = simulate(
+        {"base": 1.0, "both": 1.5}, normal(0.01), np.random.default_rng(0), specs=specs
+    )
+    found = effects(runs, baselines)
+    assert found["effect"].isna().all()
+    why = "never measured with the same sharding as precision=fp32"
+    assert one(found, "precision=O1")["note"] == why
+
+
+def test_one_at_a_time_is_the_plain_speedup_and_says_so():
+    specs = {"base": {}, "O1": {"precision": "O1"}, "fsdp": {"sharding": "fsdp"}}
+    truth = {"base": 1.0, "O1": 1.3, "fsdp": 0.9}
+    runs, baselines = simulate(truth, normal(0.001), np.random.default_rng(0), specs=specs)
+    found = effects(runs, baselines)
+    average = one(found, "precision=O1")
+    assert average["effect"] == pytest.approx(1.3, rel=0.01)
+    assert average["note"] == "without sharding=fsdp"
+
+
+def test_baselines_of_several_sizes_are_a_factor_of_their_own():
+    cells = {}
+    for ranks, scale in ((1, 0.0), (4, 1.2)):
+        gain = 0.3 if ranks == 1 else 0.1
+        cells[f"plain{ranks}"] = (scale, {"world_size": ranks})
+        cells[f"fast{ranks}"] = (scale + gain, {"world_size": ranks, "compilation": "compile"})
+    truth = {c: float(np.exp(v)) for c, (v, _) in cells.items()}
+    specs = {c: s for c, (_, s) in cells.items()}
+    runs, _ = simulate(truth, normal(0.01), np.random.default_rng(0), specs=specs)
+    found = effects(runs, {c: f"plain{c[-1]}" for c in truth})
+    assert one(found, "compilation=compile")["effect"] == pytest.approx(np.exp(0.2), rel=0.02)
+    assert set(found["technique"]) == {"compilation=compile"}
+    assert found["given"].tolist()[1:] == ["baseline=1 rank", "baseline=4 ranks"]
+    assert found["effect"].tolist()[1:] == pytest.approx([np.exp(0.3), np.exp(0.1)], rel=0.02)
+
+
+def test_two_devices_are_two_tables():
+    logs, specs = grid(TWO, AVERAGE, TOGETHER)
+    here, baselines = simulated(logs, specs, normal(0.01))
+    slow = {c: v * 0.5 for c, v in logs.items()}
+    there, _ = simulated(slow, specs, normal(0.01), environment={"device": "H200"})
+    found = effects(DataFrame({c: [*here[c], *there[c]] for c in here}), baselines)
+    assert found["device"].unique().tolist() == ["AMD EPYC 7B13", "H200"]
+    average = found[(found["technique"] == "compilation=compile") & (found["given"] == "")]
+    assert average["effect"].tolist() == pytest.approx([np.exp(0.145), np.exp(0.0725)], rel=0.02)
+
+
+def test_below_three_blocks_there_is_an_effect_without_an_interval():
+    logs, specs = grid(TWO, AVERAGE, TOGETHER)
+    found = effects(*simulated(logs, specs, normal(0.01), num_blocks=2))
+    average = one(found, "compilation=compile")
+    assert average["effect"] > 1.1
+    assert np.isnan(average["effect_low"])
+    assert average["claim"] == "too few blocks"
+
+
+def test_runs_without_a_speed_are_left_out():
+    logs, specs = grid(TWO, AVERAGE, TOGETHER)
+    runs, baselines = simulated(logs, specs, normal(0.0), num_blocks=8)
+    bad = runs["images_per_second"].to_numpy(copy=True)
+    bad[[3, 9, 14, 21]] = [np.nan, np.inf, 0.0, -5.0]
+    found = effects(runs.assign(images_per_second=bad), baselines)
+    assert one(found, "compilation=compile")["effect"] == pytest.approx(np.exp(0.145), rel=0.001)
+
+
+def test_cells_that_shared_no_block_have_no_effects():
+    apart = table(
+        *(run("a", f"a{i}", 100) for i in range(3)),
+        *(run("b", f"b{i}", 200, precision="O1") for i in range(3)),
+    )
+    assert effects(apart, {"a": "a", "b": "a"}).empty
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        DataFrame(),
+        table(run("a")).iloc[:0],
+        table(run("a")),
+        table(run("a", status=Status.failed, reason="..."), run("b", status=Status.failed, reason="...")),
+        table(run("a", images_per_second=None), run("b", images_per_second=float("nan"))),
+        table(run("a"), run("a")),
+        table(run("a"), run("b", precision="O1")).assign(cell_id=None),
+        table(run("a"), run("b", precision="O1")).assign(block=None),
+    ],
+)  # fmt: skip
+def test_tables_without_a_comparison_have_no_effects(runs):
+    found = effects(runs, {"a": "a", "b": "a"})
+    assert found.empty
+    assert "effect_low" in found
+
+
+@pytest.mark.parametrize("column", ["cell_id", "sweep", "block", "status", "images_per_second"])
+def test_a_missing_column_is_named(column):
+    with pytest.raises(VitsweepError, match=f"no column `{column}`"):
+        effects(table(run("a"), run("b", precision="O1")).drop(columns=column), {})
+
+
+def test_text_instead_of_a_throughput_is_named():
+    runs = table(run("a"), run("b", precision="O1")).astype({"images_per_second": object})
+    runs.loc[0, "images_per_second"] = "fast"
+    with pytest.raises(VitsweepError, match="`images_per_second` must hold numbers"):
+        effects(runs, {})
+
+
+def test_within_blocks_agrees_with_least_squares_on_dummies():
+    runs, _ = simulate({"a": 1.0, "b": 1.2, "c": 0.9}, normal(0.05), np.random.default_rng(3))
+    runs = runs.drop(index=[2, 7, 8])
+    data = within_blocks(runs)
+    log = np.log(runs["images_per_second"].to_numpy())
+    cell = np.array([data.cells.index(c) for c in runs["cell_id"]])
+    block = runs["block"].astype("category").cat.codes.to_numpy()
+    design = np.column_stack([np.eye(3)[cell], np.eye(5)[block]])
+    solution, _, rank, _ = np.linalg.lstsq(design, log, rcond=None)
+    assert np.diff(data.logs) == pytest.approx(np.diff(solution[:3]))
+    residual = log - design @ solution
+    assert data.residual == pytest.approx(residual @ residual)
+    assert data.degrees == len(runs) - rank

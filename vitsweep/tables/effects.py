@@ -1,0 +1,262 @@
+"""What each technique brings on average over the other choices, and together with each of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pandas import DataFrame, Series
+from scipy.special import stdtr, stdtrit
+
+from vitsweep.tables.columns import varying
+from vitsweep.tables.effect_grid import Effect, Factor, Grid
+from vitsweep.tables.formatting import plain, times
+from vitsweep.tables.mixed_model import MixedFit, fit_mixed_model
+from vitsweep.tables.names import cell_names
+from vitsweep.tables.speedup import LEVEL, MIN_BLOCKS, holm
+from vitsweep.tables.within_blocks import KEYS, require, within_blocks
+
+Floats = NDArray[np.float64]
+
+COLUMNS = (
+    "device kind technique against given effect effect_low effect_high p_value p_holm claim "
+    "ratio_to_average ratio_low ratio_high ratio_p_value ratio_p_holm interaction "
+    "num_cells num_blocks note"
+).split()
+BASELINE = "baseline"
+"""Factor that tells apart cells with different baselines: other sizes, models, data."""
+
+
+def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
+    """Estimate what every technique brings over a grid of choices, on average and with each choice.
+
+    Model: log(images/s) = block + main effects + two-way interactions + a rest of the cell + noise.
+    Effects of blocks are free (the analysis is within blocks); interactions and rests are random,
+    their variances estimated by restricted maximum likelihood (Patterson and Thompson 1971), so
+    they shrink towards 0 as far as noise explains them (best linear unbiased prediction; Robinson
+    1991, Statistical Science 6). A penalty log(standard deviation) keeps variances from an estimate
+    of 0 (Chung et al. 2013, Psychometrika 78); a single interaction is not shrunken at all.
+
+    An effect is exp of the mean of mu(technique) - mu(reference) over the other choices with which
+    both were measured; the reference is the baselines' choice. Its 95 % interval is Student's t on
+    the prediction error of the mean over exactly these combinations, measured or not. Noise is
+    taken to be the same for all cells.
+
+    Args:
+        runs: one row per run, in the columns of the store.
+        baselines: cell -> its baseline, None where it has none.
+
+    Returns:
+        One row per effect and kind of device. `kind` is `average` (over the other choices) or
+        `given` (with the one choice `given`, over the rest); `technique` and `against` are
+        `column=choice`; `effect` is a ratio of throughput (1.31: 31 % more images per second);
+        `claim` is `faster`, `slower`, `no difference shown`, `too few blocks`, or empty where there
+        is no estimate. For `given`, `ratio_to_average` is this effect over the average one and
+        `interaction` says `more than on average`, `less than on average` or `no interaction shown`.
+        p-values are adjusted within each kind (Holm 1979). `num_cells` of the combinations were
+        measured, `num_blocks` is the fewest blocks of one of them; `note` says why there is no
+        estimate, or what the average leaves out. `attrs["spreads"]`: device -> standard deviations
+        of `noise, interaction, rest` (log images/s).
+
+    Raises:
+        VitsweepError: a column is missing or a throughput is no number.
+    """
+    require(runs, KEYS)
+    tables, spreads = [DataFrame(columns=COLUMNS)], {}
+    for device, some in by_device(runs):
+        table, found = _of_device(some, baselines)
+        tables.append(table.assign(device=device))
+        spreads[device] = found
+    filled = [table for table in tables if len(table)]
+    result = pd.concat(filled or tables, ignore_index=True).reindex(columns=COLUMNS)
+    result.attrs["spreads"] = spreads
+    return result
+
+
+def by_device(runs: DataFrame) -> Iterator[tuple[str, DataFrame]]:
+    """Yield the runs of each kind of device; runs that do not say belong together."""
+    device = runs["device"] if "device" in runs else Series(None, runs.index, dtype=object)
+    named = device.astype(object).where(device.notna(), "").astype(str)
+    yield from ((str(name), some) for name, some in runs.groupby(named, sort=False))
+
+
+def sentences(table: DataFrame, most: int = 8) -> list[str]:
+    """Return the largest average effects in words, each with the choice that changes it most.
+
+    "compilation=compile gives 1.31x [1.29, 1.33] on average over the other choices, 1.02x with
+    attention=sdpa_math."
+    """
+    average = table[(table["kind"] == "average") & table["effect"].notna()]
+    size = average["effect"].astype(float).map(np.log).abs()
+    words = []
+    for row in average.loc[size.sort_values(ascending=False).index].head(most).to_dict("records"):
+        interval = f" [{row['effect_low']:.2f}, {row['effect_high']:.2f}]"
+        text = f"{row['technique']} gives {times(row['effect'])}"
+        text += interval if row["effect_low"] == row["effect_low"] else ""
+        text += " on average over the other choices"
+        same = [(table[c] == row[c]) for c in ("device", "technique")]
+        given = table[same[0] & same[1] & table["interaction"].astype(str).str.contains("average")]
+        if len(given):
+            gap = given["ratio_to_average"].astype(float).map(np.log).abs()
+            most_different = given.loc[gap.idxmax()]
+            text += f", {times(most_different['effect'])} with {most_different['given']}"
+        note = f" ({row['note']})" if row["note"] else ""
+        words.append(f"{text}{note}.")
+    return words
+
+
+def _of_device(
+    runs: DataFrame, baselines: Mapping[str, str | None]
+) -> tuple[DataFrame, dict[str, float]]:
+    data = within_blocks(runs)
+    latest = runs.drop_duplicates("cell_id", keep="last").set_index("cell_id", drop=False)
+    grid = _grid(latest.loc[data.cells].reset_index(drop=True), baselines)
+    if not grid.factors or not len(data.spectrum[0]):  # no two cells, or none shared a block
+        return DataFrame(columns=COLUMNS), {}
+    fit = fit_mixed_model(data, grid.main, grid.both)
+    rows = [row for column in grid.factors if column != BASELINE for row in _rows(column, grid)]
+    told, found, averages = zip(*rows, strict=True)
+    return _claimed(
+        DataFrame(told).join(_estimated(found, averages, fit, data.num_blocks))
+    ), fit.spreads
+
+
+def _grid(cells: DataFrame, baselines: Mapping[str, str | None]) -> Grid:
+    """Return what varies among the cells of one baseline, and the baselines as a factor."""
+    if cells.empty:
+        return Grid({})
+    stratum = cells["cell_id"].map(lambda c: baselines.get(c) or "").astype(str)
+    is_baseline = stratum == cells["cell_id"]
+    factors = {}
+    for column in varying(cells):
+        texts = cells[column].map(plain).astype(str)
+        if (texts.groupby(stratum).nunique() > 1).any():
+            usual = texts[is_baseline] if is_baseline.any() else texts
+            factors[column] = Factor.of(texts, str(usual.value_counts().index[0]))
+    if factors and stratum.nunique() > 1:
+        ids = list(dict.fromkeys(stratum))
+        own = cells[is_baseline]  # named by what tells the baselines apart
+        names = dict(zip(own["cell_id"], cell_names(own), strict=True))
+        codes = stratum.map(ids.index).to_numpy(np.int64)
+        factors[BASELINE] = Factor([str(names.get(i, i)) for i in ids], 0, codes)
+    return Grid(factors)
+
+
+Row = tuple[dict[str, Any], Effect | None, Effect | None]
+
+
+def _rows(column: str, grid: Grid) -> Iterator[Row]:
+    """Yield what a row says, its effect where the data can tell it, and the effect on average."""
+    factor, others = grid.factors[column], [c for c in grid.factors if c != column]
+    for level, name in enumerate(factor.names):
+        if level == factor.reference:
+            continue
+        against = f"{column}={factor.names[factor.reference]}"
+        told = {"technique": f"{column}={name}", "against": against}
+        shared = {o: grid.measured_with_both(column, level, o) for o in others}
+        apart = [o for o in others if not shared[o]]
+        average = None if apart else grid.effect(column, level, shared)
+        note = (
+            f"never measured with the same {apart[0].replace('_', ' ')} as {against}"
+            if apart
+            else "; ".join(_left_out(grid, shared))
+        )
+        yield told | {"kind": "average", "given": "", "note": note}, average, None
+        for other in others:
+            for given, choice in enumerate(grid.factors[other].names):
+                row = told | {"kind": "given", "given": f"{other}={choice}"}
+                if average is None or given not in shared[other]:
+                    reason = (
+                        note
+                        if apart
+                        else f"{told['technique']} or {against} was not measured with it"
+                    )
+                    yield row | {"note": reason}, None, None
+                    continue
+                rest = {o: kept for o, kept in shared.items() if o != other}
+                row["note"] = "; ".join(_left_out(grid, rest))
+                yield row, grid.effect(column, level, shared | {other: [given]}), average
+
+
+def _left_out(grid: Grid, shared: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    for other, kept in shared.items():
+        names = [n for i, n in enumerate(grid.factors[other].names) if i not in kept]
+        if names:
+            yield f"without {', '.join(f'{other}={name}' for name in names)}"
+
+
+def _estimated(
+    found: Sequence[Effect | None],
+    averages: Sequence[Effect | None],
+    fit: MixedFit,
+    num_blocks: NDArray[np.int64],
+) -> DataFrame:
+    """Return effects, intervals and p-values in the order of the rows, NaN where there is none."""
+    rows = [i for i, effect in enumerate(found) if effect is not None]
+    effects_ = [effect for effect in found if effect is not None]
+    table = DataFrame(index=range(len(found)))
+    used = [effect.cells != 0 for effect in effects_]
+    blocks = Series([int(num_blocks[u].min(initial=10**9)) for u in used], rows, dtype="Int64")
+    enough = (blocks >= MIN_BLOCKS).reindex(table.index, fill_value=False)
+    plain_ = [(e.main, e.both, e.cells, e.unseen / e.num_combinations**2) for e in effects_]
+    table = table.join(_ratio(plain_, rows, fit, enough, "effect", "effect", "p_value"))
+    pairs = [
+        (i, effect.less(average))
+        for i, effect, average in zip(range(len(found)), found, averages, strict=True)
+        if effect is not None and average is not None
+    ]
+    less = [weights for _, weights in pairs]
+    names = ("ratio_to_average", "ratio", "ratio_p_value")
+    table = table.join(_ratio(less, [i for i, _ in pairs], fit, enough, *names))
+    return table.assign(
+        num_cells=Series([int(u.sum()) for u in used], rows, dtype="Int64"), num_blocks=blocks
+    )
+
+
+def _ratio(
+    weights: Sequence[tuple[Floats, Floats, Floats, float]],
+    rows: list[int],
+    fit: MixedFit,
+    enough: Series,
+    name: str,
+    prefix: str,
+    p_name: str,
+) -> DataFrame:
+    columns = [name, f"{prefix}_low", f"{prefix}_high", p_name]
+    if not weights:
+        return DataFrame(columns=columns, dtype=float)
+    main, both, cells, unseen = (np.array(part) for part in zip(*weights, strict=True))
+    middle, error = fit.predict(main, both, cells, unseen)
+    degrees = float(max(fit.degrees, 1))
+    half = np.where(enough[rows], error * stdtrit(degrees, 1 - LEVEL / 2), np.nan)
+    statistic = np.abs(middle) / np.maximum(error, 1e-12)
+    p_value = np.where(enough[rows], 2 * stdtr(degrees, -statistic), np.nan)
+    values = (np.exp(middle), np.exp(middle - half), np.exp(middle + half), p_value)
+    return DataFrame(dict(zip(columns, values, strict=True)), index=rows)
+
+
+def _claimed(table: DataFrame) -> DataFrame:
+    table = table.assign(
+        p_holm=table.groupby("kind")["p_value"].transform(holm),
+        ratio_p_holm=holm(table["ratio_p_value"]),
+    )
+    speed = [
+        table["effect"].isna(),
+        table["p_value"].isna(),
+        ~(table["p_holm"] < LEVEL),
+        table["effect"] > 1,
+    ]
+    together = [
+        table["ratio_p_value"].isna(),
+        ~(table["ratio_p_holm"] < LEVEL),
+        table["ratio_to_average"] > 1,
+    ]
+    claims = ["", "too few blocks", "no difference shown", "faster"]
+    words = ["", "no interaction shown", "more than on average"]
+    unclear = table["effect"].isna() & (table["note"] == "")
+    return table.assign(
+        claim=np.select(speed, claims, default="slower"),
+        interaction=np.select(together, words, default="less than on average"),
+        note=table["note"].mask(unclear, "cannot be told apart from the effect of another column"),
+    )
