@@ -14,7 +14,7 @@ from vitsweep.tables.effect_grid import Effect, Factor, Grid
 from vitsweep.tables.formatting import plain, times
 from vitsweep.tables.mixed_model import MixedFit, fit_mixed_model
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.speedup import LEVEL, MIN_BLOCKS, holm
+from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, holm
 from vitsweep.tables.within_blocks import KEYS, require, within_blocks
 
 Floats = NDArray[np.float64]
