@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitsweep.spec.technique import Memory, SequenceParallel
+from vitsweep.spec.model_parallel import SequenceParallel
+from vitsweep.spec.technique import Memory
 from vitsweep.techniques.sequence_parallel.ulysses import Ulysses
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed._tools
 
-from tests.data.places import world
+from tests.data.cells_and_worlds import world
 from tests.training.alone import alone
 from vitsweep.cell import DivergedError, RunContext, run_cell
 from vitsweep.measure.summarize import Summary

@@ -219,16 +219,17 @@ def test_every_class_of_a_group_is_on_the_menu(group: str) -> None:
 def _classes(group: str) -> Iterator[type]:
     """Techniques that the modules of a group define, except those that cannot be built."""
     room = "vitsweep.data" if group == "data" else f"vitsweep.techniques.{group}"
-    [folder] = importlib.import_module(room).__path__
-    for module in pkgutil.iter_modules([folder], f"{room}."):
-        for _, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
-            own = kind.__module__ == module.name and issubclass(kind, Technique)
+    package = importlib.import_module(room)
+    folders = getattr(package, "__path__", [])  # a small group is one module
+    for name in [room, *(module.name for module in pkgutil.iter_modules(folders, f"{room}."))]:
+        for _, kind in inspect.getmembers(importlib.import_module(name), inspect.isclass):
+            own = kind.__module__ == name and issubclass(kind, Technique)
             if own and not inspect.isabstract(kind):
                 yield kind
 
 
 def test_every_group_of_techniques_has_a_room_and_a_menu() -> None:
     techniques = Path(vitsweep.__file__).parent / "techniques"
-    rooms = {path.name for path in techniques.iterdir() if path.is_dir()}
+    rooms = {path.stem for path in techniques.iterdir()}
     menus = {path.name for path in conf_dir().iterdir() if path.is_dir()}
     assert set(TECHNIQUE_GROUPS) <= rooms & menus

@@ -8,7 +8,7 @@ import pytest
 from torch.amp.grad_scaler import GradScaler
 
 from tests.cells import cell
-from tests.data.places import world as lone_world
+from tests.data.cells_and_worlds import world as lone_world
 from tests.faults import Exploding, Scaled
 from tests.ranks import on_ranks
 from tests.training.alone import alone

@@ -22,7 +22,7 @@ from vitsweep.measure.trace import traced
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import Batches
+from vitsweep.spec.data import Batches
 from vitsweep.training.checkpoint_manager import CheckpointManager
 from vitsweep.training.epochs import train_epochs
 from vitsweep.training.timed_steps import endless, instrumented_steps, timed_steps

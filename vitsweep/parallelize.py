@@ -20,7 +20,7 @@ from torch import nn
 
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
-from vitsweep.techniques.optimizer.groups import parameter_groups
+from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
 from vitsweep.techniques.precision.cast import allow_tf32, autocast, cast_model
 from vitsweep.training.criterion import criterion_of
 from vitsweep.training.master_weights import MasterWeights

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from tests.choices import choice
+from tests.data.cells_and_worlds import cell
 from tests.data.pictures import CLASSES, write_folder
-from tests.data.places import cell
 from vitsweep.data import folder_scan
 from vitsweep.data.folder_scan import class_names, count_up_to, files
 from vitsweep.errors import BadValueError

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from tests.choices import choice
+from tests.data.cells_and_worlds import cell, world
 from tests.data.pictures import picture, truncate, write_folder
-from tests.data.places import cell, world
-from vitsweep.data.loaded import DEVIATION, MEAN
+from vitsweep.data.image_loader import DEVIATION, MEAN
 from vitsweep.errors import VitsweepError
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.choices import choice
-from tests.data.places import cell, world
+from tests.data.cells_and_worlds import cell, world
 
 SMALL = {"num_train": 100, "num_test": 10, "num_distinct": 6}
 
@@ -61,7 +61,7 @@ def test_fields_are_normalised_and_smoother_than_noise():
 
 
 def test_power_falls_with_the_wave_number_as_asked():
-    from vitsweep.data.random_images import noise, smooth
+    from vitsweep.data.synthetic_tensors import noise, smooth
 
     fields = smooth(noise((256, 64, 64), torch.Generator().manual_seed(0)), 3.0)
     power = torch.fft.rfft2(fields).abs().square().mean(0)

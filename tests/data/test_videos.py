@@ -1,8 +1,9 @@
 import torch
 
 from tests.choices import choice
-from tests.data.places import cell, world
-from vitsweep.data.video_frames import moving, open_moving_digits, open_synthetic_video
+from tests.data.cells_and_worlds import cell, world
+from vitsweep.data.digits_tensors import moving, open_moving_digits
+from vitsweep.data.synthetic_tensors import open_synthetic_video
 
 
 def test_a_digit_moves_its_way_round_the_torus():

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.cells import cell
 from tests.ranks import on_ranks, placed
-from vitsweep.collectives.purpose import sent_as
+from vitsweep.collectives.primitives import sent_as
 from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.calibrate import calibrate
 from vitsweep.measure.communication import CommunicationCounter, collective_ms

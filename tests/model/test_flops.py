@@ -9,7 +9,7 @@ from vitsweep.model.attention import Attention, attend
 from vitsweep.model.multidim import MultiDimViT
 from vitsweep.spec.attention_pattern import AttentionPattern
 from vitsweep.spec.multidim_spec import AxialViTSpec
-from vitsweep.techniques.sequence_parallel._segments import within_segments
+from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
 
 aten = torch.ops.aten
 CPU_FLASH = {  # torch's counter knows this kernel on CUDA only, and would count nothing for it here

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.cells import cell
-from tests.data.places import world
+from tests.data.cells_and_worlds import world
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec

@@ -18,7 +18,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import Batches
+from vitsweep.spec.data import Batches
 from vitsweep.training import checkpoint
 from vitsweep.training.checkpoint_files import INFO_FILE, TrainingInterrupted, newest, read_info
 from vitsweep.training.checkpoint_manager import CheckpointManager

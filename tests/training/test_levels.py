@@ -196,7 +196,7 @@ def test_masters_keep_updates_that_half_weights_lose(half: str) -> None:
 
 
 def unmoved(after: dict[str, Tensor], before: dict[str, Tensor]) -> float:
-    """Share of numbers that are what they were."""
+    """ReplicaSampler of numbers that are what they were."""
     same = sum(int((value == before[name]).sum()) for name, value in after.items())
     return same / sum(value.numel() for value in after.values())
 

@@ -1,12 +1,14 @@
-"""Real images without a download: the handwritten digits that come with scikit-learn."""
+"""Real images without a download: the handwritten digits of scikit-learn, at rest and moving."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from vitsweep.data.sufficiency import count_reasons, head_reasons
+from annotated_types import Gt
+
+from vitsweep.data.shared_conflicts import head_conflicts, image_count_conflicts
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import Batches, Data
+from vitsweep.spec.data import Batches, Data
 
 if TYPE_CHECKING:
     from vitsweep.world import World
@@ -38,11 +40,62 @@ class Digits(Data):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """1,198 images bound the batch, and a digit has a label, no field."""
-        yield from head_reasons(cell, "classify")
-        yield from count_reasons(cell, 1198, 599, "`data=synthetic`")
+        yield from head_conflicts(cell, "classify")
+        yield from image_count_conflicts(cell, 1198, 599, "`data=synthetic`")
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Read the file and put both parts on the device."""
-        from vitsweep.data.digits_file import open_digits
+        from vitsweep.data.digits_tensors import open_digits
 
         return open_digits(cell, world)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovingDigits(Data):
+    """scikit-learn's handwritten digits, each moving over a torus; after Moving MNIST (1502.04681).
+
+    One digit, half as wide as the frame, starts anywhere and moves `step_share` of its width per
+    frame in one of four directions. Label = 4 x digit + direction: no single frame shows the
+    direction, and no single place shows the digit. As many videos as `data=digits` has images.
+
+    Attributes:
+        num_frames: of a video.
+        step_share: way of a digit from frame to frame, in its own widths.
+    """
+
+    num_frames: Annotated[int, Gt(1)]
+    step_share: Annotated[float, Gt(0)]
+
+    num_directions: ClassVar[int] = 4
+    """Right, left, down, up."""
+
+    @property
+    def num_channels(self) -> int:
+        """Grey."""
+        return 1
+
+    @property
+    def num_classes(self) -> int:
+        """Ten digits in four directions."""
+        return 10 * self.num_directions
+
+    @property
+    def native_resolution_px(self) -> int:
+        """Twice the side of a digit in the file."""
+        return 16
+
+    def conflicts(self, cell: CellSpec) -> Iterator[str]:
+        """1,198 videos bound the batch, and a step has to be seen."""
+        yield from head_conflicts(cell, "classify")
+        yield from image_count_conflicts(cell, 1198, 599, "`data=synthetic_video`")
+        if round(self.step_share * (cell.batch.resolution_px // 2)) < 1:
+            yield (
+                f"`data.step_share={self.step_share}` moves a digit by less than a pixel at "
+                f"`batch.resolution_px={cell.batch.resolution_px}`: use a larger one of both."
+            )
+
+    def open(self, cell: CellSpec, world: "World") -> Batches:
+        """Read the digits and set them moving, on the device; the same on every rank."""
+        from vitsweep.data.digits_tensors import open_moving_digits
+
+        return open_moving_digits(self, cell, world)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 from annotated_types import Ge, Gt, Le
 
 from vitsweep.data.folder_scan import class_names, count_up_to
-from vitsweep.data.sufficiency import count_reasons, head_reasons
+from vitsweep.data.shared_conflicts import head_conflicts, image_count_conflicts
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import Batches, Data
+from vitsweep.spec.data import Batches, Data
 
 if TYPE_CHECKING:
     from vitsweep.world import World
@@ -58,14 +58,14 @@ class ImageFolder(Data):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Enough images for a step and for a test, counted no further than needed."""
-        yield from head_reasons(cell, "classify")
+        yield from head_conflicts(cell, "classify")
         if self.folder is not None:
             train = count_up_to(self.folder, "train", cell.images_per_step)
             test = count_up_to(self.folder, "val", cell.mesh.data_parallel_size)
-            yield from count_reasons(cell, train, test, "more images in `data.folder`")
+            yield from image_count_conflicts(cell, train, test, "more images in `data.folder`")
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """List the files and get ready to read them."""
-        from vitsweep.data.loaded import open_image_folder
+        from vitsweep.data.image_loader import open_image_folder
 
         return open_image_folder(self, cell, world)

@@ -10,8 +10,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vitsweep.data.crop import centre_box, cut, random_box
 from vitsweep.data.folder_scan import Files
+from vitsweep.data.image_crop import centre_box, cut, random_box
 
 
 class Request(NamedTuple):

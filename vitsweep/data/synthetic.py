@@ -1,4 +1,4 @@
-"""Images that cost nothing to get: made on the device from the seed."""
+"""Images, fields and videos that cost nothing to get: made on the device from the seed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Gt
 
-from vitsweep.data.sufficiency import count_reasons, head_reasons
+from vitsweep.data.shared_conflicts import head_conflicts, image_count_conflicts
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import Batches, Data
+from vitsweep.spec.data import Batches, Data
 
 if TYPE_CHECKING:
     from vitsweep.world import World
@@ -38,12 +38,12 @@ class Synthetic(Data):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Labels need a classifier."""
-        yield from head_reasons(cell, "classify")
+        yield from head_conflicts(cell, "classify")
         yield from enough_images(self, cell)
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Make the images on this rank's device; the same on every rank."""
-        from vitsweep.data.random_images import open_synthetic
+        from vitsweep.data.synthetic_tensors import open_synthetic
 
         return open_synthetic(self, cell, world)
 
@@ -65,7 +65,7 @@ class SyntheticField(Synthetic):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Targets are fields, and among the inputs."""
-        yield from head_reasons(cell, "dense")
+        yield from head_conflicts(cell, "dense")
         yield from enough_images(self, cell)
         if self.num_classes > self.num_channels:
             yield (
@@ -75,7 +75,7 @@ class SyntheticField(Synthetic):
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Make the fields on this rank's device; the same on every rank."""
-        from vitsweep.data.random_images import open_synthetic_field
+        from vitsweep.data.synthetic_tensors import open_synthetic_field
 
         return open_synthetic_field(self, cell, world)
 
@@ -83,4 +83,21 @@ class SyntheticField(Synthetic):
 def enough_images(data: Synthetic, cell: CellSpec) -> Iterator[str]:
     """Yield whether an epoch is too short; more images are one override away."""
     more = "a larger `data.num_train` and `data.num_test`"
-    return count_reasons(cell, data.num_train, data.num_test, more)
+    return image_count_conflicts(cell, data.num_train, data.num_test, more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticVideo(Synthetic):
+    """Normally distributed pixels with random labels, in frames: for speed, not for accuracy.
+
+    Attributes:
+        num_frames: of a video.
+    """
+
+    num_frames: Annotated[int, Gt(0)]
+
+    def open(self, cell: CellSpec, world: "World") -> Batches:
+        """Make the videos on this rank's device; the same on every rank."""
+        from vitsweep.data.synthetic_tensors import open_synthetic_video
+
+        return open_synthetic_video(self, cell, world)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitsweep.collectives.purpose import Purpose, current_purpose
+from vitsweep.collectives.primitives import Purpose, current_purpose
 
 RECEIVES = {torch.ops.c10d.recv_.default, torch.ops.c10d.recv_any_source_.default}
 """Not counted: their bytes are counted at the sender."""

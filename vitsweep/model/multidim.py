@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vitsweep.model.attention import Attention
 from vitsweep.model.block import Block
 from vitsweep.model.initialize import initialize_blocks
-from vitsweep.model.tokens import TokenAxis
+from vitsweep.model.token_axes import TokenAxis
 from vitsweep.spec.multidim_spec import MultiDimSpec
 
 # Axes: B inputs, C channels, F frames, H x W pixels, X x Y tokens, D width.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitsweep.collectives.matrices import TokenSharded
+from vitsweep.collectives.parallel_linear import TokenSharded
 
 
 def layer_norm(

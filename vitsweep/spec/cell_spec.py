@@ -9,8 +9,10 @@ from annotated_types import Ge
 
 from vitsweep.spec.attention_pattern import AttentionPattern
 from vitsweep.spec.batch import Batch
+from vitsweep.spec.data import Data
 from vitsweep.spec.measurement import Measurement
 from vitsweep.spec.mesh_shape import MeshShape
+from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
 from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
 from vitsweep.spec.resources import Resources
 from vitsweep.spec.task import Task
@@ -19,16 +21,12 @@ from vitsweep.spec.technique import (
     AttentionKernel,
     Classifier,
     Compilation,
-    Data,
     Layout,
     Memory,
     OptimizerChoice,
-    PipelineParallel,
     Precision,
-    SequenceParallel,
     Sharding,
     Technique,
-    TensorParallel,
 )
 
 

@@ -5,10 +5,10 @@ from math import prod
 from typing import Any
 
 from vitsweep.errors import BadValueError
+from vitsweep.spec.data import Data
 from vitsweep.spec.from_yaml import part_from_tree, target_class
 from vitsweep.spec.machine import Machine
 from vitsweep.spec.mesh_shape import AXES
-from vitsweep.spec.technique import Data
 
 Tree = dict[str, Any]
 AUTO = "auto"

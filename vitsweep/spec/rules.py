@@ -91,3 +91,25 @@ def _batch(cell: CellSpec) -> Iterator[str]:
         f"does not split evenly over {replicas} replicas x "
         f"`batch.accumulation_steps={steps}`: try `batch.images_per_step={fewer}`."
     )
+
+
+def tensor_split_conflicts(cell: CellSpec, choice: str) -> Iterator[str]:
+    """Yield why the matrices of a block cannot be split over `mesh.tensor` ranks.
+
+    Args:
+        cell: the cell.
+        choice: the technique that splits them, as typed (`tensor_parallel=megatron`).
+    """
+    ways, heads, hidden = cell.mesh.tensor, cell.transformer.num_heads, cell.transformer.mlp_width
+    if heads % ways or hidden % ways:
+        fits = max(d for d in range(1, ways + 1) if heads % d == 0 and hidden % d == 0)
+        yield (
+            f"`mesh.tensor={ways}` must divide `model.num_heads={heads}` and "
+            f"`model.mlp_width={hidden}`: `{choice}` gives whole heads and equal parts of the MLP "
+            f"to each rank. Try `mesh.tensor={fits}`."
+        )
+    if cell.precision.float8:
+        yield (
+            f"`{choice}` splits linears that `precision={cell.precision.name}` has replaced by its "
+            "own: use another precision."
+        )

@@ -8,14 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt
 
 from vitsweep.spec.attention_pattern import SOFTMAX, AttentionPattern
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from torch.optim import Optimizer
 
     from vitsweep.spec.cell_spec import CellSpec
@@ -204,110 +204,6 @@ class AttentionKernel(Technique):
         return self.apply(model) if self.changes_model else model
 
 
-class ModelParallel(Technique):
-    """Parallelism that sends activations: the work on one image is shared by several ranks."""
-
-    @property
-    def needs_transformer(self) -> bool:
-        """All but `none`, which uses no axis of the mesh."""
-        return bool(self.axes)
-
-    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """Bytes that a rank sends for this technique in one step, mean over ranks, by purpose.
-
-        The exact formula of this implementation: counters of a real step equal it.
-        """
-        return {}
-
-
-class SequenceParallel(ModelParallel):
-    """Splits the tokens of one image over mesh axes."""
-
-    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """Tokens of one image that a rank holds in each block, padding included."""
-        tokens = cell.transformer.num_tokens(cell.batch.resolution_px, cell.classifier.pooling)
-        return (tokens,) * cell.transformer.depth
-
-    def attention_pattern(self, kernel: AttentionPattern) -> AttentionPattern:
-        """What the kernel's products become; they stay the same unless the model changes."""
-        return kernel
-
-    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        """Make every block work on this rank's share of the tokens."""
-        return model
-
-
-class TensorParallel(ModelParallel):
-    """Splits the matrices of each block over the `tensor` axis of the mesh."""
-
-    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        """Split the linears of every block."""
-        return model
-
-
-class PipelineParallel(ModelParallel):
-    """Splits the blocks over the `pipeline` axis of the mesh.
-
-    Attributes:
-        microbatches: parts of a batch that follow one another through the stages.
-        stages_per_rank: parts of the model on one rank.
-    """
-
-    if TYPE_CHECKING:  # not at run time, where a field cannot override a property
-
-        @property
-        def microbatches(self) -> int: ...  # noqa: D102
-        @property
-        def stages_per_rank(self) -> int: ...  # noqa: D102
-
-    def stages(
-        self,
-        model: "nn.Module",
-        world: "World",
-        forward_context: Callable[[], AbstractContextManager[Any]],
-    ) -> "list[nn.Module]":
-        """Return this rank's stages of the model; the whole model is one.
-
-        Args:
-            model: finished but for recomputation, compilation and sharding.
-            world: ranks.
-            forward_context: in which a forward pass runs (autocast).
-        """
-        return [model]
-
-    def runner(
-        self, stages: "list[nn.Module]", criterion: Callable[..., Any], world: "World"
-    ) -> "PipelineRunner | None":
-        """Return what runs a batch through all stages; None where there is but one.
-
-        Args:
-            stages: this rank's, as the sharding wrapped them.
-            criterion: (outputs, labels) -> mean loss.
-            world: ranks.
-        """
-        return None
-
-
-class PipelineRunner(Protocol):
-    """Forward and backward of a batch over all stages of a pipeline."""
-
-    def run(
-        self,
-        images: "Tensor",
-        labels: "Tensor",
-        scale: "Callable[[Tensor], Tensor]",
-        mark: Callable[[str], None],
-    ) -> "Tensor":
-        """Add the gradients of the scaled mean loss; return the mean loss itself, on every rank.
-
-        `mark` is told where a phase ends: `forward` and `backward` after every chunk of a stage,
-        `bubble` before, when the stage has waited for its turn.
-        """
-
-    def predict(self, images: "Tensor") -> "Tensor":
-        """Return outputs without gradients, on every rank."""
-
-
 class Memory(Technique):
     """What is kept of the forward pass for the backward pass."""
 
@@ -359,57 +255,6 @@ class Compilation(Technique):
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Compile what should be compiled."""
         return model
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data(Technique):
-    """Where images and labels come from.
-
-    Attributes:
-        num_channels: channels of one image.
-        num_classes: number of labels, or of target channels for a dense regression.
-        native_resolution_px: side of an image where `batch.resolution_px=auto`.
-    """
-
-    if TYPE_CHECKING:  # not at run time, where a field cannot override a property
-
-        @property
-        def num_channels(self) -> int: ...  # noqa: D102
-        @property
-        def num_classes(self) -> int: ...  # noqa: D102
-        @property
-        def native_resolution_px(self) -> int: ...  # noqa: D102
-
-    @abstractmethod
-    def open(self, cell: "CellSpec", world: "World") -> "Batches":
-        """Return the batches of this rank."""
-
-
-class Batches(ABC):
-    """The batches one rank sees, already on its device.
-
-    Images are (B, C, H, W) float32, labels (B,) int64 or, for a dense regression, target fields
-    (B, num_classes, H, W) float32; B is `cell.micro_batch` (images per replica and micro-batch).
-    All ranks that share a sample (tensor, sequence, pipeline) get the same. The images of step i
-    are the same whatever the number of replicas and micro-batches.
-    """
-
-    num_train: int
-    num_test: int
-
-    @abstractmethod
-    def train(self, epoch: int, first: int = 0) -> Iterator[tuple[Any, Any]]:
-        """Yield the micro-batches of one epoch, shuffled by (seed, epoch), remainder dropped.
-
-        `first` of them are left out: a training goes on in the midst of an epoch.
-        """
-
-    @abstractmethod
-    def test(self) -> Iterator[tuple[Any, Any]]:
-        """Yield this rank's share of the held-out images; every image on exactly one replica."""
-
-    def close(self) -> None:  # noqa: B027  (most have nothing to stop)
-        """Stop loader workers."""
 
 
 TECHNIQUE_GROUPS: Sequence[str] = (

@@ -43,6 +43,6 @@ class Volume:
         return max(4, self.inner)
 
 
-def others(ranks: int) -> float:
+def remote_fraction(ranks: int) -> float:
     """(n - 1) / n: the share of a tensor that belongs to other ranks."""
     return (ranks - 1) / ranks

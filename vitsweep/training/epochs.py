@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import Batches
+from vitsweep.spec.data import Batches
 from vitsweep.training.checkpoint_manager import CheckpointManager
 from vitsweep.training.trainer import Trainer
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from vitsweep.model.build import build_model
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.techniques.optimizer.groups import parameter_groups
+from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
 from vitsweep.training.trainer import MicroBatch
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from vitsweep.measure.clocks import PhaseClock, StepClock
-from vitsweep.spec.technique import Batches
+from vitsweep.spec.data import Batches
 from vitsweep.training.trainer import MicroBatch, Trainer
 
 

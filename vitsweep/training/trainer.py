@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import PipelineRunner, PrecisionPlan
+from vitsweep.spec.model_parallel import PipelineRunner
+from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.precision.cast import autocast
 from vitsweep.training.clip import clip_gradients
 from vitsweep.training.criterion import criterion_of

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.choices import choice
 from tests.shapes import CASES, NANO, assert_equal_step, build, replace, step
-from vitsweep.model.names import plain_name
+from vitsweep.model.parameter_names import plain_name
 from vitsweep.spec.technique import PrecisionPlan
 
 ON_CPU = ["sdpa_auto", "sdpa_math", "sdpa_flash", "mha_module"]
@@ -53,7 +53,9 @@ def test_flex_gives_the_outputs_of_the_plain_model(monkeypatch):
     from torch.nn.attention.flex_attention import flex_attention
 
     # Uncompiled: the compiled kernel is for CUDA, and only there trained with.
-    monkeypatch.setattr("vitsweep.techniques.attention._flex._compiled", lambda: flex_attention)
+    monkeypatch.setattr(
+        "vitsweep.techniques.attention.kernels._compiled_flex", lambda: flex_attention
+    )
     images = torch.randn(3, 3, 8, 8)
     with torch.no_grad():
         plain = build(dtype=torch.float32)(images)

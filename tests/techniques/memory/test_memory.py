@@ -77,11 +77,11 @@ def test_recomputing_lowers_the_peak_and_recomputing_all_lowers_it_most():
 
 
 def test_offloading_moves_activations_and_leaves_parameters(monkeypatch):
-    from vitsweep.techniques.memory import _offload
+    from vitsweep.techniques.memory import offloaded_blocks
 
-    moved, to_host = [], _offload._to_host
+    moved, to_host = [], offloaded_blocks._to_host
     monkeypatch.setattr(
-        _offload, "_to_host", lambda t: moved.append((t, to_host(t))) or moved[-1][1]
+        offloaded_blocks, "_to_host", lambda t: moved.append((t, to_host(t))) or moved[-1][1]
     )
     model = applied("offload_activations")(build())
     step(model)

@@ -5,7 +5,7 @@ from torch import nn
 from tests.cells import cell
 from vitsweep.spec.technique import OptimizerChoice
 from vitsweep.techniques.optimizer.flat_buffer import ALIGNMENT_BYTES
-from vitsweep.techniques.optimizer.groups import parameter_groups
+from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
 
 OTHERS = [
     ("adamw_foreach", "adamw_loop", {}),

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vitsweep.collectives.matrices import ColumnLinear, split_over_ranks
+from vitsweep.collectives.parallel_linear import ColumnParallelLinear, split_over_ranks
 from vitsweep.equivalence import _global_batch, _mean_over_replicas, _my_share, _plain
 from vitsweep.model.build import build_model
-from vitsweep.model.names import plain_name
+from vitsweep.model.parameter_names import plain_name
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.reference import plain_model, train_plain
@@ -116,7 +116,7 @@ def _whole_stage(stage: nn.Module, read: Callable[[nn.Parameter], Any], world: W
 def _joined(part: Tensor, linear: nn.Module, name: str, world: World) -> Tensor:
     pieces: list[Any] = [None] * world.shape.tensor
     dist.all_gather_object(pieces, part, group=world.axis("tensor").get_group())
-    if not isinstance(linear, ColumnLinear):
+    if not isinstance(linear, ColumnParallelLinear):
         return torch.cat(pieces, 1)
     fused = 3 if ".qkv." in name else 1
     return torch.cat([p.unflatten(0, (fused, -1)) for p in pieces], 1).flatten(0, 1)

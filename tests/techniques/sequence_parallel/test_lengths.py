@@ -8,14 +8,14 @@ from torch import Tensor
 
 from tests.ranks import on_ranks
 from tests.techniques.sequence_parallel.cases import cell
-from vitsweep.collectives.matrices import TokenSharded
-from vitsweep.collectives.shards import gather, switch
+from vitsweep.collectives.parallel_linear import TokenSharded
+from vitsweep.collectives.resharding import gather, switch
 from vitsweep.measure.communication import CommunicationCounter
 from vitsweep.model.attention import attend
 from vitsweep.model.linear_attention import LinearAttend
-from vitsweep.techniques.sequence_parallel._ring import ring_instead_of
-from vitsweep.techniques.sequence_parallel._states import by_states
-from vitsweep.techniques.sequence_parallel._ulysses import over_heads
+from vitsweep.techniques.sequence_parallel.linear_states import by_states
+from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of
+from vitsweep.techniques.sequence_parallel.wrapped_attention import over_heads
 from vitsweep.world import World
 
 TOKENS = 17
@@ -35,7 +35,7 @@ def told(world: World, tokens: int) -> dict[str, str]:
         "gather": lambda: gather(x, 1, TOKENS, group),
         "switch": lambda: switch(x.unsqueeze(2), 1, 2, TOKENS, group),
         "ulysses": lambda: over_heads(attend, TOKENS, group)(*qkv(tokens)),
-        "ring": lambda: ring_instead_of(attend, TOKENS, 18, group, zigzag=False)(*qkv(tokens)),
+        "ring": lambda: ring_in_place_of(attend, TOKENS, 18, group, zigzag=False)(*qkv(tokens)),
         "lasp": lambda: by_states(linear, TOKENS, group, chain=True)(*qkv(tokens)),
         "lasp2": lambda: by_states(linear, TOKENS, group, chain=False)(*qkv(tokens)),
         "megatron_sp": lambda: TokenSharded(group, 1, TOKENS).enter(x),

@@ -6,16 +6,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitsweep.model.linear_attention import LinearAttend
-from vitsweep.model.tokens import TokenAxis
-from vitsweep.techniques.sequence_parallel._block_attention import (
+from vitsweep.model.token_axes import TokenAxis
+from vitsweep.techniques.sequence_parallel.block_attention import (
     BlockAttention,
     FlashOnCpu,
     FlashOnCuda,
     Plain,
 )
-from vitsweep.techniques.sequence_parallel._ring import _merge
-from vitsweep.techniques.sequence_parallel._segments import within_segments
-from vitsweep.techniques.sequence_parallel._tokens import from_zigzag, to_zigzag
+from vitsweep.techniques.sequence_parallel.ring_attention import _merge
+from vitsweep.techniques.sequence_parallel.token_sharding import from_zigzag, to_zigzag
+from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
 
 
 def qkv(tokens: int, dtype: torch.dtype = torch.float64, device: str = "cpu") -> list[Tensor]:

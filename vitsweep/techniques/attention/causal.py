@@ -49,7 +49,7 @@ class CausalScaledDotProduct(AttentionKernel):
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Mask every attention."""
         from vitsweep.model.attention import Attention
-        from vitsweep.techniques.attention._causal import CausalAttend
+        from vitsweep.techniques.attention.kernels import CausalAttend
 
         for module in model.modules():
             if isinstance(module, Attention):

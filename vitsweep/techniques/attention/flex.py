@@ -51,9 +51,9 @@ class Flex(AttentionKernel):
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Replace the kernel of every block."""
         from vitsweep.model.attention import Attention
-        from vitsweep.techniques.attention._flex import attend
+        from vitsweep.techniques.attention.kernels import attend_by_flex
 
         for module in model.modules():
             if isinstance(module, Attention):
-                module.attend = attend
+                module.attend = attend_by_flex
         return model

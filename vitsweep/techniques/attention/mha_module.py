@@ -17,7 +17,7 @@ class MhaModule(AttentionKernel):
     """The module that pycls used: batched product, softmax, batched product, scores kept.
 
     It holds the parameters of the attention it replaces. Their names change (`attention.qkv.weight`
-    becomes `attention.in_proj_weight`); `model.names.plain_name` translates back.
+    becomes `attention.in_proj_weight`); `model.parameter_names.plain_name` translates back.
     """
 
     @property
@@ -49,6 +49,6 @@ class MhaModule(AttentionKernel):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Replace every attention by a module with the same parameters."""
-        from vitsweep.techniques.attention._mha import replace_attention
+        from vitsweep.techniques.attention.kernels import replace_attention
 
         return replace_attention(model)

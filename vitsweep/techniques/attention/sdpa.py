@@ -67,7 +67,7 @@ class ScaledDotProduct(AttentionKernel):
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Ask for the named kernel in every block; `auto` leaves the model as it is."""
         from vitsweep.model.attention import Attention
-        from vitsweep.techniques.attention._named_kernel import attend_by
+        from vitsweep.techniques.attention.kernels import attend_by
 
         if self.backend != "auto":
             for module in model.modules():

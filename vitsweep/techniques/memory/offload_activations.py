@@ -39,6 +39,6 @@ class OffloadActivations(Memory):
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Save the activations of every block on the host."""
         from vitsweep.model.block import swap_block_class
-        from vitsweep.techniques.memory._offload import OffloadedBlock
+        from vitsweep.techniques.memory.offloaded_blocks import OffloadedBlock
 
         return swap_block_class(model, OffloadedBlock)

@@ -27,7 +27,7 @@ class ContiguousAdamW(AdamW):
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Flat buffers need whole parameters."""
         yield from super().conflicts(cell)
-        yield from flat_buffer_reasons(self.name, cell, instead="adamw_fused")
+        yield from flat_buffer_conflicts(self.name, cell, instead="adamw_fused")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,10 @@ class ContiguousSGD(SGD):
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Flat buffers need whole parameters."""
         yield from super().conflicts(cell)
-        yield from flat_buffer_reasons(self.name, cell, instead="sgd_foreach")
+        yield from flat_buffer_conflicts(self.name, cell, instead="sgd_foreach")
 
 
-def flat_buffer_reasons(name: str, cell: CellSpec, instead: str) -> Iterator[str]:
+def flat_buffer_conflicts(name: str, cell: CellSpec, instead: str) -> Iterator[str]:
     """Yield why parameters cannot be views of a flat buffer under a sharding."""
     sharding = cell.sharding.name
     way_out = f"use `optimizer={instead}`, or `sharding=ddp`."

@@ -1,4 +1,4 @@
-"""Pipeline parallelism by torch.distributed.pipelining: the three classical schedules."""
+"""Pipeline parallelism by torch.distributed.pipelining: none, or one of the three classical schedules."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
-from vitsweep.spec.technique import PipelineParallel
-from vitsweep.spec.volume import Volume, others
+from vitsweep.spec.model_parallel import PipelineParallel
+from vitsweep.spec.volume import Volume, remote_fraction
 
 if TYPE_CHECKING:
     from torch import nn
 
     from vitsweep.spec.cell_spec import CellSpec
     from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPipelineParallel(PipelineParallel):
+    """Every rank holds all blocks."""
+
+    microbatches: ClassVar[int] = 1
+    stages_per_rank: ClassVar[int] = 1
+
 
 LOSS_BYTES = 8
 """The mean loss goes to all stages, in float64."""
@@ -91,7 +100,7 @@ class Schedule(PipelineParallel):
         forward_context: Callable[[], AbstractContextManager[Any]],
     ) -> "list[nn.Module]":
         """Keep this rank's stages."""
-        from vitsweep.techniques.pipeline_parallel._stages import cut
+        from vitsweep.techniques.pipeline_parallel.stages import cut
 
         group = world.axis("pipeline").get_group()
         return cut(model, group.rank(), group.size(), self.stages_per_rank, forward_context)
@@ -100,7 +109,7 @@ class Schedule(PipelineParallel):
         self, stages: "list[nn.Module]", criterion: Callable[..., Any], world: "World"
     ) -> Any:
         """Return what runs a batch through the stages."""
-        from vitsweep.techniques.pipeline_parallel._schedule import PipelineRunner
+        from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
 
         return PipelineRunner(stages, criterion, self.schedule, self.microbatches, world)
 
@@ -117,4 +126,4 @@ class Schedule(PipelineParallel):
         # What enters a stage is still sharded as its predecessor's last block left it.
         borders = sum(per_block[stage * depth // stages - 1] for stage in range(1, stages))
         sent = 2 * size.images * borders * size.width * size.stream
-        return {"activation": sent / ranks + 2 * others(ranks) * LOSS_BYTES}
+        return {"activation": sent / ranks + 2 * remote_fraction(ranks) * LOSS_BYTES}

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.technique import SequenceParallel
-from vitsweep.spec.volume import Volume, others
-from vitsweep.techniques.sequence_parallel._volume import lengths, share
+from vitsweep.spec.model_parallel import SequenceParallel
+from vitsweep.spec.volume import Volume, remote_fraction
+from vitsweep.techniques.sequence_parallel.sent_bytes import axis_lengths, padded_share
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,25 +28,27 @@ class Dsp(SequenceParallel):
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """A share of X in blocks along Y, and the other way round."""
-        (x, y), ranks = lengths(cell), cell.mesh.sequence_parallel_size
-        even, odd = share(x, ranks) * y, x * share(y, ranks)
+        (x, y), ranks = axis_lengths(cell), cell.mesh.sequence_parallel_size
+        even, odd = padded_share(x, ranks) * y, x * padded_share(y, ranks)
         return tuple(odd if block % 2 else even for block in range(cell.transformer.depth))
 
     def switch_bytes(self, cell: "CellSpec") -> float:
         """One all-to-all between blocks forward, and one backward; recomputation repeats none."""
-        (x, y), ranks, size = lengths(cell), cell.mesh.sequence_parallel_size, Volume.of(cell)
-        padded = ranks * share(x, ranks) * share(y, ranks)  # both axes are, while on their way
+        (x, y), ranks, size = axis_lengths(cell), cell.mesh.sequence_parallel_size, Volume.of(cell)
+        padded = (
+            ranks * padded_share(x, ranks) * padded_share(y, ranks)
+        )  # both axes are, while on their way
         message = size.images * padded * size.width * size.stream
-        return 2 * (cell.transformer.depth - 1) * others(ranks) * message
+        return 2 * (cell.transformer.depth - 1) * remote_fraction(ranks) * message
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
         """The switches, and the gather at the end."""
-        ranks, size, local = cell.mesh.sequence_parallel_size, Volume.of(cell), lengths(cell)
-        last = local[0] * ranks * share(local[1], ranks)
+        ranks, size, local = cell.mesh.sequence_parallel_size, Volume.of(cell), axis_lengths(cell)
+        last = local[0] * ranks * padded_share(local[1], ranks)
         if cell.transformer.depth % 2:
-            last = ranks * share(local[0], ranks) * local[1]
+            last = ranks * padded_share(local[0], ranks) * local[1]
         whole = size.images * last * size.width * size.stream
-        return {"activation": self.switch_bytes(cell) + others(ranks) * whole}
+        return {"activation": self.switch_bytes(cell) + remote_fraction(ranks) * whole}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Two axes at least, and one of them free in every block."""
@@ -59,6 +61,6 @@ class Dsp(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Deal out tokens along the axis that the first block leaves free; switch between blocks."""
-        from vitsweep.techniques.sequence_parallel._dsp import switch_between_blocks
+        from vitsweep.techniques.sequence_parallel.token_sharding import switch_between_blocks
 
         return switch_between_blocks(model, world.token_group())

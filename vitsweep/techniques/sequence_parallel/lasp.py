@@ -4,9 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.technique import SequenceParallel
-from vitsweep.spec.volume import Volume, others
-from vitsweep.techniques.sequence_parallel._volume import gathered_at_the_end, state_bytes, tokens
+from vitsweep.spec.model_parallel import SequenceParallel
+from vitsweep.spec.volume import Volume, remote_fraction
+from vitsweep.techniques.sequence_parallel.sent_bytes import (
+    gathered_at_the_end,
+    state_bytes,
+    tokens,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +36,7 @@ class Lasp2(SequenceParallel):
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
         """n-1 states per attention and pass, or one in a chain whose last rank sends none."""
         ranks = cell.mesh.sequence_parallel_size
-        states = others(ranks) if self.chain else ranks - 1
+        states = remote_fraction(ranks) if self.chain else ranks - 1
         passes = Volume.of(cell).forwards + 1
         return {"activation": passes * states * state_bytes(cell) + gathered_at_the_end(cell)}
 
@@ -48,12 +52,12 @@ class Lasp2(SequenceParallel):
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Deal out tokens and let attention along them exchange states."""
         from vitsweep.model.linear_attention import LinearAttend
-        from vitsweep.model.tokens import attentions_along, token_axes
-        from vitsweep.techniques.sequence_parallel._states import by_states
-        from vitsweep.techniques.sequence_parallel._tokens import deal_tokens
+        from vitsweep.model.token_axes import attentions_along, token_axes
+        from vitsweep.techniques.sequence_parallel.linear_states import by_states
+        from vitsweep.techniques.sequence_parallel.token_sharding import shard_tokens
 
         along, group = token_axes(model)[0], world.token_group()
-        deal_tokens(model, along, along, group)
+        shard_tokens(model, along, along, group)
         for attention in attentions_along(model, along.axis):
             assert isinstance(attention.attend, LinearAttend)
             attention.attend = by_states(attention.attend, along.length, group, chain=self.chain)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from annotated_types import Gt
 
 from vitsweep.spec.attention_pattern import AttentionPattern
-from vitsweep.spec.technique import SequenceParallel
-from vitsweep.techniques.sequence_parallel._volume import gathered_at_the_end, tokens
+from vitsweep.spec.model_parallel import SequenceParallel
+from vitsweep.techniques.sequence_parallel.sent_bytes import gathered_at_the_end, tokens
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,9 +66,9 @@ class LongSequenceSegmentation(SequenceParallel):
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
         """Attend within segments, in one process."""
-        from vitsweep.model.tokens import token_axes
-        from vitsweep.techniques.sequence_parallel._segments import within_segments
-        from vitsweep.techniques.sequence_parallel._tokens import replace_attend
+        from vitsweep.model.token_axes import token_axes
+        from vitsweep.techniques.sequence_parallel.token_sharding import replace_attend
+        from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
 
         along = token_axes(model)[0]
         replace_attend(
@@ -78,12 +78,15 @@ class LongSequenceSegmentation(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Deal out whole segments; attend within each."""
-        from vitsweep.model.tokens import token_axes
-        from vitsweep.techniques.sequence_parallel._segments import within_segments
-        from vitsweep.techniques.sequence_parallel._tokens import deal_tokens, replace_attend
+        from vitsweep.model.token_axes import token_axes
+        from vitsweep.techniques.sequence_parallel.token_sharding import (
+            replace_attend,
+            shard_tokens,
+        )
+        from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
 
         along, group = token_axes(model)[0], world.token_group()
-        deal_tokens(model, along, along, group, unit=self.segments)
+        shard_tokens(model, along, along, group, unit=self.segments)
         first = group.rank() * (self.segments // group.size())
         replace_attend(
             model, along, lambda attend: within_segments(attend, along.length, self.segments, first)

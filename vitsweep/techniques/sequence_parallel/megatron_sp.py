@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.split_reasons import split_reasons
-from vitsweep.spec.technique import SequenceParallel
-from vitsweep.spec.volume import Volume, others
-from vitsweep.techniques.sequence_parallel._volume import lengths, share
+from vitsweep.spec.model_parallel import SequenceParallel
+from vitsweep.spec.rules import tensor_split_conflicts
+from vitsweep.spec.volume import Volume, remote_fraction
+from vitsweep.techniques.sequence_parallel.sent_bytes import axis_lengths, padded_share
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,20 +34,20 @@ class MegatronSp(SequenceParallel):
         outside the split matrices see own tokens: their gradients are all-reduced.
         """
         size, ranks, depth = Volume.of(cell), cell.mesh.tensor, cell.transformer.depth
-        first, *rest = lengths(cell)
-        padded = ranks * share(first, ranks) * (rest[0] if rest else 1)
-        whole = others(ranks) * size.images * padded * size.width
+        first, *rest = axis_lengths(cell)
+        padded = ranks * padded_share(first, ranks) * (rest[0] if rest else 1)
+        whole = remote_fraction(ranks) * size.images * padded * size.width
         again = size.forwards - 1
         per_block = (4 + 2 * again) * size.stream + (4 + again) * size.inner
         small = (6 * depth + 2) * size.width * size.stream * cell.batch.accumulation_steps
         return {
             "activation": whole * (depth * per_block + 2 * size.stream),
-            "gradient": 2 * others(ranks) * small,
+            "gradient": 2 * remote_fraction(ranks) * small,
         }
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """It splits the matrices itself."""
-        yield from split_reasons(cell, f"sequence_parallel={self.name}")
+        yield from tensor_split_conflicts(cell, f"sequence_parallel={self.name}")
         if cell.tensor_parallel.axes:
             yield (
                 f"`sequence_parallel={self.name}` splits the matrices over `mesh.tensor` itself: "
@@ -56,6 +56,6 @@ class MegatronSp(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Split the linears of every block, and the tokens outside of them."""
-        from vitsweep.techniques.sequence_parallel._megatron_sp import shard_outside
+        from vitsweep.techniques.sequence_parallel.megatron_sharding import shard_outside
 
         return shard_outside(model, world.axis("tensor").get_group())

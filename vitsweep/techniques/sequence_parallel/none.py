@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vitsweep.spec.technique import SequenceParallel
+from vitsweep.spec.model_parallel import SequenceParallel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from vitsweep.spec.technique import SequenceParallel
-from vitsweep.techniques.sequence_parallel._reasons import kernel_reasons, order_reasons
-from vitsweep.techniques.sequence_parallel._volume import (
+from vitsweep.spec.model_parallel import SequenceParallel
+from vitsweep.techniques.sequence_parallel.sent_bytes import (
     gathered_at_the_end,
     ring_bytes,
     tokens,
     ulysses_bytes,
 )
+from vitsweep.techniques.sequence_parallel.shared_conflicts import kernel_conflicts, order_conflicts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,24 +56,27 @@ class Ring(SequenceParallel):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """The kernel is the ring's own."""
-        yield from kernel_reasons(cell, self.name)
-        yield from order_reasons(cell, self.name, self.order)
+        yield from kernel_conflicts(cell, self.name)
+        yield from order_conflicts(cell, self.name, self.order)
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Deal out tokens; attention along them goes round the ring."""
-        from vitsweep.collectives.lengths import share
-        from vitsweep.model.tokens import token_axes
-        from vitsweep.techniques.sequence_parallel._ring import ring_instead_of
-        from vitsweep.techniques.sequence_parallel._tokens import deal_tokens, replace_attend
+        from vitsweep.collectives.padding import padded_share
+        from vitsweep.model.token_axes import token_axes
+        from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of
+        from vitsweep.techniques.sequence_parallel.token_sharding import (
+            replace_attend,
+            shard_tokens,
+        )
 
         along, group = token_axes(model)[0], world.token_group()
         zigzag = self.order == "zigzag"
         unit = 2 * group.size() if zigzag else group.size()
-        padded = unit * share(along.length, unit)
-        deal_tokens(model, along, along, group, zigzag_ranks=group.size() if zigzag else 0)
+        padded = unit * padded_share(along.length, unit)
+        shard_tokens(model, along, along, group, zigzag_ranks=group.size() if zigzag else 0)
         replace_attend(
             model,
             along,
-            lambda attend: ring_instead_of(attend, along.length, padded, group, zigzag=zigzag),
+            lambda attend: ring_in_place_of(attend, along.length, padded, group, zigzag=zigzag),
         )
         return model

@@ -4,9 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.technique import SequenceParallel
-from vitsweep.techniques.sequence_parallel._reasons import heads_reasons
-from vitsweep.techniques.sequence_parallel._volume import gathered_at_the_end, tokens, ulysses_bytes
+from vitsweep.spec.model_parallel import SequenceParallel
+from vitsweep.techniques.sequence_parallel.sent_bytes import (
+    gathered_at_the_end,
+    tokens,
+    ulysses_bytes,
+)
+from vitsweep.techniques.sequence_parallel.shared_conflicts import heads_conflicts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,15 +40,18 @@ class Ulysses(SequenceParallel):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Heads are what is dealt out."""
-        yield from heads_reasons(cell, self.name)
+        yield from heads_conflicts(cell, self.name)
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Deal out tokens and exchange them for heads around each attention along them."""
-        from vitsweep.model.tokens import token_axes
-        from vitsweep.techniques.sequence_parallel._tokens import deal_tokens, replace_attend
-        from vitsweep.techniques.sequence_parallel._ulysses import over_heads
+        from vitsweep.model.token_axes import token_axes
+        from vitsweep.techniques.sequence_parallel.token_sharding import (
+            replace_attend,
+            shard_tokens,
+        )
+        from vitsweep.techniques.sequence_parallel.wrapped_attention import over_heads
 
         along, group = token_axes(model)[0], world.token_group()
-        deal_tokens(model, along, along, group)
+        shard_tokens(model, along, along, group)
         replace_attend(model, along, lambda attend: over_heads(attend, along.length, group))
         return model

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitsweep.techniques.sequence_parallel._reasons import heads_reasons
 from vitsweep.techniques.sequence_parallel.ring import Ring
+from vitsweep.techniques.sequence_parallel.shared_conflicts import heads_conflicts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,28 +35,31 @@ class Usp(Ring):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Reasons of both."""
-        yield from heads_reasons(cell, self.name)
+        yield from heads_conflicts(cell, self.name)
         yield from super().conflicts(cell)
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Deal out tokens; exchange them for heads in the row, then go round the column."""
-        from vitsweep.collectives.lengths import share
+        from vitsweep.collectives.padding import padded_share
         from vitsweep.model.attention import Attend
-        from vitsweep.model.tokens import token_axes
-        from vitsweep.techniques.sequence_parallel._ring import ring_instead_of
-        from vitsweep.techniques.sequence_parallel._tokens import deal_tokens, replace_attend
-        from vitsweep.techniques.sequence_parallel._ulysses import over_heads
+        from vitsweep.model.token_axes import token_axes
+        from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of
+        from vitsweep.techniques.sequence_parallel.token_sharding import (
+            replace_attend,
+            shard_tokens,
+        )
+        from vitsweep.techniques.sequence_parallel.wrapped_attention import over_heads
 
         along, group = token_axes(model)[0], world.token_group()
         row, column = world.axis("ulysses").get_group(), world.axis("ring").get_group()
         zigzag = self.order == "zigzag"
         unit = 2 * group.size() if zigzag else group.size()
-        padded = unit * share(along.length, unit)
+        padded = unit * padded_share(along.length, unit)
 
         def replacement(attend: Attend) -> Attend:
-            ring = ring_instead_of(attend, along.length, padded, column, zigzag=zigzag)
+            ring = ring_in_place_of(attend, along.length, padded, column, zigzag=zigzag)
             return over_heads(ring, padded // column.size(), row)
 
-        deal_tokens(model, along, along, group, zigzag_ranks=column.size() if zigzag else 0)
+        shard_tokens(model, along, along, group, zigzag_ranks=column.size() if zigzag else 0)
         replace_attend(model, along, replacement)
         return model

@@ -1,0 +1,44 @@
+"""How an axis is dealt out over ranks: contiguous, evenly, padded at the end."""
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+
+def padded_share(length: int, ranks: int) -> int:
+    """Length of every rank's part, padding included."""
+    return -(-length // ranks)
+
+
+def unpadded_length(length: int, part: int, index: int) -> int:
+    """How much of the part number `index`, each `part` long, is no padding."""
+    return min(part, max(0, length - index * part))
+
+
+def pad(x: Tensor, axis: int, ranks: int) -> Tensor:
+    """Append zeros along `axis` until its length is a multiple of `ranks`."""
+    missing = padded_share(x.shape[axis], ranks) * ranks - x.shape[axis]
+    return pad_to(x, axis, x.shape[axis] + missing)
+
+
+def pad_to(x: Tensor, axis: int, length: int) -> Tensor:
+    """Append zeros along `axis` up to `length`."""
+    missing = length - x.shape[axis]
+    if not missing:
+        return x
+    return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, missing])
+
+
+def check_share(x: Tensor, axis: int, length: int, group: ProcessGroup) -> None:
+    """Make sure that a rank holds its share of an axis: unequal shares would hang a collective.
+
+    Raises:
+        ValueError: the local length is another than `padded_share(length, size)`.
+    """
+    expected = padded_share(length, group.size())
+    if x.shape[axis] != expected:
+        raise ValueError(
+            f"Axis {axis} of a tensor {tuple(x.shape)} has {x.shape[axis]} positions on rank "
+            f"{group.rank()}; {length} positions over {group.size()} ranks are {expected} on each, "
+            "padding included. Deal it out with `split`."
+        )

@@ -1,0 +1,114 @@
+"""Collectives on one tensor along any axis, without gradients, and why each of them is sent.
+
+Spelled for torch 2.11 and 2.13.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+Purpose = Literal["parameter", "gradient", "activation"]
+
+_purpose: ContextVar[Purpose | None] = ContextVar("purpose", default=None)
+
+
+@contextmanager
+def sent_as(purpose: Purpose) -> Iterator[None]:
+    """Book collectives inside under `purpose`."""
+    token = _purpose.set(purpose)
+    try:
+        yield
+    finally:
+        _purpose.reset(token)
+
+
+def current_purpose() -> Purpose | None:
+    """Return what collectives are booked under here; None where nobody said."""
+    return _purpose.get()
+
+
+# torch 2.13 deprecates the first names, torch 2.11 does not have the second.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def all_to_all(x: Tensor, split: int, concatenate: int, group: ProcessGroup) -> Tensor:
+    """Send chunk i along axis `split` to rank i; join what arrives along axis `concatenate`.
+
+    The length of `split` must be a multiple of the group's size. Both axes count from the front.
+    """
+    size = group.size()
+    if size == 1:
+        return x
+    chunks = x.unflatten(split, (size, -1)).movedim(split, 0).contiguous()
+    received = torch.empty_like(chunks)
+    with sent_as("activation"):
+        dist.all_to_all_single(received, chunks, group=group)
+    return received.movedim(0, concatenate).flatten(concatenate, concatenate + 1)
+
+
+def all_gather(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
+    """Join the tensors of all ranks, of equal shape, along `axis`."""
+    size = group.size()
+    if size == 1:
+        return x
+    gathered = x.new_empty((size * x.shape[0], *x.shape[1:]))  # gloo takes no other shape
+    with sent_as("activation"):
+        _all_gather(gathered, x.contiguous(), group=group)
+    return gathered.unflatten(0, (size, -1)).movedim(0, axis).flatten(axis, axis + 1)
+
+
+def reduce_scatter(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
+    """Sum over the ranks; return this rank's chunk along `axis`, a multiple of the group's size."""
+    size = group.size()
+    if size == 1:
+        return x
+    chunks = x.unflatten(axis, (size, -1)).movedim(axis, 0).contiguous()
+    own = torch.empty_like(chunks[0])
+    with sent_as("activation"):
+        _reduce_scatter(own, chunks.flatten(0, 1), group=group)
+    return own
+
+
+def all_reduce(x: Tensor, group: ProcessGroup, purpose: Purpose = "activation") -> Tensor:
+    """Sum over the ranks, into a new tensor."""
+    if group.size() == 1:
+        return x
+    total = x.clone(memory_format=torch.contiguous_format)
+    with sent_as(purpose):
+        dist.all_reduce(total, group=group)
+    return total
+
+
+class RingPass:
+    """A tensor on its way: sent to the next rank, arriving from the one before.
+
+    Args:
+        tensor: what is sent; not to be changed until `arrived`.
+        group: the ring; its last rank sends to its first.
+        by: 1 sends to the next rank, -1 to the one before.
+    """
+
+    def __init__(self, tensor: Tensor, group: ProcessGroup, by: int = 1) -> None:
+        size, rank = group.size(), group.rank()
+        to, source = (dist.get_global_rank(group, (rank + i) % size) for i in (by, -by))
+        self._sent = tensor.contiguous()
+        self._received = torch.empty_like(self._sent)
+        pair = [
+            dist.P2POp(dist.isend, self._sent, to, group),
+            dist.P2POp(dist.irecv, self._received, source, group),
+        ]
+        with sent_as("activation"):
+            self._works: list[Any] = dist.batch_isend_irecv(pair)
+
+    def arrived(self) -> Tensor:
+        """Wait (on CUDA: let the stream wait) and return what came."""
+        for work in self._works:
+            work.wait()
+        return self._received

@@ -1,0 +1,63 @@
+"""Where images come from: a choice of the group `data`, and the batches that it opens on a rank."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vitsweep.spec.technique import Technique
+
+if TYPE_CHECKING:
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Technique):
+    """Where images and labels come from.
+
+    Attributes:
+        num_channels: channels of one image.
+        num_classes: number of labels, or of target channels for a dense regression.
+        native_resolution_px: side of an image where `batch.resolution_px=auto`.
+    """
+
+    if TYPE_CHECKING:  # not at run time, where a field cannot override a property
+
+        @property
+        def num_channels(self) -> int: ...  # noqa: D102
+        @property
+        def num_classes(self) -> int: ...  # noqa: D102
+        @property
+        def native_resolution_px(self) -> int: ...  # noqa: D102
+
+    @abstractmethod
+    def open(self, cell: "CellSpec", world: "World") -> "Batches":
+        """Return the batches of this rank."""
+
+
+class Batches(ABC):
+    """The batches one rank sees, already on its device.
+
+    Images are (B, C, H, W) float32, labels (B,) int64 or, for a dense regression, target fields
+    (B, num_classes, H, W) float32; B is `cell.micro_batch` (images per replica and micro-batch).
+    All ranks that share a sample (tensor, sequence, pipeline) get the same. The images of step i
+    are the same whatever the number of replicas and micro-batches.
+    """
+
+    num_train: int
+    num_test: int
+
+    @abstractmethod
+    def train(self, epoch: int, first: int = 0) -> Iterator[tuple[Any, Any]]:
+        """Yield the micro-batches of one epoch, shuffled by (seed, epoch), remainder dropped.
+
+        `first` of them are left out: a training goes on in the midst of an epoch.
+        """
+
+    @abstractmethod
+    def test(self) -> Iterator[tuple[Any, Any]]:
+        """Yield this rank's share of the held-out images; every image on exactly one replica."""
+
+    def close(self) -> None:  # noqa: B027  (most have nothing to stop)
+        """Stop loader workers."""

@@ -1,1 +1,0 @@
-"""What the classification head reads: one technique per file."""

@@ -1,0 +1,72 @@
+"""Nothing compiled, every block compiled, or the whole model: `torch.compile` with TorchInductor."""
+
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from vitsweep.spec.technique import Compilation
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+
+
+def missing_compiler(choice: Compilation, cell: "CellSpec") -> Iterator[str]:
+    """Yield a sentence where TorchInductor would find no C++ compiler on a CPU."""
+    command = os.environ.get("CXX", "g++")  # what TorchInductor calls
+    if cell.resources.device == "cpu" and shutil.which(shlex.split(command)[0]) is None:
+        yield (
+            f"`compilation={choice.name}` needs a C++ compiler on cpu; found no `{command}`. "
+            "Install one (Debian: `apt-get install g++`), name it in CXX, or use "
+            "`compilation=eager`."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eager(Compilation):
+    """Nothing is compiled or captured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileBlocks(Compilation):
+    """`torch.compile` of each block; all blocks share one compiled code, so that it is short."""
+
+    needs_spawn: ClassVar[bool] = True
+    scope: ClassVar[Literal["nothing", "block", "model"]] = "block"
+    fuses_kernels: ClassVar[bool] = True
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Say where the C++ compiler is missing that TorchInductor needs."""
+        yield from missing_compiler(self, cell)
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Compile every block in place: same modules, same names."""
+        from vitsweep.model.block import Block
+
+        for block in model.modules():
+            if isinstance(block, Block):
+                # Static shapes; the loop sees no other batch but that of evaluation.
+                block.compile(dynamic=False)
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileModel(Compilation):
+    """`torch.compile` of the model in one graph: fuses across blocks, compiles for long."""
+
+    needs_spawn: ClassVar[bool] = True
+    scope: ClassVar[Literal["nothing", "block", "model"]] = "model"
+    fuses_kernels: ClassVar[bool] = True
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Say where the C++ compiler is missing that TorchInductor needs."""
+        yield from missing_compiler(self, cell)
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Compile the model in place: same module, same names."""
+        model.compile(dynamic=False)
+        return model

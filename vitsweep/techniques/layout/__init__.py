@@ -1,1 +1,0 @@
-"""Order of the axes inside the blocks: one technique per file."""

@@ -1,0 +1,169 @@
+"""Running a step through the stages by torch.distributed.pipelining (needs torch)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
+
+from vitsweep.collectives.primitives import sent_as
+from vitsweep.world import World
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "one_f_one_b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+}
+
+
+CHUNKS = {
+    "forward_one_chunk": "forward",
+    "backward_one_chunk": "backward",
+    "backward_weight_one_chunk": "backward",
+}
+"""What schedules call on a stage for each micro-batch, and which phase that is."""
+
+
+@dataclass
+class PipelineRunner:
+    """Forward and backward of one batch over all stages.
+
+    Attributes:
+        stages: this rank's, as the sharding wrapped them.
+        criterion: (outputs, labels) -> mean loss.
+        schedule: a key of `SCHEDULES`.
+        microbatches: parts of a batch.
+        world: ranks.
+    """
+
+    stages: list[nn.Module]
+    criterion: Callable[[Tensor, Tensor], Tensor]
+    schedule: str
+    microbatches: int
+    world: World
+    _scheduled: Any = None
+    _scale: Callable[[Tensor], Tensor] = field(default=lambda loss: loss)
+    _mark: Callable[[str], None] = field(default=lambda phase: None)
+
+    def run(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        scale: Callable[[Tensor], Tensor],
+        mark: Callable[[str], None] = lambda phase: None,
+    ) -> Tensor:
+        """Compute gradients of the mean loss times `scale`; return the mean loss, on every rank.
+
+        Args:
+            images: of this replica.
+            labels: of these images.
+            scale: of the loss.
+            mark: told after every chunk of a stage which phase it was (`forward`, `backward`), and
+                before it that the stage has waited until then (`bubble`).
+        """
+        self._scale, self._mark = scale, mark
+        self._scheduled = self._scheduled or self._build(images)
+        losses: list[Tensor] = []
+        inputs = (images,) if self._rank == 0 else ()
+        target = {"target": labels, "losses": losses} if self._rank == self._ranks - 1 else {}
+        self._scheduled.step(*inputs, **target)
+        total = torch.zeros((), device=images.device, dtype=torch.float64)
+        for loss in losses:
+            total += loss.detach().double()
+        mean = self._to_all(total / self._unscaled())
+        mark("bubble")  # the last messages on their way, and the loss from the last stage
+        return mean
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return outputs without gradients, on every rank: one stage after the other."""
+        return self._between_stages(images)[-1]
+
+    @torch.no_grad()
+    def _between_stages(self, images: Tensor) -> list[Tensor]:
+        """Return what enters each stage, and the outputs, on every rank."""
+        found, group = [images], self._group
+        for stage in range(len(self.stages) * self._ranks):
+            x = found[-1]
+            owner = stage % self._ranks
+            if owner == self._rank:
+                x = self.stages[stage // self._ranks](x).contiguous()
+            meta: list[Any] = [(x.shape, x.dtype)]
+            source = dist.get_global_rank(group, owner)
+            dist.broadcast_object_list(meta, source, group=group)
+            if owner != self._rank:
+                x = torch.empty(meta[0][0], dtype=meta[0][1], device=images.device)
+            dist.broadcast(x, source, group=group)
+            found.append(x)
+        return found
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self.world.axis("pipeline").get_group()
+
+    @property
+    def _rank(self) -> int:
+        return self._group.rank()
+
+    @property
+    def _ranks(self) -> int:
+        return self._group.size()
+
+    def _unscaled(self) -> Tensor:
+        return self._scale(torch.ones((), device=self.world.device, dtype=torch.float32)).double()
+
+    def _to_all(self, loss: Tensor) -> Tensor:
+        with sent_as("activation"):
+            dist.all_reduce(loss, group=self._group)  # only the last rank's is not zero
+        return loss
+
+    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        loss = self._scale(self.criterion(outputs, labels) / self.microbatches)
+        self._mark("forward")
+        return loss
+
+    def _build(self, images: Tensor) -> Any:
+        # Shapes are found by a pass of our own: torch's would run a backward pass as well, which
+        # DDP takes for a step.
+        between = self._between_stages(images.chunk(self.microbatches)[0])
+        stages = [self._stage(number, stage, between) for number, stage in enumerate(self.stages)]
+        kind = SCHEDULES[self.schedule]
+        chosen = stages if self.schedule == "interleaved" else stages[0]
+        # The mean over micro-batches is part of the loss: gradients are not scaled again.
+        return kind(chosen, self.microbatches, loss_fn=self._loss, scale_grads=False)
+
+    def _stage(self, number: int, stage: nn.Module, between: list[Tensor]) -> PipelineStage:
+        index = self._rank + number * self._ranks
+        built = PipelineStage(
+            stage,
+            index,
+            len(self.stages) * self._ranks,
+            self.world.device,
+            input_args=_example(between[index], needs_gradient=index > 0),
+            output_args=_example(between[index + 1], needs_gradient=True),
+            group=self._group,
+        )
+        # Schedules interleave both passes; only the stage knows which of them runs.
+        for method, phase in CHUNKS.items():
+            setattr(built, method, self._marked(getattr(built, method), phase))
+        return built
+
+    def _marked(self, chunk: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            self._mark("bubble")
+            result = chunk(*args, **kwargs)
+            self._mark(phase)
+            return result
+
+        return told
+
+
+def _example(tensor: Tensor, *, needs_gradient: bool) -> Tensor:
+    return torch.empty_like(tensor, requires_grad=needs_gradient)

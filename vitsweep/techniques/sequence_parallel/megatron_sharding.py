@@ -1,0 +1,50 @@
+"""Tokens sharded outside the split matrices of each block (needs torch)."""
+
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from vitsweep.collectives.megatron_operators import gather_replicated, scatter_to_sequence_parallel
+from vitsweep.collectives.parallel_linear import TokenSharded
+from vitsweep.model.norm import TokenShardedNorm
+from vitsweep.model.tensor_split import split_blocks
+from vitsweep.model.token_axes import token_axes
+
+
+def shard_outside(model: nn.Module, group: ProcessGroup) -> nn.Module:
+    """Split matrices and tokens over the same ranks.
+
+    All ranks of the group are one replica here: gradients are not averaged over them. Embedding and
+    head see all tokens, and get the same whole gradient on every rank.
+    """
+    along = token_axes(model)[0]
+    outside = TokenSharded(group, along.axis, along.length)
+    split_blocks(model, lambda block: _boundary(block, outside))
+    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
+    for norm in norms:
+        norm.__class__ = TokenShardedNorm
+        norm.boundary = outside  # type: ignore[assignment]
+
+    def deal(module: nn.Module, inputs: object, tokens: Tensor) -> Tensor:
+        return scatter_to_sequence_parallel(tokens, along.axis, group)
+
+    def collect(module: nn.Module, inputs: object, tokens: Tensor) -> Tensor:
+        return gather_replicated(tokens, along.axis, group).narrow(along.axis, 0, along.length)
+
+    model.embedding.register_forward_hook(deal)  # type: ignore[union-attr]
+    model.norm.register_forward_hook(collect)  # type: ignore[union-attr]
+    return model
+
+
+def _boundary(block: nn.Module, outside: TokenSharded) -> TokenSharded:
+    """Return the boundary as the attention of `block` sees it.
+
+    A block of a model with several axes flattens those it does not attend along into the batch.
+    Where the sharded one is among them, ranks are joined along the batch, whose order attention
+    does not care for, and padding is joined with it.
+    """
+    axis = getattr(block, "axis", outside.axis)
+    if axis != outside.axis:
+        return TokenSharded(outside.group, 0, None)
+    if hasattr(block, "axis"):
+        return TokenSharded(outside.group, 1, outside.length)
+    return outside

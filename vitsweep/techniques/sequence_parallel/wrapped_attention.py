@@ -1,0 +1,54 @@
+"""Attention kernels wrapped by the exchange that a method puts around them (needs torch)."""
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from vitsweep.collectives.padding import padded_share, unpadded_length
+from vitsweep.collectives.resharding import switch
+from vitsweep.model.attention import Attend
+
+
+def over_heads(attend: Attend, num_tokens: int, group: ProcessGroup) -> Attend:
+    """Return an `attend` on this rank's tokens that runs the given one on whole images.
+
+    Args:
+        attend: any kernel; it sees all `num_tokens` tokens and H/n heads.
+        num_tokens: tokens over all ranks of the group, without padding.
+        group: n ranks with adjacent parts of the tokens.
+    """
+
+    def exchanged(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+        # q, k and v travel in one message.
+        qkv = torch.stack((q_BHTK, k_BHTK, v_BHTK))
+        q, k, v = switch(qkv, whole=3, sharded=2, length=num_tokens, group=group)
+        heads = q_BHTK.shape[1]
+        return switch(attend(q, k, v), whole=1, sharded=2, length=heads, group=group)
+
+    return exchanged
+
+
+def within_segments(attend: Attend, num_tokens: int, segments: int, first: int = 0) -> Attend:
+    """Return an `attend` whose tokens see their own segment only.
+
+    Args:
+        attend: any kernel.
+        num_tokens: of an image, without padding.
+        segments: of an image; the last ones may be shorter or empty.
+        first: number of the first segment here.
+    """
+    length = padded_share(num_tokens, segments)
+
+    def partial(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+        parts = zip(*(t.split(length, 2) for t in (q_BHTK, k_BHTK, v_BHTK)), strict=True)
+        outputs = []
+        for number, (q, k, v) in enumerate(parts, first):
+            tokens = unpadded_length(num_tokens, length, number)
+            q, k, v = (t[:, :, :tokens] for t in (q, k, v))
+            o = attend(q, k, v) if tokens else v
+            outputs.append(
+                torch.cat([o, o.new_zeros(*o.shape[:2], length - tokens, o.shape[3])], 2)
+            )
+        return torch.cat(outputs, 2)[:, :, : q_BHTK.shape[2]]
+
+    return partial

@@ -1,0 +1,52 @@
+"""Tensor parallelism: whole matrices on every rank, or Megatron's split."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vitsweep.spec.model_parallel import TensorParallel
+from vitsweep.spec.rules import tensor_split_conflicts
+from vitsweep.spec.volume import Volume, remote_fraction
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoTensorParallel(TensorParallel):
+    """Every rank holds whole matrices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Megatron(TensorParallel):
+    """qkv and `up` split by columns, `out` and `down` by rows (Shoeybi et al., arXiv:1909.08053).
+
+    Two all-reduces of the activations per block forward and two backward. Norms, embedding and head
+    are whole on every rank. Written by hand rather than with DTensor: parameters stay plain
+    tensors, which every sharding and optimizer takes.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("tensor",)
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """Two all-reduces per block and pass; recomputation repeats the first of a forward pass."""
+        size, ranks = Volume.of(cell), cell.mesh.tensor
+        tokens = sum(cell.sequence_parallel.tokens_per_rank(cell))
+        per_token = 2 * size.stream + (2 + size.forwards - 1) * size.inner
+        whole = size.images * tokens * size.width * per_token
+        return {"activation": 2 * remote_fraction(ranks) * whole}
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Whole heads and equal parts of the MLP."""
+        yield from tensor_split_conflicts(cell, f"tensor_parallel={self.name}")
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Split the linears of every block."""
+        from vitsweep.collectives.parallel_linear import Replicated
+        from vitsweep.model.tensor_split import split_blocks
+
+        boundary = Replicated(world.axis("tensor").get_group())
+        return split_blocks(model, lambda block: boundary)
