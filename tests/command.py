@@ -72,7 +72,8 @@ class Command:
         return [*words, *(QUICK if quick else ()), *typed]
 
     def _environment(self) -> dict[str, str]:
-        return os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        return os.environ | {"PYTHONPATH": path, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
 
     @property
     def store(self) -> Store:

@@ -123,7 +123,7 @@ def test_what_reads_records_and_what_is_asked_needs_no_torch() -> None:
     assert {name_of(path): found for path in quiet if (found := imports_any(path, "torch"))} == {}
 
 
-def test_only_the_front_door_and_the_sweep_know_hydra() -> None:
+def test_only_composition_launchers_and_the_command_line_know_hydra() -> None:
     found = {room_of(path) for path in files() if imports_any(path, "hydra", "omegaconf")}
     assert found == WITH_HYDRA
 

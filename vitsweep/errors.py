@@ -1,7 +1,19 @@
-"""Errors that are the user's to mend: printed as sentences, without a traceback."""
+"""Errors that the user can fix, printed without a traceback, and the exit codes of all commands."""
 
 import errno
 from collections.abc import Sequence
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a command ended."""
+
+    ok = 0  # all cells are measured, or on their way
+    gate_failed = 1
+    bad_input = 2
+    not_all_measured = 3
+    interrupted = 130  # or detached from jobs that go on
+
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Of an OSError where results cannot be written: disk full, quota used up, mounted read-only."""

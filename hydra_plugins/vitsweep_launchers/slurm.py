@@ -1,60 +1,46 @@
 """The launcher for clusters with Slurm."""
 
-from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.utils import JobReturn
-
-from hydra_plugins.vitsweep_launchers.local import LocalLauncher
+from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
 
 if TYPE_CHECKING:
-    from vitsweep.composition.composed_cell import ComposedCell
-    from vitsweep.composition.composer import Composer
+    from vitsweep.launchers.base import LaunchRequest, LaunchResult
+    from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
+    from vitsweep.spec.machine import Machine
 
 
-class SlurmLauncher(LocalLauncher):
+class SlurmLauncher(CellLauncherPlugin):
     """Submits cells as job arrays through submitit (`vitsweep.launchers.slurm.submit.launch`).
 
     Args:
         fields: everything in conf/hydra/launcher/slurm.yaml.
     """
 
-    def launch_cells(
-        self,
-        asked: "list[ComposedCell]",
-        config: dict[str, Any],
-        composer: "Composer",
-        **ending: Any,
-    ) -> Any:
-        """Submit cells; returns what `launchers.slurm.submit.launch.launch` does, `ending` included."""
+    def machine(self) -> "Machine":
+        """Return one node of the partition."""
+        from vitsweep.launchers.slurm.submit.cluster import machine_of
+
+        return machine_of(self.settings())
+
+    def launch_cells(self, request: "LaunchRequest") -> "AbstractContextManager[LaunchResult]":
+        """Submit what is missing; wait for it unless `wait` is false."""
         from vitsweep.launchers.slurm.submit.launch import launch
 
-        return launch(asked, config, self.plain_fields(), self._composer(), **ending)
+        return launch(request, self.settings())
 
-    def plan_cells(
-        self, asked: "list[ComposedCell]", config: dict[str, Any], composer: "Composer"
-    ) -> Any:
-        """Show what `launch_cells` would do, for the nodes of the cluster."""
-        from vitsweep.launchers.slurm.submit.cluster import machine_of
-        from vitsweep.launchers.slurm.submit.slurm_settings import settings_of
-        from vitsweep.planning.plan_table import plan
+    def check_that_results_are_awaited(self) -> None:
+        """Refuse `wait=false` to a sweeper that learns from results."""
+        from vitsweep.launchers.slurm.submit.launch import require_waiting
 
-        fields = self.plain_fields()
-        node = machine_of(settings_of(fields))
-        return plan(asked, config, fields, self._composer(), node)
+        require_waiting(self.settings())
 
-    def launch(
-        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
-    ) -> Sequence[JobReturn]:
-        """Run the cells of a stock sweeper (basic, optuna), which waits for their results."""
-        from vitsweep.launchers.slurm.submit.launch import checked_for_waiting
-
-        checked_for_waiting(self.fields)
-        return super().launch(job_overrides, initial_job_idx)
-
-    def plain_fields(self) -> dict[str, Any]:
-        """Return the fields as plain containers."""
+    def settings(self) -> "SlurmSettings":
+        """Return the fields, typed and checked."""
         from omegaconf import OmegaConf
 
+        from vitsweep.launchers.slurm.submit.slurm_settings import settings_of
+
         plain: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(self.fields), resolve=True)
-        return plain
+        return settings_of(plain)

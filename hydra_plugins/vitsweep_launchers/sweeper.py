@@ -33,14 +33,14 @@ class VitsweepSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Run the sweep; what the user can mend ends the program with a sentence and status 2."""
-        from vitsweep.errors import VitsweepError
-        from vitsweep.launchers.dispatch import dispatch
+        """Run the sweep; an error the user can fix ends the program with a sentence and exit code 2."""
+        from vitsweep.cli.multirun import multirun
+        from vitsweep.errors import ExitCode, VitsweepError
 
         assert self.launcher is not None, "Hydra calls setup() first"
         loader = self.hydra_context.config_loader
         try:
-            return dispatch(arguments, self.config, loader, self.launcher, self.plan_only)
+            return multirun(arguments, self.config, loader, self.launcher, self.plan_only)
         except VitsweepError as error:
             print(error, file=sys.stderr)
-            raise SystemExit(2) from error
+            raise SystemExit(ExitCode.bad_input) from error

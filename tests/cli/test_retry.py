@@ -7,8 +7,7 @@ import pytest
 
 from tests.builders import run
 from tests.cells import TINY
-from vitsweep.cli.retry import retries
-from vitsweep.cli.retry_options import retry_options
+from vitsweep.cli.retry import retries, retry_options
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings

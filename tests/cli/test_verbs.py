@@ -1,14 +1,18 @@
-"""What is mistyped before anything runs: each verb says what it takes, nothing is ignored."""
+"""The table of verbs: help and README follow it, and each verb refuses what it does not take."""
+
+from pathlib import Path
 
 import pytest
 
-from vitsweep.cli.main import USAGE, run
+from vitsweep.cli.help import usage
+from vitsweep.cli.main import run
 from vitsweep.cli.verbs import VERBS
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"python -m vitsweep {verb} " in USAGE
+    assert f"python -m vitsweep {verb} " in usage()
+    assert VERBS[verb].summary in usage()
     try:
         code = run([verb, "--help"], {})
     except SystemExit as left:
@@ -43,3 +47,21 @@ def test_what_is_mistyped_is_refused_by_name(
 def test_the_version_is_that_of_vitsweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"], {}) == 0
     assert capsys.readouterr().out.startswith("vitsweep ")
+
+
+def test_every_verb_is_in_the_readme_and_no_other() -> None:
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    rows = [line for line in readme.splitlines() if line.startswith("| `python -m vitsweep ")]
+    first_words = {command.split()[3].rstrip("`") for row in rows for command in _commands(row)}
+    assert {word for word in first_words if word.isalpha()} == set(VERBS)
+
+
+def _commands(row: str) -> list[str]:
+    """The commands of a README row: `python -m vitsweep status [SWEEP]` · `cancel [SWEEP]`."""
+    cell = row.split("|")[1]
+    quoted = cell.split("`")[1::2]
+    return [q if q.startswith("python") else f"python -m vitsweep {q}" for q in quoted]
+
+
+def test_usage_lines_fit_a_terminal() -> None:
+    assert max(map(len, usage().splitlines())) <= 140

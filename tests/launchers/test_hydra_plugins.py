@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +14,38 @@ from hydra.core.global_hydra import GlobalHydra
 
 from vitsweep.composition import hydra_internals
 from vitsweep.composition.composed_cell import ComposedCell
-from vitsweep.composition.composer import Composer
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.deferred_overrides import deferred
+from vitsweep.launchers.base import LaunchRequest, LaunchResult
 from vitsweep.launchers.dispatch import running_cell
+from vitsweep.launchers.local_settings import LocalSettings
+from vitsweep.planning.freeze import store_of
+from vitsweep.planning.sweep_plan import SweepPlan
 
 
 class Calls:
-    """Stands in for vitsweep's launchers and for the task of a stock one."""
+    """Stands in for what vitsweep's launchers call, and for the task of a stock one."""
 
     def __init__(self) -> None:
-        self.launched: list[list[ComposedCell]] = []
+        self.requests: list[LaunchRequest] = []
         self.planned: list[list[ComposedCell]] = []
         self.tasks: list[ComposedCell] = []
-        self.fields: dict[str, Any] = {}
-        self.config: dict[str, Any] = {}
+        self.settings: list[LocalSettings] = []
 
-    def launch(
-        self,
-        asked: list[ComposedCell],
-        config: dict[str, Any],
-        fields: dict[str, Any],
-        composer: Composer,
-    ) -> list[dict[str, Any]]:
-        self.launched.append(asked)
-        self.fields, self.config = fields, config
+    @contextmanager
+    def launch(self, request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchResult]:
+        self.requests.append(request)
+        self.settings.append(settings)
+        yield LaunchResult(store=store_of(request.settings), plan=SweepPlan({}))
+
+    def summarize(self, *_: object) -> list[dict[str, Any]]:
         return [
             {"status": "measured", "images_per_second": 10.0 * cell.tree["seed"] or None}
-            for cell in asked
+            for cell in self.requests[-1].cells
         ]
 
-    def plan(self, asked: list[ComposedCell], *_: Any) -> None:
-        self.planned.append(asked)
+    def plan(self, cells: list[ComposedCell], *_: Any) -> None:
+        self.planned.append(cells)
 
     def task(self, config: Any) -> float:
         self.tasks.append(running_cell()[0])
@@ -62,6 +63,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
     calls = Calls()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("vitsweep.launchers.local.launch", calls.launch)
+    monkeypatch.setattr("vitsweep.cli.summary.summarize", calls.summarize)
     monkeypatch.setattr("vitsweep.planning.plan_table.plan", calls.plan)
     yield calls
     GlobalHydra.instance().clear()
@@ -69,16 +71,17 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
 
 def test_the_local_launcher_gets_all_cells_at_once(calls: Calls, tmp_path: Path) -> None:
     calls.multirun("precision=O1,O2", "seed=1,2", "hydra.launcher.parallel=2", "sweep.name=mine")
-    [cells] = calls.launched
+    [request] = calls.requests
+    cells = request.cells
     assert [cell.overrides[:2] for cell in cells][1] == ("precision=O1", "seed=2")
-    assert calls.fields["parallel"] == 2
-    assert calls.config["sweep"]["name"] == "mine"
+    assert calls.settings[0].parallel == 2
+    assert request.settings.name == "mine"
     assert not list(tmp_path.iterdir())
 
 
 def test_a_plan_launches_nothing(calls: Calls) -> None:
     calls.multirun("seed=1,2", "hydra.sweeper.plan_only=true")
-    assert (len(calls.planned[0]), calls.launched) == (2, [])
+    assert (len(calls.planned[0]), calls.requests) == (2, [])
 
 
 def test_a_stock_launcher_runs_the_task_of_each_cell(calls: Calls, tmp_path: Path) -> None:
@@ -124,15 +127,16 @@ def test_deferred_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
     typed += ["++batch.shape=[1,2]", "hydra.launcher.parallel=3"]
     typed += ["resources.memory_gib_per_rank=null", "+optimizer.empty="]
     calls.multirun(*deferred(typed))
-    [cells] = calls.launched
+    [request] = calls.requests
+    cells = request.cells
     assert [cell.tree["precision"]["loss_scale"] for cell in cells] == [128, 128]
     assert cells[0].tree["optimizer"]["note"] == "a, b"
     assert cells[0].tree["optimizer"]["empty"] == ""
     assert cells[0].tree["batch"]["shape"] == [1, 2]
     assert len(cells) == 2
     assert cells[0].tree["resources"]["memory_gib_per_rank"] is None
-    assert calls.fields["parallel"] == 3
-    assert calls.config["sweep"]["name"] == "mine"
+    assert calls.settings[0].parallel == 3
+    assert request.settings.name == "mine"
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 
 from tests.builders import run
 from tests.command import QUICK, Command, fault
-from vitsweep.cli.compare_options import compare_options
+from vitsweep.cli.compare import comparison_request
 from vitsweep.cli.main import run as front_door
 from vitsweep.composition.composer import Composer
-from vitsweep.launchers.paired_comparison import _pair
+from vitsweep.launchers.paired_comparison import _plan_pair
 from vitsweep.measure.device_name import cpu_model
 from vitsweep.results.store import Store
 
@@ -27,7 +27,7 @@ def compare(*arguments: str) -> int:
 
 
 def test_a_setting_is_one_word_of_overrides_and_the_rest_is_for_both() -> None:
-    options = compare_options(
+    options = comparison_request(
         ["precision=O1 sharding=fsdp", "--width", "0.02", "", "seed=3", "--", "~data.x", "--minutes=5"]
     )  # fmt: skip
     assert options.variant == ("precision=O1", "sharding=fsdp")
@@ -38,12 +38,12 @@ def test_a_setting_is_one_word_of_overrides_and_the_rest_is_for_both() -> None:
 
 
 def test_what_is_special_to_a_setting_wins_over_what_is_for_both() -> None:
-    options = compare_options(["seed=1", "", "seed=2", "sweep.name=mine"])
-    plan, config = _pair(options, Composer())
+    options = comparison_request(["seed=1", "", "seed=2", "sweep.name=mine"])
+    plan, settings, _ = _plan_pair(options, Composer())
     assert [entry.spec.seed for entry in plan.entries.values()] == [1, 2]
     assert set(plan.baselines.values()) == {list(plan.entries)[1]}
-    assert config["sweep"]["name"] == "mine"
-    assert config["sweep"]["question"] == "How does seed=1 compare with the default?"
+    assert settings.name == "mine"
+    assert settings.question == "How does seed=1 compare with the default?"
 
 
 REFUSED = {
@@ -77,7 +77,7 @@ def test_bad_input_is_told_before_anything_is_made(
 
 def kept_blocks(folder: Path, *ratios: float, device: str = "") -> None:
     """Blocks of the cells of `seed=1` and `seed=2` with these ratios, as if measured here."""
-    plan, _ = _pair(compare_options(["seed=1", "seed=2"]), Composer())
+    plan, *_ = _plan_pair(comparison_request(["seed=1", "seed=2"]), Composer())
     here = {"device": device or cpu_model(), "torch": version("torch")}
     store = Store(folder / "results" / "compare").create()
     for n, ratio in enumerate(ratios):

@@ -9,7 +9,7 @@ import yaml
 
 from tests.builders import run
 from tests.cells import GPU_NODE
-from vitsweep.cli.gate_options import gate_options
+from vitsweep.cli.gate import gate_options
 from vitsweep.cli.main import run as front_door
 from vitsweep.composition.grid import expand
 from vitsweep.planning.sweep_plan import plan_cell

@@ -7,7 +7,7 @@ sweeps and what follows a comma are added here.
 import os
 import re
 
-from vitsweep.cli.verbs import OF_A_SWEEP, VERBS, parser_of
+from vitsweep.cli.verbs import VERBS
 from vitsweep.composition import hydra_internals
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.results.find import sweep_names
@@ -15,7 +15,7 @@ from vitsweep.results.find import sweep_names
 FLAGS = ("--help", "--multirun", "--shell-completion", "-m")
 
 
-def asked_line() -> str:
+def typed_line() -> str:
     """Return what the shell says was typed after the name of the program, up to the cursor."""
     line = os.environ.get("COMP_LINE", "")
     before_cursor = line[: int(os.environ.get("COMP_POINT") or len(line))]
@@ -26,12 +26,12 @@ def suggestions(line: str) -> list[str]:
     """Return the words that may stand where the last word of `line` stands."""
     words = [*line.split(), ""] if line.endswith(" ") or not line else line.split()
     *before, word = words
-    verb = before[0] if before and before[0] in VERBS else ""
+    verb = VERBS.get(before[0]) if before else None
     if word.startswith("-"):
-        found = parser_of(verb).flags if verb else [*FLAGS]
-    elif verb == "doctor":
+        found = verb.parser().flags if verb else [*FLAGS]
+    elif verb and not verb.usage:
         found = []
-    elif verb in OF_A_SWEEP and "=" not in word:
+    elif verb and verb.names_a_sweep and "=" not in word:
         found = sweep_names()
     else:
         found = _overrides([w for w in before if "=" in w], word) + ([] if before else [*VERBS])

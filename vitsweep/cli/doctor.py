@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +14,14 @@ import psutil
 from rich.table import Table
 from rich.text import Text
 
+from vitsweep.cli.options import Options
+from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.composer import Composer
 from vitsweep.console import open_console
+from vitsweep.errors import ExitCode
 from vitsweep.execution.calibration import calibration_for
 from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.results.find import RESULTS
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
 
@@ -28,18 +33,47 @@ OPTIONAL = {
 SLURM = ("sinfo", "sbatch", "squeue", "sacct")
 
 
-def examine() -> int:
+def parser() -> Options:
+    """Return the parser; there is nothing to choose."""
+    return Options(VERBS["doctor"])
+
+
+def run(arguments: Sequence[str]) -> int:
     """Print the findings; return 0 where vitsweep can run here, else 3."""
+    parser().parse_args(arguments)
     console = open_console()
     machine = Machine.here()
+    rates = _rates(machine)
     for title, rows in (
         ("Machine", _machine(machine)),
         ("Software", _software()),
         ("Cluster", _cluster()),
-        ("Rates of one rank, measured now", _rates(machine)),
+        ("Rates of one rank, measured now", rates or [("measurement", "failed: see below")]),
     ):
         console.print(_table(title, rows))
-    return 0
+    problems = [*_missing_packages(), *_unwritable_results()]
+    if not rates:
+        problems.append(
+            "The ranks of the default cell could not measure their rates: run "
+            "`python -m vitsweep measurement=smoke` and read `rank0.log` in the cell's folder."
+        )
+    for problem in problems:
+        console.print(problem, highlight=False, markup=False, soft_wrap=True)
+    return ExitCode.not_all_measured if problems else ExitCode.ok
+
+
+def _missing_packages() -> list[str]:
+    missing = [name for name in PACKAGES if _version(name) is None]
+    return [f"Missing packages: `pip install {' '.join(missing)}`."] if missing else []
+
+
+def _unwritable_results() -> list[str]:
+    folder = next(path for path in (RESULTS, Path.cwd()) if path.is_dir())
+    if os.access(folder, os.W_OK):
+        return []
+    return [
+        f"`{folder.absolute()}` cannot be written: choose another folder, or `sweep.folder=DIR`."
+    ]
 
 
 def _machine(machine: Machine) -> list[tuple[str, str]]:
@@ -113,7 +147,7 @@ def _rates(machine: Machine) -> list[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         rates = calibration_for(cell, Store(Path(folder)), socket.gethostname())
     if not rates:
-        return [("measurement", "failed: run one cell and read its rank0.log")]
+        return []
     bandwidth = rates.pop("all_reduce_gb_per_s", None)
     rows = [(f"matmul {dtype}", f"{rate:.3g} TFLOP/s") for dtype, rate in rates.items()]
     ranks = cell.resources.world_size

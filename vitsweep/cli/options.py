@@ -1,8 +1,9 @@
-"""Options of the verbs: argparse whose complaints are sentences like all others."""
+"""Options of the verbs: argparse, with the project's way of reporting errors."""
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from vitsweep.cli.verbs import Verb
 from vitsweep.errors import VitsweepError
 
 
@@ -10,18 +11,17 @@ class Options(ArgumentParser):
     """Parser of one verb.
 
     Args:
-        verb: as typed after `python -m vitsweep`.
-        description: what it does, for `--help`.
-        fields: of `ArgumentParser`.
+        verb: whose usage and summary are shown.
+        description: more than the summary says, for `--help`.
     """
 
-    def __init__(self, verb: str, description: str, **fields: Any) -> None:
+    def __init__(self, verb: Verb, description: str = "") -> None:
         super().__init__(
-            prog=f"python -m vitsweep {verb}",
-            description=description,
+            prog=f"python -m vitsweep {verb.name}",
+            usage=f"python -m vitsweep {verb.name} {verb.usage}".rstrip(),
+            description=description or f"{verb.summary[:1].upper()}{verb.summary[1:]}.",
             formatter_class=RawDescriptionHelpFormatter,
             allow_abbrev=False,
-            **fields,
         )
 
     @property
@@ -30,7 +30,7 @@ class Options(ArgumentParser):
         return list(self._option_string_actions)
 
     def add_sweep(self) -> None:
-        """Let a sweep be named, once, as the verb's first word."""
+        """Take the name of a sweep as the verb's only positional argument."""
         self.add_argument(
             "sweep",
             nargs="?",

@@ -1,20 +1,103 @@
-"""`vitsweep retry`: the cells of a sweep once more that ended otherwise, whichever command asked."""
+"""`vitsweep retry`: the cells of a sweep that were not measured, once more."""
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from vitsweep.cli.retry_options import RetryOptions
+from vitsweep.cli.hydra_entry import run_hydra
+from vitsweep.cli.options import Options
+from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.override_text import value_override
-from vitsweep.errors import VitsweepError
+from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.results.find import find_sweep
+from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
-OF_THE_RUN = ("sweep.retry", "sweep.remeasure", "sweep.folder", "sweep.name")
-"""What a cell's own command said of the sweep that a retry says anew."""
+RETRIED = tuple(str(s) for s in Status if s not in (Status.measured, Status.invalid))
+HELP = """\
+Run the cells of a sweep again that were not measured, whichever command they belong to.
+
+An override makes new cells of them:
+
+  python -m vitsweep retry default --status out_of_memory --set memory=recompute_blocks
+"""
+SET_BY_RETRY = ("sweep.retry", "sweep.remeasure", "sweep.folder", "sweep.name")
+"""Settings of a cell's own command that a retry replaces."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryOptions:
+    """Which cells to run again.
+
+    Attributes:
+        sweep: name under `results/` or folder.
+        statuses: how the cells ended.
+        overrides: settings that replace the cells' own.
+    """
+
+    sweep: str
+    statuses: tuple[str, ...]
+    overrides: tuple[str, ...]
+
+
+def retry_options(arguments: Sequence[str]) -> RetryOptions:
+    """Read a command line.
+
+    Raises:
+        VitsweepError: an option or a status is unknown, or several sweeps are named.
+    """
+    options = parser()
+    found = options.parse_intermixed_args(list(arguments))
+    words = [*found.words, *found.set]
+    sweeps = [word for word in words if "=" not in word]
+    if len(sweeps) > 1:
+        options.error(f"one sweep at a time, not {' and '.join(f'`{name}`' for name in sweeps)}")
+    return RetryOptions(
+        sweep=sweeps[0] if sweeps else "default",
+        statuses=RETRIED if found.status is None else _statuses(found.status),
+        overrides=tuple(word for word in words if "=" in word),
+    )
+
+
+def parser() -> Options:
+    """Return the parser."""
+    options = Options(VERBS["retry"], HELP)
+    options.add_argument(
+        "words", nargs="*", metavar="SWEEP", help="name under results/ or folder (default)"
+    )
+    options.add_argument(
+        "--status",
+        metavar="a,b",
+        help="how the cells ended, such as failed or timed_out (all but measured and invalid)",
+    )
+    options.add_argument(
+        "--set",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="override",
+        help="settings that replace the cells' own",
+    )
+    return options
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run cells again; return the worst exit code of the commands that this takes."""
+    commands, worst = retries(retry_options(arguments)), 0
+    if not commands:
+        print("No cell of the sweep has such a status: there is nothing to run again.")
+    for command in commands:
+        try:
+            worst = max(worst, run_hydra(command))
+        except SystemExit as left:  # 3 where cells were not measured again
+            worst = max(worst, int(left.code or 0))
+            if left.code == ExitCode.interrupted:
+                break
+    return worst
 
 
 def retries(options: RetryOptions) -> list[list[str]]:
-    """Return the command lines that run cells again, one for each launcher they were asked with.
+    """Return the command lines that run cells again, one for each launcher that they were typed with.
 
     Raises:
         VitsweepError: there is no such sweep, or it was made by `compare`.
@@ -25,11 +108,11 @@ def retries(options: RetryOptions) -> list[list[str]]:
         if _words(command["command"])[:1] == ["compare"]:
             raise VitsweepError(
                 f"Sweep `{store.name}` was made by `compare`: type `{command['command']} "
-                f"{again}` to measure again what ended otherwise."
+                f"{again}` to measure again what was not measured."
             )
-    for cell_id in _ended(store, options.statuses):
+    for cell_id in _cells_with_status(store, options.statuses):
         own = [str(text) for text in store.frozen(cell_id)["overrides"]]
-        of_sweep = [t for t in own if _is_sweep(t) and _key(t) not in OF_THE_RUN]
+        of_sweep = [t for t in own if _is_sweep(t) and _key(t) not in SET_BY_RETRY]
         key = (*_launcher(store, cell_id), *of_sweep)
         groups.setdefault(key, []).append([text for text in own if not _is_sweep(text)])
     where = [
@@ -42,7 +125,7 @@ def retries(options: RetryOptions) -> list[list[str]]:
     ]
 
 
-def _ended(store: Store, statuses: Sequence[str]) -> Iterator[str]:
+def _cells_with_status(store: Store, statuses: Sequence[str]) -> Iterator[str]:
     from vitsweep.tables.load import cells_of
 
     for row in cells_of(store).to_dict("records"):
@@ -79,3 +162,10 @@ def _words(command: str) -> list[str]:
     """Return what was typed after `python -m vitsweep` (or `vitsweep`)."""
     words = shlex.split(command)
     return words[3:] if words[:3] == ["python", "-m", "vitsweep"] else words[1:]
+
+
+def _statuses(text: str) -> tuple[str, ...]:
+    wanted = tuple(word for word in text.split(",") if word)
+    if not wanted or not set(wanted) <= set(RETRIED):
+        raise VitsweepError(f"`--status {text}`: name some of {', '.join(RETRIED)}.")
+    return wanted

@@ -1,6 +1,6 @@
-"""The end of a command: tables, charts, report, and the exit code."""
+"""The end of a command: views, table, charts and report of what was measured, and the exit code."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pandas import DataFrame
@@ -8,42 +8,45 @@ from rich.console import Console
 
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
-from vitsweep.errors import ImpossibleCellError
+from vitsweep.errors import ExitCode, ImpossibleCellError
+from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import store_of
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store
 from vitsweep.results.trackers import mirror
 from vitsweep.tables.limits import limit_answer, limits, presented_limits
 from vitsweep.tables.show import as_table, printed
 
-OK, ENDED_OTHERWISE, INTERRUPTED = 0, 3, 130
 SUBMITTED = "submitted"
 """Instead of a status, where a launcher returns before its cells have run."""
 
 Rows = list[Mapping[str, Any]]
-Ending = Callable[[Store, SweepPlan, Console, bool, Mapping[str, Any] | None], Rows]
-"""What a launcher does when its cells have run: store, plan, console, interrupted, tracker."""
 
 
-def finish(
-    store: Store,
-    plan: SweepPlan,
-    console: Console,
-    interrupted: bool,
-    tracker: Mapping[str, Any] | None = None,
+def summarize(
+    result: LaunchResult, console: Console, tracker: Mapping[str, Any] | None = None
 ) -> Rows:
     """Write the views, show the table, and return the rows of the command's cells.
 
-    `tracker` is the composed node; the mirror it asks for is made last, from the records.
+    Args:
+        result: of the launcher.
+        console: where the table is shown.
+        tracker: the composed `tracker` node; its mirror is made last, from the records.
 
     Raises:
         SystemExit: 130 after an interruption.
         ImpossibleCellError: every cell is refused.
     """
+    if result.submitted:
+        return [
+            {"cell_id": cell_id, "status": SUBMITTED}
+            for cell_id, entry in result.plan.entries.items()
+            if not entry.is_added_baseline
+        ]
+    store, plan = result.store, result.plan
     table = collect(store)
     mine = table[table["cell_id"].isin(plan.entries)]
     if not plan.runnable:
@@ -53,31 +56,25 @@ def finish(
     explain(mine, console)
     if (mine["status"] == Status.measured).any():
         console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
-    if told := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
-        console.print(told, highlight=False)
-    _refuse_to_go_on(interrupted, console)
+    if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
+        console.print(message, highlight=False)
+    _exit_if_interrupted(result, console)
     return _rows(mine, plan)
 
 
-def rows_alone(
-    store: Store,
-    plan: SweepPlan,
-    console: Console,
-    interrupted: bool,
-    tracker: Mapping[str, Any] | None = None,
-) -> Rows:
-    """Return the rows of cells that others will follow; the views are written, nothing is shown.
+def rows_of(result: LaunchResult, console: Console) -> Rows:
+    """Write the views and return the rows of the command's cells; nothing is shown.
 
     Raises:
         SystemExit: 130 after an interruption.
     """
-    table = collect(store)
-    _refuse_to_go_on(interrupted, console)
-    return _rows(table, plan)
+    table = collect(result.store)
+    _exit_if_interrupted(result, console)
+    return _rows(table, result.plan)
 
 
-def finish_search(config: Mapping[str, Any], key: str) -> None:
-    """Show what a search for limits found in its sweep, and write the report."""
+def summarize_limits(config: Mapping[str, Any], key: str) -> None:
+    """Show the largest value of `key` that each cell of a search could train with; write the report."""
     store, console = store_of(sweep_settings(config)), open_console()
     table = limits(collect(store), key)
     console.print()
@@ -87,24 +84,24 @@ def finish_search(config: Mapping[str, Any], key: str) -> None:
         console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
 
 
-def _refuse_to_go_on(interrupted: bool, console: Console) -> None:
-    if interrupted:
+def _exit_if_interrupted(result: LaunchResult, console: Console) -> None:
+    if result.interrupted:
         console.print("Stopped. What was measured is kept; the same command continues.")
-        raise SystemExit(INTERRUPTED)
+        raise SystemExit(ExitCode.interrupted)
 
 
 def _rows(cells: DataFrame, plan: SweepPlan) -> Rows:
-    """Return the rows of the cells that were asked for, in their order."""
+    """Return the rows of the cells that the command named, in their order."""
     rows = {
         str(row["cell_id"]): {str(k): v for k, v in row.items()} for row in cells.to_dict("records")
     }
     return [rows[cell_id] for cell_id, entry in plan.entries.items() if not entry.is_added_baseline]
 
 
-def exit_code(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return 0 if all cells are measured, or on their way; 3 if some ended otherwise."""
-    fine = (Status.measured, SUBMITTED)
-    return OK if all(row["status"] in fine for row in rows) else ENDED_OTHERWISE
+def exit_code(rows: Sequence[Mapping[str, Any]]) -> ExitCode:
+    """Return 0 if all cells are measured or submitted, 3 if some were not measured."""
+    fine = all(row["status"] in (Status.measured, SUBMITTED) for row in rows)
+    return ExitCode.ok if fine else ExitCode.not_all_measured
 
 
 def explain(cells: DataFrame, console: Console) -> None:

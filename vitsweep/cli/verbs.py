@@ -1,48 +1,58 @@
-"""What may be typed after each verb: one parser each, which the shell's completion reads too."""
+"""The verbs of the command line: the one table that help, completion and README follow."""
 
-from vitsweep.cli.compare_options import compare_parser
-from vitsweep.cli.gate_options import gate_parser
-from vitsweep.cli.options import Options
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-DESCRIPTIONS = {
-    "plan": "Show what a sweep would run, what is invalid and why, what is known. Nothing is trained.",
-    "report": "Write the tables, the charts and the HTML page of a sweep.",
-    "collect": "Write the parquet and CSV files of a sweep anew and show its table.",
-    "status": "Show the jobs and cells of a submitted sweep, from any terminal.",
-    "cancel": "End the jobs of a sweep; what was measured stays.",
-    "doctor": "Say what this machine can do, what is missing, and how to get it.",
-}
-"""What a verb does; those with a file of options say it there."""
-
-VERBS = (*DESCRIPTIONS, "retry", "compare", "gate")
-OF_A_SWEEP = ("report", "collect", "status", "cancel", "retry", "gate")
+if TYPE_CHECKING:
+    from vitsweep.cli.options import Options
 
 
-def parser_of(verb: str) -> Options:
-    """Return the parser of what follows a verb."""
-    if verb == "compare":
-        return compare_parser()
-    if verb == "gate":
-        return gate_parser()
-    if verb == "retry":
-        from vitsweep.cli.retry_options import retry_parser  # brings pandas, with `Status`
+@dataclass(frozen=True)
+class Verb:
+    """One verb.
 
-        return retry_parser()
-    parser = Options(verb, DESCRIPTIONS[verb])
-    if verb == "plan":
-        parser.add_argument(
-            "-m", "--multirun", action="store_true", help="as in the sweep; implied"
-        )
-        parser.add_argument(
-            "overrides",
-            nargs="*",
-            metavar="override",
-            help="what the sweep says: `python -m vitsweep --help` has the menu",
-        )
-    if verb in OF_A_SWEEP:
-        parser.add_sweep()
-    if verb == "status":
-        parser.add_argument("--watch", action="store_true", help="until nothing runs any more")
-    if verb == "collect":
-        parser.add_argument("--sync", action="store_true", help="upload its W&B runs")
-    return parser
+    The module `vitsweep.cli.<name>` has `parser() -> Options` and `run(arguments) -> int`, which
+    returns the exit code. It is imported only when the verb is typed, helped with or completed.
+
+    Attributes:
+        name: as typed after `python -m vitsweep`.
+        usage: what may follow the name.
+        summary: what it does, in one line.
+        names_a_sweep: whether its first word may be a sweep, for completion.
+    """
+
+    name: str
+    usage: str
+    summary: str
+    names_a_sweep: bool = True
+
+    def parser(self) -> "Options":
+        """Return the parser of what follows the verb."""
+        parser: Options = import_module(f"vitsweep.cli.{self.name}").parser()
+        return parser
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Do what was typed after the verb; return the exit code."""
+        return int(import_module(f"vitsweep.cli.{self.name}").run(arguments))
+
+
+_ALL = (
+    Verb("plan", "-m [override ...]", "list cells as runnable, invalid (why) or measured; runs nothing",
+         names_a_sweep=False),
+    Verb("status", "[SWEEP] [--watch]", "show the jobs and cells of a submitted sweep"),
+    Verb("collect", "[SWEEP] [--sync]", "write parquet and CSV files anew, show the table; upload W&B runs"),
+    Verb("report", "[SWEEP]", "write tables, charts and one HTML page of a sweep"),
+    Verb("retry", "[SWEEP] [--status failed,timed_out] [--set override ...]",
+         "run cells again that were not measured"),
+    Verb("cancel", "[SWEEP]", "end the jobs of a sweep; what was measured is kept"),
+    Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30]",
+         "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
+    Verb("gate", "[SWEEP] --against KEPT [--tolerance 0.05] [--metric img/s,speedup]",
+         "compare with a kept baseline; exit code 1 if a cell became worse"),
+    Verb("doctor", "", "say what this machine can do, what is missing, and how to get it",
+         names_a_sweep=False),
+)  # fmt: skip
+
+VERBS: dict[str, Verb] = {verb.name: verb for verb in _ALL}

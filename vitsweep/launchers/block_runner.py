@@ -30,26 +30,26 @@ SECONDS_TO_SAVE = 60.0
 
 
 @dataclass
-class Runner:
+class BlockRunner:
     """Runs blocks into a store.
 
     Attributes:
         store: where the records go.
         code: state of the code, as frozen with the cells.
         parallel: runs at a time; more than one disturbs the timing.
-        over: cells that ended otherwise than measured; they are not run again.
+        skipped: cells that were not measured once; they would end the same way in the next block.
         unfinished: (block, cell) -> the interrupted run that goes on there.
     """
 
     store: Store
     code: dict[str, Any]
     parallel: int = 1
-    over: set[str] = field(default_factory=set)
+    skipped: set[str] = field(default_factory=set)
     unfinished: dict[tuple[str, str], Unfinished] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
     _proved: dict[str, str] = field(default_factory=dict)
 
-    def continued(
+    def resume(
         self, plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int, console: Console
     ) -> tuple[list[Block], dict[str, int]]:
         """Take up the trainings that were interrupted.
@@ -110,7 +110,7 @@ class Runner:
                 raise
 
     def _run_one(self, block: Block, position: int, entry: PlannedCell, progress: Progress) -> None:
-        if entry.cell_id in self.over:
+        if entry.cell_id in self.skipped:
             progress.dropped(1)
             return
         progress.started(entry)
@@ -118,7 +118,7 @@ class Runner:
         if record.status == Status.measured:
             self._proved[entry.cell_id] = str(record.validity.get("proved") or "")
         else:
-            self.over.add(entry.cell_id)  # it would end the same way in the next block
+            self.skipped.add(entry.cell_id)  # it would end the same way in the next block
         progress.ended(entry, record)
 
     def _supervised(self, block: Block, position: int, entry: PlannedCell) -> RunRecord:

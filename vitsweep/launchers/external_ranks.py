@@ -26,16 +26,16 @@ def run_in_place(overrides: Sequence[str]) -> int:
         VitsweepError: several cells are asked for, or the cell cannot run in this world.
     """
     composer = Composer()
-    asked = expand([o for o in overrides if not o.startswith("-")], composer)
-    if len(asked) != 1:
+    cells = expand([o for o in overrides if not o.startswith("-")], composer)
+    if len(cells) != 1:
         raise VitsweepError(
-            f"{len(asked)} cells are asked for, but the ranks that are running make one cell: give "
-            "single values, or sweep without torchrun and srun."
+            f"These overrides make {len(cells)} cells, but ranks started by torchrun or srun run one: "
+            "give single values, or sweep without torchrun and srun."
         )
-    return run_rank(asked[0], composer)
+    return run_rank(cells[0], composer)
 
 
-def run_rank(asked: ComposedCell, composer: Composer) -> int:
+def run_rank(cell: ComposedCell, composer: Composer) -> int:
     """Do one rank's part of a cell; rank 0 freezes and records it."""
     from vitsweep.execution.worker import run_rank_in_process
 
@@ -43,13 +43,13 @@ def run_rank(asked: ComposedCell, composer: Composer) -> int:
     assert place is not None, "called where a launcher has set ranks only"
     rank, local_rank, size = place
     per_node = ranks_per_node(size)
-    asked.tree["resources"] |= {"nodes": size // per_node, "ranks_per_node": per_node}
-    asked.tree["sweep"]["baseline"] = None  # ranks of one cell cannot run another
-    plan = plan_of([asked], Machine.here(), composer)
+    cell.tree["resources"] |= {"nodes": size // per_node, "ranks_per_node": per_node}
+    cell.tree["sweep"]["baseline"] = None  # ranks of one cell cannot run another
+    plan = plan_of([cell], Machine.here(), composer)
     entry = next(iter(plan.entries.values()))
     if entry.reasons:
         raise ImpossibleCellError(entry.reasons)
-    settings = sweep_settings(asked.tree)
+    settings = sweep_settings(cell.tree)
     store, code = open_store(settings), code_state()
     if rank == 0:
         freeze(store, plan, settings, code)
@@ -74,14 +74,14 @@ def run_composed() -> None:
     A task of several is a rank of the cell; a task alone starts the cell's ranks on its node.
     """
     from vitsweep.launchers.dispatch import running_cell
-    from vitsweep.launchers.local import run_beside_others
+    from vitsweep.launchers.local import run_unlocked
 
-    asked, composer = running_cell()
+    cell, composer = running_cell()
     place = environment_rank()
     if place is not None and place[2] > 1:
-        run_rank(asked, composer)
+        run_rank(cell, composer)
     else:
-        run_beside_others(asked, asked.tree, composer)
+        run_unlocked(cell, sweep_settings(cell.tree), composer)
 
 
 def ranks_per_node(size: int) -> int:

@@ -1,101 +1,73 @@
 """The launcher of this machine: one cell at a time, each run in fresh processes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from rich.console import Console
-
-from vitsweep.cli.summary import Ending, finish
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
+from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
-from vitsweep.launchers.block_runner import Runner
-from vitsweep.launchers.local_settings import local_settings
+from vitsweep.launchers.base import (
+    LaunchRequest,
+    LaunchResult,
+    PreparedSweep,
+    frozen_sweep,
+    prepared,
+)
+from vitsweep.launchers.block_runner import BlockRunner
+from vitsweep.launchers.local_settings import LocalSettings
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import blocks
-from vitsweep.planning.freeze import freeze, open_store, plan_of
 from vitsweep.planning.pending import announce, known
-from vitsweep.planning.provenance import code_state
-from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
+from vitsweep.planning.sweep_plan import cell_labels
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
 
 
-def launch(
-    asked: Sequence[ComposedCell],
-    config: dict[str, Any],
-    fields: dict[str, Any],
-    composer: Composer,
-    ending: Ending = finish,
-) -> list[Mapping[str, Any]]:
-    """Run what is missing of the cells; return the row of each, in the order asked for.
-
-    Args:
-        asked: cells of the command.
-        config: composed configuration; its `sweep` node says where results go.
-        fields: of conf/hydra/launcher/local.yaml.
-        composer: composes the baselines.
-        ending: what is done with the rows at the end: tables, charts and the report, or nothing.
+@contextmanager
+def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchResult]:
+    """Run what is missing of the cells; the sweep stays locked until the `with` block ends.
 
     Raises:
         BadValueError: a value is wrong; nothing has run.
-        SystemExit: 130 after Ctrl-C.
     """
-    console, settings = open_console(), sweep_settings(config)
-    parallel = local_settings(fields).parallel
-    plan = plan_of(asked, Machine.here(), composer)
-    store = open_store(settings)
-
-    def told() -> None:
-        console.print(f"Another command is measuring into `{store.root}`; waiting for it to end.")
-
-    with store.lock(on_wait=told):
-        code = code_state()
-        freeze(store, plan, settings, code)
-        interrupted = _run(store, plan, settings, code, console, parallel)
-        return ending(store, plan, console, interrupted, config.get("tracker"))
+    with prepared(request, Machine.here()) as sweep:
+        interrupted = _run(sweep, request, settings.parallel)
+        yield LaunchResult(store=sweep.store, plan=sweep.plan, interrupted=interrupted)
 
 
-def run_beside_others(asked: ComposedCell, config: dict[str, Any], composer: Composer) -> None:
+def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer) -> None:
     """Run one cell, and its baseline, while other processes run other cells of the same sweep.
 
-    So a stock launcher of Hydra runs them. There is no lock to wait for and no table: `collect`
-    makes it afterwards.
+    Stock launchers of Hydra run cells so. Nobody holds the lock and no table is shown: `vitsweep
+    collect` makes it afterwards.
 
     Raises:
-        VitsweepError: the cell ended otherwise than measured; its record says so as well.
+        VitsweepError: the cell was not measured; its record says so as well.
     """
-    settings = sweep_settings(config)
-    plan, store, code = (
-        plan_of([asked], Machine.here(), composer),
-        open_store(settings),
-        code_state(),
+    request = LaunchRequest(
+        cells=[cell], settings=settings, composer=composer, console=open_console()
     )
-    freeze(store, plan, settings, code)
-    _run(store, plan, settings, code, open_console(), parallel=1)
-    [cell_id] = [entry.cell_id for entry in plan.entries.values() if not entry.is_added_baseline]
-    ends = [run for run in store.runs() if run.cell_id == cell_id]
-    if not any(run.status == Status.measured for run in ends):
-        reasons = plan.entries[cell_id].reasons or [f"{r.status}: {r.reason}" for r in ends[-1:]]
+    sweep = frozen_sweep(request, Machine.here())
+    _run(sweep, request, parallel=1)
+    [cell_id] = [
+        entry.cell_id for entry in sweep.plan.entries.values() if not entry.is_added_baseline
+    ]
+    runs = list(sweep.store.runs(cell_id))
+    if not any(run.status == Status.measured for run in runs):
+        last = [f"{run.status}: {run.reason}" for run in runs[-1:]]
+        reasons = sweep.plan.entries[cell_id].reasons or last
         raise VitsweepError(f"Cell {cell_id} was not measured. {' '.join(reasons)}")
 
 
-def _run(
-    store: Store,
-    plan: SweepPlan,
-    settings: SweepSettings,
-    code: dict[str, Any],
-    console: Console,
-    parallel: int,
-) -> bool:
+def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
     """Run what is missing; True if the user stopped it."""
-    todo = known(plan, store.runs(), settings, code)
+    store, plan, console = sweep.store, sweep.plan, request.console
+    todo = known(plan, store.runs(), request.settings, sweep.code)
     announce(todo, f"`vitsweep retry {store.name}` runs them again", console)
-    runner, size = Runner(store, code, parallel), settings.cells_per_block
-    first, missing = runner.continued(plan, todo.missing, size, console)
+    runner, size = BlockRunner(store, sweep.code, parallel), request.settings.cells_per_block
+    first, missing = runner.resume(plan, todo.missing, size, console)
     planned = [*first, *blocks(plan, missing, size)]
     if not planned and plan.runnable:
         console.print("Everything that was asked for is measured already.")

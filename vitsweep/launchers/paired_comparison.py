@@ -1,23 +1,21 @@
-"""`vitsweep compare`: two settings in turns, until what can be said about them is said well enough."""
+"""Two settings measured in turns, until the interval on their ratio is narrow enough."""
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 from rich.console import Console
 
-from vitsweep.cli.compare_options import FOLDER, CompareOptions, compare_options
-from vitsweep.cli.summary import ENDED_OTHERWISE, INTERRUPTED, OK, explain
-from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import merge_overrides
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
-from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
-from vitsweep.launchers.block_runner import Runner
+from vitsweep.launchers.base import locked
+from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.progress import Progress
 from vitsweep.measure.device_name import device_name
 from vitsweep.planning.blocks import Block, blocks
@@ -25,77 +23,102 @@ from vitsweep.planning.freeze import freeze, open_store
 from vitsweep.planning.pending import announce, comparable, known
 from vitsweep.planning.provenance import code_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, make_sweep_plan
-from vitsweep.report.html import write_report
-from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.results.trackers import mirror
 from vitsweep.spec.machine import Machine
 from vitsweep.tables.comparison import Comparison, blocks_wanted, compared, paired
-from vitsweep.tables.formatting import count
-from vitsweep.tables.show import printed
 from vitsweep.tables.tidy import one_device
 
+DEFAULT_WIDTH, DEFAULT_MINUTES = 0.05, 30.0
+FOLDER = "sweep.name=compare"
+"""Where the runs go unless the user says otherwise: blocks of two, apart from ordinary sweeps."""
 
-class Ending(Enum):
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRequest:
+    """Two settings to compare.
+
+    Attributes:
+        variant: overrides of A.
+        baseline: overrides of B, which the ratio divides by.
+        common: overrides of both.
+        width: half of the interval that is narrow enough, relative: 0.05 is +- 5 %.
+        minutes: budget of this command.
+        mixed_hardware: whether blocks of different devices may be taken together.
+    """
+
+    variant: tuple[str, ...]
+    baseline: tuple[str, ...]
+    common: tuple[str, ...]
+    width: float = DEFAULT_WIDTH
+    minutes: float = DEFAULT_MINUTES
+    mixed_hardware: bool = False
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """A and B in words."""
+        variant, baseline = (" ".join(s) or "the default" for s in (self.variant, self.baseline))
+        return variant, baseline
+
+
+class StopReason(Enum):
     """Why no further block is measured."""
 
-    narrow = auto()
-    budget = auto()
-    ended_otherwise = auto()
+    narrow_enough = auto()
+    budget_spent = auto()
+    not_measured = auto()
     interrupted = auto()
 
 
-def compare(arguments: Sequence[str]) -> int:
+@contextmanager
+def measured_pair(request: ComparisonRequest, console: Console) -> Iterator["PairedComparison"]:
     """Measure blocks of two settings until the interval is narrow enough or the budget is spent.
 
-    Returns:
-        0 if they are compared, 3 if a setting ended otherwise than measured, 130 after Ctrl-C.
+    The sweep stays locked until the `with` block ends.
 
     Raises:
-        VitsweepError: what was typed is wrong, a setting cannot run, both are one cell, or blocks of
-            different devices would be compared; nothing has run.
+        VitsweepError: a setting is wrong or cannot run, both are one cell, or blocks of different
+            devices would be compared; nothing has run.
     """
-    options, console = compare_options(arguments), open_console()
-    plan, config = _pair(options, Composer())
-    settings = sweep_settings(config)
+    plan, settings, tracker = _plan_pair(request, Composer())
     store = open_store(settings)
-
-    def told() -> None:
-        console.print(f"Another command is measuring into `{store.root}`; waiting for it to end.")
-
-    with store.lock(on_wait=told):
-        turns = _Turns(store, plan, settings, code_state(), options, console)
-        turns.check_device()
-        freeze(store, plan, settings, turns.code)
-        turns.measure()
-        return _finish(turns, config)
+    with locked(store, console):
+        pair = PairedComparison(store, plan, settings, tracker, code_state(), request, console)
+        pair.check_device()
+        freeze(store, plan, settings, pair.code)
+        pair.measure()
+        yield pair
 
 
-def _pair(options: CompareOptions, composer: Composer) -> tuple[SweepPlan, dict[str, Any]]:
-    """Return the two cells, the baseline last, and the configuration of the command."""
-    settings = (options.variant, options.baseline)
-    _refuse_others([*options.common, *options.variant, *options.baseline], composer)
+def _plan_pair(
+    request: ComparisonRequest, composer: Composer
+) -> tuple[SweepPlan, SweepSettings, Mapping[str, Any]]:
+    """Return the two cells (the baseline last), and the settings of the sweep and its tracker."""
+    _require_single_cells([*request.common, *request.variant, *request.baseline], composer)
     variant, baseline = (
-        composer.compose(merge_overrides([(FOLDER,), options.common, setting], composer))
-        for setting in settings
+        composer.compose(merge_overrides([(FOLDER,), request.common, setting], composer))
+        for setting in (request.variant, request.baseline)
     )
     if variant.tree["sweep"] != baseline.tree["sweep"]:
         raise BadValueError("`sweep.*` is one for A and B: give it after both.")
+    settings = sweep_settings(variant.tree)
+    if not settings.question:
+        first, second = request.names
+        settings = replace(settings, question=f"How does {first} compare with {second}?")
     plan = make_sweep_plan([variant, baseline], Machine.here(), lambda cell: baseline)
     if reasons := [reason for e in plan.entries.values() for reason in e.reasons]:
         raise ImpossibleCellError(list(dict.fromkeys(reasons)))
     if len(plan.entries) < 2:
-        names = " and ".join(f"`{name}`" for name in options.names)
+        names = " and ".join(f"`{name}`" for name in request.names)
         raise VitsweepError(
             f"{names} are the same cell ({next(iter(plan.entries))}): there is nothing to compare. "
             "Look at both with `python -m vitsweep plan ...`."
         )
-    return plan, _with_question(variant, options)
+    return plan, settings, variant.tree.get("tracker") or {}
 
 
-def _refuse_others(texts: Sequence[str], composer: Composer) -> None:
-    """Refuse what makes several cells of one, and what asks for another launcher."""
+def _require_single_cells(texts: Sequence[str], composer: Composer) -> None:
+    """Refuse what makes several cells of one, and what chooses another launcher."""
     for override in composer.parse(texts):
         text = override.input_line
         if override.is_sweep_override():
@@ -107,162 +130,104 @@ def _refuse_others(texts: Sequence[str], composer: Composer) -> None:
             )
 
 
-def _with_question(asked: ComposedCell, options: CompareOptions) -> dict[str, Any]:
-    variant, baseline = options.names
-    question = asked.tree["sweep"]["question"] or f"How does {variant} compare with {baseline}?"
-    return {**asked.tree, "sweep": {**asked.tree["sweep"], "question": question}}
-
-
 @dataclass
-class _Turns:
-    """The blocks of one comparison: those in the store, and those that this command adds."""
+class PairedComparison:
+    """The blocks of one comparison: those in the store, and those that this command adds.
+
+    Attributes:
+        stop_reason: why there are no more blocks, once `measure` has returned.
+        seconds_per_block: mean duration of the blocks that this command measured; 0 before any.
+    """
 
     store: Store
     plan: SweepPlan
     settings: SweepSettings
+    tracker: Mapping[str, Any]
     code: dict[str, Any]
-    options: CompareOptions
+    request: ComparisonRequest
     console: Console
-    ending: Ending = Ending.narrow
+    stop_reason: StopReason = StopReason.narrow_enough
     seconds_per_block: float = 0.0
 
     def __post_init__(self) -> None:
         self.variant, self.baseline = self.plan.entries
-        anew = self.settings.remeasure
-        self._old = set(self._runs()["block"]) if anew and len(self._runs()) else set()
+        earlier = self._runs() if self.settings.remeasure else DataFrame()
+        self._replaced_blocks = set(earlier["block"]) if len(earlier) else set()
 
     def log_ratios(self) -> list[float]:
-        """Return one log ratio per block, oldest first."""
-        return paired(self._used(), self.variant, self.baseline, self.options.mixed_hardware)
+        """Return log(variant / baseline) of throughput for each block, oldest first."""
+        return paired(self._used(), self.variant, self.baseline, self.request.mixed_hardware)
 
     @property
     def result(self) -> Comparison:
-        """What may be said by now."""
+        """The ratio with its interval, over the blocks measured so far."""
         return compared(self.log_ratios())
 
     def check_device(self) -> None:
-        """Refuse to add blocks of this machine's device to those of another."""
+        """Refuse to add blocks of this machine's device to those of another.
+
+        Raises:
+            VitsweepError: the store holds blocks of another device.
+        """
         here = device_name(self.plan.entries[self.variant].spec.resources.device)
         row = {"status": Status.measured, "device": here}
-        one_device_of(DataFrame([*self._used().to_dict("records"), row]), self)
+        runs = DataFrame([*self._used().to_dict("records"), row])
+        try:
+            one_device(runs, self.request.mixed_hardware)
+        except VitsweepError:
+            devices = ", ".join(map(str, dict.fromkeys(runs["device"].dropna())))
+            raise VitsweepError(
+                f"`{self.store.root}` holds blocks of these settings on another device than this "
+                f"({devices}). Measure into another folder (`sweep.name=NAME`), or take them "
+                "together with `--mixed-hardware`."
+            ) from None
 
     def measure(self) -> None:
-        """Run the blocks that are missing; `ending` says why there are no more."""
+        """Run the blocks that are missing; `stop_reason` says why there are no more."""
         todo = known(self.plan, self.store.runs(), self.settings, self.code)
         statuses = ",".join(sorted({str(run.status) for run in todo.ended.values()}))
         again = f"`sweep.retry=[{statuses}]` at the end of the command measures them again"
         announce(todo, again, self.console)
-        runner = Runner(self.store, self.code)
-        runner.over |= set(todo.ended)
+        runner = BlockRunner(self.store, self.code)
+        runner.skipped |= set(todo.ended)
         progress = Progress(self.console, cell_labels(self.plan), 0)
-        if runner.run(self._planned(runner, progress), progress):
-            self.ending = Ending.interrupted
+        if runner.run(self._blocks(runner, progress), progress):
+            self.stop_reason = StopReason.interrupted
 
-    def _planned(self, runner: Runner, progress: Progress) -> Iterator[Block]:
-        lacking = dict.fromkeys(self.plan.entries, 1)
-        yield from runner.continued(self.plan, lacking, 1, self.console)[0]
-        begin, done, before = time.monotonic(), 0, -1
+    def _blocks(self, runner: BlockRunner, progress: Progress) -> Iterator[Block]:
+        once = dict.fromkeys(self.plan.entries, 1)
+        yield from runner.resume(self.plan, once, 1, self.console)[0]
+        begin, num_new, num_before = time.monotonic(), 0, -1
         while True:
             logs = self.log_ratios()
-            wanted = blocks_wanted(logs, self.options.width)
-            spent = time.monotonic() - begin
-            self.seconds_per_block = spent / done if done else 0.0
-            if runner.over or len(logs) == before:
-                self.ending = Ending.ended_otherwise
+            wanted = blocks_wanted(logs, self.request.width)
+            spent_s = time.monotonic() - begin
+            self.seconds_per_block = spent_s / num_new if num_new else 0.0
+            if runner.skipped or len(logs) == num_before:
+                self.stop_reason = StopReason.not_measured
                 return
             if len(logs) >= wanted:
-                self.ending = Ending.narrow
+                self.stop_reason = StopReason.narrow_enough
                 return
-            if done and spent + self.seconds_per_block > 60 * self.options.minutes:
-                self.ending = Ending.budget
+            if num_new and spent_s + self.seconds_per_block > 60 * self.request.minutes:
+                self.stop_reason = StopReason.budget_spent
                 return
             progress.expects(2 * (wanted - len(logs)))
-            yield next(blocks(self.plan, dict.fromkeys(self.plan.entries, 1), 1))
-            done, before = done + 1, len(logs)
+            yield next(blocks(self.plan, once, 1))
+            num_new, num_before = num_new + 1, len(logs)
 
     def _used(self) -> DataFrame:
-        """Return the runs that may stand for the two cells, one row each."""
+        """Return the runs that count for the two cells, one row each."""
         runs = self._runs()
-        return runs[~runs["block"].isin(self._old)] if len(runs) else runs
+        return runs[~runs["block"].isin(self._replaced_blocks)] if len(runs) else runs
 
     def _runs(self) -> DataFrame:
         torch_version = self.code["packages"]["torch"]
-        entries = self.plan.entries.items()
         return DataFrame(
             [
                 run.row()
-                for cell_id, entry in entries
+                for cell_id, entry in self.plan.entries.items()
                 for run in self.store.runs(cell_id)
                 if comparable(run, entry, torch_version)
             ]
         )
-
-
-def one_device_of(runs: DataFrame, turns: _Turns) -> DataFrame:
-    """`one_device`, with the way out that `compare` has."""
-    try:
-        return one_device(runs, turns.options.mixed_hardware)
-    except VitsweepError:
-        devices = ", ".join(map(str, dict.fromkeys(runs["device"].dropna())))
-        raise VitsweepError(
-            f"`{turns.store.root}` holds blocks of these settings on another device than this "
-            f"({devices}). Measure into another folder (`sweep.name=NAME`), or take them together "
-            "with `--mixed-hardware`."
-        ) from None
-
-
-def _finish(turns: _Turns, config: dict[str, Any]) -> int:
-    """Write the views, show the two rows and the sentence, and return the exit code."""
-    table, result = collect(turns.store), turns.result
-    rows = table[table["cell_id"].isin(turns.plan.entries)]
-    shown = _with_result(rows, turns, result) if result.num_blocks else rows
-    console = turns.console
-    console.print()
-    console.print(printed(shown, title=f"Sweep {turns.store.name}"))
-    explain(shown, console)
-    records = [{str(k): v for k, v in row.items()} for row in rows.to_dict("records")]
-    told = mirror(turns.store, records, config.get("tracker") or {})
-    any_measured = (rows["status"] == Status.measured).any()
-    report = f"Report: {write_report(turns.store)}" if any_measured else ""
-    for line in filter(None, [*_sentences(turns, result), report, told]):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    codes = {Ending.ended_otherwise: ENDED_OTHERWISE, Ending.interrupted: INTERRUPTED}
-    return codes.get(turns.ending, OK)
-
-
-def _with_result(rows: DataFrame, turns: _Turns, result: Comparison) -> DataFrame:
-    """Give the two rows this comparison's ratio, interval and claim.
-
-    The views keep Student's interval over all blocks, like those of any sweep: after a stop that
-    the pilot decided it covers 93 to 95 %, simulated.
-    """
-    is_variant = rows["cell_id"] == turns.variant
-    numbers = {
-        "speedup": result.ratio,
-        "speedup_low": result.low,
-        "speedup_high": result.high,
-    }
-    return rows.assign(
-        **{c: Series(v, rows.index).where(is_variant, rows[c]) for c, v in numbers.items()},
-        claim=Series("baseline", rows.index).mask(is_variant, result.claim),
-    )
-
-
-def _sentences(turns: _Turns, result: Comparison) -> Iterator[str]:
-    asked = f"+- {100 * turns.options.width:.3g} %"
-    if result.num_blocks:
-        yield result.sentence(*turns.options.names)
-    reached = f"+- {100 * result.half_width:.2g} %" if result.low == result.low else "still unknown"
-    if turns.ending is Ending.narrow:
-        yield f"The interval is {reached}; {asked} was asked for."
-    elif turns.ending is Ending.budget:
-        more = blocks_wanted(turns.log_ratios(), turns.options.width) - result.num_blocks
-        minutes = max(1, round(more * turns.seconds_per_block / 60))
-        yield (
-            f"The budget of {turns.options.minutes:g} min is spent and the interval {reached}, not "
-            f"{asked}: about {count(more, 'more block')} ({minutes} min); the same command continues."
-        )
-    elif turns.ending is Ending.interrupted:
-        yield "Stopped. What was measured is kept; the same command continues."
-    else:
-        yield "Not every block measured both settings: see the status above."

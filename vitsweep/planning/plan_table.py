@@ -9,7 +9,7 @@ from rich.table import Table
 
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.sweep_settings import sweep_settings
+from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
 from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.pending import ResumeState, known
@@ -22,18 +22,13 @@ RUNNABLE, INVALID, MEASURED, ENDED = "runnable", "invalid", "measured", "ended"
 
 
 def plan(
-    asked: Sequence[ComposedCell],
-    config: dict[str, Any],
-    fields: dict[str, Any],
-    composer: Composer,
-    machine: Machine | None = None,
+    cells: Sequence[ComposedCell], settings: SweepSettings, composer: Composer, machine: Machine
 ) -> list[dict[str, Any]]:
     """Print every cell with its state and return one row per cell."""
-    plan = plan_of(asked, machine or Machine.here(), composer)
-    settings = sweep_settings(config)
+    sweep_plan = plan_of(cells, machine, composer)
     store = store_of(settings)
     runs = store.runs() if store.cells.is_dir() else ()
-    rows = plan_rows(plan, known(plan, runs, settings, code_state()))
+    rows = plan_rows(sweep_plan, known(sweep_plan, runs, settings, code_state()))
     _show(rows, store, open_console())
     return rows
 

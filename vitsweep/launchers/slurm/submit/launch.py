@@ -1,18 +1,15 @@
 """The Slurm launcher: freezes cells, groups them by requested resources, submits job arrays."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from statistics import median
-from typing import Any
 
 from rich.console import Console
 
-from vitsweep.cli.summary import INTERRUPTED, Ending, finish
-from vitsweep.composition.composed_cell import ComposedCell
-from vitsweep.composition.composer import Composer
-from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
-from vitsweep.console import open_console
-from vitsweep.errors import BadValueError
+from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.errors import BadValueError, ExitCode
+from vitsweep.launchers.base import LaunchRequest, LaunchResult, PreparedSweep, prepared
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
@@ -21,71 +18,59 @@ from vitsweep.launchers.slurm.state.watch import watch
 from vitsweep.launchers.slurm.submit.cluster import machine_of, max_array_size
 from vitsweep.launchers.slurm.submit.packing import pack
 from vitsweep.launchers.slurm.submit.sbatch import submit
-from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings, settings_of
-from vitsweep.planning.freeze import freeze, open_store, plan_of
+from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.planning.pending import ResumeState, announce, known
-from vitsweep.planning.provenance import code_folder, code_state
+from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
 
-def launch(
-    asked: Sequence[ComposedCell],
-    config: dict[str, Any],
-    fields: dict[str, Any],
-    composer: Composer,
-    ending: Ending = finish,
-) -> list[Mapping[str, Any]]:
-    """Submit what is missing of the cells; return the row of each, in the order asked for.
+@contextmanager
+def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchResult]:
+    """Submit what is missing of the cells, and wait until it has run.
 
-    With `hydra.launcher.wait=false` it returns as soon as Slurm has the jobs, with a row per cell
-    that says so. Otherwise `ending` does with the rows what is to be done at the end.
+    With `hydra.launcher.wait=false` the result is `submitted` as soon as Slurm has the jobs. Ctrl-C
+    detaches: the jobs go on. The sweep is locked only while jobs are submitted.
 
     Raises:
         VitsweepError: a value is wrong, or Slurm refuses.
-        SystemExit: 130 after Ctrl-C, which detaches; 3 where cells ended otherwise.
+        SystemExit: 130 after Ctrl-C.
     """
-    console, settings = open_console(), settings_of(fields)
-    sweep = sweep_settings(config)
     require_slurm()
-    plan = plan_of(asked, machine_of(settings), composer)
-    store = open_store(sweep)
-
-    def told() -> None:
-        console.print(f"Another command is at work in `{store.root}`; waiting for it to end.")
-
-    with store.lock(on_wait=told):
-        watched = _submit_missing(store, plan, sweep, settings, console)
+    console = request.console
+    with prepared(request, machine_of(settings)) as sweep:
+        watched = _submit_missing(sweep, request.settings, settings, console)
+    store, plan = sweep.store, sweep.plan
     if not settings.wait:
         console.print(_come_back(store), highlight=False)
-        return [{"cell_id": e.cell_id, "status": "submitted"} for e in plan.entries.values()]
-    if not watch(store, plan, watched, console):
+    elif not watch(store, plan, watched, console):
         console.print(f"Detached; the jobs go on. {_come_back(store)}", highlight=False)
-        raise SystemExit(INTERRUPTED)
-    return ending(store, plan, console, False, config.get("tracker"))
+        raise SystemExit(ExitCode.interrupted)
+    yield LaunchResult(store=store, plan=plan, submitted=not settings.wait)
 
 
 def _submit_missing(
-    store: Store,
-    plan: SweepPlan,
-    sweep: SweepSettings,
+    sweep: PreparedSweep,
+    sweep_settings: SweepSettings,
     settings: SlurmSettings,
     console: Console,
 ) -> list[JobArray]:
-    """Freeze, then submit the runs that neither the store nor a live job has; return all live arrays."""
-    begin, code = time.monotonic(), code_state()
+    """Submit the runs that neither the store nor a live job has; return all live arrays."""
+    begin = time.monotonic()
+    store, plan, code = sweep.store, sweep.plan, sweep.code
     job_states = reconcile(store)
-    freeze(store, plan, sweep, code)
-    found, minutes = _known(store, plan, sweep, code, settings)
+    found, minutes = _known(sweep, sweep_settings, settings)
     pending = pending_runs(job_states)
     missing = {cell: n - pending[cell] for cell, n in found.missing.items() if n > pending[cell]}
     planned = pending.keys() & plan.entries.keys()
     live = [state.job.array for state in job_states if state.is_live and planned]
     _announce(store, plan, found, missing, sum(pending.values()), console)
-    folder = code_folder(store, code, snapshot=sweep.snapshot_code)
+    folder = code_folder(store, code, snapshot=sweep_settings.snapshot_code)
     size, new = max_array_size(settings), []
-    for request, jobs in pack(plan, missing, minutes, settings, sweep.cells_per_block).items():
+    for request, jobs in pack(
+        plan, missing, minutes, settings, sweep_settings.cells_per_block
+    ).items():
         new += submit(store, request, jobs, settings, size, folder)
         runs = sum(len(block.entries) for job in jobs for block in job.blocks)
         console.print(
@@ -100,22 +85,18 @@ def _submit_missing(
 
 
 def _known(
-    store: Store,
-    plan: SweepPlan,
-    sweep: SweepSettings,
-    code: dict[str, Any],
-    settings: SlurmSettings,
+    sweep: PreparedSweep, sweep_settings: SweepSettings, settings: SlurmSettings
 ) -> tuple[ResumeState, dict[str, float]]:
     """Return what is measured, and the expected minutes of a run of each cell."""
-    runs = list(store.runs())
-    found = known(plan, runs, sweep, code)
+    runs = list(sweep.store.runs())
+    found = known(sweep.plan, runs, sweep_settings, sweep.code)
     took: dict[str, list[float]] = {}
     for run in runs:
         if run.status == Status.measured and "run_seconds" in run.environment:
             took.setdefault(run.cell_id, []).append(run.environment["run_seconds"] / 60)
     every = [minutes for of_cell in took.values() for minutes in of_cell]
     usual = median(every) if every else settings.minutes_per_run
-    return found, {c: median(took[c]) if c in took else usual for c in plan.entries}
+    return found, {c: median(took[c]) if c in took else usual for c in sweep.plan.entries}
 
 
 def _announce(
@@ -141,13 +122,13 @@ def _come_back(store: Store) -> str:
     )
 
 
-def checked_for_waiting(fields: Mapping[str, Any]) -> None:
-    """Sweepers that learn from results cannot leave before there are any.
+def require_waiting(settings: SlurmSettings) -> None:
+    """Refuse to return before the cells have run, to a sweeper that learns from their results.
 
     Raises:
         BadValueError: `wait` is false.
     """
-    if not fields.get("wait", True):
+    if not settings.wait:
         raise BadValueError(
             "`hydra.launcher.wait=false`: this sweeper needs the result of every cell; leave it true."
         )

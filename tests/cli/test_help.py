@@ -1,6 +1,6 @@
 """The menu shows what conf/ holds."""
 
-from vitsweep.cli.menu import first_comment, menu
+from vitsweep.cli.help import first_comment, menu
 from vitsweep.composition.conf_dir import conf_dir
 
 

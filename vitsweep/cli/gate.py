@@ -1,9 +1,13 @@
-"""What was typed after `vitsweep gate`."""
+"""`vitsweep gate`: a check for continuous integration against a kept baseline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from vitsweep.cli.open_sweep import open_reconciled
 from vitsweep.cli.options import Options
+from vitsweep.cli.verbs import VERBS
+from vitsweep.errors import VitsweepError
 
 HELP = """\
 Compare every cell of a sweep with a kept baseline; for continuous integration.
@@ -35,7 +39,7 @@ def gate_options(arguments: Sequence[str]) -> GateOptions:
     Raises:
         VitsweepError: an option is missing, unknown or no number.
     """
-    found = gate_parser().parse_args(list(arguments))
+    found = parser().parse_args(list(arguments))
     names = [name.strip() for text in found.metric or ["img/s"] for name in text.split(",")]
     return GateOptions(
         sweep=found.sweep,
@@ -46,29 +50,65 @@ def gate_options(arguments: Sequence[str]) -> GateOptions:
     )
 
 
-def gate_parser() -> Options:
-    """Return the parser, which also tells the shell what may follow."""
-    parser = Options("gate", HELP)
-    parser.add_sweep()
-    parser.add_argument(
+def parser() -> Options:
+    """Return the parser."""
+    options = Options(VERBS["gate"], HELP)
+    options.add_sweep()
+    options.add_argument(
         "--against", required=True, metavar="KEPT", help="sweep or runs.parquet of the baseline"
     )
-    parser.add_argument(
+    options.add_argument(
         "--tolerance",
         type=float,
         default=0.05,
         metavar="SHARE",
         help="how much worse is accepted (%(default)s)",
     )
-    parser.add_argument(
+    options.add_argument(
         "--metric",
         action="append",
         metavar="NAME,...",
         help="columns such as speedup, step_time_ms or peak_gib (img/s)",
     )
-    parser.add_argument(
+    options.add_argument(
         "--mixed-hardware",
         action="store_true",
         help="compare cells although they ran on different devices",
     )
-    return parser
+    return options
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Compare a sweep with a kept baseline.
+
+    Returns:
+        1 where a cell became worse beyond noise and tolerance, else 0.
+
+    Raises:
+        VitsweepError: there is no such sweep or baseline, or nothing could be compared.
+    """
+    from vitsweep.report.gate import gate
+    from vitsweep.results.find import find_sweep
+    from vitsweep.tables.load import load
+
+    options = gate_options(arguments)
+    store, kept = open_reconciled(options.sweep), Path(options.against)
+    if kept.suffix == ".parquet" and not kept.is_file():
+        raise VitsweepError(
+            f"There is no kept baseline `{kept}`. Keep one: `cp {store.root}/runs.parquet {kept}`."
+        )
+    verdict = gate(
+        load(store, rows="runs"),
+        load(kept if kept.is_file() else find_sweep(options.against), rows="runs"),
+        tolerance=options.tolerance,
+        metrics=options.metrics,
+        baselines=store.baselines(),
+        mixed_hardware=options.mixed_hardware,
+    )
+    print("\n".join(verdict.sentences))
+    if not verdict.num_compared:
+        raise VitsweepError(
+            f"Nothing could be compared, so the gate says nothing about `{options.sweep}`."
+        )
+    print(verdict.verdict)
+    return 0 if verdict.passed else 1

@@ -1,4 +1,4 @@
-"""The menu: every group and choice of conf/ with the comment its YAML begins with."""
+"""What `--help` prints: the verbs, then every group and choice of conf/ with its first comment."""
 
 import re
 from collections.abc import Iterator
@@ -6,10 +6,45 @@ from itertools import takewhile
 from pathlib import Path
 from textwrap import shorten
 
+from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.conf_dir import conf_dir
 
 _LINE = re.compile(r"\s+- (override )?(?P<group>[\w/]+): (?P<choice>\w+)\s*(# *(?P<why>.*))?")
 _HEADING = re.compile(r"  # (?P<title>.*)")
+
+
+COMMAND = "python -m vitsweep"
+SUMMARY_COLUMN = 61
+"""Where the summaries of commands begin; a longer command has its summary on the next line."""
+
+
+def usage() -> str:
+    """Return how vitsweep is called: cells, sweeps, and the verbs."""
+    examples = (
+        ("precision=O2 sharding=fsdp", "one cell and its baseline, here"),
+        ("-m precision=O1,O2 sharding=ddp,fsdp", "a sweep of four cells, and their baseline"),
+    )
+    verbs = ((f"{verb.name} {verb.usage}".rstrip(), verb.summary) for verb in VERBS.values())
+    return "\n".join(
+        [
+            "vitsweep: sweep the techniques that make Vision-Transformer training fast.",
+            "",
+            *(_usage_line(f"{COMMAND} {words}", text) for words, text in (*examples, *verbs)),
+            _usage_line(
+                'eval "$(vitsweep -sc install=bash)"', "complete by the Tab key; zsh, fish: README"
+            ),
+            "",
+            "SWEEP is a name under results/ or a folder; `sweep.name=NAME` chooses it when cells run.",
+            "Keys are set as group.key=value, swept as group.key=a,b or group.key=range(1,4).",
+        ]
+    )
+
+
+def _usage_line(command: str, text: str) -> str:
+    gap = SUMMARY_COLUMN - len(command) - 2
+    return (
+        f"  {command}{' ' * gap}{text}" if gap > 0 else f"  {command}\n{' ' * SUMMARY_COLUMN}{text}"
+    )
 
 
 def menu(conf: Path | None = None) -> str:

@@ -1,0 +1,74 @@
+"""The Hydra side of every launcher that takes composed cells."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+if TYPE_CHECKING:
+    from vitsweep.launchers.base import LaunchRequest, LaunchResult
+    from vitsweep.spec.machine import Machine
+
+
+class CellLauncherPlugin(Launcher):
+    """A launcher of Hydra that implements `vitsweep.launchers.base.CellLauncher`.
+
+    vitsweep's sweeper calls `launch_cells`. A sweeper of Hydra's own (basic, optuna) calls `launch`,
+    which composes the cells and returns the objective of each.
+
+    Args:
+        fields: everything in the launcher's YAML.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+
+    @abstractmethod
+    def machine(self) -> "Machine":
+        """Return the node that cells are planned for."""
+
+    @abstractmethod
+    def launch_cells(self, request: "LaunchRequest") -> "AbstractContextManager[LaunchResult]":
+        """Measure what is missing of the cells."""
+
+    def check_that_results_are_awaited(self) -> None:
+        """Raise a VitsweepError where the launcher returns before its cells have run."""
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Keep what composing cells needs."""
+        self.config = config
+        self.loader = hydra_context.config_loader
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Run the cells of one of Hydra's own sweepers; each returns its objective.
+
+        A cell that was not measured returns NaN, which optuna counts as a failed trial: no cell
+        ends the sweep of the others.
+        """
+        from vitsweep.cli.multirun import run_cells
+        from vitsweep.launchers.dispatch import composer_of
+
+        self.check_that_results_are_awaited()
+        composer = composer_of(self.config, self.loader)
+        cells = [composer.compose(list(overrides)) for overrides in job_overrides]
+        rows = run_cells(self, cells, self.config, composer)
+        return [
+            self._job_return(cell.overrides, cell.tree, row)
+            for cell, row in zip(cells, rows, strict=True)
+        ]
+
+    def _job_return(self, overrides: Sequence[str], tree: Any, row: Any) -> JobReturn:
+        value = row.get(self.fields.get("objective", "images_per_second"))
+        returned = JobReturn(overrides=overrides, cfg=OmegaConf.create(tree))
+        returned.status = JobStatus.COMPLETED
+        returned.return_value = float("nan") if value is None else value
+        return returned

@@ -1,0 +1,69 @@
+"""A launcher that someone adds from outside: one class against `launchers/base.py`, one YAML."""
+
+import pytest
+
+from tests.command import Command
+
+LAUNCHER = '''
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
+
+
+class ThreadLauncher(CellLauncherPlugin):
+    """Measures every block with one thread per cell."""
+
+    def machine(self):
+        from vitsweep.spec.machine import Machine
+
+        return Machine.here()
+
+    @contextmanager
+    def launch_cells(self, request):
+        from vitsweep.launchers.base import LaunchResult, prepared
+        from vitsweep.launchers.block_runner import BlockRunner
+        from vitsweep.launchers.progress import Progress
+        from vitsweep.planning.blocks import blocks
+        from vitsweep.planning.pending import known
+        from vitsweep.planning.sweep_plan import cell_labels
+
+        with prepared(request, self.machine()) as sweep:
+            lacking = known(sweep.plan, sweep.store.runs(), request.settings, sweep.code).missing
+            planned = blocks(sweep.plan, lacking, request.settings.cells_per_block)
+            runner = BlockRunner(sweep.store, sweep.code, parallel=self.fields["threads"])
+            progress = Progress(request.console, cell_labels(sweep.plan), sum(lacking.values()))
+            interrupted = runner.run(planned, progress)
+            yield LaunchResult(store=sweep.store, plan=sweep.plan, interrupted=interrupted)
+'''
+YAML = """\
+# One thread per cell.
+_target_: hydra_plugins.thread_launcher.ThreadLauncher
+threads: 2
+"""
+
+
+@pytest.mark.slow
+def test_a_launcher_from_outside_runs_a_sweep(
+    vitsweep: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins = vitsweep.folder / "plugins" / "hydra_plugins"
+    conf = vitsweep.folder / "my_conf" / "hydra" / "launcher"
+    for folder in (plugins, conf):
+        folder.mkdir(parents=True)
+    (plugins / "thread_launcher.py").write_text(LAUNCHER)
+    (conf / "threads.yaml").write_text(YAML)
+    monkeypatch.setenv("PYTHONPATH", str(plugins.parent))
+
+    process = vitsweep.start(
+        "-m", "--config-dir", str(conf.parents[1]), "hydra/launcher=threads", "sharding=ddp,fsdp"
+    )
+    _, errors = process.communicate(timeout=300)
+
+    assert process.returncode == 0, errors
+    cells = vitsweep.cells()
+    assert dict(zip(cells["sharding"], cells["status"], strict=True)) == {
+        "ddp": "measured",
+        "fsdp": "measured",
+    }
+    assert set(vitsweep.runs()["cells_at_a_time"]) == {2}

@@ -1,0 +1,22 @@
+"""`vitsweep cancel`: the end of a sweep's jobs."""
+
+from collections.abc import Sequence
+
+from vitsweep.cli.options import Options
+from vitsweep.cli.verbs import VERBS
+
+
+def parser() -> Options:
+    """Return the parser."""
+    options = Options(VERBS["cancel"])
+    options.add_sweep()
+    return options
+
+
+def run(arguments: Sequence[str]) -> int:
+    """End the jobs of a sweep; what was measured is kept."""
+    from vitsweep.console import open_console
+    from vitsweep.launchers.slurm.state.job_control import cancel
+    from vitsweep.results.find import find_sweep
+
+    return cancel(find_sweep(parser().parse_args(arguments).sweep), open_console())

@@ -1,0 +1,171 @@
+"""`vitsweep compare`: two settings in turns, with an interval on the ratio of their throughputs."""
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+
+from pandas import DataFrame, Series
+
+from vitsweep.cli.options import Options
+from vitsweep.cli.summary import explain
+from vitsweep.cli.verbs import VERBS
+from vitsweep.console import open_console
+from vitsweep.errors import ExitCode, VitsweepError
+from vitsweep.launchers.paired_comparison import (
+    DEFAULT_MINUTES,
+    DEFAULT_WIDTH,
+    ComparisonRequest,
+    PairedComparison,
+    StopReason,
+    measured_pair,
+)
+from vitsweep.report.html import write_report
+from vitsweep.report.views import collect
+from vitsweep.results.record import Status
+from vitsweep.results.trackers import mirror
+from vitsweep.tables.comparison import Comparison, blocks_wanted
+from vitsweep.tables.formatting import count
+from vitsweep.tables.show import printed
+
+HELP = """\
+Measure two settings in turns and say how their throughputs compare, with a 95 % interval.
+
+A and B are overrides as anywhere in vitsweep; several of them, or none, are quoted as one word. What
+follows holds for both. The runs go into results/compare (or `sweep.name=NAME`); Ctrl-C loses nothing
+and the same command continues.
+
+  python -m vitsweep compare precision=O1 precision=fp32 sharding=ddp batch.images_per_step=128
+  python -m vitsweep compare "sharding=fsdp memory=recompute_blocks" "" --width 0.02 --minutes 60
+"""
+
+
+def parser() -> Options:
+    """Return the parser."""
+    options = Options(VERBS["compare"], HELP)
+    options.add_argument("settings", nargs="*", metavar="A B [override ...]", help="see above")
+    options.add_argument(
+        "--width",
+        type=float,
+        default=DEFAULT_WIDTH,
+        help="stop when the interval is +- this, relative (default %(default)s)",
+    )
+    options.add_argument(
+        "--minutes",
+        type=float,
+        default=DEFAULT_MINUTES,
+        help="start no block that would end later than this (default %(default)g); the first always runs",
+    )
+    options.add_argument(
+        "--mixed-hardware",
+        action="store_true",
+        help="take blocks of different devices together",
+    )
+    return options
+
+
+def comparison_request(arguments: Sequence[str]) -> ComparisonRequest:
+    """Read a command line.
+
+    Raises:
+        VitsweepError: there are not two settings, an option is unknown or has a wrong value.
+    """
+    options = parser()
+    found = options.parse_intermixed_args([word for word in arguments if word != "--"])
+    for option in ("width", "minutes"):
+        value = getattr(found, option)
+        if not 0 < value < math.inf:
+            raise VitsweepError(
+                f"`--{option} {value:g}` must be a number above 0, like "
+                f"{DEFAULT_WIDTH if option == 'width' else DEFAULT_MINUTES:g}."
+            )
+    if len(found.settings) < 2:
+        raise VitsweepError(
+            "`compare` needs two settings, A and B; an empty one (`''`) is the default.\n"
+            + options.format_usage().strip()
+        )
+    variant, baseline, *common = found.settings
+    return ComparisonRequest(
+        variant=_overrides(variant),
+        baseline=_overrides(baseline),
+        common=tuple(common),
+        width=found.width,
+        minutes=found.minutes,
+        mixed_hardware=found.mixed_hardware,
+    )
+
+
+def _overrides(setting: str) -> tuple[str, ...]:
+    return tuple(shlex.split(setting)) if " " in setting.strip() else tuple(setting.split())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Measure two settings in turns and show their ratio.
+
+    Returns:
+        0 if they are compared, 3 if a setting was not measured, 130 after Ctrl-C.
+
+    Raises:
+        VitsweepError: what was typed is wrong, or cannot be compared; nothing has run.
+    """
+    request = comparison_request(arguments)
+    with measured_pair(request, open_console()) as pair:
+        _show(pair)
+    codes = {
+        StopReason.not_measured: ExitCode.not_all_measured,
+        StopReason.interrupted: ExitCode.interrupted,
+    }
+    return codes.get(pair.stop_reason, ExitCode.ok)
+
+
+def _show(pair: PairedComparison) -> None:
+    """Write the views and the report; show the two rows and the sentences."""
+    table, result, console = collect(pair.store), pair.result, pair.console
+    rows = table[table["cell_id"].isin(pair.plan.entries)]
+    shown = _with_result(rows, pair, result) if result.num_blocks else rows
+    console.print()
+    console.print(printed(shown, title=f"Sweep {pair.store.name}"))
+    explain(shown, console)
+    records = [{str(k): v for k, v in row.items()} for row in rows.to_dict("records")]
+    mirrored = mirror(pair.store, records, pair.tracker)
+    any_measured = (rows["status"] == Status.measured).any()
+    report = f"Report: {write_report(pair.store)}" if any_measured else ""
+    for line in filter(None, [*_sentences(pair, result), report, mirrored]):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _with_result(rows: DataFrame, pair: PairedComparison, result: Comparison) -> DataFrame:
+    """Give the two rows this comparison's ratio, interval and claim.
+
+    The views keep Student's interval over all blocks, like those of any sweep: after a stop that
+    the first blocks decided it covers 93 to 95 %, simulated.
+    """
+    is_variant = rows["cell_id"] == pair.variant
+    numbers = {
+        "speedup": result.ratio,
+        "speedup_low": result.low,
+        "speedup_high": result.high,
+    }
+    return rows.assign(
+        **{c: Series(v, rows.index).where(is_variant, rows[c]) for c, v in numbers.items()},
+        claim=Series("baseline", rows.index).mask(is_variant, result.claim),
+    )
+
+
+def _sentences(pair: PairedComparison, result: Comparison) -> Iterator[str]:
+    wanted = f"+- {100 * pair.request.width:.3g} %"
+    if result.num_blocks:
+        yield result.sentence(*pair.request.names)
+    reached = f"+- {100 * result.half_width:.2g} %" if result.low == result.low else "still unknown"
+    if pair.stop_reason is StopReason.narrow_enough:
+        yield f"The interval is {reached}; {wanted} was asked for."
+    elif pair.stop_reason is StopReason.budget_spent:
+        more = blocks_wanted(pair.log_ratios(), pair.request.width) - result.num_blocks
+        minutes = max(1, round(more * pair.seconds_per_block / 60))
+        yield (
+            f"The budget of {pair.request.minutes:g} min is spent and the interval {reached}, not "
+            f"{wanted}: about {count(more, 'more block')} ({minutes} min); the same command continues."
+        )
+    elif pair.stop_reason is StopReason.interrupted:
+        yield "Stopped. What was measured is kept; the same command continues."
+    else:
+        yield "Not every block measured both settings: see the status above."

@@ -1,0 +1,25 @@
+"""`vitsweep report`: tables, charts and one HTML page of a sweep."""
+
+from collections.abc import Sequence
+
+from vitsweep.cli.open_sweep import open_reconciled
+from vitsweep.cli.options import Options
+from vitsweep.cli.verbs import VERBS
+
+
+def parser() -> Options:
+    """Return the parser."""
+    options = Options(VERBS["report"])
+    options.add_sweep()
+    return options
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Write the report and print its path; return 0."""
+    from vitsweep.report.html import write_report
+    from vitsweep.report.views import collect
+
+    store = open_reconciled(parser().parse_args(arguments).sweep)
+    collect(store)
+    print(write_report(store))
+    return 0

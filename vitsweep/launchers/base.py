@@ -1,0 +1,131 @@
+"""The contract of a launcher, and what every launcher does first.
+
+A launcher takes composed cells and measures those that lack runs: on this machine, on a cluster, or
+anywhere else. To add one, subclass `hydra_plugins.vitsweep_launchers.plugin.CellLauncherPlugin`,
+implement the two methods of `CellLauncher`, and name the class in a YAML of `hydra/launcher`.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from rich.console import Console
+
+from vitsweep.composition.composed_cell import ComposedCell
+from vitsweep.composition.composer import Composer
+from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.planning.freeze import freeze, open_store, plan_of
+from vitsweep.planning.provenance import code_state
+from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.results.store import Store
+from vitsweep.spec.machine import Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest:
+    """What a command wants measured.
+
+    Attributes:
+        cells: in the order in which their rows are shown.
+        settings: the `sweep` node of the configuration, checked.
+        composer: composes baselines, and the values that a search tries.
+        console: for what the user should know while cells run.
+    """
+
+    cells: Sequence[ComposedCell]
+    settings: SweepSettings
+    composer: Composer
+    console: Console
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchResult:
+    """What a launcher did; the measurements themselves are in the store.
+
+    Attributes:
+        store: the sweep folder.
+        plan: the cells of the command with their baselines.
+        interrupted: the user stopped the command, or detached from it.
+        submitted: the cells still have to run somewhere else, so there is nothing to show yet.
+    """
+
+    store: Store
+    plan: SweepPlan
+    interrupted: bool = False
+    submitted: bool = False
+
+
+@runtime_checkable
+class CellLauncher(Protocol):
+    """A launcher that takes all cells of a command at once."""
+
+    def machine(self) -> Machine:
+        """Return the node that cells are planned for; every `auto` value is resolved with it.
+
+        Raises:
+            VitsweepError: the node is unknown.
+        """
+
+    def launch_cells(self, request: LaunchRequest) -> AbstractContextManager[LaunchResult]:
+        """Measure what is missing of the cells.
+
+        The result is summarized within the `with` block. A launcher that measures on this machine
+        keeps the sweep locked until the block ends: drawing charts would disturb the timing of the
+        next command that waits for the lock.
+
+        Raises:
+            VitsweepError: something the user asked for cannot be done.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedSweep:
+    """A sweep whose cells are checked and frozen, and which this command has locked.
+
+    Attributes:
+        store: the sweep folder.
+        plan: the cells of the command with their baselines.
+        code: state of the code that would measure now, as frozen with the cells.
+    """
+
+    store: Store
+    plan: SweepPlan
+    code: dict[str, Any]
+
+
+@contextmanager
+def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep]:
+    """Check the cells, lock the sweep folder, and freeze the cells in it.
+
+    Raises:
+        BadValueError: a value of a cell or of the sweep is wrong; nothing is written then.
+        VitsweepError: the folder cannot be written.
+    """
+    plan = plan_of(request.cells, machine, request.composer)
+    store = open_store(request.settings)
+    with locked(store, request.console):
+        yield _frozen(store, plan, request)
+
+
+def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:
+    """Do the same without the lock, for cells of one sweep that several processes run at once."""
+    plan = plan_of(request.cells, machine, request.composer)
+    return _frozen(open_store(request.settings), plan, request)
+
+
+def _frozen(store: Store, plan: SweepPlan, request: LaunchRequest) -> PreparedSweep:
+    code = code_state()
+    freeze(store, plan, request.settings, code)
+    return PreparedSweep(store=store, plan=plan, code=code)
+
+
+@contextmanager
+def locked(store: Store, console: Console) -> Iterator[None]:
+    """Hold the sweep folder; say so where another command has it and this one must wait."""
+
+    def announce_wait() -> None:
+        console.print(f"Another command is using `{store.root}`; waiting for it to end.")
+
+    with store.lock(on_wait=announce_wait):
+        yield
