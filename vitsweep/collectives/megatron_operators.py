@@ -16,12 +16,12 @@ from vitsweep.collectives.primitives import Purpose
 
 
 def copy_to_tensor_parallel(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Hand a tensor that all ranks have to their split matrices (f): backward is an all-reduce."""
+    """Pass on a tensor that all ranks hold (Megatron's f); the backward pass is an all-reduce."""
     return _CopyToTensorParallel.apply(x, group, "activation")
 
 
 def sum_gradients(parameter: Tensor, group: ProcessGroup) -> Tensor:
-    """Use a whole parameter on other tokens on each rank: backward sums its gradient."""
+    """Use a replicated parameter on the tokens of each rank; backward sums its gradient."""
     return _CopyToTensorParallel.apply(parameter, group, "gradient")
 
 
@@ -41,12 +41,12 @@ def reduce_scatter_to_sequence_parallel(x: Tensor, axis: int, group: ProcessGrou
 
 
 def scatter_to_sequence_parallel(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
-    """Keep own part of what all ranks compute alike; backward joins their gradients."""
+    """Keep this rank's part of a replicated tensor; the backward pass is an all-gather."""
     return _ScatterToSequenceParallel.apply(pad(x, axis, group.size()), axis, group)
 
 
 def gather_replicated(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
-    """Join parts for what all ranks compute alike; backward keeps the own part of the gradient."""
+    """All-gather for replicated computation; backward keeps this rank's part of the gradient."""
     return _GatherReplicated.apply(x, axis, group)
 
 

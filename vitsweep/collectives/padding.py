@@ -1,4 +1,4 @@
-"""How an axis is dealt out over ranks: contiguous, evenly, padded at the end."""
+"""How an axis is split over ranks: contiguously and evenly, padded at the end."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,7 +11,7 @@ def padded_share(length: int, ranks: int) -> int:
 
 
 def unpadded_length(length: int, part: int, index: int) -> int:
-    """How much of the part number `index`, each `part` long, is no padding."""
+    """Length without padding of part number `index`, where every part is `part` long."""
     return min(part, max(0, length - index * part))
 
 
@@ -40,5 +40,5 @@ def check_share(x: Tensor, axis: int, length: int, group: ProcessGroup) -> None:
         raise ValueError(
             f"Axis {axis} of a tensor {tuple(x.shape)} has {x.shape[axis]} positions on rank "
             f"{group.rank()}; {length} positions over {group.size()} ranks are {expected} on each, "
-            "padding included. Deal it out with `split`."
+            "padding included. Split it with `resharding.split`."
         )

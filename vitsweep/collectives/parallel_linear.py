@@ -104,7 +104,7 @@ class ColumnParallelLinear(SplitLinear):
         linear.out_features //= size
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take what lies outside, give this rank's outputs."""
+        """Map the tokens outside the split matrices to this rank's outputs."""
         return super().forward(self.boundary.enter(x))
 
 
@@ -117,7 +117,7 @@ class RowParallelLinear(SplitLinear):
         linear.in_features //= size
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take this rank's inputs, give what lies outside."""
+        """Map this rank's inputs to the tokens outside the split matrices."""
         y = self.boundary.leave(F.linear(x, self.weight))
         return y + self.boundary.parameter(self.bias).to(y.dtype)
 

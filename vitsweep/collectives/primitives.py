@@ -20,7 +20,7 @@ _purpose: ContextVar[Purpose | None] = ContextVar("purpose", default=None)
 
 @contextmanager
 def sent_as(purpose: Purpose) -> Iterator[None]:
-    """Book collectives inside under `purpose`."""
+    """Count the bytes of all collectives inside under `purpose`."""
     token = _purpose.set(purpose)
     try:
         yield
@@ -29,7 +29,7 @@ def sent_as(purpose: Purpose) -> Iterator[None]:
 
 
 def current_purpose() -> Purpose | None:
-    """Return what collectives are booked under here; None where nobody said."""
+    """Return the purpose of the enclosing `sent_as`, or None outside of any."""
     return _purpose.get()
 
 
@@ -87,7 +87,7 @@ def all_reduce(x: Tensor, group: ProcessGroup, purpose: Purpose = "activation") 
 
 
 class RingPass:
-    """A tensor on its way: sent to the next rank, arriving from the one before.
+    """An asynchronous pass around a ring: sent to the next rank, received from the previous one.
 
     Args:
         tensor: what is sent; not to be changed until `arrived`.

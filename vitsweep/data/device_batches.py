@@ -1,4 +1,4 @@
-"""Batches out of tensors that lie on the device."""
+"""Batches of a data set that lies on the device as a whole."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Images:
 
 
 class DeviceBatches(Batches):
-    """Batches picked on the device: waiting for data is one gather, and a resize where asked."""
+    """Batches indexed out of tensors on the device, and resized there where needed."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class DeviceBatches(Batches):
         self._sampler, self._prepare = sampler, prepare
 
     def train(self, epoch: int, first: int = 0) -> Iterator[Pair]:
-        """Yield the micro-batches of one epoch; the order travels to the device once."""
+        """Yield the micro-batches of one epoch; its order is copied to the device once."""
         order = torch.from_numpy(self._sampler.train(self.num_train, epoch))
         order = order.to(self._train.images.device)
         for index in range(

@@ -39,7 +39,7 @@ class Digits(Data):
         return 8
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """1,198 images bound the batch, and a digit has a label, no field."""
+        """Refuse a dense head, and more images per step than the 1,198 of an epoch."""
         yield from head_conflicts(cell, "classify")
         yield from image_count_conflicts(cell, 1198, 599, "`data=synthetic`")
 
@@ -60,7 +60,7 @@ class MovingDigits(Data):
 
     Attributes:
         num_frames: of a video.
-        step_share: way of a digit from frame to frame, in its own widths.
+        step_share: distance that a digit moves per frame, in its own widths.
     """
 
     num_frames: Annotated[int, Gt(1)]
@@ -85,7 +85,7 @@ class MovingDigits(Data):
         return 16
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """1,198 videos bound the batch, and a step has to be seen."""
+        """Refuse a dense head, too large a batch, and motion of less than a pixel per frame."""
         yield from head_conflicts(cell, "classify")
         yield from image_count_conflicts(cell, 1198, 599, "`data=synthetic_video`")
         if round(self.step_share * (cell.batch.resolution_px // 2)) < 1:
@@ -95,7 +95,7 @@ class MovingDigits(Data):
             )
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
-        """Read the digits and set them moving, on the device; the same on every rank."""
+        """Make the videos on this rank's device; the same on every rank."""
         from vitsweep.data.digits_tensors import open_moving_digits
 
         return open_moving_digits(self, cell, world)

@@ -12,7 +12,7 @@ ATTEMPTS = 10
 
 
 class Box(NamedTuple):
-    """A part of an image in its own pixels; edges may lie between pixels."""
+    """A crop in pixels of the image; edges may lie between pixels."""
 
     left: float
     top: float
@@ -21,7 +21,7 @@ class Box(NamedTuple):
 
 
 def random_box(width: int, height: int, smallest_share: float, random: np.random.Generator) -> Box:
-    """Draw a part of `smallest_share` to 1 of the area, sides 3:4 to 4:3, anywhere.
+    """Draw a crop of `smallest_share` to 1 of the area with an aspect ratio of 3:4 to 4:3.
 
     The method of torchvision's RandomResizedCrop; an image too long for any of it gives its centre.
     """
@@ -48,7 +48,7 @@ def _centred(width: int, height: int, w: float, h: float) -> Box:
 
 
 def cut(image: Image.Image, box: Box, side: int, mirrored: bool = False) -> NDArray[np.uint8]:
-    """Return a part of an RGB image as (side, side, 3), averaged bilinearly."""
+    """Crop an RGB image and resize it bilinearly to (side, side, 3)."""
     small = image.resize((side, side), Image.Resampling.BILINEAR, box=box)
     pixels = np.asarray(small)
     return pixels[:, ::-1] if mirrored else pixels

@@ -57,7 +57,7 @@ class ImageFolder(Data):
         return len(class_names(self.folder))
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Enough images for a step and for a test, counted no further than needed."""
+        """Refuse too few images, counting no further than needed."""
         yield from head_conflicts(cell, "classify")
         if self.folder is not None:
             train = count_up_to(self.folder, "train", cell.images_per_step)
@@ -65,7 +65,7 @@ class ImageFolder(Data):
             yield from image_count_conflicts(cell, train, test, "more images in `data.folder`")
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
-        """List the files and get ready to read them."""
+        """List the files and prepare the loader."""
         from vitsweep.data.image_loader import open_image_folder
 
         return open_image_folder(self, cell, world)

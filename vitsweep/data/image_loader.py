@@ -42,11 +42,11 @@ class DamagedImages:
 
     @property
     def most(self) -> int:
-        """How many damaged images are put up with."""
+        """Number of damaged images that are allowed."""
         return int(self.max_share * self.num_images)
 
     def add(self, damaged: list[tuple[str, str]]) -> None:
-        """Name images that are new here.
+        """Record damaged images and log those not seen before.
 
         Raises:
             VitsweepError: there are more than `max_share` of the split.
@@ -78,7 +78,7 @@ def open_image_folder(data: "ImageFolder", cell: CellSpec, world: World) -> "Ima
 
 
 class ImageFolderBatches(Batches):
-    """Batches out of a DataLoader.
+    """Batches that a DataLoader's workers read.
 
     `next()` returns at once if a batch is ready and waits for the workers otherwise: its time is
     how late the data are, plus the launch of transfer and normalisation. Workers read across the

@@ -22,7 +22,7 @@ class Request(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What was read.
+    """A batch that was read.
 
     Attributes:
         images: (B, H, W, 3) uint8: a quarter of the bytes that would travel as float32.

@@ -23,7 +23,7 @@ def start_fork_server() -> None:
 
 
 def begin_worker(worker: int) -> None:
-    """Set up a worker: an interrupt is the rank's business, the death of the rank is its own.
+    """Set up a worker: it ignores Ctrl-C, which the rank handles, and ends when the rank ends.
 
     A worker is a child of the server, so that torch's own watch over the parent's process id never
     sees the rank die.

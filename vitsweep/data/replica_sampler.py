@@ -38,7 +38,7 @@ class ReplicaSampler:
 
     @classmethod
     def of(cls, cell: "CellSpec", world: "World") -> "ReplicaSampler":
-        """Return the share of this rank; ranks that share an image have the same one."""
+        """Return the sampler of this rank; ranks that share an image have the same one."""
         return cls(
             replica=world.data_parallel_rank,
             replicas=world.data_parallel_size,
@@ -53,7 +53,7 @@ class ReplicaSampler:
         return self.replicas * self.accumulation_steps * self.micro_batch
 
     def micro_batches(self, num_images: int) -> int:
-        """Return how many of them an epoch has on this replica."""
+        """Return the number of micro-batches of an epoch on this replica."""
         return num_images // self.images_per_step * self.accumulation_steps
 
     def train(self, num_images: int, epoch: int) -> Indices:

@@ -1,4 +1,4 @@
-"""Whether a model and a batch fit what the data hold."""
+"""Reasons for refusing a cell that several data sets share."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -7,7 +7,7 @@ from vitsweep.spec.cell_spec import CellSpec
 
 
 def head_conflicts(cell: CellSpec, head: Literal["classify", "dense"]) -> Iterator[str]:
-    """Labels need a classifier, target fields a dense head."""
+    """Refuse a head that does not fit the targets: `classify` for labels, `dense` for fields."""
     if cell.model.head != head:
         has = "one label per image" if head == "classify" else "a target field per image"
         yield (
@@ -19,7 +19,7 @@ def head_conflicts(cell: CellSpec, head: Literal["classify", "dense"]) -> Iterat
 def image_count_conflicts(
     cell: CellSpec, num_train: int, num_test: int, more: str
 ) -> Iterator[str]:
-    """An epoch holds at least one step, and every replica gets a held-out image.
+    """Refuse data with less than one step per epoch, or fewer test images than replicas.
 
     Args:
         cell: the cell.

@@ -37,7 +37,7 @@ class Synthetic(Data):
     num_distinct: Annotated[int, Gt(0)]
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Labels need a classifier."""
+        """Refuse a dense head, and too few images."""
         yield from head_conflicts(cell, "classify")
         yield from enough_images(self, cell)
 
@@ -50,7 +50,7 @@ class Synthetic(Data):
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticField(Synthetic):
-    """Smooth random fields on a torus and, as targets, the same fields blown on by a wind.
+    """Smooth random fields on a torus and, as targets, the same fields shifted by a constant wind.
 
     They stand for scientific fields (weather: many channels, a dense regression): the first
     `num_classes` channels are to be predicted one step ahead.
@@ -64,7 +64,7 @@ class SyntheticField(Synthetic):
     wind_px: int
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Targets are fields, and among the inputs."""
+        """Refuse a head for labels, and more target channels than input channels."""
         yield from head_conflicts(cell, "dense")
         yield from enough_images(self, cell)
         if self.num_classes > self.num_channels:
@@ -81,7 +81,7 @@ class SyntheticField(Synthetic):
 
 
 def enough_images(data: Synthetic, cell: CellSpec) -> Iterator[str]:
-    """Yield whether an epoch is too short; more images are one override away."""
+    """Yield reasons why there are too few images for a step or a test."""
     more = "a larger `data.num_train` and `data.num_test`"
     return image_count_conflicts(cell, data.num_train, data.num_test, more)
 

@@ -7,7 +7,7 @@ from vitsweep.spec.model_spec import ViTSpec
 
 
 class Embedding(nn.Module):
-    """Cut images into patches, embed each, and say where it was.
+    """Cut images into patches, project each to width D, add its learned position.
 
     Axes: B images, C channels, P patches, T tokens, D width. C is 1 after the patches
     unless every channel has tokens of its own.

@@ -32,7 +32,7 @@ def layer_norm(
 
 
 class _SummedInFloat32(torch.autograd.Function):
-    """torch's kernels for output and input, own sums for the parameters; keeps what torch keeps."""
+    """torch's kernels for output and input gradient; sums for the parameters outside of them."""
 
     @staticmethod
     def forward(
@@ -65,7 +65,7 @@ class HalfLayerNorm(nn.LayerNorm):
 
 
 class Float32LayerNorm(nn.LayerNorm):
-    """LayerNorm that computes in float32 and hands on the dtype it was given."""
+    """LayerNorm that computes in float32 and returns the dtype of its input."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise the last axis."""

@@ -11,7 +11,7 @@ from vitsweep.spec.resnet_spec import BottleneckShape, Convolution, ResNetSpec
 
 
 class NormedConvolution(nn.Module):
-    """A convolution without bias, which the BatchNorm after it would take away."""
+    """A convolution and its BatchNorm; without bias, which the norm would subtract."""
 
     def __init__(self, shape: Convolution, norm_eps: float) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class NormedConvolution(nn.Module):
 
 
 class Bottleneck(Layer):
-    """1x1 down, 3x3, 1x1 up; what came in is added, through a 1x1 where the shape changes."""
+    """1x1 down, 3x3, 1x1 up; plus the input, through a 1x1 where the shape changes."""
 
     def __init__(self, shape: BottleneckShape, norm_eps: float) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Bottleneck(Layer):
         self.shortcut = NormedConvolution(shape.shortcut, norm_eps) if shape.shortcut else None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Transform the channels of each place and its contention."""
+        """Transform (B, C, H, W) -> (B, C', ceil(H / stride), ceil(W / stride))."""
         inner = F.relu(self.middle(F.relu(self.down(x_BCHW))))
         kept = x_BCHW if self.shortcut is None else self.shortcut(x_BCHW)
         return F.relu(self.up(inner) + kept)

@@ -10,7 +10,7 @@ class AttentionPattern:
     Attributes:
         causal: a token attends to itself and those before it.
         linear: through a state of (K, K) per head instead of scores.
-        segments: parts of the sequences along the first axis, each attention_pattern to itself alone.
+        segments: parts of the sequences along the first axis, each attending to itself only.
     """
 
     causal: bool = False

@@ -71,7 +71,7 @@ class CellSpec:
 
     @property
     def transformer(self) -> TransformerSpec:
-        """The model, for techniques of transformers: other models refuse these before."""
+        """The model, as a transformer; techniques that need one are refused with other models."""
         if not isinstance(self.model, TransformerSpec):
             raise TypeError(f"model={self.model.name} is no transformer")
         return self.model

@@ -39,7 +39,7 @@ class SequenceParallel(ModelParallel):
         return (tokens,) * cell.transformer.depth
 
     def attention_pattern(self, kernel: AttentionPattern) -> AttentionPattern:
-        """What the kernel's products become; they stay the same unless the model changes."""
+        """Which tokens attend to which, given the kernel's own pattern; unchanged by most."""
         return kernel
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(ABC):
-    """What all models here share.
+    """The shape of a model.
 
     Attributes:
         in_channels: channels of an image.
@@ -37,7 +37,7 @@ class ModelSpec(ABC):
 
     @abstractmethod
     def twin(self, depth: int, num_classes: int) -> Self:
-        """Return this kind of model in a few kilobytes, with `depth` blocks (see `prove`)."""
+        """Return this kind of model in a few kilobytes, with `depth` blocks (see `equivalence`)."""
 
     @property
     @abstractmethod
@@ -80,7 +80,7 @@ TWIN_WIDTH_PER_HEAD = 16
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSpec(ModelSpec):
-    """What all transformers here share: pre-norm blocks over patches.
+    """The shape of a transformer: pre-norm blocks over patches.
 
     Attributes:
         depth: number of blocks.
@@ -111,7 +111,7 @@ class TransformerSpec(ModelSpec):
 
     @property
     def num_sequence_axes(self) -> int:
-        """How many these are."""
+        """Number of axes along which tokens lie."""
         return 1
 
     def twin(self, depth: int, num_classes: int) -> Self:
@@ -130,7 +130,7 @@ class TransformerSpec(ModelSpec):
         return 4 * self.patch_px
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Whole patches, heads of one width."""
+        """Refuse sides that patches do not divide, and widths that heads do not divide."""
         yield from super().conflicts(cell)
         side = cell.batch.resolution_px
         if side % self.patch_px:
@@ -171,7 +171,7 @@ class ViTSpec(TransformerSpec):
         return self.num_patches(resolution_px) + self.has_class_token(pooling)
 
     def sequence_lengths(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
-        """All along one axis."""
+        """One axis with all tokens."""
         return (self.num_tokens(resolution_px, pooling),)
 
     def attended_tokens(self, resolution_px: int, pooling: str) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ class MultiDimSpec(TransformerSpec):
         return 1
 
     def num_tokens(self, resolution_px: int, pooling: str) -> int:
-        """The product of both axes."""
+        """X times Y."""
         x, y = self.grid(resolution_px)
         return x * y
 
@@ -51,7 +51,7 @@ class MultiDimSpec(TransformerSpec):
         return tuple(x if block % 2 else y for block in range(self.depth))
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Layouts are orders of two axes, and there are three here."""
+        """Refuse layouts of a plain ViT, (B, T, D) or (T, B, D): tokens are (B, X, Y, D) here."""
         yield from super().conflicts(cell)
         if not cell.layout.batch_first or cell.layout.channels_last:
             yield (
@@ -95,7 +95,7 @@ class VideoViTSpec(MultiDimSpec):
         return (self.in_channels, self.frames, resolution_px, resolution_px)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Videos, in whole tubelets."""
+        """Refuse single images, and frames that tubelets do not divide."""
         yield from super().conflicts(cell)
         if self.frames == 1:
             yield (

@@ -16,7 +16,7 @@ EXPANSION = 4
 
 
 class Convolution(NamedTuple):
-    """One convolution: what its model, its parameters and its FLOPs are told from.
+    """Shape of one convolution; the module, its parameters and its FLOPs follow from it.
 
     Attributes:
         inputs: channels that come in.
@@ -98,7 +98,7 @@ class ResNetSpec(ModelSpec):
         return (self.in_channels, resolution_px, resolution_px)
 
     def last_side(self, resolution_px: int) -> int:
-        """Places along each side of what the head averages over."""
+        """Side of the feature map that the head averages over."""
         halvings = len(self.stage_blocks) - 1 + (2 if self.stem == "imagenet" else 0)
         return -(-resolution_px // 2**halvings)
 
@@ -112,7 +112,7 @@ class ResNetSpec(ModelSpec):
         return 32 if self.stem == "imagenet" else 8
 
     def refused(self, cell: "CellSpec") -> dict[str, str]:
-        """What works on tokens, heads or linears has nothing to work on here."""
+        """Refuse what works on tokens, heads or blocks of transformers."""
         reasons = {
             group: f"`{group}={getattr(cell, group).name}` {why}, and `model={self.name}` has none: "
             f"use `{group}={plain}`, or a `vit_*`."
@@ -143,7 +143,7 @@ class ResNetSpec(ModelSpec):
         return reasons
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """BatchNorm needs several values, and filters that lie by channels must stay so."""
+        """Refuse a BatchNorm over a single value, and channels_last filters in flat buffers."""
         yield from super().conflicts(cell)
         if cell.micro_batch == 1 and self.last_side(cell.batch.resolution_px) == 1:
             yield (

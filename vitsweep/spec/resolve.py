@@ -106,7 +106,7 @@ _MODEL_PARALLEL = ("pipeline_parallel", "sequence_parallel", "tensor_parallel")
 
 
 def _take_defaults(mesh: Tree, tree: Tree, world: int) -> None:
-    """Let a technique over several axes split what the open axes share, if no other shares it."""
+    """Let a technique with several axes (USP) split the ranks over them, if no other shares them."""
     open_axes = _open_axes(tree, mesh)
     for group in _MODEL_PARALLEL:
         technique = target_class(tree[group], group)
@@ -122,7 +122,7 @@ def _open_axes(tree: Tree, mesh: Tree) -> list[str]:
 
 
 def _take(mesh: Tree, open_axes: list[str], world: int) -> None:
-    """The one open axis takes what explicit degrees leave of the world; two would be a guess."""
+    """Give the one axis left at `auto` the ranks that explicit degrees leave; refuse several."""
     if len(open_axes) > 1:
         knobs = ", ".join(f"`mesh.{axis}`" for axis in open_axes)
         raise BadValueError(

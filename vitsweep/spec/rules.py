@@ -36,7 +36,7 @@ def _mesh(cell: CellSpec) -> Iterator[str]:
 
 
 def _axes(cell: CellSpec) -> Iterator[str]:
-    """A degree that no technique uses would make ranks compute the same thing twice."""
+    """Refuse a degree that no technique uses: its ranks would repeat the same work."""
     used = {axis for technique in cell.techniques.values() for axis in technique.axes}
     for axis in ("pipeline", *TOKEN_AXES, "tensor"):
         degree = getattr(cell.mesh, axis)

@@ -93,7 +93,7 @@ class Precision(Technique):
 
     @abstractmethod
     def relative_tolerance(self) -> float:
-        """How far the loss of a short training may lie from the float32 one (see `prove`)."""
+        """How far the loss of a short training may lie from the float32 one (see `equivalence`)."""
 
     def convert(self, model: "nn.Module") -> "nn.Module":
         """Swap modules that the plan alone cannot express (FP8 linears)."""
@@ -192,7 +192,7 @@ class AttentionKernel(Technique):
 
     @property
     def attention_pattern(self) -> AttentionPattern:
-        """Which products it takes: every token to every token, but for those that say otherwise."""
+        """Which tokens attend to which; all to all by default."""
         return SOFTMAX
 
     @abstractmethod
@@ -200,7 +200,7 @@ class AttentionKernel(Technique):
         """Replace the `attend` seam (or the attention module) of every block."""
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
-        """Put in an attention that is another function; kernels of softmax have the plain one."""
+        """Apply a kernel that computes another function; softmax kernels share the plain one."""
         return self.apply(model) if self.changes_model else model
 
 
@@ -216,7 +216,7 @@ class Memory(Technique):
 
     @property
     def needs_transformer(self) -> bool:
-        """What wraps blocks needs some."""
+        """Whatever wraps blocks needs blocks."""
         return self.wraps_blocks
 
     def apply(self, model: "nn.Module") -> "nn.Module":

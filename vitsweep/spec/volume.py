@@ -1,4 +1,4 @@
-"""Sizes that formulas of communication share (no torch)."""
+"""Sizes from which the formulas of communication volume are computed (no torch)."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Volume:
-    """What a cell sends things of.
+    """Sizes of the activations that a cell sends.
 
     Attributes:
         images: of one step and replica.

@@ -25,7 +25,7 @@ class Megatron(TensorParallel):
     """qkv and `up` split by columns, `out` and `down` by rows (Shoeybi et al., arXiv:1909.08053).
 
     Two all-reduces of the activations per block forward and two backward. Norms, embedding and head
-    are whole on every rank. Written by hand rather than with DTensor: parameters stay plain
+    are replicated. Written by hand rather than with DTensor: parameters stay plain
     tensors, which every sharding and optimizer takes.
     """
 
@@ -40,7 +40,7 @@ class Megatron(TensorParallel):
         return {"activation": 2 * remote_fraction(ranks) * whole}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Whole heads and equal parts of the MLP."""
+        """Refuse degrees that do not divide the heads and the MLP."""
         yield from tensor_split_conflicts(cell, f"tensor_parallel={self.name}")
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":

@@ -30,24 +30,24 @@ class CausalScaledDotProduct(AttentionKernel):
 
     @property
     def ring_computes_the_same(self) -> bool:
-        """A ring takes the mask over."""
+        """Ring attention applies the causal mask itself."""
         return True
 
     @property
     def attention_pattern(self) -> AttentionPattern:
-        """Half the pairs, and the diagonal."""
+        """T (T + 1) / 2 of the T^2 pairs of query and key."""
         return AttentionPattern(causal=True)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """A class token comes first and would see nothing but itself."""
+        """Refuse a class token: it is the first token, so that the mask hides all patches from it."""
         if cell.model.has_class_token(cell.classifier.pooling):
             yield (
-                f"`attention={self.name}` shows the class token, which comes first, no other: use "
-                "`classifier=pooled`."
+                f"`attention={self.name}` masks all patches from the class token, which is the first "
+                "token: use `classifier=pooled`."
             )
 
     def apply(self, model: "nn.Module") -> "nn.Module":
-        """Mask every attention."""
+        """Put the causal kernel into every attention."""
         from vitsweep.model.attention import Attention
         from vitsweep.techniques.attention.kernels import CausalAttend
 

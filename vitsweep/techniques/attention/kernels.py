@@ -56,7 +56,7 @@ def attend_by_flex(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
 
 
 class SelfAttention(nn.MultiheadAttention):
-    """The module of torch, with our signature."""
+    """`nn.MultiheadAttention` with the signature of `model.attention.Attention`."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Attend within each image; the shape stays."""

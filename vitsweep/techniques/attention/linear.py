@@ -40,20 +40,20 @@ class Linear(AttentionKernel):
 
     @property
     def attention_pattern(self) -> AttentionPattern:
-        """States instead of scores."""
+        """Linear: (K, K) states per head instead of T x T scores."""
         return AttentionPattern(causal=self.causal, linear=True)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Decay needs an order, and a first token that sees no other should not be read."""
+        """Refuse decay without a causal mask, and a class token (the first token) under one."""
         if self.decay < 1 and not self.causal:
             yield (
-                f"`attention.decay={self.decay}` needs `attention.causal=true`: without a direction "
-                "there is no distance to decay over. Use `attention.decay=1`."
+                f"`attention.decay={self.decay}` needs `attention.causal=true`: without a causal mask "
+                "tokens on both sides would have to decay, which is not implemented. Use `attention.decay=1`."
             )
         if self.causal and cell.model.has_class_token(cell.classifier.pooling):
             yield (
-                "`attention.causal=true` shows the class token, which comes first, no other: use "
-                "`classifier=pooled`, or `attention.causal=false`."
+                "`attention.causal=true` masks all patches from the class token, which is the first "
+                "token: use `classifier=pooled`, or `attention.causal=false`."
             )
 
     def apply(self, model: "nn.Module") -> "nn.Module":

@@ -22,7 +22,7 @@ class MhaModule(AttentionKernel):
 
     @property
     def ring_computes_the_same(self) -> bool:
-        """It refuses sequence parallelism itself, for another reason."""
+        """`conflicts` below refuses all sequence parallelism: one reason is enough."""
         return True
 
     @property
@@ -31,7 +31,7 @@ class MhaModule(AttentionKernel):
         return False
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse what works on linears, which this module calls by their weights alone."""
+        """Refuse what replaces `nn.Linear` modules: this module reads their weights only."""
         for group in ("tensor_parallel", "sequence_parallel"):
             choice = getattr(cell, group)
             if choice.axes:

@@ -36,12 +36,12 @@ class ScaledDotProduct(AttentionKernel):
 
     @property
     def needs_transformer(self) -> bool:
-        """`auto` is what a model without attention can have, too."""
+        """`auto` is the default of the group, which models without attention have as well."""
         return self.backend != "auto"
 
     @property
     def ring_computes_the_same(self) -> bool:
-        """Unless another kernel than flash was asked for by name."""
+        """True for `auto` and `flash`: a ring runs flash attention block by block."""
         return self.backend in ("auto", "flash")
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:

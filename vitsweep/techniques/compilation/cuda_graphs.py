@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CudaGraphs(Compilation):
-    """Record the launches once and replay them: what is saved is the host's time per kernel.
+    """Record all kernel launches once and replay them: saves the host's time per launch.
 
     torch.compile traces the model and hands the graphs to its `cudagraphs` backend, which fuses
     nothing, so that the effect of the replay stands by itself.

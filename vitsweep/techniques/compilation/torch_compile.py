@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def missing_compiler(choice: Compilation, cell: "CellSpec") -> Iterator[str]:
-    """Yield a sentence where TorchInductor would find no C++ compiler on a CPU."""
+    """Yield a reason where TorchInductor would find no C++ compiler on a CPU."""
     command = os.environ.get("CXX", "g++")  # what TorchInductor calls
     if cell.resources.device == "cpu" and shutil.which(shlex.split(command)[0]) is None:
         yield (
@@ -33,7 +33,7 @@ class Eager(Compilation):
 
 @dataclass(frozen=True, kw_only=True)
 class CompileBlocks(Compilation):
-    """`torch.compile` of each block; all blocks share one compiled code, so that it is short."""
+    """`torch.compile` of each block; all blocks share one compilation, which keeps it short."""
 
     needs_spawn: ClassVar[bool] = True
     scope: ClassVar[Literal["nothing", "block", "model"]] = "block"

@@ -22,7 +22,7 @@ class OffloadActivations(Memory):
     wraps_blocks: ClassVar[bool] = True
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse a device whose memory is the host's, and compilers that see no Python hooks."""
+        """Refuse CPU, and compiled code, which does not run hooks on saved tensors."""
         if cell.resources.device == "cpu":
             yield (
                 f"`memory={self.name}` needs `resources.device=cuda`; got cpu, where activations "

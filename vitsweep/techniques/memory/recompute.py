@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class KeepAll(Memory):
-    """Whatever the backward pass reads stays where the forward pass wrote it."""
+    """All activations that the backward pass reads are kept on the device."""
 
 
 @dataclass(frozen=True, kw_only=True)

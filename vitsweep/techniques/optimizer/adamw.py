@@ -40,7 +40,7 @@ class AdamW(OptimizerChoice):
         return torch.optim.AdamW(groups, **self.arguments())
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """In float16 the second moment underflows, and so must not `eps`."""
+        """Refuse an `eps` that rounds to zero in float16: the update would divide by zero."""
         plan = cell.precision.plan()
         if plan.param_dtype == "float16" and not plan.master_weights and self.eps < FLOAT16_TINIEST:
             yield (

@@ -25,7 +25,7 @@ class ContiguousAdamW(AdamW):
         return FlatAdamW(groups, **self.arguments())
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Flat buffers need whole parameters."""
+        """Refuse shardings under which a rank does not hold whole parameters."""
         yield from super().conflicts(cell)
         yield from flat_buffer_conflicts(self.name, cell, instead="adamw_fused")
 
@@ -43,7 +43,7 @@ class ContiguousSGD(SGD):
         return FlatSGD(groups, **self.arguments())
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Flat buffers need whole parameters."""
+        """Refuse shardings under which a rank does not hold whole parameters."""
         yield from super().conflicts(cell)
         yield from flat_buffer_conflicts(self.name, cell, instead="sgd_foreach")
 

@@ -57,7 +57,7 @@ def _padded_size(parameter: nn.Parameter) -> int:
 
 
 def _move(original: nn.Parameter, flat: Tensor, flat_gradient: Tensor, start: int) -> None:
-    """Copy a parameter (and its gradient) into the buffers and let it live there."""
+    """Copy a parameter (and its gradient) into the buffers and make it a view of them."""
     view, gradient = (_view(buffer, original, start) for buffer in (flat, flat_gradient))
     view.copy_(original.detach())
     if original.grad is not None:

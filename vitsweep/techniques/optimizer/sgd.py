@@ -44,7 +44,7 @@ class SGD(OptimizerChoice):
         }
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Nesterov needs a velocity; torch's fused SGD knows no shards (2.11 to 2.13)."""
+        """Refuse Nesterov without momentum, and what torch's fused SGD cannot update (2.11 to 2.13)."""
         if self.nesterov and not self.momentum:
             yield "`optimizer.nesterov=true` needs `optimizer.momentum` above 0."
         if self.implementation == "fused" and cell.sharding.shards_parameters:

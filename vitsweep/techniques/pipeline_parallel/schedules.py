@@ -31,7 +31,7 @@ LOSS_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(PipelineParallel):
-    """Blocks dealt out over `mesh.pipeline` ranks, a batch over micro-batches.
+    """Blocks split over `mesh.pipeline` ranks, a batch into micro-batches.
 
     Attributes:
         schedule: `gpipe` (arXiv:1811.06965), all forward passes, then all backward ones;
@@ -49,7 +49,7 @@ class Schedule(PipelineParallel):
     axes: ClassVar[tuple[str, ...]] = ("pipeline",)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Every stage a block, every micro-batch an image, and one kind of micro-batch."""
+        """Refuse stages without a block, uneven micro-batches, and what a schedule does not allow."""
         me, ranks = f"pipeline_parallel={self.name}", cell.mesh.pipeline
         stages, depth = ranks * self.stages_per_rank, cell.transformer.depth
         if stages > depth:
@@ -66,8 +66,8 @@ class Schedule(PipelineParallel):
             )
         if cell.batch.accumulation_steps > 1:
             yield (
-                f"`batch.accumulation_steps={cell.batch.accumulation_steps}` with `{me}` would be "
-                "two kinds of micro-batch: use `batch.accumulation_steps=1` and more "
+                f"`batch.accumulation_steps={cell.batch.accumulation_steps}` with `{me}` would "
+                "split the batch twice: use `batch.accumulation_steps=1` and more "
                 "`pipeline_parallel.microbatches`."
             )
         if (self.stages_per_rank > 1) != (self.schedule == "interleaved"):

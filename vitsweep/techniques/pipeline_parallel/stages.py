@@ -44,7 +44,7 @@ class StagePart:
     forward_context: Callable[[], AbstractContextManager[Any]]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take images or the stage before's tokens; give tokens or outputs."""
+        """Map images, or the tokens of the previous stage, to tokens, or in the last stage to outputs."""
         # Inside the stage: the schedule runs forward and backward, and the latter has no autocast.
         with self.forward_context():
             return self._part(x)

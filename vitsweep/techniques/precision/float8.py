@@ -17,7 +17,7 @@ WIDTH_MULTIPLE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Float8(Precision):
-    """The blocks' linears multiply in float8 with scales of the moment; all else is bfloat16 autocast.
+    """The blocks' linears multiply in float8 with dynamic scales; all else is bfloat16 autocast.
 
     Parameters, gradients and optimizer state stay float32. The patch embedding and the head are
     left out: they are small and decide the accuracy.
@@ -60,7 +60,7 @@ class Float8(Precision):
         return converted
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """torchao, shapes that the units take, and a device that has them."""
+        """Refuse what lacks torchao, widths that are multiples of 16, or FP8 units."""
         if find_spec("torchao") is None:
             yield (
                 f"`precision={self.name}` needs torchao: `pip install 'vitsweep[fp8]'`, or use "

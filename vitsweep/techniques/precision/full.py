@@ -31,7 +31,7 @@ class FullPrecision(Precision):
         return 1e-10 if self.dtype == "float64" else 1e-4
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """TF32 is a format of NVIDIA's tensor cores."""
+        """Refuse TF32 without an NVIDIA GPU, and in float64."""
         if self.tf32 and cell.resources.device == "cpu":
             yield (
                 "`precision.tf32=true` needs an NVIDIA GPU (Ampere or newer), and this cell has "

@@ -53,7 +53,7 @@ class OptLevel(Precision):
         return 5e-2 if self.half_dtype == "bfloat16" else 2e-2
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Combinations that apex refuses too, and gradients that no scaler can unscale."""
+        """Refuse the combinations that apex refuses, and loss scaling of half-precision gradients."""
         if self.cast_model_type is not None and self.patch_torch_functions:
             yield (
                 f"`precision.cast_model_type={self.cast_model_type}` and "

@@ -27,7 +27,7 @@ class Dsp(SequenceParallel):
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """A share of X in blocks along Y, and the other way round."""
+        """A share of X in blocks that attend along Y, and of Y in those along X."""
         (x, y), ranks = axis_lengths(cell), cell.mesh.sequence_parallel_size
         even, odd = padded_share(x, ranks) * y, x * padded_share(y, ranks)
         return tuple(odd if block % 2 else even for block in range(cell.transformer.depth))
@@ -42,7 +42,7 @@ class Dsp(SequenceParallel):
         return 2 * (cell.transformer.depth - 1) * remote_fraction(ranks) * message
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """The switches, and the gather at the end."""
+        """The all-to-alls between blocks, and the all-gather before the head."""
         ranks, size, local = cell.mesh.sequence_parallel_size, Volume.of(cell), axis_lengths(cell)
         last = local[0] * ranks * padded_share(local[1], ranks)
         if cell.transformer.depth % 2:
@@ -51,7 +51,7 @@ class Dsp(SequenceParallel):
         return {"activation": self.switch_bytes(cell) + remote_fraction(ranks) * whole}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Two axes at least, and one of them free in every block."""
+        """Refuse models whose tokens lie along one axis: there is nothing to switch to."""
         if cell.transformer.num_sequence_axes < 2:
             yield (
                 f"`sequence_parallel={self.name}` switches between the sequence axes of a model, "
@@ -60,7 +60,7 @@ class Dsp(SequenceParallel):
             )
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        """Deal out tokens along the axis that the first block leaves free; switch between blocks."""
+        """Shard the axis that the first block does not attend along; switch between blocks."""
         from vitsweep.techniques.sequence_parallel.token_sharding import switch_between_blocks
 
         return switch_between_blocks(model, world.token_group())

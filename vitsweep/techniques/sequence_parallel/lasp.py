@@ -30,7 +30,7 @@ class Lasp2(SequenceParallel):
     chain: ClassVar[bool] = False
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """A share of the first axis."""
+        """The padded share of the first axis, times the other one."""
         return (tokens(cell),) * cell.transformer.depth
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
@@ -41,7 +41,7 @@ class Lasp2(SequenceParallel):
         return {"activation": passes * states * state_bytes(cell) + gathered_at_the_end(cell)}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Only linear attention has states."""
+        """Refuse softmax attention: it has no states to exchange."""
         if not cell.attention.attention_pattern.linear:
             yield (
                 f"`sequence_parallel={self.name}` exchanges the states of linear attention, and "
@@ -50,7 +50,7 @@ class Lasp2(SequenceParallel):
             )
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        """Deal out tokens and let attention along them exchange states."""
+        """Shard the tokens and exchange the states of attention between ranks."""
         from vitsweep.model.linear_attention import LinearAttend
         from vitsweep.model.token_axes import attentions_along, token_axes
         from vitsweep.techniques.sequence_parallel.linear_states import by_states
@@ -66,7 +66,7 @@ class Lasp2(SequenceParallel):
 
 @dataclass(frozen=True, kw_only=True)
 class Lasp(Lasp2):
-    """States handed on in a chain, point to point (Sun et al., arXiv:2404.02882).
+    """States passed from rank to rank, point to point (Sun et al., arXiv:2404.02882).
 
     Each rank waits for the state of those before it, and backward for those after it.
     """
@@ -74,11 +74,11 @@ class Lasp(Lasp2):
     chain: ClassVar[bool] = True
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """A chain has a direction."""
+        """Refuse attention without a causal mask: a chain passes states to later tokens only."""
         yield from super().conflicts(cell)
         if cell.attention.attention_pattern.linear and not cell.attention.attention_pattern.causal:
             yield (
-                f"`sequence_parallel={self.name}` hands states on to later tokens only and needs "
+                f"`sequence_parallel={self.name}` passes states to later tokens only and needs "
                 "`attention.causal=true`; got false. Use `sequence_parallel=lasp2`, which gathers "
                 "the states of all ranks."
             )

@@ -38,19 +38,19 @@ class LongSequenceSegmentation(SequenceParallel):
     changes_model: ClassVar[bool] = True
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """Whole segments."""
+        """The segments of this rank, padding included."""
         return (tokens(cell, self.segments),) * cell.transformer.depth
 
     def attention_pattern(self, kernel: AttentionPattern) -> AttentionPattern:
-        """Within segments alone."""
+        """Each segment attends to itself only."""
         return replace(kernel, segments=self.segments)
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """The gather at the end alone."""
+        """The all-gather before the head; attention sends nothing."""
         return {"activation": gathered_at_the_end(cell, self.segments)}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Whole segments on every rank; and a head that sees all of them."""
+        """Refuse segments that straddle ranks, and a class token, which would see one segment only."""
         ways = cell.mesh.sequence
         if self.segments % ways:
             yield (
@@ -77,7 +77,7 @@ class LongSequenceSegmentation(SequenceParallel):
         return model
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        """Deal out whole segments; attend within each."""
+        """Shard the tokens by whole segments; attend within each."""
         from vitsweep.model.token_axes import token_axes
         from vitsweep.techniques.sequence_parallel.token_sharding import (
             replace_attend,

@@ -46,7 +46,7 @@ class MegatronSp(SequenceParallel):
         }
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """It splits the matrices itself."""
+        """Refuse `tensor_parallel` beside it: this technique splits the same matrices."""
         yield from tensor_split_conflicts(cell, f"sequence_parallel={self.name}")
         if cell.tensor_parallel.axes:
             yield (

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Ring(SequenceParallel):
-    """Blocks of K and V go round, partial softmaxes are merged by logsumexp (arXiv:2310.01889).
+    """K and V blocks pass from rank to rank; partial softmaxes are merged by logsumexp (arXiv:2310.01889).
 
     The next block travels while the present one is attended to. No limit by heads. The kernel is
     the one that gives its logsumexp: flash on CPU, flash on CUDA in half precision, else a plain
     one with the scores of one pair of blocks in memory.
 
     Attributes:
-        order: `contiguous`, or `zigzag`, which deals out parts from both ends, so that under a
-            causal mask no rank waits for another.
+        order: `contiguous`, or `zigzag`, which gives each rank one part from either end of the
+            sequence, so that all ranks have the same work under a causal mask.
     """
 
     order: Literal["contiguous", "zigzag"]
@@ -38,15 +38,15 @@ class Ring(SequenceParallel):
     axes: ClassVar[tuple[str, ...]] = ("ring",)
 
     def unit(self, cell: "CellSpec") -> int:
-        """Tokens are padded to a multiple of this."""
+        """Number of tokens that the sequence is padded to a multiple of."""
         return cell.mesh.sequence_parallel_size * (2 if self.order == "zigzag" else 1)
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """A share of the first axis."""
+        """The padded share of the first axis, times the other one."""
         return (tokens(cell, self.unit(cell)),) * cell.transformer.depth
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """Blocks on their way round, their gradients on the way back, the gather at the end."""
+        """K and V, their gradients, and the all-gather before the head."""
         unit = self.unit(cell)
         return {
             "activation": ulysses_bytes(cell, unit)  # of USP; a ring alone has none
@@ -55,12 +55,12 @@ class Ring(SequenceParallel):
         }
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """The kernel is the ring's own."""
+        """Refuse kernels without a logsumexp, and zigzag order without a causal mask."""
         yield from kernel_conflicts(cell, self.name)
         yield from order_conflicts(cell, self.name, self.order)
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        """Deal out tokens; attention along them goes round the ring."""
+        """Shard the tokens; run attention along them as ring attention."""
         from vitsweep.collectives.padding import padded_share
         from vitsweep.model.token_axes import token_axes
         from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of

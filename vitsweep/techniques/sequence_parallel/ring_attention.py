@@ -33,7 +33,7 @@ class Parts:
     causal: bool
 
     def of(self, rank: int) -> tuple[int, ...]:
-        """Global numbers of a rank's parts, in their local order."""
+        """Global indices of a rank's parts, in their local order."""
         return (rank,) if self.per_rank == 1 else (rank, 2 * self.ranks - 1 - rank)
 
     def pairs(self, local: int, here: int, source: int) -> Iterator[tuple[slice, slice, bool]]:
@@ -142,7 +142,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _passing_blocks(own: Tensor, group: ProcessGroup) -> Iterator[tuple[int, Tensor]]:
-    """Yield (rank it comes from, block), own first; the next one travels meanwhile."""
+    """Yield (source rank, block), own block first, while the next one is received."""
     size, block = group.size(), own
     for hop in range(size):
         coming = RingPass(block, group) if hop + 1 < size else None

@@ -1,4 +1,4 @@
-"""Reasons that several methods share."""
+"""Reasons for refusing a cell that several sequence-parallel methods share."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def heads_conflicts(cell: "CellSpec", name: str) -> Iterator[str]:
-    """Ulysses gives whole heads to each rank."""
+    """Refuse a Ulysses degree that does not divide the heads."""
     heads, tensor, ways = cell.transformer.num_heads, cell.mesh.tensor, cell.mesh.ulysses
     if heads % tensor:
         return  # tensor parallelism says so itself
@@ -24,7 +24,7 @@ def heads_conflicts(cell: "CellSpec", name: str) -> Iterator[str]:
 
 
 def kernel_conflicts(cell: "CellSpec", name: str) -> Iterator[str]:
-    """A ring merges blocks by their logsumexp, which few kernels give."""
+    """Refuse kernels that do not return the logsumexp by which a ring merges blocks."""
     if not cell.attention.ring_computes_the_same:
         yield (
             f"`sequence_parallel={name}` merges blocks by the logsumexp of their scores, which "
@@ -34,7 +34,7 @@ def kernel_conflicts(cell: "CellSpec", name: str) -> Iterator[str]:
 
 
 def order_conflicts(cell: "CellSpec", name: str, order: str) -> Iterator[str]:
-    """Zigzag helps where there is something to balance."""
+    """Refuse zigzag order without a causal mask: the work is balanced already."""
     if order == "zigzag" and not cell.attention.attention_pattern.causal:
         yield (
             f"`sequence_parallel.order=zigzag` balances the work under a causal mask, but "

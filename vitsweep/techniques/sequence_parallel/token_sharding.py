@@ -60,7 +60,7 @@ def replace_attend(
 
 
 def to_zigzag(x: Tensor, along: TokenAxis, ranks: int) -> Tensor:
-    """Order 2 n equal parts as 0, 2n-1, 1, 2n-2, ...: under a causal mask all pairs cost alike.
+    """Order 2 n equal parts as 0, 2n-1, 1, 2n-2, ...: equal work per rank under a causal mask.
 
     (USP, arXiv:2405.07719, algorithm 2; zhuzilin/ring-flash-attention.)
     """
@@ -75,7 +75,7 @@ def from_zigzag(x: Tensor, along: TokenAxis, ranks: int) -> Tensor:
 
 
 def switch_between_blocks(model: nn.Module, group: ProcessGroup) -> nn.Module:
-    """Shard the tokens along the axis that each block leaves free.
+    """Shard the tokens along the axis that each block does not attend along.
 
     There is one switch less than blocks: the last one is not switched back.
     """

@@ -31,19 +31,19 @@ class Ulysses(SequenceParallel):
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """A share of the first axis."""
+        """The padded share of the first axis, times the other one."""
         return (tokens(cell),) * cell.transformer.depth
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """Four all-to-alls' worth around each attention and pass, and the gather at the end."""
+        """q, k, v and o through all-to-alls in each pass, and the all-gather before the head."""
         return {"activation": ulysses_bytes(cell) + gathered_at_the_end(cell)}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Heads are what is dealt out."""
+        """Refuse degrees that do not divide the heads."""
         yield from heads_conflicts(cell, self.name)
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        """Deal out tokens and exchange them for heads around each attention along them."""
+        """Shard the tokens; exchange them for heads around each attention along them."""
         from vitsweep.model.token_axes import token_axes
         from vitsweep.techniques.sequence_parallel.token_sharding import (
             replace_attend,

@@ -34,12 +34,12 @@ class Usp(Ring):
         return {"ulysses": ulysses, "ring": ranks // ulysses}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Reasons of both."""
+        """Reasons of Ulysses and of the ring."""
         yield from heads_conflicts(cell, self.name)
         yield from super().conflicts(cell)
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        """Deal out tokens; exchange them for heads in the row, then go round the column."""
+        """Shard the tokens; exchange them for heads within a row, ring attention over a column."""
         from vitsweep.collectives.padding import padded_share
         from vitsweep.model.attention import Attend
         from vitsweep.model.token_axes import token_axes

@@ -54,7 +54,7 @@ class Ddp(Sharding):
         return cast("DistributedDataParallel", model).no_sync()
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """A static graph has one backward per forward; accumulation without exchange breaks that."""
+        """Refuse a static graph with gradient accumulation: DDP's `no_sync` changes the graph."""
         if self.static_graph and cell.batch.accumulation_steps > 1:
             yield (
                 f"`sharding.static_graph=true` does not allow "

@@ -49,7 +49,7 @@ class Fsdp(Sharding):
         return nullcontext()
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """More than one copy of the state is HSDP."""
+        """Refuse several copies of the state: that is HSDP."""
         if cell.mesh.replicate > 1:
             yield (
                 f"`sharding={self.name}` spreads one copy of the state over all replicas, but "
@@ -75,7 +75,7 @@ class Hsdp(Fsdp):
         return world.state_mesh(replicated=True)
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """At least two copies of at least two shards, otherwise it is DDP or FSDP."""
+        """Refuse fewer than two copies (FSDP) and fewer than two shards (DDP)."""
         mesh = cell.mesh
         if mesh.replicate == 1 or mesh.state_shards == 1:
             yield (

@@ -22,7 +22,7 @@ class Unsharded(Sharding):
         return model
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Several replicas would train apart."""
+        """Refuse several replicas: nothing would average their gradients."""
         if cell.mesh.gradient_shares > 1:
             yield (
                 f"`sharding={self.name}` leaves {cell.mesh.gradient_shares} ranks that never "
