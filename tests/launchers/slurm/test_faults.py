@@ -134,6 +134,32 @@ def test_a_preempted_run_is_recorded_and_runs_again(sweep: Sweep) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("by", ["scontrol requeue", "preemption with GraceTime=0"])
+def test_a_job_that_slurm_requeues_without_grace_is_waited_for(sweep: Sweep, by: str) -> None:
+    folder, client = sweep.command.folder, sweep.client
+    client.run("scontrol", "update", "partition=scavenge", "gracetime=0")
+    running = sweep.command.start(
+        "-m", *SMALL, *hang_once(folder), "sharding=ddp,fsdp", "sweep.baseline=null",
+        "sweep.cells_per_block=1", "hydra.launcher.partition=scavenge",
+    )  # fmt: skip
+    try:
+        eventually(has_struck(folder), 120, "the fault")
+        if by == "scontrol requeue":
+            client.run("scontrol", "requeue", sweep.job)
+        else:
+            client.submit("sleep 2", "--partition=high", "--nodes=4", "--exclusive")
+        out, error = running.communicate(timeout=240)
+    finally:
+        client.run("scontrol", "update", "partition=scavenge", "gracetime=10")
+
+    assert running.returncode == 0, out + error
+    runs = sweep.command.runs()
+    ends = sorted(zip(runs["status"], runs["attempt"], strict=True))
+    assert ends == [("measured", 1), ("measured", 2), ("preempted", 1)], runs["reason"].tolist()
+    assert sweep.command.cells()["status"].tolist() == ["measured", "measured"]
+
+
+@pytest.mark.full
 def test_a_preempted_training_continues_where_it_was(sweep: Sweep) -> None:
     asked = ("task=train", "task.epochs=40", "batch.images_per_step=128", "sharding=fsdp")
     sweep.submit(*asked, "sweep.baseline=null", "hydra.launcher.partition=scavenge")

@@ -1,5 +1,6 @@
 """How cells become jobs, without a cluster."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,8 +123,6 @@ def test_settings_become_options_of_sbatch():
 
 
 def test_the_time_limit_is_told_from_preemption_by_the_clock(monkeypatch):
-    import time
-
     monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", lambda *command: None)
     late = Signals(
         "1", "1_0", started_at=time.time() - 3000, limit_s=3060, delay_s=30, received="SIGUSR2"
@@ -135,6 +134,25 @@ def test_the_time_limit_is_told_from_preemption_by_the_clock(monkeypatch):
         "preempted",
         "cancelled",
     ]
+
+
+@pytest.mark.parametrize(
+    ("shown", "cause", "requeue"),
+    [
+        ("JobState=COMPLETING Restarts=1 PreemptTime=None", "requeued", True),
+        ("JobState=COMPLETING Restarts=0 PreemptTime=None", "cancelled", False),
+        ("JobState=RUNNING Restarts=0 PreemptTime=2026-01-01T00:00:00", "preempted", True),
+    ],
+)
+def test_a_requeue_is_told_from_a_cancellation_by_the_number_of_restarts(
+    monkeypatch, shown, cause, requeue
+):
+    monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", lambda *args: shown)
+    received = Signals(
+        "1", "1_0", started_at=time.time(), limit_s=3600, delay_s=30, received="SIGTERM", restart=0
+    )
+    ending = received.ending()
+    assert (ending.cause, ending.requeue) == (cause, requeue)
 
 
 def test_a_snapshot_keeps_the_code_of_the_command(tmp_path):

@@ -124,6 +124,24 @@ def test_a_requeued_job_is_not_dead(store, slurm):
     assert state.state == "waiting"
 
 
+CANCELLED = {"event": "job_end", "restart": 0, "cause": "cancelled", "reason": ""}
+
+
+@pytest.mark.parametrize("after", [[], [CANCELLED], [CANCELLED, {"event": "reconciled"}]])
+def test_a_job_that_slurm_has_requeued_is_open_whatever_it_wrote(store, slurm, after):
+    write_events(store, START, first_run_start(store), *after)
+    slurm["7_0"] = SlurmJob(state="PENDING", reason="BeginTime", restarts=1)
+    [state] = reconcile(store)
+    assert (state.state, rows(store)) == ("waiting", [])
+
+
+def test_a_job_that_is_about_to_leave_slurm_after_its_end_has_ended(store, slurm):
+    write_events(store, START, CANCELLED)
+    slurm["7_0"] = SlurmJob(state="COMPLETING", restarts=0)
+    [state] = reconcile(store)
+    assert state.state == "ended"
+
+
 def test_a_record_that_comes_too_late_changes_nothing(store, slurm):
     start = first_run_start(store)
     write_events(store, START, start)

@@ -14,7 +14,7 @@ from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
 from vitsweep.launchers.slurm.node.remote_ranks import Nodes
 from vitsweep.launchers.slurm.node.signals import JobEnding, Signals, requeue
 from vitsweep.launchers.slurm.node.transport import SECONDS_TO_CONNECT, AgentListener
-from vitsweep.launchers.slurm.state.job_events import Run
+from vitsweep.launchers.slurm.state.job_events import CAUSE_CANCELLED, CAUSE_DONE, Run
 from vitsweep.launchers.slurm.state.job_files import ArrayJob
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
@@ -36,7 +36,7 @@ def coordinate(env: JobEnvironment, job: ArrayJob) -> int:
         except VitsweepError as error:
             return coordinator.end(NOT_STARTED, "not started", str(error))
         measured = coordinator.event_log.all_measured
-        return coordinator.end(ALL_MEASURED if measured else NOT_ALL_MEASURED, "done")
+        return coordinator.end(ALL_MEASURED if measured else NOT_ALL_MEASURED, CAUSE_DONE)
     except OSError as error:
         if error.errno not in DISK_FULL_ERRNOS:
             raise
@@ -60,7 +60,9 @@ class Coordinator:
         self._num_started_runs, self._is_ending = 0, False
         self._nodes: Nodes | None = None
         limit_s, delay_s = self.facts["request"]["minutes"] * 60, self.facts["signal_delay_s"]
-        self.signals = Signals(env.job_id, env.shown_id, self._started_at, limit_s, delay_s)
+        self.signals = Signals(
+            env.job_id, env.shown_id, self._started_at, limit_s, delay_s, env.restart
+        )
 
     def start(self) -> None:
         """Write that the job has started, and wait for the agents of all nodes.
@@ -114,7 +116,7 @@ class Coordinator:
         self.end(
             INTERRUPTED, ending.cause, ending.reason, requeued=requeued, remaining=num_remaining
         )
-        if requeued and requeue(self.env.job_id):
+        if requeued and (ending.is_requeued or requeue(self.env.job_id)):
             time.sleep(SECONDS_TO_BE_REQUEUED)  # Slurm ends this start of the job meanwhile
         return INTERRUPTED
 
@@ -157,7 +159,8 @@ class Coordinator:
         record = self._record(request, ending.status, reason)
         had_all_time = ending.status == Status.timed_out and self._num_started_runs == 1
         is_final = record.status == Status.measured or (had_all_time and step is None)
-        will_repeat = ending.requeue and not is_final
+        may_restart = ending.requeue or ending.cause == CAUSE_CANCELLED  # somebody may requeue it
+        will_repeat = may_restart and not is_final
         self.event_log.run_ended(run, record, will_repeat=will_repeat, saved_step=step)
 
     def _record(self, request: RunRequest, status: Status, reason: str) -> RunRecord:

@@ -10,6 +10,7 @@ from vitsweep.execution.supervisor import RunEnding
 from vitsweep.launchers.slurm.state.job_events import (
     CAUSE_CANCELLED,
     CAUSE_PREEMPTED,
+    CAUSE_REQUEUED,
     CAUSE_TIME_LIMIT,
 )
 from vitsweep.launchers.slurm.state.slurm_cli import slurm_output
@@ -38,6 +39,11 @@ class JobEnding(RunEnding):
         super().__init__(reason, seconds_left - SECONDS_TO_RECORD)
         self.status, self.reason, self.requeue, self.cause = status, reason, requeue, cause
 
+    @property
+    def is_requeued(self) -> bool:
+        """Whether Slurm has requeued the job already."""
+        return self.cause == CAUSE_REQUEUED
+
 
 @dataclass
 class Signals:
@@ -49,6 +55,7 @@ class Signals:
         started_at: when this start of the job began, in seconds since 1970.
         limit_s: its time limit.
         delay_s: how long before the limit Slurm sends USR2.
+        restart: how often Slurm has started the job before.
         received: name of the latest signal, or "".
     """
 
@@ -57,6 +64,7 @@ class Signals:
     started_at: float
     limit_s: float
     delay_s: float
+    restart: int = 0
     received: str = ""
     _ending: tuple[str, "JobEnding"] | None = None
 
@@ -92,6 +100,14 @@ class Signals:
         what = f"job {self.shown_id} (signal {self.received})"
         if facts.get("JobState") == "CANCELLED":
             return _cancelled(f"Somebody cancelled {what}.")
+        if int(facts.get("Restarts", 0)) > self.restart:
+            # without grace time: KillWait, often 30 s, is not to be relied on
+            return JobEnding(
+                Status.preempted,
+                f"Slurm requeued {what} without grace time.",
+                requeue=True,
+                cause=CAUSE_REQUEUED,
+            )
         if facts.get("PreemptTime", "None") not in ("None", "Unknown", "N/A"):
             return self._preempted(f"Slurm preempted {what}.")
         if self.seconds_left < self.delay_s + MARGIN_SECONDS:

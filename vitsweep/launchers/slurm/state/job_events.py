@@ -9,8 +9,10 @@ from vitsweep.execution.run_request import run_id_of
 
 CAUSE_TIME_LIMIT = "time limit"
 CAUSE_PREEMPTED = "preempted"
+CAUSE_REQUEUED = "requeued"
 CAUSE_CANCELLED = "cancelled"
-"""Causes of a `job_end` event that decide the status of the runs the job did not do."""
+CAUSE_DONE = "done"
+"""Causes of a `job_end` event that others act on."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,18 @@ class JobEvents:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing will run any more, whatever Slurm says."""
+        """Whether nothing will run any more, unless Slurm starts the job again."""
         return self.reconciled or (self.end is not None and not self.end.get("requeued"))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has done all its work."""
+        return self.end is not None and self.end["cause"] == CAUSE_DONE
+
+    @property
+    def restart(self) -> int:
+        """Number of the latest start of the job: 0 for the first, -1 before it."""
+        return -1 if self.last_start is None else int(self.last_start["restart"])
 
     @property
     def in_flight(self) -> dict[str, Any] | None:

@@ -54,10 +54,10 @@ def poll(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]
     """
     arrays = job_arrays(store) if only is None else only
     jobs = [(job, job.events()) for array in arrays for job in array.jobs()]
-    if all(events.has_ended for _, events in jobs):
+    if all(events.is_done for _, events in jobs):
         return [JobState(job, events, "ended", None) for job, events in jobs]
     queued = squeue({array.slurm_id for array in arrays} - {""})
-    jobs = [(job, events if events.has_ended else job.events()) for job, events in jobs]
+    jobs = [(job, events if events.is_done else job.events()) for job, events in jobs]
     if queued is None:
         return [_state_of(job, events, None, slurm_answers=False) for job, events in jobs]
     known = _accounted(jobs, queued) | queued
@@ -77,7 +77,7 @@ def _accounted(
 def _state_of(
     job: ArrayJob, events: JobEvents, slurm: SlurmJob | None, *, slurm_answers: bool
 ) -> JobState:
-    if events.has_ended:
+    if events.has_ended and not _is_restarted(events, slurm):
         return JobState(job, events, "ended", slurm)
     if not slurm_answers:
         return JobState(job, events, "unknown", slurm)
@@ -87,6 +87,16 @@ def _state_of(
     if not job.array.slurm_id and age_s < SECONDS_TO_SUBMIT:
         return JobState(job, events, "waiting", slurm)
     return JobState(job, events, "gone", slurm)
+
+
+def _is_restarted(events: JobEvents, slurm: SlurmJob | None) -> bool:
+    """Return whether Slurm holds a job whose events say that it has ended.
+
+    Slurm may have requeued it since. A job that has just written its end is still in the queue too.
+    """
+    if slurm is None or not slurm.is_live:
+        return False
+    return slurm.restarts > events.restart or events.end is None
 
 
 def pending_runs(job_states: Sequence[JobState]) -> Counter[str]:

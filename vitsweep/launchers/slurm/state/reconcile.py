@@ -8,7 +8,12 @@ from vitsweep.errors import DISK_FULL_ERRNOS
 from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.outcome import RunFailure, publish
 from vitsweep.execution.run_request import RunRequest
-from vitsweep.launchers.slurm.state.job_events import CAUSE_PREEMPTED, CAUSE_TIME_LIMIT, Run
+from vitsweep.launchers.slurm.state.job_events import (
+    CAUSE_PREEMPTED,
+    CAUSE_REQUEUED,
+    CAUSE_TIME_LIMIT,
+    Run,
+)
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import JobState, poll
 from vitsweep.results.record import Status
@@ -19,7 +24,11 @@ STATUS_OF_STATE = {
     "PREEMPTED": Status.preempted,
     "OUT_OF_MEMORY": Status.out_of_memory,
 }
-STATUS_OF_CAUSE = {CAUSE_TIME_LIMIT: Status.timed_out, CAUSE_PREEMPTED: Status.preempted}
+STATUS_OF_CAUSE = {
+    CAUSE_TIME_LIMIT: Status.timed_out,
+    CAUSE_PREEMPTED: Status.preempted,
+    CAUSE_REQUEUED: Status.preempted,
+}
 
 
 def reconcile(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]:

@@ -22,11 +22,13 @@ class SlurmJob:
         state: as Slurm names it, such as `RUNNING`.
         reason: why it waits, or how it ended.
         exit_code: of the batch script, where known.
+        restarts: how often Slurm has requeued it; a requeued job has one more than it started with.
     """
 
     state: str
     reason: str = ""
     exit_code: int | None = None
+    restarts: int = 0
 
     @property
     def is_live(self) -> bool:
@@ -63,15 +65,18 @@ def squeue(array_ids: set[str]) -> dict[str, SlurmJob] | None:
         return None
     jobs = {}
     for line in shown.splitlines():
-        array, index, state, reason, code = (word.strip() for word in line.split("|")[:5])
+        array, index, state, reason, code, restarts = map(str.strip, line.split("|")[:6])
         if array in array_ids:
             jobs[f"{array}_{index}"] = SlurmJob(
-                state=state, reason=reason, exit_code=_exit_code(code, state)
+                state=state,
+                reason=reason,
+                exit_code=_exit_code(code, state),
+                restarts=int(restarts),
             )
     return jobs
 
 
-_SQUEUE_FIELDS = "ArrayJobID: |,ArrayTaskID: |,State: |,Reason: |,exit_code: |"
+_SQUEUE_FIELDS = "ArrayJobID: |,ArrayTaskID: |,State: |,Reason: |,exit_code: |,RestartCnt: |"
 
 
 def _exit_code(wait_status: str, state: str) -> int | None:

@@ -37,18 +37,20 @@ def watch(store: Store, plan: SweepPlan, watched: Sequence[JobArray], console: C
 
 
 def _follow(store: Store, plan: SweepPlan, watched: Sequence[JobArray], progress: Progress) -> None:
+    """Read events often, and reconcile less often, until no job is live."""
     reader = _EventReader(plan, progress)
     num_jobs = sum(array.facts["num_jobs"] for array in watched)
-    polled_at = time.monotonic()
-    while len(reader.ended_jobs) < num_jobs:
-        time.sleep(READ_SECONDS)
+    reconciled_at, all_ended = time.monotonic(), False
+    while True:
         reader.read(watched)
-        if time.monotonic() > polled_at + POLL_SLURM_SECONDS:
+        had_all_ended, all_ended = all_ended, len(reader.ended_jobs) == num_jobs
+        is_due = time.monotonic() > reconciled_at + POLL_SLURM_SECONDS
+        if is_due or (all_ended and not had_all_ended):
             if not any(state.is_live for state in reconcile(store, watched)):
                 break
-            polled_at = time.monotonic()
+            reconciled_at = time.monotonic()
+        time.sleep(READ_SECONDS)
     reader.read(watched)
-    reconcile(store, watched)
 
 
 class _EventReader:
