@@ -7,7 +7,7 @@ sweeps and what follows a comma are added here.
 import os
 import re
 
-from vitsweep.cli.verbs import VERBS
+from vitsweep.cli.verbs import VERBS, Verb
 from vitsweep.composition import hydra_internals
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.results.find import sweep_names
@@ -28,7 +28,7 @@ def suggestions(line: str) -> list[str]:
     *before, word = words
     verb = VERBS.get(before[0]) if before else None
     if word.startswith("-"):
-        found = verb.parser().flags if verb else [*FLAGS]
+        found = _flags_of(verb) if verb else [*FLAGS]
     elif verb and not verb.usage:
         found = []
     elif verb and verb.names_a_sweep and "=" not in word:
@@ -36,6 +36,10 @@ def suggestions(line: str) -> list[str]:
     else:
         found = _overrides([w for w in before if "=" in w], word) + ([] if before else [*VERBS])
     return sorted(text for text in found if text.startswith(word))
+
+
+def _flags_of(verb: Verb) -> list[str]:
+    return [flag for action in verb.parser()._actions for flag in action.option_strings]
 
 
 def _overrides(before: list[str], word: str) -> list[str]:

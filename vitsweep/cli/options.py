@@ -24,11 +24,6 @@ class Options(ArgumentParser):
             allow_abbrev=False,
         )
 
-    @property
-    def flags(self) -> list[str]:
-        """Every option as typed, `--help` among them."""
-        return list(self._option_string_actions)
-
     def add_sweep(self) -> None:
         """Take the name of a sweep as the verb's only positional argument."""
         self.add_argument(

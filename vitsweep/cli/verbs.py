@@ -1,12 +1,9 @@
 """The verbs of the command line: the one table that help, completion and README follow."""
 
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from vitsweep.cli.options import Options
 
 
 @dataclass(frozen=True)
@@ -28,9 +25,9 @@ class Verb:
     summary: str
     names_a_sweep: bool = True
 
-    def parser(self) -> "Options":
+    def parser(self) -> ArgumentParser:
         """Return the parser of what follows the verb."""
-        parser: Options = import_module(f"vitsweep.cli.{self.name}").parser()
+        parser: ArgumentParser = import_module(f"vitsweep.cli.{self.name}").parser()
         return parser
 
     def run(self, arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""The runner of this machine: blocks one after the other, each run in fresh processes."""
+"""Runs blocks on this machine, one after the other, each run in fresh processes."""
 
 import errno
 import secrets
@@ -38,7 +38,7 @@ class BlockRunner:
         code: state of the code, as frozen with the cells.
         parallel: runs at a time; more than one disturbs the timing.
         skipped: cells that were not measured once; they would end the same way in the next block.
-        unfinished: (block, cell) -> the interrupted run that goes on there.
+        unfinished: (block name, cell id) -> the interrupted training that continues there.
     """
 
     store: Store
@@ -52,17 +52,17 @@ class BlockRunner:
     def resume(
         self, plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int, console: Console
     ) -> tuple[list[Block], dict[str, int]]:
-        """Take up the trainings that were interrupted.
+        """Continue the trainings that were interrupted.
 
         Returns:
-            the blocks that they belong to, and what is missing beside these.
+            The blocks that they belong to, and cell -> runs that are missing beside these.
         """
         runs = list(self.store.runs())
         interrupted = unfinished(self.store, list(missing), runs, self.code["git_commit"])
         for one in interrupted:
             self.unfinished[one.block, one.cell_id] = one
             console.print(
-                f"A training of cell {one.cell_id} goes on after step {one.step}.", highlight=False
+                f"Training of cell {one.cell_id} continues after step {one.step}.", highlight=False
             )
         return completing_blocks(interrupted, plan, missing, runs, cells_per_block)
 
@@ -70,8 +70,8 @@ class BlockRunner:
         """Run blocks as they come; True if the user stopped them.
 
         Args:
-            planned: may decide about a block after it has seen what the one before it brought.
-            progress: told of every run.
+            planned: blocks, which may be generated from the results of the blocks before.
+            progress: is updated with every run.
 
         Raises:
             VitsweepError: the sweep folder cannot be written any more.
@@ -80,7 +80,7 @@ class BlockRunner:
             if run.status == Status.measured and run.validity.get("proved"):
                 self._proved[run.cell_id] = str(run.validity["proved"])
         try:
-            with progress.shown(), terminated_like_interrupted():
+            with progress.shown(), sigterm_as_keyboard_interrupt():
                 for block in planned:
                     self._run_block(block, progress)
         except KeyboardInterrupt:
@@ -146,16 +146,16 @@ class BlockRunner:
                     "cells_at_a_time": self.parallel,
                 },
             )
-            return supervise(request, entry.spec, start_local_ranks, self._stop_if_told)
+            return supervise(request, entry.spec, start_local_ranks, self._stop_if_interrupted)
 
-    def _stop_if_told(self) -> None:
+    def _stop_if_interrupted(self) -> None:
         if self._stopped.is_set():
             raise RunEnding("The command was interrupted.", SECONDS_TO_SAVE)
 
 
 @contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM stop the runs as Ctrl-C does: a training saves itself first."""
+def sigterm_as_keyboard_interrupt() -> Iterator[None]:
+    """Let SIGTERM stop the runs as Ctrl-C does, so that a training saves itself first."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""What a user sees while cells run: a live table in a terminal, plain lines elsewhere."""
+"""Progress of a command: a live table in a terminal, one line per run elsewhere."""
 
 import time
 from collections.abc import Iterator
@@ -46,15 +46,17 @@ class Progress:
         self._live = None
 
     def started(self, entry: PlannedCell) -> None:
-        """A run of this cell begins."""
+        """Note that a run of this cell begins."""
         self._states[entry.cell_id] = RUNNING
 
     def ended(self, entry: PlannedCell, record: RunRecord) -> None:
-        """A run of this cell is over."""
-        self.told(entry, record.status, record.reason, record.metrics.get("images_per_second"))
+        """Note how a run of this cell ended."""
+        self.reported(entry, record.status, record.reason, record.metrics.get("images_per_second"))
 
-    def told(self, entry: PlannedCell, status: Status, reason: str, speed: float | None) -> None:
-        """A run of this cell is over, as somebody else tells.
+    def reported(
+        self, entry: PlannedCell, status: Status, reason: str, speed: float | None
+    ) -> None:
+        """Note how a run of this cell ended that another process measured.
 
         Args:
             entry: its cell.
@@ -67,18 +69,18 @@ class Progress:
         if status == Status.measured and speed:
             self._speeds[entry.cell_id].append(speed)
         if self._live is None:
-            told = f"{number(speed)} img/s" if speed else f"{status}: {reason}"
+            outcome = f"{number(speed)} img/s" if speed else f"{status}: {reason}"
             self.console.print(
-                f"[{self._done}/{self._total}] {self._labels[entry.cell_id]}: {told}",
+                f"[{self._done}/{self._total}] {self._labels[entry.cell_id]}: {outcome}",
                 highlight=False, markup=False,
             )  # fmt: skip
 
     def expects(self, runs: int) -> None:
-        """So many runs are still to come, as far as is known now."""
+        """Set how many runs are still to come, as far as is known now."""
         self._total = self._done + runs
 
     def dropped(self, runs: int) -> None:
-        """Some runs will not be needed: their cell ended otherwise."""
+        """Take away runs that are not needed, because their cell cannot be measured."""
         self._total -= runs
 
     def _table(self) -> Table:

@@ -94,4 +94,4 @@ class _EventReader:
             self._progress.dropped(-1 if event["will_repeat"] else 0)
             status = Status(event["status"])
             speed = event.get("images_per_second")
-            self._progress.told(cell, status, event.get("reason", ""), speed)
+            self._progress.reported(cell, status, event.get("reason", ""), speed)
