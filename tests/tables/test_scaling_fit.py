@@ -1,0 +1,219 @@
+"""Fits through scaling curves, against known laws; what they predict; what communication shows."""
+
+import math
+
+import numpy as np
+import pytest
+from pandas import DataFrame
+
+from tests.builders import run, table
+from tests.noise import coverage
+from vitsweep.errors import VitsweepError
+from vitsweep.results.record import Status
+from vitsweep.tables.exposed_communication import exposed_communication
+from vitsweep.tables.scaling_fit import predicted_scaling, scaling_fits
+
+RANKS = (1, 2, 4, 8)
+
+
+def curve(*args, **kwargs):
+    return table(*records(*args, **kwargs))
+
+
+def records(step_ms, images, blocks=1, noise=0.0, seed=0, apart=False, shared=(), **metrics):
+    """Runs of one curve: step time and metrics as functions of the number of ranks."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for b in range(blocks):
+        pace = math.exp(generator.normal(0, 0.2 if noise else 0.0))
+        for n in RANKS:
+            step = step_ms(n) * pace * math.exp(generator.normal(0, noise))
+            size = {
+                "world_size": n,
+                "ranks_per_node": n,
+                "images_per_step": images(n),
+                "seed": seed,
+            }
+            rows.append(
+                run(
+                    f"{seed}-n{n}", f"{seed}-{b}-{n if apart else ''}", 1000 * images(n) / step, minute=b,
+                    metrics={name: value(n) for name, value in metrics.items()},
+                    validity={"oversubscribed": n in shared}, **size,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def amdahl(n):
+    return 10.0 + 90.0 / n
+
+
+def constant(images):
+    return lambda n: images
+
+
+def per_rank(n):
+    return 64 * n
+
+
+def sent(n):
+    return 1e8 * (n - 1) / n
+
+
+def with_bytes(n):
+    return 50.0 + sent(n) / 2e7  # 20 GB/s
+
+
+def law(fits, name):
+    return fits[fits["law"] == name].iloc[0]
+
+
+def test_amdahl_comes_back():
+    fit = law(scaling_fits(curve(amdahl, constant(64), blocks=3), {}), "amdahl")
+    assert fit["serial_fraction"] == pytest.approx(0.1)
+    assert fit["constant_ms"] == pytest.approx(10.0)
+    assert fit["worst_residual"] == pytest.approx(0.0, abs=1e-9)
+    assert (fit["num_sizes"], fit["num_blocks"], fit["note"]) == (4, 3, "")
+
+
+def test_a_curve_that_is_no_line_shows_its_residual():
+    fit = law(scaling_fits(curve(lambda n: 100 / n + 5 * n, constant(64)), {}), "amdahl")
+    assert fit["worst_residual"] > 0.05
+
+
+def test_amdahl_predicts_the_next_sizes():
+    found = predicted_scaling(curve(amdahl, constant(64), blocks=3), {}).set_index("world_size")
+    assert found.index.tolist() == [1, 2, 4, 8, 16, 32]
+    assert found["extrapolated"].tolist() == [False] * 4 + [True] * 2
+    assert found.loc[32, "step_ms"] == pytest.approx(amdahl(32))
+    assert found.loc[16, "images_per_second"] == pytest.approx(64_000 / amdahl(16))
+    assert found.loc[16, "efficiency"] == pytest.approx(100 / amdahl(16) / 16)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_intervals_of_the_fit_and_of_the_prediction_cover_the_truth(apart):
+    kwargs = {"blocks": 4, "noise": 0.03, "apart": apart}
+    runs = table(*(r for i in range(100) for r in records(amdahl, constant(64), seed=i, **kwargs)))
+    found = scaling_fits(runs, {})
+    assert len(found) == 100
+    assert coverage(found, 0.1, "serial_fraction") == pytest.approx(0.95, abs=0.05)
+    next_ = predicted_scaling(runs, {}).query("world_size == 16")
+    truth = {"images_per_second": 64_000 / amdahl(16), "efficiency": 100 / amdahl(16) / 16}
+    for column, value in truth.items():
+        assert coverage(next_, value, column) == pytest.approx(0.95, abs=0.05)
+
+
+def test_weak_scaling_pays_for_its_bytes():
+    runs = curve(with_bytes, per_rank, blocks=3, gradient_bytes_per_step=sent)
+    fit = law(scaling_fits(runs, {}), "bytes")
+    assert fit["bandwidth_gb_per_s"] == pytest.approx(20.0)
+    assert fit["constant_ms"] == pytest.approx(50.0)
+    assert math.isnan(fit["serial_fraction"])
+    next_ = predicted_scaling(runs, {}).set_index("world_size").loc[32]
+    assert next_["images_per_second"] == pytest.approx(64_000 * 32 / with_bytes(32))
+    assert next_["efficiency"] == pytest.approx(50 / with_bytes(32))
+
+
+def test_bytes_that_do_not_follow_a_ring_are_not_extrapolated():
+    runs = curve(with_bytes, per_rank, blocks=3, activation_bytes_per_step=lambda n: 1e6 * n**2)
+    assert not predicted_scaling(runs, {})["extrapolated"].any()
+
+
+def test_without_counted_bytes_weak_scaling_has_no_fit_and_says_why():
+    runs = curve(with_bytes, per_rank, blocks=3)
+    fit = law(scaling_fits(runs, {}), "bytes")
+    assert math.isnan(fit["constant_ms"])
+    assert fit["note"] == "1 sizes with counted bytes; a fit needs 3"
+    assert predicted_scaling(runs, {}).empty
+
+
+def test_time_in_collectives_has_a_latency_and_a_bandwidth():
+    runs = curve(
+        with_bytes, per_rank, blocks=3, gradient_bytes_per_step=sent,
+        communication_ms=lambda n: 0.0 if n == 1 else 2.0 + sent(n) / 1e7,
+    )  # fmt: skip
+    fit = law(scaling_fits(runs, {}), "communication")
+    assert (fit["constant_ms"], fit["bandwidth_gb_per_s"]) == pytest.approx((2.0, 10.0))
+    assert fit["num_sizes"] == 3
+
+
+def test_bytes_that_cost_nothing_have_no_bandwidth():
+    runs = curve(constant(50.0), per_rank, blocks=3, gradient_bytes_per_step=sent)
+    fit = law(scaling_fits(runs, {}), "bytes")
+    assert math.isnan(fit["bandwidth_gb_per_s"])
+    assert fit["note"] == "more bytes took no more time"
+
+
+def test_oversubscribed_sizes_are_left_out_and_named():
+    runs = curve(lambda n: amdahl(n) * (5 if n == 8 else 1), constant(64), blocks=3, shared=(8,))
+    fit = law(scaling_fits(runs, {}), "amdahl")
+    assert fit["serial_fraction"] == pytest.approx(0.1)
+    assert fit["note"] == "oversubscribed and left out: 8 ranks"
+    too_few = law(scaling_fits(curve(amdahl, constant(64), shared=(4, 8)), {}), "amdahl")
+    assert too_few["note"] == "2 sizes; a fit needs 3; oversubscribed and left out: 4, 8 ranks"
+
+
+def test_below_three_blocks_there_is_no_interval():
+    fit = law(scaling_fits(curve(amdahl, constant(64), blocks=2, noise=0.01), {}), "amdahl")
+    assert fit["serial_fraction"] == pytest.approx(0.1, abs=0.05)
+    assert math.isnan(fit["serial_fraction_low"])
+
+
+def test_what_compute_does_not_hide_is_exposed():
+    runs = curve(
+        with_bytes, per_rank, blocks=3, gradient_bytes_per_step=sent,
+        communication_ms=lambda n: 0.0 if n == 1 else 4.0,
+    )  # fmt: skip
+    found = exposed_communication(runs, {}).set_index("world_size")
+    assert found.loc[2, "exposed_ms"] == pytest.approx(2.5)
+    assert found.loc[2, "overlapped_ms"] == pytest.approx(1.5)
+    assert found.loc[8, "exposed_share"] == pytest.approx(4.375 / 54.375)
+    assert found.loc[8, "overlapped_ms"] == 0.0
+    assert found.loc[1, ["exposed_ms", "communication_ms"]].tolist() == [0.0, 0.0]
+
+
+def test_strong_scaling_divides_the_computation():
+    found = exposed_communication(curve(amdahl, constant(64), blocks=3), {})
+    last = found.set_index("world_size").loc[8]
+    assert last["compute_ms"] == pytest.approx(100 / 8)
+    assert last["exposed_ms"] == pytest.approx(amdahl(8) - 100 / 8)
+    assert last["exposed_ms_low"] == pytest.approx(last["exposed_ms_high"])
+    assert math.isnan(last["overlapped_ms"])
+
+
+FUNCTIONS = (scaling_fits, predicted_scaling, exposed_communication)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    "runs",
+    [
+        DataFrame(),
+        table(run("a")).iloc[:0],
+        table(run("a")),
+        table(run("a", status=Status.failed, reason="...")),
+        table(run("a", images_per_second=None), run("b", images_per_second=None)),
+        table(run("a"), run("a"), run("a")),
+    ],
+)
+def test_tables_without_a_curve_give_an_empty_table(function, runs):
+    found = function(runs, {})
+    assert found.empty
+    assert "curve" in found
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("column", ["cell_id", "block", "status", "world_size", "images_per_step"])
+def test_a_missing_column_is_named(function, column):
+    with pytest.raises(VitsweepError, match=f"`{column}`"):
+        function(curve(amdahl, constant(64)).drop(columns=column), {})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -3.0, 0.0])
+def test_a_run_without_a_speed_is_left_out(bad):
+    runs = curve(amdahl, constant(64), blocks=4)
+    speed = runs["images_per_second"].to_numpy(copy=True)
+    speed[2] = bad
+    fit = law(scaling_fits(runs.assign(images_per_second=speed), {}), "amdahl")
+    assert fit["serial_fraction"] == pytest.approx(0.1)
+    assert fit["num_blocks"] == 3
