@@ -1,14 +1,17 @@
 """What is typed without a verb: overrides, handed to Hydra."""
 
+import os
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from vitsweep.cli.verbs import VERBS
-from vitsweep.errors import VitsweepError
+from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 
 COMPLETION = ("-sc", "--shell-completion")
+IGNORED = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
+"""Settings of Hydra's output folders: vitsweep has none of them."""
 HYDRA_SHOWS = (*COMPLETION, "-c", "--cfg", "-i", "--info", "--hydra-help")
 """Flags that make Hydra print something instead of running."""
 
@@ -16,9 +19,12 @@ HYDRA_SHOWS = (*COMPLETION, "-c", "--cfg", "-i", "--info", "--hydra-help")
 def run_hydra(arguments: Sequence[str]) -> int:
     """Compose and launch through Hydra; a single cell is a sweep of one."""
     import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
     import vitsweep.planning.provenance  # noqa: F401  (keeps sys.argv as typed)
     from vitsweep.composition.conf_dir import conf_dir
+    from vitsweep.composition.suggestions import hydra_error_sentence
 
     sys.argv = ["vitsweep", *_for_hydra(arguments)]  # the name in Hydra's usage and in its scripts
 
@@ -28,8 +34,14 @@ def run_hydra(arguments: Sequence[str]) -> int:
 
         run_composed()
 
-    hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
-    return 0
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra raise: it would print a hint and exit with 1
+    try:
+        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise BadValueError(
+            hydra_error_sentence("The command cannot be composed", error)
+        ) from error
+    return ExitCode.ok
 
 
 def _for_hydra(arguments: Sequence[str]) -> list[str]:
@@ -45,10 +57,20 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     _refuse_words(arguments)
     overrides = [a for a in arguments if _is_override(a)]
+    _refuse_ignored(overrides)
     if not {"-m", "--multirun"} & set(arguments):
         _refuse_sweeps(parse_overrides(overrides), arguments)
     flags = [a for a in arguments if a not in overrides and a not in ("-m", "--multirun")]
     return ["--multirun", *flags, *deferred(overrides)]
+
+
+def _refuse_ignored(overrides: Sequence[str]) -> None:
+    for override in overrides:
+        if override.lstrip("+~").startswith(IGNORED):
+            raise BadValueError(
+                f"`{override}` would change nothing: results go to the folder "
+                "`sweep.folder`/`sweep.name` (results/default); set those instead."
+            )
 
 
 def _is_override(argument: str) -> bool:
@@ -65,6 +87,9 @@ def _refuse_words(arguments: Sequence[str]) -> None:
             continue
         if before.endswith(","):
             raise VitsweepError(f"`{before} {word}`: no space after a comma: `{before}{word}`.")
+        if word in VERBS:
+            rest = " ".join(a for a in arguments if a != word)
+            raise VitsweepError(f"The verb comes first: `python -m vitsweep {word} {rest}`.")
         known = ", ".join(f"`{verb}`" for verb in VERBS)
         raise VitsweepError(
             f"`{word}` is neither an override (`key=value`) nor a verb; the verbs are {known} and "
