@@ -207,7 +207,7 @@ def test_the_heat_map_says_what_became_of_a_combination():
     axes = heat_map.draw(sweep("speedups").cells, "precision", "attention").axes[0]
     assert names(axes) == ["fp32", "O1", "O3"]
     assert names(axes, "x") == ["sdpa_auto", "sdpa_flash"]
-    assert {"killed", "not asked"} <= set(texts(axes))
+    assert {"killed", "not in\nthe sweep"} <= set(texts(axes))
 
 
 def test_charts_of_missing_and_infinite_values_still_draw():

@@ -10,7 +10,7 @@ import torch
 
 from tests.techniques.sequence_parallel.cases import answers, cell
 from vitsweep.equivalence import _global_batch, _my_share
-from vitsweep.measure import phases
+from vitsweep.measure import clocks
 from vitsweep.measure.clocks import PhaseClock
 from vitsweep.model.block import Block
 from vitsweep.model.build import build_model
@@ -34,7 +34,7 @@ def booked(world: World, cells: list[CellSpec]) -> list[list[dict[str, Any]]]:
 
 def _booked(world: World, each: CellSpec) -> dict[str, Any]:
     now = SimpleNamespace(seconds=0.0)
-    phases.time = SimpleNamespace(perf_counter=lambda: now.seconds)
+    clocks.time = SimpleNamespace(perf_counter=lambda: now.seconds)
 
     def advance(seconds: float) -> None:
         now.seconds += seconds
