@@ -10,9 +10,10 @@ import pytest
 
 from tests.command import Command
 from vitsweep.errors import VitsweepError
+from vitsweep.results import trackers
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.store import Store
-from vitsweep.results.trackers import mirror, sync
+from vitsweep.results.trackers import check_tracker, mirror, sync
 
 CELL = ("sweep.baseline=null", "measurement.blocks=2")
 
@@ -137,3 +138,36 @@ def messages(log: bytes) -> Iterator[bytes]:
 
 def pairs(items: Any) -> dict[str, float]:
     return {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
+
+
+@pytest.mark.parametrize(
+    ("tracker", "words"),
+    [
+        ({"mode": "tensorbord"}, "`tracker.mode=tensorbord`: must be one of `none`, `offline`"),
+        ({"mode": "offline", "time_limit_s": 0}, "`tracker.time_limit_s=0`"),
+        ({"mode": "offline", "time_limit_s": "soon"}, "`tracker.time_limit_s=soon`"),
+        ({"mode": "online", "time_limit_s": 9}, "`wandb login`"),
+    ],
+)
+def test_a_tracker_that_cannot_work_is_refused_before_anything_runs(
+    tracker: dict[str, object], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(VitsweepError) as error:
+        check_tracker(tracker)
+    assert words in str(error.value)
+
+
+def test_a_tracker_without_its_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(VitsweepError, match=r"pip install 'vitsweep\[tensorboard\]'"):
+        check_tracker({"mode": "tensorboard", "time_limit_s": 9})
+
+
+def test_a_login_of_wandb_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    check_tracker({"mode": "online", "time_limit_s": 9})

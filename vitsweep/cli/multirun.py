@@ -16,6 +16,7 @@ from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.launchers.base import CellLauncher, LaunchRequest
 from vitsweep.launchers.dispatch import composer_of, launch_stock, refuse_plan_of
 from vitsweep.planning.limit_search import Search, Searches, limit_of
+from vitsweep.results.trackers import check_tracker
 
 Row = Mapping[str, Any]
 
@@ -39,6 +40,7 @@ def multirun(
             refuse_plan_of(config)
         return launch_stock(launcher, cells, config)
     settings = hydra_internals.plain_resolved(config)
+    check_tracker(settings.get("tracker") or {})
     limit = limit_of(sweep_settings(settings).limit, cells)
     if plan_only:
         first = Searches(cells, limit, composer).first() if limit else cells

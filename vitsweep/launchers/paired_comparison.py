@@ -25,6 +25,7 @@ from vitsweep.planning.provenance import code_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, make_sweep_plan
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
+from vitsweep.results.trackers import check_tracker
 from vitsweep.spec.machine import Machine
 from vitsweep.tables.comparison import Comparison, blocks_wanted, compared, paired
 from vitsweep.tables.tidy import one_device
@@ -81,6 +82,7 @@ def measured_pair(request: ComparisonRequest, console: Console) -> Iterator["Pai
             devices would be compared; nothing has run.
     """
     plan, settings, tracker = _plan_pair(request, Composer())
+    check_tracker(tracker)
     store = open_store(settings)
     with locked(store, console):
         pair = PairedComparison(store, plan, settings, tracker, code_state(), request, console)

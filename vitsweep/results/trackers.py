@@ -7,13 +7,16 @@ from its own environment or file; none is stored here.
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
@@ -51,6 +54,49 @@ MIRRORS: Mapping[str, Mirror] = {
     ),
 }
 """`tracker.mode` -> the tracker."""
+
+
+def check_tracker(tracker: Mapping[str, Any]) -> None:
+    """Refuse a tracker that cannot work here, before anything runs.
+
+    Args:
+        tracker: the composed `tracker` node.
+
+    Raises:
+        VitsweepError: its mode is unknown, its package is missing, its time limit is no positive
+            number, or W&B is to be uploaded to without a login.
+    """
+    mode = str(tracker.get("mode", "none"))
+    if mode == "none":
+        return
+    if mode not in MIRRORS:
+        known = ", ".join(f"`{m}`" for m in ("none", *MIRRORS))
+        raise VitsweepError(f"`tracker.mode={mode}`: must be one of {known}.")
+    limit = tracker.get("time_limit_s")
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
+        raise VitsweepError(f"`tracker.time_limit_s={limit}`: must be a number of seconds above 0.")
+    package = MIRRORS[mode]
+    if find_spec(package.package) is None:
+        raise VitsweepError(
+            f"`tracker.mode={mode}` needs a package that is not installed here: "
+            f"`pip install '{package.install}'`, or leave the tracker out; records are complete "
+            "without it."
+        )
+    if mode == "online" and not _has_wandb_login():
+        raise VitsweepError(
+            "`tracker.mode=online` uploads to W&B, and there is no login here: run `wandb login`, set "
+            "WANDB_API_KEY, or use `tracker=wandb` (offline) and `vitsweep collect SWEEP --sync` later."
+        )
+
+
+def _has_wandb_login() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, NetrcParseError):
+        return False
 
 
 def mirror(store: Store, rows: Sequence[Mapping[str, Any]], tracker: Mapping[str, Any]) -> str:
