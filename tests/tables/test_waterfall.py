@@ -169,6 +169,20 @@ def test_a_contrast_is_welchs_test():
     low, high = np.exp(welch.confidence_interval(0.95))
     assert found["p_value"] == pytest.approx(welch.pvalue)
     assert (found["speedup_low"], found["speedup_high"]) == pytest.approx((low, high))
-    assert contrast({"n": 1.0, "base": -1.0}, ratios)["speedup"] == pytest.approx(
-        np.exp(np.mean(new))
-    )
+    over_base = contrast({"n": 1.0, "base": -1.0}, ratios, "base")
+    assert over_base["speedup"] == pytest.approx(np.exp(np.mean(new)))
+
+
+def test_a_cell_without_a_block_shared_with_its_baseline_is_not_taken_for_the_baseline():
+    # fsdp is 0.75x as fast as its baseline, but never ran in a block with it: the gain of o1_fsdp over it
+    # is unknown, and not o1_fsdp's speedup over the baseline
+    settings = {"base": (100, {}), "fsdp": (75, FSDP), "o1_fsdp": (150, O1 | FSDP)}
+    blocks = {"base": "xyz", "fsdp": "uvw", "o1_fsdp": "xyz"}
+    runs = table(*(run(c, b, s, **k) for c, (s, k) in settings.items() for b in blocks[c]))
+    chain = waterfall(runs, dict.fromkeys(settings, "base")).query("kind == 'cumulative'")
+    last = chain.set_index("cell_id").loc["o1_fsdp"]
+    assert last["speedup"] == pytest.approx(1.5)
+    assert math.isnan(last["gain"])
+    assert last["gain_claim"] == ""
+    ratios = DataFrame({"cell_id": ["n"] * 3, "log_ratio": [0.4, 0.41, 0.39]})
+    assert math.isnan(contrast({"n": 1.0, "fsdp": -1.0}, ratios, "base")["speedup"])

@@ -21,7 +21,7 @@ from vitsweep.tables.formatting import as_text, missing
 from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
 from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.show import counts, coverage, markdown, peak_gib, presented, ranked
+from vitsweep.tables.show import counts, coverage, markdown, peaks_gib, presented, ranked
 
 FEW_VALUES = 3
 THEMED = {
@@ -99,9 +99,7 @@ def render(
 def table(cells: DataFrame) -> dict[str, Any]:
     """Return headings, rows of (text, sort key), and the choices to filter by."""
     text, ordered = presented(cells, wide=True), ranked(cells)
-    keys = ordered.assign(
-        peak_gib=Series([peak_gib(row) for _, row in ordered.iterrows()], ordered.index)
-    )
+    keys = ordered.assign(peak_gib=peaks_gib(ordered))
     sources = {str(c): COLUMN_OF.get(str(c), str(c)) for c in text}
     columns = [
         list(zip(text[c], _sort_keys(keys, source), strict=True)) for c, source in sources.items()

@@ -40,6 +40,8 @@ _ALL = (
            "images_per_second x tokens of one image"),
     Metric("step_time_ms", "ms", "Step time", "lower",
            "median over steady steps of the slowest rank's time between two optimizer steps"),
+    Metric("unadjusted_images_per_second", "img/s", "Throughput, median over runs", None,
+           "median of images_per_second over the runs of a cell, without block adjustment; cells only"),
     Metric("throughput_spread", "1", "Relative standard deviation of throughput", "lower",
            "standard deviation / mean of images_per_second over the runs of a cell; cells only"),
     Metric("speedup", "x", "Speedup over the baseline", "higher",

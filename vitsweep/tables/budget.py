@@ -1,11 +1,12 @@
 """Peak memory, hours per epoch, and the cost of a training run."""
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
+from vitsweep.tables.checks import checked_cells, of_baseline
 from vitsweep.tables.columns import varying
-from vitsweep.tables.show import peak_gib
+from vitsweep.tables.show import peaks_gib
 from vitsweep.tables.tidy import one_device
 
 IMAGENET_1K = 1_281_167
@@ -14,15 +15,14 @@ IMAGENET_1K = 1_281_167
 
 def with_peak(cells: DataFrame) -> DataFrame:
     """Add `peak_gib`: allocated on a GPU, resident on CPU, empty where neither is known."""
-    peaks = [peak_gib(row) for _, row in cells.iterrows()]
-    return cells.assign(peak_gib=Series(peaks, cells.index, dtype=float))
+    table = checked_cells(cells)
+    return table.assign(peak_gib=peaks_gib(table))
 
 
 def measured_with_peak(cells: DataFrame, mixed_hardware: bool = False) -> DataFrame:
     """Return the measured cells with their `peak_gib`."""
-    return (
-        cells[cells["status"] == Status.measured].pipe(one_device, mixed_hardware).pipe(with_peak)
-    )
+    table = with_peak(cells)
+    return table[table["status"] == Status.measured].pipe(one_device, mixed_hardware)
 
 
 def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K) -> DataFrame:
@@ -31,21 +31,23 @@ def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K) -> DataFrame:
     hours = images / throughput / 3600. The interval is the baseline's hours divided by the ends of
     the speedup, so it contains the noise of the ratio alone.
     """
+    cells = checked_cells(
+        cells, "images_per_second", "baseline_cell_id", "speedup", "speedup_low", "speedup_high"
+    )
     measured = cells[cells["status"] == Status.measured]
-    hours = images / measured["images_per_second"] / 3600
-    of_cell = dict(zip(measured["cell_id"], hours, strict=True))
-    base = measured["baseline_cell_id"].map(of_cell).astype(float)
-    spread = [
-        c
-        for c in ("baseline_cell_id", "throughput_spread", "blocks", "speedup", "claim")
-        if c in measured
-    ]
+    hours = images / measured["images_per_second"].astype(float) / 3600
+    base = of_baseline(measured.assign(_hours=hours), "_hours")
+    shown = ["throughput_spread", "blocks", "claim", "sweep", "device"]
+    columns = [
+        "cell_id", *varying(cells), "images_per_second", "baseline_cell_id",
+        *(c for c in shown[:2] if c in measured), "speedup", *(c for c in shown[2:] if c in measured),
+    ]  # fmt: skip
     return (
-        measured[["cell_id", *varying(cells), "images_per_second", *spread]]
+        measured[list(dict.fromkeys(columns))]
         .assign(
             epoch_hours=hours,
-            epoch_hours_low=base / measured["speedup_high"],
-            epoch_hours_high=base / measured["speedup_low"],
+            epoch_hours_low=base / measured["speedup_high"].astype(float),
+            epoch_hours_high=base / measured["speedup_low"].astype(float),
             baseline_epoch_hours=base,
         )
         .sort_values("epoch_hours")
@@ -62,6 +64,7 @@ def cost(
     """Return rank-hours and money for `epochs` epochs of `images`, cheapest first.
 
     rank-hours = epochs x images / throughput / 3600 x ranks; a rank is one GPU where there are any.
+    `saved` is the money of the cell's baseline, on the baseline's own ranks, minus that of the cell.
 
     Raises:
         VitsweepError: a negative price, or no epochs.
@@ -71,16 +74,18 @@ def cost(
             f"`cost` needs a price of at least 0 and more than 0 epochs; got {price_per_rank_hour} "
             f"{currency} and {epochs}."
         )
+    cells = checked_cells(cells, "world_size")
     table = epoch_hours(cells, images)
-    ranks = cells.set_index("cell_id")["world_size"].reindex(table["cell_id"]).to_numpy(float)
+    world_size = cells["world_size"].astype(float)
+    ranks = world_size.reindex(table.index)
+    of_base = of_baseline(cells.assign(_ranks=world_size), "_ranks").reindex(table.index)
+    price = epochs * price_per_rank_hour
+    money = table["epoch_hours"] * ranks * price
     return table.assign(
         world_size=ranks,
         train_hours=table["epoch_hours"] * epochs,
         rank_hours=table["epoch_hours"] * epochs * ranks,
-        money=table["epoch_hours"] * epochs * ranks * price_per_rank_hour,
-        saved=(table["baseline_epoch_hours"] - table["epoch_hours"])
-        * epochs
-        * ranks
-        * price_per_rank_hour,
+        money=money,
+        saved=table["baseline_epoch_hours"].astype(float) * of_base.astype(float) * price - money,
         currency=currency,
     ).sort_values("money")

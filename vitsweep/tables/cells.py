@@ -7,41 +7,85 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.tables import columns as col
-from vitsweep.tables.speedup import speedup_over
+from vitsweep.tables.checks import checked_runs, separated
+from vitsweep.tables.speedup import Families, compare_rows
 from vitsweep.tables.status import counted, final_status, in_order
+
+RATES = (
+    "images_per_second_per_rank", "tokens_per_second", "model_tflops_per_rank", "mfu", "hfu",
+    "mfu_of_measured_peak",
+)  # fmt: skip
+TIMES = ("step_time_ms", "epoch_hours_imagenet1k")
+"""Columns that are proportional to images/s, and inversely proportional to it."""
 
 
 def cells(
-    runs: DataFrame, baselines: Mapping[str, str | None], unrun: DataFrame | None = None
+    runs: DataFrame,
+    baselines: Mapping[str, str | None],
+    unrun: DataFrame | None = None,
+    families: Families = (),
 ) -> DataFrame:
     """Return one row per cell, in the order in which the cells first appear.
 
-    Metrics are the median over the cell's counted runs (all of them where none was measured: the
-    peak of a run that ran out of memory is a result); `throughput_spread` is the relative standard
-    deviation of images/s over them; a validity flag is set where any of these runs had it, but
-    `drifting` where most had it: warm-up shows in every run, a passing disturbance in one; spec and
-    environment are those of the latest run. `blocks` counts the blocks measured, `num_pairs`
+    A cell that was measured in several sweeps or on several devices has a row for each.
+
+    `images_per_second`, and with it everything proportional to it, is the one estimate that all
+    tables use: the cell's speedup, paired within blocks, times the throughput of its baseline over
+    all blocks. So a cell that was measured on a slow day is not compared with a baseline of a fast
+    one, and no table contradicts `speedup`. Without a speedup, and for the baseline, it is the
+    median over the runs, which `unadjusted_images_per_second` has for every cell.
+
+    Other metrics are the median over the cell's counted runs (all of them where none was measured:
+    the peak memory of a run that ran out of memory is a result); `throughput_spread` is the relative
+    standard deviation of images/s over them; a validity flag is set where any of these runs had it,
+    but `drifting` where most had it: warm-up shows in every run, a passing disturbance in one; spec
+    and environment are those of the latest run. `blocks` counts the blocks measured, `num_pairs`
     the blocks shared with the baseline.
 
     Args:
         runs: one row per run.
         baselines: cell -> its baseline cell, or None.
-        unrun: cells without a run (invalid, or not run yet), one row each: `cell_id, status, reason` and
-            spec columns; a cell that has runs is taken from `runs`.
+        unrun: cells without a run (invalid, or not run yet), one row each: `cell_id, status, reason`
+            and spec columns; a cell that has runs is taken from `runs`.
+        families: the cells of each command, see `speedup_over`.
+
+    Raises:
+        VitsweepError: a column is missing or does not hold what its name says.
     """
+    runs = checked_runs(runs)
     not_run = _without_runs(unrun, runs)
     if runs.empty:
         return not_run.pipe(in_record_order).pipe(typed)
-    runs = with_all_metrics(runs)
-    comparison = speedup_over(runs, baselines).rename(columns={"num_blocks": "num_pairs"})
-    rows = (
-        final_status(runs)
-        .merge(_latest(runs), on="cell_id")
-        .merge(_medians(runs), on="cell_id")
-        .merge(comparison, on="cell_id", how="left")
+    apart, of_key, original = separated(with_all_metrics(runs), baselines)
+    comparison = compare_rows(
+        apart.assign(device=apart.get("device", "")), of_key, original, families
     )
+    rows = (
+        final_status(apart)
+        .merge(_latest(apart), on="cell_id")
+        .merge(_medians(apart), on="cell_id")
+        .merge(comparison.rename(columns={"num_blocks": "num_pairs"}), on="cell_id", how="left")
+        .pipe(_block_adjusted)
+    )
+    rows = rows.assign(**{
+        c: [original.get(v, v) for v in rows[c]] for c in ("cell_id", "baseline_cell_id")
+    }) if original else rows  # fmt: skip
     rows = pd.concat([rows, not_run], ignore_index=True) if len(not_run) else rows
     return rows.pipe(in_record_order).pipe(typed)
+
+
+def _block_adjusted(rows: DataFrame) -> DataFrame:
+    """Replace throughput, and what is proportional to it, by speedup x throughput of the baseline."""
+    measured = rows["images_per_second"].astype(float)
+    known = dict(zip(rows["cell_id"], measured, strict=True))
+    base = rows["baseline_cell_id"].map(known).astype(float)
+    factor = (rows["speedup"] * base / measured).fillna(1.0)
+    return rows.assign(
+        unadjusted_images_per_second=measured,
+        images_per_second=measured * factor,
+        **{c: rows[c].astype(float) * factor for c in RATES},
+        **{c: rows[c].astype(float) / factor for c in TIMES},
+    )
 
 
 def with_all_metrics(runs: DataFrame) -> DataFrame:

@@ -6,6 +6,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
+from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import varying
 
 PURPOSES = ("parameter_bytes_per_step", "gradient_bytes_per_step", "activation_bytes_per_step")
@@ -46,9 +47,13 @@ def communication(cells: DataFrame) -> DataFrame:
     each method's exact formula of its own implementation; `published_formula` is the paper's, and
     cannot be compared without `published_unit`.
     """
+    cells = checked_cells(
+        cells, "sequence_parallel", "world_size", "num_tokens", "images_per_step", *PURPOSES
+    )
     counted = [p for p in PURPOSES if p in cells and cells[p].notna().any()]
     formulas = [f"predicted_{p}" for p in PURPOSES if f"predicted_{p}" in cells]
-    measured = cells[cells["status"] == Status.measured].dropna(subset=counted, how="all")
+    measured = cells[cells["status"] == Status.measured]
+    measured = measured.dropna(subset=counted, how="all") if counted else measured.iloc[:0]
     columns = list(
         dict.fromkeys(
             [*varying(cells), "sequence_parallel", "world_size", "num_tokens", "images_per_step"]

@@ -1,6 +1,7 @@
 """Text of numbers, claims, statuses and cell labels, the same in terminal, Markdown and HTML."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -53,20 +54,23 @@ def times(value: Any) -> str:
     return f"{float(value):.2f}x" if float(value) >= 0.1 else f"{number(value, 2)}x"
 
 
-def speedup(row: Series) -> str:
+def ratio(value: Any, low: Any, high: Any) -> str:
     """Return `1.51x [1.48, 1.55]`, without brackets where there is no interval."""
-    low, high = row.get("speedup_low"), row.get("speedup_high")
     interval = "" if missing(low) or missing(high) else f" [{low:.2f}, {high:.2f}]"
-    return times(row.get("speedup")) + interval
+    return times(value) + interval
 
 
-def claim(row: Series) -> str:
-    """Return the claim of a row, or the note on why a measured cell has none."""
-    shown = [row.get("claim"), row.get("speedup_note")]
-    return next((str(text) for text in shown if not missing(text)), "")
+def speedup(row: Series) -> str:
+    """Return the speedup of a row with its 95 % interval."""
+    return ratio(row.get("speedup"), row.get("speedup_low"), row.get("speedup_high"))
 
 
-def status(row: Series) -> str:
+def whole(value: Any) -> str:
+    """Return a count, `1,024`; the empty text where it is missing."""
+    return "" if missing(value) else f"{int(value):,}"
+
+
+def status(row: Mapping[Any, Any] | Series) -> str:
     """Return the status with its reason and the validity flags that are set."""
     text = "not run" if missing(row.get("status")) else str(row["status"]).replace("_", " ")
     notes = [flag.replace("_", " ") for flag in FLAGS if not missing(row.get(flag)) and row[flag]]

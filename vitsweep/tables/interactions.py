@@ -1,15 +1,13 @@
 """Interactions of pairs of techniques: is the speedup of both the product of their speedups?"""
 
 from collections.abc import Mapping
-from itertools import combinations
-from typing import Any
 
 import numpy as np
+import pandas as pd
 from pandas import DataFrame, Series
 
-from vitsweep.tables.cells import cells
-from vitsweep.tables.names import with_changes
 from vitsweep.tables.ratios import (
+    BLOCK,
     LEVEL,
     MIN_BLOCKS,
     contrast,
@@ -17,10 +15,12 @@ from vitsweep.tables.ratios import (
     holm,
     log_ratios,
     log_throughput_per_block,
+    samples,
 )
 from vitsweep.tables.status import counted
-from vitsweep.tables.tidy import one_device_each
+from vitsweep.tables.waterfall import compared_cells
 
+WEIGHTS = {"cell_id": 1.0, "first_cell": -1.0, "second_cell": -1.0}
 HALVES = ["cell_id", "first", "second", "first_cell", "second_cell", "baseline_cell_id"]
 ESTIMATE = {
     "num_blocks": "num_blocks",
@@ -44,13 +44,13 @@ def interactions(
     Raises:
         VitsweepError: cells of one baseline ran on different devices (unless `mixed_hardware`).
     """
-    table = with_changes(one_device_each(cells(runs, baselines), mixed_hardware))
-    pairs = [row for _, g in table.groupby("baseline_cell_id", sort=False) for row in _pairs(g)]
+    table, apart, of_key = compared_cells(runs, baselines, mixed_hardware)
+    pairs = [row for _, g in table.groupby("_baseline", sort=False) for row in _pairs(g)]
     halves = DataFrame(pairs, columns=HALVES)
-    ratios = log_ratios(log_throughput_per_block(counted(runs)), baselines)
-    rows = [_interaction(row, ratios) for row in halves.to_dict("records")]
-    estimates = DataFrame(rows, columns=list(ESTIMATE), index=halves.index, dtype=float)
-    speedups = table.set_index("cell_id")["speedup"]
+    ratios = log_ratios(log_throughput_per_block(counted(apart)), of_key)
+    estimates = _estimates(halves, ratios)
+    speedups = table.set_index("_key")["speedup"]
+    names = dict(zip(table["_key"], table["cell_id"], strict=True))
     return (
         halves.join(estimates.rename(columns=ESTIMATE))
         .assign(
@@ -60,43 +60,62 @@ def interactions(
             speedup_both=lambda t: t["cell_id"].map(speedups),
             p_holm=lambda t: holm(t["p_value"]),
             claim=_claims,
+            cell_id=lambda t: t["cell_id"].map(names),
+            baseline_cell_id=lambda t: t["baseline_cell_id"].map(names),
         )
         .drop(columns=["first_cell", "second_cell"])
     )
 
 
 def _pairs(group: DataFrame) -> list[tuple[str, ...]]:
-    cell = dict(zip(group["changes"], group["cell_id"], strict=True))
-    base = group["baseline_cell_id"].iloc[0]
-    single = sorted(next(iter(c)) for c in cell if len(c) == 1)
+    """Return the cells that change two settings and whose two halves are in the table as well."""
+    cell = dict(zip(group["changes"], group["_key"], strict=True))
+    base = group["_baseline"].iloc[0]
+    single = {
+        change: frozenset([change]) for changes in cell if len(changes) == 1 for change in changes
+    }
+    known = set(single)
+    pairs = sorted(sorted(both) for both in cell if len(both) == 2 and both <= known)
     return [
-        (cell[both], a, b, cell[frozenset([a])], cell[frozenset([b])], base)
-        for a, b in combinations(single, 2)
-        if (both := frozenset([a, b])) in cell
+        (cell[frozenset((a, b))], a, b, cell[single[a]], cell[single[b]], base) for a, b in pairs
     ]
 
 
-def _interaction(row: Mapping[Any, Any], ratios: DataFrame) -> dict[str, float]:
-    weights = {row["cell_id"]: 1.0, row["first_cell"]: -1.0, row["second_cell"]: -1.0}
-    mine = ratios[ratios["cell_id"].isin(list(weights))]
-    if mine["cell_id"].nunique() < len(weights):
-        return {}
-    wide = mine.pivot_table(
-        index=["sweep", "block"], columns="cell_id", values="log_ratio", observed=True
+def _estimates(halves: DataFrame, ratios: DataFrame) -> DataFrame:
+    """Return `estimate` of every interaction: within shared blocks, else by `contrast`."""
+    parts = [
+        DataFrame({"cell_id": halves[column], "_pair": halves.index, "weight": weight})
+        for column, weight in WEIGHTS.items()
+    ]
+    terms = pd.concat(parts).merge(ratios[["cell_id", *BLOCK, "log_ratio"]], on="cell_id")
+    blocks = (
+        terms.assign(log_ratio=terms["weight"] * terms["log_ratio"])
+        .groupby(["_pair", *BLOCK], sort=False, observed=True)["log_ratio"]
+        .agg(["sum", "count"])
+        .query("count == 3")
+        .reset_index()
+        .rename(columns={"sum": "log_ratio"})
     )
-    together = (wide * Series(weights)).dropna().sum(axis=1)
-    if together.empty:
-        return contrast(weights, ratios)
-    paired = estimate(DataFrame({"cell_id": row["cell_id"], "log_ratio": together}))
-    return {str(k): float(v) for k, v in paired.iloc[0].drop("cell_id").items()}
+    paired = estimate(blocks, "_pair").set_index("_pair").to_dict("index")
+    of_cell = samples(ratios)
+    rows = [
+        paired.get(pair)
+        or contrast({row[c]: w for c, w in WEIGHTS.items()}, of_cell, row["baseline_cell_id"])
+        for pair, row in enumerate(halves.to_dict("records"))
+    ]
+    return DataFrame(rows, columns=list(ESTIMATE), index=halves.index, dtype=float)
 
 
 def _claims(table: DataFrame) -> Series:
-    rules = [
-        table["interaction"].isna(),
-        table["num_blocks"] < MIN_BLOCKS,
-        ~(table["p_holm"] < LEVEL),
-        table["interaction"] > 1,
-    ]
-    texts = ["", "too few blocks", "no interaction shown", "help each other"]
-    return Series(np.select(rules, texts, default="hurt each other"), index=table.index)
+    sure, likely = table["p_holm"] < LEVEL, table["p_value"] < LEVEL
+    rules = {
+        "": table["interaction"].isna(),
+        "too few blocks": table["num_blocks"] < MIN_BLOCKS,
+        "help each other": sure & (table["interaction"] > 1),
+        "hurt each other": sure,
+        "probably help each other": likely & (table["interaction"] > 1),
+        "probably hurt each other": likely,
+    }
+    conditions = [np.asarray(rule, bool) for rule in rules.values()]
+    found = np.select(conditions, list(rules), default="no interaction shown")
+    return Series(found, index=table.index, dtype=object)

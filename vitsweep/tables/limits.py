@@ -6,11 +6,13 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame, Series
 
+from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import HEADINGS, METRICS
 from vitsweep.results.record import Status
+from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import comparable, spec_columns, varying
-from vitsweep.tables.formatting import missing, number, plain, status, value_label
-from vitsweep.tables.show import peak_gib
+from vitsweep.tables.formatting import number, plain, status, value_label, whole
+from vitsweep.tables.show import peaks_gib
 
 FOLLOWING = ("num_tokens", "resolution_px", "images_per_step", "model.frames", "batch.name")
 """Spec columns that are computed from others, so they do not separate searches."""
@@ -35,10 +37,12 @@ def limits(cells: DataFrame, key: str) -> DataFrame:
         cells: one row per cell.
         key: spec column as typed, `data.num_frames`.
     """
-    if key not in cells:
-        return DataFrame(columns=["fits", "fails_at", "ended"])
+    cells = checked_cells(cells, *AT_THE_LIMIT, "reason")
+    if key not in cells or cells.empty:
+        return DataFrame(columns=["fits", "fails_at", *AT_THE_LIMIT, "ended"])
     same = [c for c in spec_columns(cells) if c != key and c not in FOLLOWING]
     names = [c for c in varying(cells) if c in same]
+    cells = cells.assign(_peak_gib=peaks_gib(cells), **{key: _numbers(cells[key], key)})
     group = comparable(cells[same]).agg("|".join, axis=1) if same else Series("", cells.index)
     rows = [_row(some, key, names) for _, some in cells.groupby(group, sort=False)]
     columns = [*names, "fits", "fails_at", *AT_THE_LIMIT, "ended"]
@@ -47,7 +51,7 @@ def limits(cells: DataFrame, key: str) -> DataFrame:
 
 
 def _row(cells: DataFrame, key: str, names: list[str]) -> dict[str, Any]:
-    kinds, values = cells["status"].astype(str), pd.to_numeric(cells[key])
+    kinds, values = cells["status"].astype(str), cells[key]
     measured, failed = (values[kinds == kind] for kind in (Status.measured, Status.out_of_memory))
     others = cells[~kinds.isin([Status.measured, Status.out_of_memory])]
     row = {name: cells[name].iloc[0] for name in names} | {
@@ -57,8 +61,15 @@ def _row(cells: DataFrame, key: str, names: list[str]) -> dict[str, Any]:
     }
     if len(measured):
         best = cells.iloc[int(values.where(kinds == Status.measured).argmax())]
-        row |= {c: best.get(c) for c in AT_THE_LIMIT} | {"peak_gib": peak_gib(best)}
+        row |= {c: best.get(c) for c in AT_THE_LIMIT} | {"peak_gib": best["_peak_gib"]}
     return row
+
+
+def _numbers(values: Series, key: str) -> Series:
+    try:
+        return pd.to_numeric(values)
+    except (ValueError, TypeError) as error:
+        raise VitsweepError(f"A limit of `{key}` needs numbers in that column: {error}.") from error
 
 
 def named(table: DataFrame) -> list[str]:
@@ -79,8 +90,8 @@ def presented_limits(table: DataFrame, key: str) -> DataFrame:
     text = DataFrame({c: table[c].map(plain) for c in named(table)}, dtype=str)
     text[f"largest {key}"] = table["fits"].map(lambda v: plain(v) if v else "none")
     text["out of memory at"] = table["fails_at"].map(plain)
-    text["tokens"] = table["num_tokens"].map(_whole)
-    text["parameters"] = table["num_parameters"].map(_whole)
+    text["tokens"] = table["num_tokens"].map(whole)
+    text["parameters"] = table["num_parameters"].map(whole)
     text[HEADINGS["peak_gib"]] = table["peak_gib"].map(number)
     text[HEADINGS["images_per_second"]] = table["images_per_second"].map(number)
     text["ended early"] = table["ended"]
@@ -96,10 +107,6 @@ def limit_answer(table: DataFrame, key: str) -> str:
     best, least = found.iloc[0], found.iloc[-1]
     rest = "" if len(found) == 1 else f"; {names[-1]} least far, {key}={least['fits']:,}"
     return f"{names[0]} goes furthest: {key}={best['fits']:,} trains{rest}."
-
-
-def _whole(value: Any) -> str:
-    return "" if missing(value) else f"{int(value):,}"
 
 
 assert set(AT_THE_LIMIT) <= {*METRICS, "num_tokens", "cell_id"}

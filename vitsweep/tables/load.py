@@ -45,7 +45,7 @@ class Sweep:
 def sweep_of(store: Store) -> Sweep:
     """Return runs and cells of one sweep folder; the runs may be empty."""
     runs, baselines = runs_of(store), store.baselines()
-    found = cells(runs, baselines, unrun_of(store))
+    found = cells(runs, baselines, unrun_of(store), families_of(store))
     return Sweep(runs, baselines, found, limit_key(store.commands()), traces_of(store))
 
 
@@ -87,7 +87,21 @@ def load(*sources: Source, rows: Literal["cells", "runs"] = "cells") -> DataFram
 
 def cells_of(store: Store) -> DataFrame:
     """Return one row per cell of a store, measured or not."""
-    return cells(runs_of(store), store.baselines(), unrun_of(store))
+    return cells(runs_of(store), store.baselines(), unrun_of(store), families_of(store))
+
+
+def families_of(store: Store) -> list[frozenset[str]]:
+    """Return the cells of each command of a sweep, oldest first, for the adjustment of claims.
+
+    A command for a part of the cells of an earlier one (a retry, say) asks the same question again:
+    it makes no smaller family.
+    """
+    found: list[frozenset[str]] = []
+    for command in store.commands():
+        asked = frozenset(map(str, command.get("cells", ())))
+        whole = next((family for family in reversed(found) if asked <= family), asked)
+        found = [*(family for family in found if family != whole), whole]
+    return found
 
 
 def _read(source: Source, rows: str) -> Iterator[DataFrame]:
@@ -127,7 +141,7 @@ def _from_parquet(path: Path, rows: str) -> DataFrame:
             raise VitsweepError(f"`{path}` holds cells, not runs: name `runs.parquet`.")
         return table
     store = Store(path.parent)
-    return table if rows == "runs" else cells(table, store.baselines())
+    return table if rows == "runs" else cells(table, store.baselines(), None, families_of(store))
 
 
 def from_wandb(project: str, api: Any = None) -> DataFrame:

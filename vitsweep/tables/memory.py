@@ -4,6 +4,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
+from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import varying
 from vitsweep.tables.formatting import plain
 from vitsweep.tables.published import published
@@ -47,6 +48,7 @@ def memory_parts(cells: DataFrame) -> DataFrame:
     published. Where ranks differ the worst is shown. `gathered_parameter_gib` comes on top while
     blocks are computed: ZeRO-2 holds shards here and gathers all, where the paper's keeps P.
     """
+    cells = checked_cells(cells, "world_size", "sequence_parallel", "tensor_parallel", "sharding")
     known = [part for part in PARTS if part in cells]
     measured = cells[cells["status"] == Status.measured].dropna(subset=known, how="all")
     if not known or measured.empty:

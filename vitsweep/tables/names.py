@@ -6,6 +6,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
+from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import varying
 from vitsweep.tables.formatting import as_text, plain, value_label
 
@@ -21,7 +22,7 @@ def cell_names(cells: DataFrame, columns: Sequence[str] | None = None) -> Series
     The short form names only what differs from the cell's baseline (or, where that is not in the
     table, from the commonest value), and every column in which the baselines themselves differ.
     """
-    named = list(varying(cells) if columns is None else columns)
+    named = [c for c in (varying(cells) if columns is None else columns) if c in cells]
     rows = as_text(cells[named]).to_dict("records") if named else [{} for _ in range(len(cells))]
     full = [_joined(row, named, " · ") for row in rows]
     texts = full if len(named) <= FEW else _short(cells, rows, named, full)
@@ -30,7 +31,9 @@ def cell_names(cells: DataFrame, columns: Sequence[str] | None = None) -> Series
 
 
 def _short(cells: DataFrame, rows: list[Row], columns: list[str], full: list[str]) -> list[str]:
-    known = dict(zip(cells["cell_id"], rows, strict=True))
+    if not rows:
+        return []
+    known = dict(zip(cells.get("cell_id", Series(None, cells.index)), rows, strict=True))
     baselines = cells.get("baseline_cell_id", Series(None, cells.index, dtype=object))
     commonest = {c: Counter(row[c] for row in rows).most_common(1)[0][0] for c in columns}
     references = [known.get(baseline, commonest) for baseline in baselines]
@@ -58,6 +61,7 @@ def with_changes(cells: DataFrame) -> DataFrame:
     (`num_tokens` from `classifier`) is not counted twice. Cells without a baseline row in the
     table are left out.
     """
+    cells = checked_cells(cells, "baseline_cell_id")
     columns = varying(cells)
     rows = (
         as_text(cells[columns]).to_dict("records") if columns else [{} for _ in range(len(cells))]

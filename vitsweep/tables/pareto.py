@@ -1,6 +1,6 @@
 """The Pareto front of throughput, memory and accuracy, and the best cells within given limits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from pandas import DataFrame, Series
@@ -8,6 +8,9 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.tables.budget import measured_with_peak
+from vitsweep.tables.checks import checked_cells, checked_runs, row_keys, separated
+from vitsweep.tables.ratios import log_ratios, log_throughput_per_block, selection_adjusted
+from vitsweep.tables.status import counted
 
 OBJECTIVES = ("images_per_second", "peak_gib", "accuracy_top1")
 
@@ -24,15 +27,18 @@ def pareto_front(
         VitsweepError: an objective of which neither way is better, or none that was measured.
     """
     table = measured_with_peak(cells, mixed_hardware)
+    for objective in objectives:
+        if objective not in METRICS:
+            raise VitsweepError(f"`{objective}` is not a metric of results/metrics.py.")
     used = [o for o in objectives if o in table and table[o].notna().any()]
     unsigned = [o for o in used if METRICS[o].better is None]
     if unsigned or not used:
         raise VitsweepError(f"No cell can be better in {', '.join(unsigned or objectives)}.")
     signs = np.array([1.0 if METRICS[o].better == "higher" else -1.0 for o in used])
     points = table[used].to_numpy(float) * signs
-    return table.assign(
-        on_front=[_undominated(point, points) for point in points], objectives=", ".join(used)
-    ).sort_values(used[0], ascending=signs[0] < 0)
+    return table.assign(on_front=_undominated(points), objectives=", ".join(used)).sort_values(
+        used[0], ascending=signs[0] < 0
+    )
 
 
 def best_under(
@@ -42,8 +48,14 @@ def best_under(
     accuracy: float | None = None,
     epoch_hours: float | None = None,
     mixed_hardware: bool = False,
+    runs: DataFrame | None = None,
+    baselines: Mapping[str, str | None] | None = None,
 ) -> DataFrame:
     """Return the measured cells within every limit, the highest throughput first.
+
+    The first of many equal cells looks faster than it is, because it was selected. With `runs` and
+    `baselines` the first row of each baseline gets `selection_adjusted_speedup`, computed over the
+    cells within the limits (see `ratios.selection_adjusted`), and `selection_note` says so.
 
     Args:
         cells: one row per cell.
@@ -52,8 +64,12 @@ def best_under(
         accuracy: lowest top-1, as a fraction.
         epoch_hours: longest epoch of ImageNet-1k.
         mixed_hardware: compare cells of different devices.
+        runs: one row per run, for the adjustment.
+        baselines: cell -> its baseline cell, for the adjustment.
     """
-    table = measured_with_peak(cells, mixed_hardware)
+    table = measured_with_peak(
+        checked_cells(cells, "images_per_second", "baseline_cell_id", "speedup"), mixed_hardware
+    )
     limits = (
         ("peak_gib", memory_gib, "le"),
         ("world_size", ranks, "le"),
@@ -63,11 +79,44 @@ def best_under(
     for column, limit, relation in limits:
         if limit is not None:
             values = table[column] if column in table else Series(np.nan, table.index)
-            table = table[getattr(values, relation)(limit)]
-    return table.sort_values("images_per_second", ascending=False)
+            table = table[getattr(values, relation)(limit).fillna(False).astype(bool)]
+    ordered = table.sort_values("images_per_second", ascending=False)
+    return _with_adjusted(ordered, runs, baselines)
 
 
-def _undominated(point: np.ndarray, points: np.ndarray) -> bool:
-    if np.isnan(point).any():
-        return False
-    return not ((points >= point).all(axis=1) & (points > point).any(axis=1)).any()
+def _with_adjusted(
+    table: DataFrame, runs: DataFrame | None, baselines: Mapping[str, str | None] | None
+) -> DataFrame:
+    adjusted = Series(np.nan, table.index, dtype=float)
+    note = "not adjusted for the selection: give `runs` and `baselines`"
+    if runs is not None and baselines is not None:
+        note = "adjusted for the selection among the cells within the limits, by blocks left out"
+        apart, of_key, original = separated(checked_runs(runs, "device"), baselines)
+        ratios = log_ratios(log_throughput_per_block(counted(apart)), of_key)
+        keys = Series(row_keys(table) if original else table["cell_id"].to_numpy(), table.index)
+        compared = table[table["speedup"].notna() & (table["cell_id"] != table["baseline_cell_id"])]
+        for _, group in compared.groupby(row_keys(compared, "baseline_cell_id"), sort=False):
+            some = ratios[ratios["cell_id"].isin(set(keys[group.index]))]
+            best = adjusted.index == group["speedup"].idxmax()
+            adjusted = adjusted.mask(best, selection_adjusted(some))
+    return table.assign(
+        selection_adjusted_speedup=adjusted,
+        selection_note=Series(note, table.index, dtype=object).where(
+            adjusted.notna() | (runs is None), ""
+        ),
+    )
+
+
+def _undominated(points: np.ndarray) -> np.ndarray:
+    """Return which points no other point beats; a point with a missing value is never among them.
+
+    Args:
+        points: (cells, objectives), larger is better.
+    """
+    front = ~np.isnan(points).any(axis=1)
+    known = points[front]
+    best = [
+        not ((known >= point).all(axis=1) & (known > point).any(axis=1)).any() for point in known
+    ]
+    front[front] = best
+    return front

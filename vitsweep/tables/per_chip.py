@@ -7,6 +7,7 @@ from pandas import DataFrame, Series
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
+from vitsweep.tables.checks import checked_cells, row_keys
 from vitsweep.tables.columns import varying
 
 
@@ -24,11 +25,17 @@ def per_chip(cells: DataFrame, reference: Mapping[str, Any] | None = None) -> Da
     Raises:
         VitsweepError: no measured row, or more than one, fits the reference.
     """
-    measured = cells[cells["status"] == Status.measured]
+    cells = checked_cells(
+        cells, "images_per_second_per_rank", "baseline_cell_id", "sweep", "device", "claim"
+    )
+    measured = cells[cells["status"] == Status.measured].dropna(
+        subset=["images_per_second_per_rank"]
+    )
     row = _reference(measured, reference)
     columns = ["cell_id", "baseline_cell_id", "device", *varying(cells)]
     numbers = ["images_per_second_per_rank", "blocks", "throughput_spread"]
-    order = measured.groupby("device", observed=True)["images_per_second_per_rank"].transform("min")
+    rates = measured["images_per_second_per_rank"]
+    order = rates.groupby(measured["device"].astype(str)).transform("min")
     return (
         measured.assign(_order=order)
         .sort_values(["_order", "images_per_second_per_rank"])
@@ -45,9 +52,11 @@ def per_chip(cells: DataFrame, reference: Mapping[str, Any] | None = None) -> Da
 def _reference(measured: DataFrame, wanted: Mapping[str, Any] | None) -> Series:
     fitting = measured
     for column, value in (wanted or {}).items():
+        if column not in measured:
+            raise VitsweepError(f"`reference` names the column `{column}`, which these rows lack.")
         fitting = fitting[fitting[column] == value]
     if wanted is None:
-        baselines = measured[measured["cell_id"] == measured["baseline_cell_id"]]
+        baselines = measured[row_keys(measured) == row_keys(measured, "baseline_cell_id")]
         fitting = (baselines if len(baselines) else measured).nsmallest(
             1, "images_per_second_per_rank"
         )

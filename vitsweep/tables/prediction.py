@@ -1,10 +1,12 @@
 """Predicted metrics beside measured ones."""
 
 import pandas as pd
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
+from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
+from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import varying
 
 PREFIX = "predicted_"
@@ -16,13 +18,14 @@ def predicted_vs_measured(cells: DataFrame) -> DataFrame:
     A prediction is a column `predicted_<metric>`. `ratio` is predicted / measured; `error` the
     same minus 1, so 0.1 is 10 % too much. Cells that were not measured keep their prediction.
     """
+    cells = checked_cells(cells)
     metrics = [m for m in METRICS if PREFIX + m in cells]
     columns = ["cell_id", *varying(cells), "status"]
     parts = [
         cells[columns].assign(
             metric=m,
             unit=METRICS[m].unit,
-            predicted=pd.to_numeric(cells[PREFIX + m]),
+            predicted=_predicted(cells, PREFIX + m),
             measured=pd.to_numeric(cells[m]).where(cells["status"] == Status.measured)
             if m in cells
             else float("nan"),
@@ -38,6 +41,13 @@ def predicted_vs_measured(cells: DataFrame) -> DataFrame:
         .dropna(subset=["predicted"])
         .assign(ratio=lambda t: t["predicted"] / t["measured"], error=lambda t: t["ratio"] - 1)
     )
+
+
+def _predicted(cells: DataFrame, column: str) -> Series:
+    try:
+        return pd.to_numeric(cells[column])
+    except (ValueError, TypeError) as error:
+        raise VitsweepError(f"Column `{column}` must hold numbers: {error}.") from error
 
 
 def prediction_error(comparison: DataFrame) -> DataFrame:

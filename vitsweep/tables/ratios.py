@@ -1,6 +1,7 @@
 """Ratios within blocks: per block, over all blocks of a cell, and between cells that share none."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import exp, nan, sqrt
 
 import numpy as np
@@ -13,38 +14,50 @@ MIN_BLOCKS = 3
 LEVEL = 0.05
 """A claim needs a Holm-adjusted p-value below it; the interval is the 95 % one."""
 
+BLOCK = ["sweep", "device", "block"]
+"""Columns that identify a block. Runs of one block on different devices are never compared."""
+
 
 def log_throughput_per_block(runs: DataFrame) -> DataFrame:
-    """Return `cell_id, sweep, block, log_throughput, nodes_used`: one row per cell and block."""
-    throughput = runs["images_per_second"].astype(float)
+    """Return `cell_id, sweep, device, block, log_throughput, nodes_used`: a row per cell and block.
+
+    Runs without a throughput above zero are left out.
+    """
+    throughput = runs["images_per_second"].to_numpy(float, na_value=np.nan)
     usable = runs[np.isfinite(throughput) & (throughput > 0)]
-    known = {"nodes_used": None} if "nodes_used" not in usable else {}
+    unknown = {c: v for c, v in (("nodes_used", None), ("device", "")) if c not in usable}
+    table = usable.assign(
+        log_throughput=np.log(usable["images_per_second"].astype(float)), **unknown
+    )
+    device = table["device"].astype(object).where(table["device"].notna(), "")
     return (
-        usable.assign(log_throughput=np.log(usable["images_per_second"].astype(float)), **known)
-        .groupby(["cell_id", "sweep", "block"], observed=True, sort=False)
+        table.assign(device=device)
+        .groupby(["cell_id", *BLOCK], observed=True, sort=False)
         .agg(log_throughput=("log_throughput", "mean"), nodes_used=("nodes_used", "first"))
         .reset_index()
     )
 
 
 def log_ratios(per_block: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
-    """Return `cell_id, block, log_ratio` for every block that holds a variant and its baseline.
+    """Return `cell_id, sweep, device, block, log_ratio` of blocks with a variant and its baseline.
 
-    Both must have run on the same nodes: when a block is requeued onto other nodes, its remaining
-    runs do not pair with those before.
+    Both must have run on the same device and on the same nodes: when a block is requeued onto other
+    nodes, its remaining runs do not pair with those before.
     """
     variant = per_block.assign(
-        baseline_cell_id=per_block["cell_id"].map(lambda c: baselines.get(c))
+        baseline_cell_id=per_block["cell_id"].map(lambda c: baselines.get(c)).astype(object)
     )
-    variant = variant[variant["baseline_cell_id"] != variant["cell_id"]]
+    different = variant["baseline_cell_id"].notna() & (
+        variant["baseline_cell_id"] != variant["cell_id"].astype(object)
+    )
     base = per_block.rename(
         columns={
             "cell_id": "baseline_cell_id",
             "log_throughput": "log_baseline",
             "nodes_used": "nodes_of_baseline",
         }
-    )
-    both = variant.merge(base, on=["baseline_cell_id", "sweep", "block"])
+    ).astype({"baseline_cell_id": object})
+    both = variant[different].merge(base, on=["baseline_cell_id", *BLOCK])
     together = map(_share_nodes, both["nodes_used"], both["nodes_of_baseline"])
     return both[np.fromiter(together, bool, len(both))].assign(
         log_ratio=lambda t: t["log_throughput"] - t["log_baseline"]
@@ -59,12 +72,16 @@ def _share_nodes(left: object, right: object) -> bool:
     return a <= b or b <= a
 
 
-def estimate(ratios: DataFrame) -> DataFrame:
+def estimate(ratios: DataFrame, key: str = "cell_id") -> DataFrame:
     """Return `cell_id, num_blocks, speedup, speedup_low, speedup_high, p_value` from log ratios.
 
     Interval and p-value are empty below `MIN_BLOCKS` blocks.
+
+    Args:
+        ratios: rows `<key>, log_ratio`.
+        key: column that identifies what is estimated.
     """
-    groups = ratios.groupby("cell_id", sort=False, observed=True)["log_ratio"]
+    groups = ratios.groupby(key, sort=False, observed=True)["log_ratio"]
     mean, num_blocks = groups.mean(), groups.count()
     error: Series = groups.std() / np.sqrt(num_blocks)
     enough = num_blocks >= MIN_BLOCKS
@@ -87,29 +104,89 @@ def holm(p_values: Series) -> Series:
     return (known * factors).cummax().clip(upper=1.0).reindex(p_values.index)
 
 
+def holm_level(p_values: Series) -> Series:
+    """Return the level at which Holm's procedure tests each p-value.
+
+    The interval with this error is the one that belongs to the claim: it excludes 1 exactly where
+    the adjusted p-value is below `LEVEL`. With m p-values, the i-th smallest is tested at LEVEL / (m - i + 1)
+    until one is not rejected; that one and all larger ones at the same level.
+    """
+    known = p_values.dropna().astype(float).sort_values()
+    left = np.arange(len(known), 0, -1)
+    accepted = np.flatnonzero(known.to_numpy() * left >= LEVEL)
+    if len(accepted):
+        left[accepted[0] :] = left[accepted[0]]
+    return Series(LEVEL / left, known.index, dtype=float).reindex(p_values.index)
+
+
+def interval(table: DataFrame, level: "Series | float", blocks: str = "num_blocks") -> DataFrame:
+    """Return `low, high`: the interval of each row at another error level than `LEVEL`.
+
+    Args:
+        table: `speedup, speedup_low, speedup_high` at `LEVEL`, and the number of blocks.
+        level: probability that the interval misses the truth, per row.
+        blocks: column with the number of blocks.
+    """
+    degrees = table[blocks].astype(float) - 1.0
+    middle = np.log(table["speedup"].astype(float))
+    half = np.log(table["speedup_high"].astype(float)) - middle
+    with np.errstate(invalid="ignore"):
+        half = half / stdtrit(degrees, 1 - LEVEL / 2) * stdtrit(degrees, 1 - level / 2)
+    return DataFrame({"low": np.exp(middle - half), "high": np.exp(middle + half)})
+
+
 def _two_sided(mean: Series, error: Series, num_blocks: Series) -> Series:
     with np.errstate(divide="ignore", invalid="ignore"):
         statistic = (mean / error).abs().where(error > 0, np.where(mean == 0, 0.0, np.inf))
     return Series(2 * stdtr(num_blocks - 1.0, -statistic), index=mean.index)
 
 
-def contrast(weights: Mapping[str, float], ratios: DataFrame) -> dict[str, float]:
+@dataclass(frozen=True)
+class Sample:
+    """Mean, variance and number of a cell's log ratios."""
+
+    mean: float
+    variance: float
+    num_blocks: int
+
+
+def samples(ratios: DataFrame) -> dict[str, Sample]:
+    """Return the sample of every cell: rows `cell_id, log_ratio`, grouped once for many contrasts."""
+    groups = ratios.groupby("cell_id", sort=False, observed=True)["log_ratio"]
+    columns = groups.mean(), groups.var(), groups.count()
+    return {
+        str(cell): Sample(float(mean), float(variance), int(count))
+        for cell, mean, variance, count in zip(columns[0].index, *columns, strict=True)
+    }
+
+
+def contrast(
+    weights: Mapping[str, float],
+    ratios: "DataFrame | Mapping[str, Sample]",
+    baseline: str | None = None,
+) -> dict[str, float]:
     """Return exp(sum of weight x mean log ratio) over cells, as a row like those of `estimate`.
 
     The log ratios of a cell are over its baseline in its own blocks, so differences between blocks
     have cancelled; the cells are then independent samples, and the interval is Welch's
-    (Satterthwaite's degrees of freedom). A gain is `{new: 1, old: -1}`. A baseline itself has no
-    ratios: its log is 0 without error.
+    (Satterthwaite's degrees of freedom). A gain is `{new: 1, old: -1}`.
 
     Args:
         weights: cell -> weight.
-        ratios: rows `cell_id, log_ratio`, as `log_ratios` returns them.
+        ratios: rows `cell_id, log_ratio`, as `log_ratios` returns them, or their `samples`.
+        baseline: the cell whose log ratio is 0 without error by definition. Another cell without
+            a ratio (it shared no block with its baseline) makes the whole row missing.
     """
-    groups = {cell: ratios.loc[ratios["cell_id"] == cell, "log_ratio"] for cell in weights}
-    used = {cell: values for cell, values in groups.items() if len(values)}
-    middle = sum(weights[cell] * float(values.mean()) for cell, values in used.items())
-    num_blocks = min((len(values) for values in used.values()), default=0)
-    row = {"num_blocks": float(num_blocks), "speedup": exp(middle) if used else nan}
+    known = ratios if isinstance(ratios, Mapping) else samples(ratios)
+    used = {cell: known[cell] for cell in weights if cell in known}
+    unknown = [cell for cell in weights if cell not in known and cell != baseline]
+    if unknown or not used:
+        return dict.fromkeys(("speedup", "speedup_low", "speedup_high", "p_value"), nan) | {
+            "num_blocks": 0.0
+        }
+    middle = sum(weights[cell] * sample.mean for cell, sample in used.items())
+    num_blocks = min(sample.num_blocks for sample in used.values())
+    row = {"num_blocks": float(num_blocks), "speedup": exp(middle)}
     if num_blocks < MIN_BLOCKS:
         return row | {"speedup_low": nan, "speedup_high": nan, "p_value": nan}
     error, degrees = _error(weights, used)
@@ -119,11 +196,49 @@ def contrast(weights: Mapping[str, float], ratios: DataFrame) -> dict[str, float
     return row | ends | {"p_value": p_value}
 
 
-def _error(
-    weights: Mapping[str, float], groups: Mapping[str, "Series[float]"]
-) -> tuple[float, float]:
+def _error(weights: Mapping[str, float], used: Mapping[str, Sample]) -> tuple[float, float]:
     """Return standard error and degrees of freedom of the weighted sum."""
-    parts = {cell: weights[cell] ** 2 * float(v.var()) / len(v) for cell, v in groups.items()}
+    parts = {c: weights[c] ** 2 * s.variance / s.num_blocks for c, s in used.items()}
     total = sum(parts.values())
-    spread = sum(part**2 / (len(groups[cell]) - 1) for cell, part in parts.items())
+    spread = sum(part**2 / (used[c].num_blocks - 1) for c, part in parts.items())
     return sqrt(total), total**2 / spread if spread else 1.0
+
+
+def selection_adjusted(ratios: DataFrame) -> float:
+    """Return the speedup of the best of several cells, without the bias of having selected it.
+
+    The largest of many equal estimates is above 1 by chance alone. Here the choice and the estimate
+    use different blocks: for every block, the best cell is chosen by the other blocks, and its ratio
+    in this block counts (cross-validation of a selection: Stone 1974; Tibshirani and Tibshirani 2009).
+    Where one cell is best in any case, the figure is its plain speedup. NaN where no block is left.
+
+    Args:
+        ratios: rows `cell_id, sweep, device, block, log_ratio` of the cells that are compared.
+    """
+    table = ratios.assign(_block=ratios.groupby(BLOCK, observed=True, sort=False).ngroup())
+    rows = table[["cell_id", "_block", "log_ratio"]]
+    groups = rows.groupby("cell_id", observed=True, sort=False)["log_ratio"]
+    count = groups.transform("count").to_numpy()
+    others = np.where(count > 1, groups.transform("sum") - rows["log_ratio"], np.nan)
+    without = rows.assign(without=others / np.maximum(count - 1, 1)).dropna(subset=["without"])
+    if without.empty:
+        return nan
+    means = groups.mean().sort_values(ascending=False)
+    best = without.loc[without.groupby("_block")["without"].idxmax()]
+    members = rows.groupby("_block")["cell_id"].agg(set)
+    kept = [
+        row["log_ratio"]
+        for _, row in best.iterrows()
+        if not _better_elsewhere(means, members[row["_block"]], row["without"])
+    ]
+    return exp(float(np.mean(kept))) if kept else nan
+
+
+def _better_elsewhere(means: Series, members: set[str], limit: float) -> bool:
+    """Return whether a cell that has no run in the block has a larger mean than `limit`."""
+    for cell, mean in means.items():
+        if mean <= limit:
+            return False
+        if cell not in members:
+            return True
+    return False

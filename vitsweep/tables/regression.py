@@ -10,7 +10,7 @@ from scipy.special import stdtrit
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import COLUMN_OF, HEADINGS, METRICS
 from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
-from vitsweep.tables.show import peak_gib
+from vitsweep.tables.show import peaks_gib
 from vitsweep.tables.status import counted
 
 DERIVED = ("speedup_low", "speedup_high", "throughput_spread")
@@ -81,9 +81,7 @@ def _logs(runs: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> 
         ratios = log_ratios(log_throughput_per_block(good), baselines)
         return ratios.rename(columns={"log_ratio": "log"})[["cell_id", "log"]]
     found = (
-        Series([peak_gib(row) for _, row in good.iterrows()], good.index)
-        if metric == "peak_gib"
-        else good.get(metric, Series(np.nan, good.index))
+        peaks_gib(good) if metric == "peak_gib" else good.get(metric, Series(np.nan, good.index))
     )
     values = pd.to_numeric(found, errors="coerce").astype(float)
     usable = np.isfinite(values) & (values > 0)

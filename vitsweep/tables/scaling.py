@@ -7,8 +7,15 @@ from pandas import DataFrame
 
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
+from vitsweep.tables.checks import checked_runs, row_keys, separated
 from vitsweep.tables.columns import comparable, spec_columns
-from vitsweep.tables.ratios import contrast, estimate, log_ratios, log_throughput_per_block
+from vitsweep.tables.ratios import (
+    contrast,
+    estimate,
+    log_ratios,
+    log_throughput_per_block,
+    samples,
+)
 from vitsweep.tables.status import counted
 from vitsweep.tables.tidy import one_device
 
@@ -33,10 +40,16 @@ def scaling_efficiency(
     Raises:
         VitsweepError: the points ran on different devices (unless `mixed_hardware`).
     """
-    table = cells(runs, baselines)
-    measured = table[table["status"] == Status.measured].pipe(one_device, mixed_hardware)
-    per_block = log_throughput_per_block(counted(runs))
-    curves = [_against_smallest(_curves(measured, kind), per_block) for kind in KEPT]
+    checked = checked_runs(runs, "device", "world_size", "images_per_step")
+    apart, _, original = separated(checked, baselines)
+    table = cells(checked, baselines)
+    measured = table[table["status"] == Status.measured].dropna(subset=["world_size"])
+    keyed = measured.pipe(one_device, mixed_hardware).assign(
+        _key=lambda t: row_keys(t) if original else t["cell_id"]
+    )
+    with_throughput = keyed.dropna(subset=["images_per_second", "images_per_step"])
+    per_block = log_throughput_per_block(counted(apart))
+    curves = [_against_smallest(_curves(with_throughput, kind), per_block) for kind in KEPT]
     return pd.concat(curves, ignore_index=True)
 
 
@@ -58,7 +71,7 @@ def _curves(measured: DataFrame, kind: str) -> DataFrame:
     )
     groups = points.groupby(curve, sort=False)
     return points.assign(
-        reference=groups["cell_id"].transform("first"),
+        reference=groups["_key"].transform("first"),
         reference_world_size=groups["world_size"].transform("first"),
         curve=kind + " " + groups["cell_id"].transform("min"),
     )[groups["world_size"].transform("nunique") > 1].drop(columns=["key", "order"])
@@ -69,20 +82,23 @@ def _joined(table: DataFrame) -> list[str]:
 
 
 def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
-    references = dict(zip(points["cell_id"], points["reference"], strict=True))
-    found = estimate(log_ratios(per_block, references)).set_index("cell_id").to_dict("index")
-    samples = per_block.rename(columns={"log_throughput": "log_ratio"})
+    references = dict(zip(points["_key"], points["reference"], strict=True))
+    paired = estimate(log_ratios(per_block, references)).set_index("cell_id").to_dict("index")
+    of_cell = samples(per_block.rename(columns={"log_throughput": "log_ratio"}))
     rows = [
-        found.get(cell) or ({} if cell == first else contrast({cell: 1.0, first: -1.0}, samples))
+        {"speedup": 1.0}
+        if cell == first
+        else paired.get(cell) or contrast({cell: 1.0, first: -1.0}, of_cell)
         for cell, first in references.items()
     ]
-    ratios = DataFrame(rows, columns=["speedup", "speedup_low", "speedup_high", "num_blocks"])
+    columns = ["speedup", "speedup_low", "speedup_high", "num_blocks"]
+    ratios = DataFrame(rows, columns=columns, dtype=float)
     growth = (points["world_size"] / points["reference_world_size"]).to_numpy(float)
-    relative = ratios["speedup"].fillna(1.0).to_numpy(float)
+    relative = ratios["speedup"].to_numpy()
     return points.assign(
         relative_throughput=relative,
         efficiency=relative / growth,
-        efficiency_low=ratios["speedup_low"].to_numpy(float) / growth,
-        efficiency_high=ratios["speedup_high"].to_numpy(float) / growth,
+        efficiency_low=ratios["speedup_low"].to_numpy() / growth,
+        efficiency_high=ratios["speedup_high"].to_numpy() / growth,
         efficiency_blocks=ratios["num_blocks"].fillna(0).to_numpy(int),
-    ).drop(columns="reference")
+    ).drop(columns=["reference", "_key"])

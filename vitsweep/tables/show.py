@@ -1,23 +1,35 @@
 """The result table as text, for terminal, Markdown and HTML, and the table of unmeasured cells."""
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+import pandas as pd
 from pandas import DataFrame, Series
 from rich.table import Table
 from rich.text import Text
 
-from vitsweep.results.metrics import COLUMN_OF, HEADINGS
+from vitsweep.results.metrics import COLUMN_OF, FLAGS, HEADINGS
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
+from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import varying
 from vitsweep.tables.names import cell_names
 
-COLOURS = {"faster": "green", "slower": "red", "baseline": "bold", "no difference shown": "dim"}
+COLOURS = {
+    "faster": "green",
+    "slower": "red",
+    "probably faster": "cyan",
+    "probably slower": "yellow",
+    "baseline": "bold",
+    "no difference shown": "dim",
+}
 
 MANY = 4
 """With more varying columns than this the results no longer fit a terminal."""
 
-Reader = Callable[[Series], str]
+Column = Callable[[DataFrame], list[str]]
+"""Ranked cells -> the texts of one column."""
 
 
 def presented(cells: DataFrame, wide: bool = False) -> DataFrame:
@@ -28,23 +40,26 @@ def presented(cells: DataFrame, wide: bool = False) -> DataFrame:
     follow at the end. Which columns vary is decided on the rows given: to show some cells of a
     sweep, present the whole table first and select rows afterwards.
     """
+    cells = checked_cells(cells, *SHOWN)
     named = varying(cells) or [c for c in ("model", "precision", "sharding") if c in cells]
     ordered = ranked(cells.assign(_name=cell_names(cells)))
-    choices = {c: _plain(c) for c in named}
-    many: dict[str, Reader] = {"cell": _plain("_name")} | _MEASURED | (choices if wide else {})
-    readers = many if len(named) > MANY else choices | _MEASURED
-    text = DataFrame(
-        {name: [reader(row) for _, row in ordered.iterrows()] for name, reader in readers.items()},
-        index=ordered.index,
-        dtype=str,
-    )
+    choices = {c: [formatting.plain(v) for v in ordered[c]] for c in named}
+    measured = {heading: column(ordered) for heading, column in _MEASURED.items()}
+    names = {"cell": [formatting.plain(v) for v in ordered["_name"]]}
+    many = len(named) > MANY
+    columns = names | measured | (choices if wide else {}) if many else choices | measured
+    text = DataFrame(columns, index=ordered.index, dtype=str)
     return text.loc[:, [c for c in text if c in _ALWAYS or (text[c] != "").any()]]
 
 
 def ranked(cells: DataFrame) -> DataFrame:
-    """Return the cells with the largest speedup first, then throughput; the unmeasured last."""
-    keys = [c for c in ("speedup", "images_per_second") if c in cells]
-    order = cells.assign(_last=cells["status"] != Status.measured)
+    """Return the cells with the largest speedup first, then throughput; the unmeasured last.
+
+    A measured cell without a throughput comes after those that have one.
+    """
+    table = checked_cells(cells)
+    keys = [c for c in ("speedup", "images_per_second") if c in table]
+    order = table.assign(_last=table["status"] != Status.measured)
     ascending = [True] + [False] * len(keys)
     return order.sort_values(["_last", *keys], ascending=ascending, kind="stable").drop(
         columns="_last"
@@ -89,28 +104,49 @@ def markdown(text: DataFrame) -> str:
     )
 
 
-def peak_gib(row: Series) -> float | None:
+def peaks_gib(cells: DataFrame) -> Series:
     """Return the peak memory of the worst rank in GiB: allocated on a GPU, resident on CPU."""
-    peaks = [row[c] for c in ("peak_allocated_gib", "peak_rss_gib") if c in row]
-    return next((float(p) for p in peaks if not formatting.missing(p)), None)
+    peaks = [
+        pd.to_numeric(cells[c], errors="coerce").astype(float)
+        for c in ("peak_allocated_gib", "peak_rss_gib")
+        if c in cells
+    ]
+    nothing = Series(np.nan, cells.index, dtype=float)
+    return peaks[0].fillna(peaks[1]) if len(peaks) > 1 else peaks[0] if peaks else nothing
 
 
-def _plain(column: str) -> Reader:
-    return lambda row: formatting.plain(row[column])
+def _texts(column: str, text: Callable[[Any], str]) -> Column:
+    return lambda table: [text(value) for value in table[column]]
 
 
-_MEASURED: dict[str, Reader] = {
-    HEADINGS["images_per_second"]: lambda row: formatting.number(row.get("images_per_second")),
-    HEADINGS["speedup"]: formatting.speedup,
-    "claim": formatting.claim,
-    HEADINGS["step_time_ms"]: lambda row: formatting.number(row.get("step_time_ms")),
-    HEADINGS["peak_gib"]: lambda row: formatting.number(peak_gib(row)),
-    HEADINGS["accuracy_top1"]: lambda row: formatting.percent(row.get("accuracy_top1")),
-    HEADINGS["blocks"]: lambda row: (
-        "" if formatting.missing(row.get("blocks")) else str(int(row["blocks"]))
-    ),
-    "status": formatting.status,
+def _speedups(table: DataFrame) -> list[str]:
+    columns = (table[c] for c in ("speedup", "speedup_low", "speedup_high"))
+    return [formatting.ratio(*row) for row in zip(*columns, strict=True)]
+
+
+def _claims(table: DataFrame) -> list[str]:
+    rows = zip(table["claim"], table["speedup_note"], strict=True)
+    return [next((str(v) for v in row if not formatting.missing(v)), "") for row in rows]
+
+
+def _statuses(table: DataFrame) -> list[str]:
+    flags = [flag for flag in FLAGS if flag in table]
+    some = table[["status", "reason", *flags]].to_dict("records")
+    return [formatting.status(row) for row in some]
+
+
+_MEASURED: dict[str, Column] = {
+    HEADINGS["images_per_second"]: _texts("images_per_second", formatting.number),
+    HEADINGS["speedup"]: _speedups,
+    "claim": _claims,
+    HEADINGS["step_time_ms"]: _texts("step_time_ms", formatting.number),
+    HEADINGS["peak_gib"]: lambda table: [formatting.number(v) for v in peaks_gib(table)],
+    HEADINGS["accuracy_top1"]: _texts("accuracy_top1", formatting.percent),
+    HEADINGS["blocks"]: _texts("blocks", formatting.whole),
+    "status": _statuses,
 }
+SHOWN = ("images_per_second", "speedup", "speedup_low", "speedup_high", "claim", "speedup_note",
+         "step_time_ms", "accuracy_top1", "blocks", "reason")  # fmt: skip
 _ALWAYS = ("cell", HEADINGS["images_per_second"], HEADINGS["speedup"], "status")
 
 
@@ -119,6 +155,7 @@ def coverage(cells: DataFrame) -> DataFrame:
 
     A cell of the sweep that was never run has the status `not run`.
     """
+    cells = checked_cells(cells, "reason", "failed_rank", "attempt")
     absent = cells.assign(cell=cell_names(cells))[cells["status"] != Status.measured]
     named = varying(cells)
     named = ["cell"] if len(named) > MANY else named
@@ -133,6 +170,8 @@ def coverage(cells: DataFrame) -> DataFrame:
 
 def counts(cells: DataFrame) -> DataFrame:
     """Return the number of cells per status, `status, num_cells`, measured cells first."""
-    status = cells["status"].map(lambda s: "not run" if formatting.missing(s) else str(s))
+    status = checked_cells(cells)["status"].map(
+        lambda s: "not run" if formatting.missing(s) else str(s)
+    )
     tally = status.value_counts().rename_axis("status").rename("num_cells").reset_index()
     return tally.sort_values("status", key=lambda s: s != Status.measured, kind="stable")

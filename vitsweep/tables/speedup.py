@@ -1,55 +1,134 @@
 """The speedup of every cell over its baseline, with interval and claim."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from pandas import DataFrame, Series
 
+from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
+from vitsweep.tables.checks import SEPARATOR, checked_cells, checked_runs, separated
 from vitsweep.tables.ratios import (
     LEVEL,
     MIN_BLOCKS,
     estimate,
     holm,
+    holm_level,
+    interval,
     log_ratios,
     log_throughput_per_block,
+    selection_adjusted,
 )
 from vitsweep.tables.status import counted, final_status
 
+Families = Sequence[Collection[str]]
+"""The cells of each command of a sweep, oldest first."""
 
-def speedup_over(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
+UNSHOWN = "no difference shown"
+CLAIMS = ("faster", "slower", "probably faster", "probably slower", UNSHOWN)
+"""What is claimed of a cell with an interval; see `speedup_over`."""
+
+
+def speedup_over(
+    runs: DataFrame, baselines: Mapping[str, str | None], families: Families = ()
+) -> DataFrame:
     """Compare every cell with its baseline, block by block.
 
     Within a block, baseline and variant ran back to back on one machine, so differences between
     blocks cancel in their ratio. Per block d = log(images/s of the variant / images/s of the
     baseline); images/s also compares cells with different images per step. The speedup is
     exp(mean d), its 95 % interval exp(mean d +- t sd(d) / sqrt(blocks)) with Student's t (Gosset
-    1908), unadjusted. Claims are adjusted for all comparisons of the sweep (Holm 1979).
+    1908), unadjusted. Of all cells of one baseline that one command compared (a family), a true
+    difference of none is claimed with probability 5 % at most (Holm 1979). Claims are
+
+    - `faster`, `slower`: also among all cells of the family;
+    - `probably faster`, `probably slower`: the cell's own interval excludes 1, but among so many
+      cells that happens by chance;
+    - `no difference shown`: the cell's own interval holds 1.
 
     Args:
         runs: one row per run.
-        baselines: cell -> its baseline cell, None where it has none.
+        baselines: cell -> its baseline cell, or None.
+        families: the cells of each command, oldest first; a cell belongs to the latest command that
+            names it. Without commands all cells of a baseline are one family.
 
     Returns:
-        One row per cell: `cell_id, baseline_cell_id, speedup, speedup_low, speedup_high,
-        num_blocks` (blocks that hold both), `p_value, p_holm, claim, speedup_note`. `claim` is
-        `baseline, faster, slower, no difference shown, too few blocks, unpaired` or empty;
-        `speedup_note` says why there is no speedup, or only an unpaired one, although the cell was
-        measured.
+        One row per cell (per cell, sweep and device where it was measured in several): `cell_id,
+        baseline_cell_id, speedup, speedup_low, speedup_high, num_blocks` (blocks that hold both),
+        `p_value, p_holm, claim, claim_low, claim_high` (the interval that belongs to the claim
+        among the family), `family_size, selection_adjusted_speedup, speedup_note`. `claim` is
+        one of `CLAIMS`, `baseline, too few blocks, unpaired` or empty; `speedup_note` says why
+        there is no speedup, or only an unpaired one, although the cell was measured.
+        `selection_adjusted_speedup` is given for the fastest cell of each family, see
+        `ratios.selection_adjusted`.
+
+    Raises:
+        VitsweepError: a column is missing or does not hold what its name says.
     """
+    checked = checked_runs(runs, "device")
+    apart, of_key, original = separated(checked, baselines)
+    table = compare_rows(apart, of_key, original, families)
+    return table.assign(
+        cell_id=[original.get(c, c) for c in table["cell_id"]],
+        baseline_cell_id=[original.get(c, c) for c in table["baseline_cell_id"]],
+    )
+
+
+def compare_rows(
+    runs: DataFrame,
+    baselines: Mapping[str, str | None],
+    original: Mapping[str, str],
+    families: Families,
+) -> DataFrame:
+    """Return `speedup_over` of runs that `separated` has prepared; `original` is its third result."""
     cells = list(dict.fromkeys([*runs["cell_id"], *baselines]))
-    table = DataFrame({"cell_id": cells}).assign(
+    table = DataFrame({"cell_id": Series(cells, dtype=object)}).assign(
         baseline_cell_id=Series([baselines.get(cell) for cell in cells], dtype=object)
     )
     per_block = log_throughput_per_block(counted(runs))
+    ratios = log_ratios(per_block, baselines)
     return (
-        table.merge(estimate(log_ratios(per_block, baselines)), on="cell_id", how="left")
+        table.merge(estimate(ratios), on="cell_id", how="left")
         .pipe(_with_unpaired, counted(runs), baselines)
         .pipe(_baseline_is_one, set(per_block["cell_id"]))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
-        .assign(p_holm=lambda t: holm(t["p_value"]))
-        .assign(claim=claims, speedup_note=lambda t: _notes(t, runs))
+        .pipe(_with_family, ratios, original, families)
+        .assign(claim=claims, speedup_note=lambda t: _notes(t, runs, original))
     )
+
+
+def _with_family(
+    table: DataFrame, ratios: DataFrame, original: Mapping[str, str], families: Families
+) -> DataFrame:
+    """Add what depends on the family: `p_holm, claim_low, claim_high, family_size` and the best."""
+    plain = table["cell_id"].map(lambda c: original.get(c, c))
+    columns = ["p_holm", "_level", "family_size", "selection_adjusted_speedup"]
+    found = DataFrame(np.nan, index=table.index, columns=columns, dtype=float)
+    tested = table[table["p_value"].notna()]
+    named = {cell for family in families for cell in family}
+    rest = tested.index[~plain[tested.index].isin(named)]
+    for members in [tested.index[plain[tested.index].isin(set(f))] for f in families] + [rest]:
+        for _, group in tested.loc[members].groupby("baseline_cell_id", sort=False):
+            found.loc[group.index, "p_holm"] = holm(group["p_value"])
+            found.loc[group.index, "_level"] = holm_level(group["p_value"])
+            found.loc[group.index, "family_size"] = len(group)
+            found.loc[group.index, "selection_adjusted_speedup"] = np.nan
+            best = group["speedup"].idxmax()
+            found.loc[best, "selection_adjusted_speedup"] = _adjusted(group, ratios)
+    ends = interval(table.assign(num_blocks=table["num_blocks"].astype(float)), found["_level"])
+    return table.assign(
+        p_holm=found["p_holm"],
+        claim_low=ends["low"].where(found["p_holm"].notna()),
+        claim_high=ends["high"].where(found["p_holm"].notna()),
+        family_size=found["family_size"].astype("Int64"),
+        selection_adjusted_speedup=found["selection_adjusted_speedup"],
+    )
+
+
+def _adjusted(group: DataFrame, ratios: DataFrame) -> float:
+    if len(group) == 1:
+        return float(group["speedup"].iloc[0])
+    return selection_adjusted(ratios[ratios["cell_id"].isin(set(group["cell_id"]))])
 
 
 def _with_unpaired(
@@ -63,7 +142,7 @@ def _with_unpaired(
     if "paired" not in runs or not len(runs):
         return table
     unpaired = set(runs.loc[runs["paired"].eq(False), "cell_id"])
-    alike = runs.assign(block=runs["device"].astype(str), nodes_used=None)  # a pool per device
+    alike = runs.assign(block="all", nodes_used=None)
     ratios = log_ratios(log_throughput_per_block(alike), baselines)
     bare = np.exp(ratios[ratios["cell_id"].isin(unpaired)].groupby("cell_id")["log_ratio"].mean())
     return table.assign(speedup=table["speedup"].fillna(table["cell_id"].map(bare)))
@@ -78,31 +157,73 @@ def _baseline_is_one(table: DataFrame, measured: set[str]) -> DataFrame:
 def claims(table: DataFrame) -> Series:
     """Return the claim of each row, see `speedup_over`."""
     shown = table["speedup"].notna()
-    rules = [
-        table["cell_id"] == table["baseline_cell_id"],
-        ~shown,
-        table["num_blocks"] == 0,
-        table["num_blocks"] < MIN_BLOCKS,
-        ~(table["p_holm"] < LEVEL),
-        table["speedup"] > 1,
-    ]
-    claims = ["baseline", "", "unpaired", "too few blocks", "no difference shown", "faster"]
-    return Series(np.select(rules, claims, default="slower"), index=table.index)
+    up = table["speedup"] > 1
+    sure, likely = table["p_holm"] < LEVEL, table["p_value"] < LEVEL
+    rules = {
+        "baseline": table["cell_id"] == table["baseline_cell_id"],
+        "": ~shown,
+        "unpaired": table["num_blocks"] == 0,
+        "too few blocks": table["num_blocks"] < MIN_BLOCKS,
+        "faster": sure & up,
+        "slower": sure,
+        "probably faster": likely & up,
+        "probably slower": likely,
+    }
+    found = np.select([np.asarray(r, bool) for r in rules.values()], list(rules), default=UNSHOWN)
+    return Series(found, index=table.index, dtype=object)
 
 
-def _notes(table: DataFrame, runs: DataFrame) -> Series:
+def with_equal_claims(cells: DataFrame, margin: float = 0.02) -> DataFrame:
+    """Return the cells with the claim `equal within 2 %` where that is shown.
+
+    Two one-sided tests (Schuirmann 1987): the 90 % interval of the speedup lies within
+    [1 / (1 + margin), 1 + margin]. It replaces `no difference shown`, which is no statement of
+    equality.
+
+    Args:
+        cells: one row per cell.
+        margin: largest difference that counts as equal, as a fraction.
+
+    Raises:
+        VitsweepError: the margin is not above 0.
+    """
+    if not margin > 0:
+        raise VitsweepError(f"`margin` must be above 0; got {margin}. Try 0.02 for 2 %.")
+    optional = ("speedup", "speedup_low", "speedup_high", "num_pairs", "claim")
+    table = checked_cells(cells, *optional)
+    ends = interval(table, 2 * LEVEL, "num_pairs")
+    equal = (ends["low"] >= 1 / (1 + margin)) & (ends["high"] <= 1 + margin)
+    text = f"equal within {100 * margin:g} %"
+    claim = table["claim"].astype(object)
+    return table.assign(claim=claim.mask(equal & (claim == UNSHOWN), text))
+
+
+def _notes(table: DataFrame, runs: DataFrame, original: Mapping[str, str]) -> Series:
     status = final_status(runs).set_index("cell_id")["status"].map(str).to_dict()
+    devices = _devices(runs)
 
     def note(cell: str, baseline: str | None, speedup: float, pairs: int) -> str:
         compared = isinstance(baseline, str) and baseline != cell and not pairs
         if not compared or status.get(cell) != Status.measured:
             return ""
+        name = original.get(str(baseline), str(baseline))
         if speedup == speedup:
-            return f"unpaired: its baseline {baseline} ran in other jobs"
+            return f"unpaired: its baseline {name} ran in other jobs"
+        elsewhere = sorted(devices.get(name, set()) - devices.get(original.get(cell, cell), set()))
         other = status.get(str(baseline), "never run")
+        if elsewhere and other in ("never run", Status.measured):
+            return f"no speedup: its baseline {name} ran on another device ({', '.join(elsewhere)})"
         if other != Status.measured:
-            return f"no speedup: its baseline {baseline} is {other.replace('_', ' ')}"
-        return f"no speedup: it never shared a block with its baseline {baseline}"
+            return f"no speedup: its baseline {name} is {other.replace('_', ' ')}"
+        return f"no speedup: it never shared a block with its baseline {name}"
 
     columns = (table[c] for c in ("cell_id", "baseline_cell_id", "speedup", "num_blocks"))
-    return Series([note(*row) for row in zip(*columns, strict=True)], index=table.index, dtype=str)
+    notes = [note(*row) for row in zip(*columns, strict=True)]
+    return Series(notes, index=table.index, dtype=object)
+
+
+def _devices(runs: DataFrame) -> dict[str, set[str]]:
+    """Return the devices on which each cell was measured, by its own id."""
+    good = runs[(runs["status"] == Status.measured) & runs["device"].notna()]
+    plain = good["cell_id"].map(lambda cell: str(cell).partition(SEPARATOR)[0])
+    return {str(c): set(map(str, d)) for c, d in good["device"].groupby(plain) if any(map(bool, d))}

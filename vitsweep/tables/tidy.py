@@ -2,6 +2,8 @@
 
 import re
 import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -12,6 +14,7 @@ from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
 from vitsweep.tables import columns as col
 from vitsweep.tables.cells import typed
+from vitsweep.tables.checks import row_keys
 from vitsweep.tables.columns import in_menu_order
 
 MEASURED_NAME = re.compile(r"_(ms|us|ns|gib|mib|gb|bytes|per_second|tflops|joules|watts|hours)$")
@@ -75,20 +78,38 @@ def one_device(table: DataFrame, mixed_hardware: bool = False) -> DataFrame:
     measured = table[table["status"] == Status.measured]
     devices = measured["device"].dropna().unique().tolist() if "device" in table else []
     if len(devices) > 1 and not mixed_hardware:
-        raise VitsweepError(
-            f"These rows ran on different devices ({', '.join(map(str, devices))}), so their "
-            "difference is not due to the technique. Select one (`.query('device == ...')`), or allow "
-            "it with `mixed_hardware=True`."
-        )
+        _refuse(devices)
     return table
 
 
 def one_device_each(table: DataFrame, mixed_hardware: bool = False) -> DataFrame:
-    """Return the table if the cells of each baseline ran on one kind of device; see `one_device`.
+    """Return the table if every cell was measured on the device of its baseline; see `one_device`.
+
+    A cell whose baseline was measured on several devices, its own among them, is fine: it is
+    compared on its own device.
 
     Raises:
-        VitsweepError: cells of one baseline ran on several devices.
+        VitsweepError: a cell's baseline was measured on other devices only.
     """
-    for _, group in table.groupby("baseline_cell_id", sort=False):
-        one_device(group, mixed_hardware)
+    measured = table[table["status"] == Status.measured]
+    if mixed_hardware or "device" not in measured or measured["device"].nunique() < 2:
+        return table
+    keys = set(row_keys(measured))
+    for _, group in measured.groupby(["baseline_cell_id", "sweep"], observed=True, sort=False):
+        base = measured[
+            (measured["cell_id"] == group["baseline_cell_id"].iloc[0])
+            & (measured["sweep"].astype(str) == str(group["sweep"].iloc[0]))
+        ]
+        alone = ~row_keys(group, "baseline_cell_id").isin(keys)
+        if len(base) and alone.any():
+            devices = [*base["device"].dropna().unique(), *group["device"][alone].dropna().unique()]
+            _refuse(list(dict.fromkeys(devices)))
     return table
+
+
+def _refuse(devices: Sequence[Any]) -> NoReturn:
+    raise VitsweepError(
+        f"These rows ran on different devices ({', '.join(map(str, devices))}), so their "
+        "difference is not due to the technique. Select one (`.query('device == ...')`), or allow "
+        "it with `mixed_hardware=True`."
+    )

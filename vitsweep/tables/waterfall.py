@@ -1,14 +1,23 @@
 """The effect of each technique alone, and of techniques added one after the other."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 from pandas import DataFrame
 
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
+from vitsweep.tables.checks import SEPARATOR, checked_runs, row_keys, separated
 from vitsweep.tables.names import Changes, named, with_changes
-from vitsweep.tables.ratios import contrast, estimate, holm, log_ratios, log_throughput_per_block
+from vitsweep.tables.ratios import (
+    contrast,
+    estimate,
+    holm,
+    log_ratios,
+    log_throughput_per_block,
+    samples,
+)
 from vitsweep.tables.speedup import claims
 from vitsweep.tables.status import counted
 from vitsweep.tables.tidy import one_device_each
@@ -35,60 +44,101 @@ def waterfall(
     Raises:
         VitsweepError: cells of one baseline ran on different devices (unless `mixed_hardware`).
     """
-    table = with_changes(one_device_each(cells(runs, baselines), mixed_hardware))
-    rows = [r for _, group in table.groupby("baseline_cell_id", sort=False) for r in _steps(group)]
-    steps = DataFrame(rows, columns=["cell_id", "kind", "position", "added", "previous"])
-    gains = _gains(steps, runs, baselines)
-    return (
-        steps.merge(table, on="cell_id")
-        .merge(gains, on=["cell_id", "kind"])
-        .reindex(columns=COLUMNS)
-    )
+    table, apart, of_key = compared_cells(runs, baselines, mixed_hardware)
+    groups = table.groupby("_baseline", sort=False)
+    rows = [row for _, group in groups for row in _steps(group)]
+    steps = DataFrame(rows, columns=["_key", "kind", "position", "added", "previous"])
+    gains = _gains(steps, apart, of_key)
+    return steps.merge(table, on="_key").merge(gains, on=["_key", "kind"]).reindex(columns=COLUMNS)
+
+
+def compared_cells(
+    runs: DataFrame, baselines: Mapping[str, str | None], mixed_hardware: bool = False
+) -> tuple[DataFrame, DataFrame, dict[str, str | None]]:
+    """Return what tables of techniques start from.
+
+    Returns:
+        The cells with `changes`, `_key` (one per cell, sweep and device) and `_baseline` (the key
+        of the baseline); the runs with keys as `cell_id`; and key -> key of the baseline.
+
+    Raises:
+        VitsweepError: cells were measured on another device than their baseline (unless
+            `mixed_hardware`; they then have no speedup).
+    """
+    checked = checked_runs(runs, "device")
+    apart, of_key, original = separated(checked, baselines)
+    every = cells(checked, baselines)
+    table = with_changes(one_device_each(every, mixed_hardware))
+    if not original:
+        return (
+            table.assign(_key=table["cell_id"], _baseline=table["baseline_cell_id"]),
+            apart,
+            of_key,
+        )
+    keyed = table.assign(_key=row_keys(table), _baseline=row_keys(table, "baseline_cell_id"))
+    known = set(keyed["_key"])
+    elsewhere = {key.rpartition(SEPARATOR)[0]: key for key in keyed["_key"]}
+    nearest = [
+        base if base in known else elsewhere.get(base.rpartition(SEPARATOR)[0], base)
+        for base in keyed["_baseline"]
+    ]
+    return keyed.assign(_baseline=nearest), apart, of_key
 
 
 def longest_sequence(sets: list[Changes]) -> list[Changes]:
     """Return the longest sequence in which every set holds the one before, shortest sets first."""
     best: dict[Changes, list[Changes]] = {}
+    place: dict[Changes, int] = {}
     for current in sorted(dict.fromkeys(sets), key=len):
-        below = [best[s] for s in best if s < current]
+        below = [best[s] for s in sorted(_subsets(current, place), key=place.__getitem__)]
         best[current] = [*max(below, key=len, default=[]), current]
+        place[current] = len(place)
     return max(best.values(), key=len, default=[])
 
 
+def _subsets(changes: Changes, known: Mapping[Changes, int]) -> Iterator[Changes]:
+    """Yield the known proper subsets: by enumeration where these are fewer than the known sets."""
+    if 2 ** len(changes) > len(known):
+        yield from (s for s in known if s < changes)
+        return
+    sizes = range(len(changes))
+    some = (frozenset(chosen) for size in sizes for chosen in combinations(sorted(changes), size))
+    yield from (s for s in some if s in known)
+
+
 def _gains(steps: DataFrame, runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
+    """Return the gain of every step over the one before; everything is grouped once."""
     per_block = log_throughput_per_block(counted(runs))
-    over_baseline = log_ratios(per_block, baselines)
-    rows = [_gain(step, per_block, over_baseline) for step in steps.to_dict("records")]
+    over_baseline = samples(log_ratios(per_block, baselines))
+    measured = set(per_block["cell_id"])
+    rows: list[Mapping[Any, Any]] = []
+    for _, some in steps.groupby("kind", sort=False):
+        previous = dict(zip(some["_key"], some["previous"], strict=True))
+        paired = estimate(log_ratios(per_block, previous)).set_index("cell_id").to_dict("index")
+        for new, old in previous.items():
+            if new == old:
+                rows.append({"speedup": 1.0 if new in measured else None, "num_blocks": 0.0})
+            else:
+                weights = {new: 1.0, old: -1.0}
+                base = baselines.get(new)
+                rows.append(paired.get(new) or contrast(weights, over_baseline, base))
+    order = steps.groupby("kind", sort=False).ngroup().sort_values(kind="stable").index
     columns = ["num_blocks", "speedup", "speedup_low", "speedup_high", "p_value"]
-    table = DataFrame(rows, columns=columns, index=steps.index).assign(
-        cell_id=steps["cell_id"], kind=steps["kind"], baseline_cell_id=steps["previous"]
-    )
+    table = DataFrame(rows, columns=columns, index=order, dtype=float).assign(
+        _key=steps["_key"], cell_id=steps["_key"], kind=steps["kind"],
+        baseline_cell_id=steps["previous"], num_blocks=lambda t: t["num_blocks"].fillna(0),
+    )  # fmt: skip
     adjusted = table.groupby("kind")["p_value"].transform(holm) if len(table) else table["p_value"]
     return (
         table.assign(p_holm=adjusted)
         .assign(gain_claim=claims)
-        .rename(columns=NAMES)[["cell_id", "kind", *NAMES.values(), "gain_claim"]]
+        .rename(columns=NAMES)[["_key", "kind", *NAMES.values(), "gain_claim"]]
     )
 
 
-def _gain(
-    step: Mapping[Any, Any], per_block: DataFrame, over_baseline: DataFrame
-) -> dict[str, Any]:
-    new, old = step["cell_id"], step["previous"]
-    if new == old:
-        return {"speedup": 1.0 if new in set(per_block["cell_id"]) else None, "num_blocks": 0.0}
-    pair = per_block[per_block["cell_id"].isin([new, old])]
-    paired = estimate(log_ratios(pair, {new: old})).to_dict("records")
-    if paired:
-        return {str(k): v for k, v in paired[0].items()}
-    if new not in set(over_baseline["cell_id"]):
-        return {"num_blocks": 0.0}
-    return contrast({new: 1.0, old: -1.0}, over_baseline)
-
-
 def _steps(group: DataFrame) -> list[tuple[Any, ...]]:
-    by_changes = dict(zip(group["changes"], group["cell_id"], strict=True))
-    baseline = group["baseline_cell_id"].iloc[0]
+    by_changes = dict(zip(group["changes"], group["_key"], strict=True))
+    baseline = group["_baseline"].iloc[0]
     alone = [
         (cell, "alone", i, named(c), baseline)
         for i, (c, cell) in enumerate(by_changes.items())

@@ -1,0 +1,216 @@
+"""What every table function checks first: the columns it needs, numbers that are numbers, row keys.
+
+The key of a measured row is (cell_id, sweep, device): the same cell measured on two machines, or in
+two sweeps, is two rows, and each is compared with the baseline of its own sweep and device only.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas import DataFrame, Index, Series
+
+from vitsweep.errors import VitsweepError
+from vitsweep.results.metrics import METRICS
+from vitsweep.results.record import Status
+
+KEY = ("cell_id", "sweep", "device")
+"""Columns that identify a measured row."""
+
+COUNTS = ("blocks", "num_pairs", "world_size", "nodes", "ranks_per_node", "images_per_step",
+          "num_tokens", "resolution_px", "accumulation_steps")  # fmt: skip
+STATISTICS = ("p_value", "p_holm", "claim_low", "claim_high", "selection_adjusted_speedup")
+POSITIVE = frozenset((
+    "images_per_second", "images_per_second_per_rank", "tokens_per_second", "step_time_ms", "speedup",
+    "speedup_low", "speedup_high", "world_size", "images_per_step",
+))  # fmt: skip
+"""Numeric columns in which zero or less is no measurement; such values are treated as missing."""
+
+OPTIONAL = {
+    "sweep": "", "device": "", "baseline_cell_id": None, "claim": "", "speedup_note": "",
+    "reason": "", "failed_rank": None, "attempt": None, "num_tokens": np.nan, "num_parameters": np.nan,
+    "world_size": np.nan, "nodes": np.nan, "images_per_step": np.nan, "resolution_px": np.nan,
+    "blocks": np.nan, "num_pairs": np.nan, "model": None, "optimizer": None, "sharding": None,
+    "sequence_parallel": None, "tensor_parallel": None, "block": None, "p_value": np.nan,
+}  # fmt: skip
+"""What stands in a column that a table does not have; metrics are missing numbers."""
+
+SEPARATOR = "\x1f"
+"""Between the parts of a key; it occurs in no name."""
+
+
+def checked_cells(cells: DataFrame, *optional: str) -> DataFrame:
+    """Return a table of cells with its numbers checked and every column of `optional` present.
+
+    Numbers that are not finite, and throughput, time or speedup that is not above zero, become
+    missing. Rows that occur twice are kept once.
+
+    Args:
+        cells: one row per cell, sweep and device.
+        optional: columns that the caller reads; those that the table lacks are added, empty.
+
+    Raises:
+        VitsweepError: `cell_id` or `status` is missing, a row has no `cell_id`, a numeric column
+            holds text, or one row of a sweep and device has two different throughputs.
+    """
+    table = _checked(cells, ("cell_id", "status"), optional)
+    if table["cell_id"].is_unique:
+        return table
+    keys, numbers = row_keys(table), table.get("images_per_second")
+    if numbers is not None and (numbers.groupby(keys.to_numpy()).nunique() > 1).any():
+        several = table.loc[numbers.groupby(keys.to_numpy()).transform("nunique") > 1, "cell_id"]
+        raise VitsweepError(
+            f"Column `images_per_second`: cell {several.iloc[0]} has two values in one sweep on one "
+            "device; a row is one cell, sweep and device. Load each sweep folder once."
+        )
+    return table[~keys.duplicated(keep="last")]
+
+
+def checked_runs(runs: DataFrame, *optional: str) -> DataFrame:
+    """Return a table of runs with its numbers checked; see `checked_cells`.
+
+    Raises:
+        VitsweepError: as `checked_cells`, or a measured run has no `block`.
+    """
+    table = _checked(
+        runs, ("cell_id", "status"), ("sweep", "block", "images_per_second", *optional)
+    )
+    measured = table["status"] == Status.measured
+    if table.loc[measured, "block"].isna().any():
+        raise VitsweepError(
+            "Column `block` must name the block of every measured run: only runs of one block are "
+            f"compared; {int(table.loc[measured, 'block'].isna().sum())} have none."
+        )
+    if "run_id" in table and table["run_id"].notna().all():
+        same = [c for c in ("run_id", "cell_id", "sweep", "device", "started_at") if c in table]
+        return table[~table.duplicated([*same, "images_per_second"])]
+    return table
+
+
+def _checked(table: DataFrame, required: Iterable[str], optional: Iterable[str]) -> DataFrame:
+    lacking = [c for c in required if c not in table]
+    if lacking and len(table):
+        raise VitsweepError(
+            f"Column `{lacking[0]}` is missing: every row must have "
+            f"{' and '.join(f'`{c}`' for c in required)}. Load records with `vitsweep.tables.load`."
+        )
+    if "cell_id" in table and table["cell_id"].isna().any():
+        raise VitsweepError(
+            "Column `cell_id` must name the cell of every row; "
+            f"{int(table['cell_id'].isna().sum())} of {len(table)} rows have none."
+        )
+    numbers = {c: n for c in table if (n := _numbers(table[c], str(c))) is not None}
+    absent = [c for c in (*lacking, *optional) if c not in table]
+    filled = {c: Series(OPTIONAL.get(c, np.nan), table.index, dtype=_dtype(c)) for c in absent}
+    return (
+        table.assign(**{str(c): v for c, v in numbers.items()}, **filled)
+        if numbers or filled
+        else table
+    )
+
+
+def _dtype(column: str) -> type:
+    number = column in METRICS or isinstance(OPTIONAL.get(column, ""), float)
+    return float if number else object
+
+
+def _numbers(column: Series, name: str) -> Series | None:
+    """Return the checked numbers of a numeric column; None where nothing has to change."""
+    if name not in METRICS and name not in COUNTS and name not in STATISTICS:
+        return None
+    values = column
+    if not pd.api.types.is_numeric_dtype(values):
+        values = pd.to_numeric(values, errors="coerce")
+        text = values.isna() & column.notna()
+        if text.any():
+            rule = f"in {METRICS[name].unit}" if name in METRICS else ""
+            raise VitsweepError(
+                f"Column `{name}` must hold numbers {rule}".rstrip()
+                + f"; `{column[text].iloc[0]}` of row {text.argmax()} is none."
+            )
+    plain = values.to_numpy(float, na_value=np.nan)
+    bad = ~np.isfinite(plain) & ~np.isnan(plain)
+    bad |= plain <= 0 if name in POSITIVE else False
+    if bad.any():
+        return values.mask(Series(bad, values.index))
+    return None if values is column else values
+
+
+def row_keys(table: DataFrame, cell: str = "cell_id") -> Index:
+    """Return the key (cell, sweep, device) of every row as one text.
+
+    Args:
+        table: cells or runs.
+        cell: column with the cell: `baseline_cell_id` gives the keys of the rows' baselines.
+    """
+    sweep, device = (_text(table, c) for c in KEY[1:])
+    return Index(_text(table, cell) + SEPARATOR + sweep + SEPARATOR + device, dtype=object)
+
+
+def of_baseline(cells: DataFrame, column: str) -> Series:
+    """Return for every row the value of `column` in the row of its baseline, missing if there is none.
+
+    The baseline of a row is the one of its own sweep and device.
+    """
+    known = Series(cells[column].to_numpy(), row_keys(cells))
+    known = known[~known.index.duplicated(keep="last")]
+    return Series(known.reindex(row_keys(cells, "baseline_cell_id")).to_numpy(), cells.index)
+
+
+def separated(
+    runs: DataFrame, baselines: Mapping[str, str | None]
+) -> tuple[DataFrame, dict[str, str | None], dict[str, str]]:
+    """Give a cell one id per sweep and device in which it was measured, where there are several.
+
+    Runs that were not measured, on a device on which the cell never was, stay with its latest
+    measured ones of the same sweep.
+
+    Returns:
+        The runs, the baselines of the new ids, and new id -> cell id (empty where nothing changed:
+        no cell was measured in two sweeps or on two devices).
+    """
+    places = _places(runs)
+    if places is None:
+        return runs, dict(baselines), {}
+    ids = runs["cell_id"].astype(str)
+    keys = ids + SEPARATOR + places
+    original = dict(zip(keys, ids, strict=True))
+    of_key = {
+        key: None if _none(base := baselines.get(cell)) else f"{base}{key[len(cell) :]}"
+        for key, cell in original.items()
+    }
+    lost = {cell: base for cell, base in baselines.items() if cell not in set(ids)}
+    bases = {b: b.partition(SEPARATOR)[0] for b in of_key.values() if b is not None}
+    return runs.assign(cell_id=keys), of_key | lost, bases | original
+
+
+def _places(runs: DataFrame) -> Series | None:
+    """Return `sweep, device` of the row that each run belongs to; None for one sweep and device."""
+    text = {c: _text(runs, c) for c in ("sweep", "device")}
+    measured = runs["status"] == Status.measured
+    if text["sweep"].nunique() < 2 and text["device"][measured].nunique() < 2:
+        return None
+    seen = DataFrame({"cell": runs["cell_id"].astype(str), **text}, index=runs.index)
+    if "started_at" in runs:
+        order = runs["started_at"].astype(str).sort_values(kind="stable").index
+        seen = seen.loc[order]
+    good = seen[measured.reindex(seen.index)]
+    latest = good.groupby(["cell", "sweep"])["device"].last()
+    own = set(good.itertuples(index=False, name=None))
+    device = [
+        row[2] if row in own else latest.get(row[:2], "")
+        for row in seen.itertuples(index=False, name=None)
+    ]
+    places = seen["sweep"] + SEPARATOR + Series(device, seen.index, dtype=object)
+    return places.reindex(runs.index)
+
+
+def _text(table: DataFrame, column: str) -> Series:
+    if column not in table:
+        return Series("", table.index, dtype=object)
+    return table[column].astype(object).where(table[column].notna(), "").astype(str)
+
+
+def _none(value: Any) -> bool:
+    return not isinstance(value, str) or not value
