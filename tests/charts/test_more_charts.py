@@ -203,7 +203,7 @@ def test_the_front_is_filled_and_numbered():
     assert legend(axes)[0].startswith("1  O3")
 
 
-def test_the_heat_map_says_what_became_of_a_combination():
+def test_the_heat_map_shows_the_status_of_a_combination_that_was_not_measured():
     axes = heat_map.draw(sweep("speedups").cells, "precision", "attention").axes[0]
     assert names(axes) == ["fp32", "O1", "O3"]
     assert names(axes, "x") == ["sdpa_auto", "sdpa_flash"]
