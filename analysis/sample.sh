@@ -10,7 +10,7 @@ state=$(mktemp -d)
 chmod 755 "$state"
 trap '"$python" slurm/local_cluster.py stop --state "$state/cluster"; rm -rf "$state"' EXIT
 
-sample() {  # 3: some cells ended otherwise, as they should here
+sample() {  # 3: some cells are not measured, as intended here
     "$python" -m vitsweep -m "$@" sweep.folder=analysis sweep.name=sample \
         'sweep.question="What does each status look like, and what helps a small ViT on two cores?"' || [ $? = 3 ]
 }

@@ -87,21 +87,21 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=1000)
     parser.add_argument("--hydra-cells", type=int, default=20, help="cells timed with stock Hydra")
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
-    machine, overrides = Machine.here(), grid(asked.cells)
+    options = parser.parse_args()
+    machine, overrides = Machine.here(), grid(options.cells)
     ours(grid(24), machine)  # imports of technique modules belong to neither side
     stock(grid(24), machine, 1)
     times: dict[str, list[float]] = {"vitsweep": [], "stock Hydra": []}
-    for _ in range(asked.rounds):
+    for _ in range(options.rounds):
         times["vitsweep"].append(milliseconds_per_cell(lambda: ours(overrides, machine)))
         times["stock Hydra"].append(
-            milliseconds_per_cell(lambda: stock(overrides, machine, asked.hydra_cells))
+            milliseconds_per_cell(lambda: stock(overrides, machine, options.hydra_cells))
         )
     for name, each in times.items():
         print(f"{name:12} {median(each):8.2f} ms per cell, {median(each):8.2f} s per 1,000 cells")
     ratio = median(times["stock Hydra"]) / median(times["vitsweep"])
     print(f"ratio        {ratio:8.1f}")
-    figures = {"cells": asked.cells, "ms_per_cell": times, "stock_over_vitsweep": round(ratio, 1)}
+    figures = {"cells": options.cells, "ms_per_cell": times, "stock_over_vitsweep": round(ratio, 1)}
     keep("compose_cells", figures)
 
 

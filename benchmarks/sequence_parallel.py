@@ -30,7 +30,7 @@ COLUMNS = [
 
 
 def main() -> None:
-    """Run what was asked for and keep the table beside what was measured."""
+    """Run the chosen measurement and keep its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--ranks", type=int)
@@ -40,27 +40,27 @@ def main() -> None:
     kind.add_argument("--kernels", action="store_true")
     for name, sweep in SEARCHES.items():
         kind.add_argument(f"--{name}", dest="search", action="store_const", const=sweep)
-    asked, overrides = parser.parse_known_args()
-    overrides += [f"sweep.folder={asked.out}"]
-    if asked.ranks:
-        overrides += [f"resources.ranks_per_node={asked.ranks}"]
-    if asked.budget_gib:
-        overrides += [f"resources.memory_gib_per_rank={asked.budget_gib}"]
-    if asked.search:
-        table = searched(asked.search, asked.out, overrides)
-    elif asked.kernels:
-        table = by_length(asked.out, overrides)
+    options, overrides = parser.parse_known_args()
+    overrides += [f"sweep.folder={options.out}"]
+    if options.ranks:
+        overrides += [f"resources.ranks_per_node={options.ranks}"]
+    if options.budget_gib:
+        overrides += [f"resources.memory_gib_per_rank={options.budget_gib}"]
+    if options.search:
+        table = searched(options.search, options.out, overrides)
+    elif options.kernels:
+        table = by_length(options.out, overrides)
     else:
-        table = compared(asked.out, [*overrides, *smoke_settings(asked.smoke)])
+        table = compared(options.out, [*overrides, *smoke_settings(options.smoke)])
     print(table.to_string(index=False))
-    what = asked.search or ("kernels" if asked.kernels else "methods")
-    table.to_csv(asked.out / f"{what}.csv", index=False)
+    what = options.search or ("kernels" if options.kernels else "methods")
+    table.to_csv(options.out / f"{what}.csv", index=False)
     rows = json.loads(table.to_json(orient="records"))
-    keep(f"sequence_{what}", {"rows": rows, "overrides": overrides}, asked.out)
+    keep(f"sequence_{what}", {"rows": rows, "overrides": overrides}, options.out)
 
 
 def smoke_settings(smoke: bool) -> list[str]:
-    """Few steps, where only that it runs is asked."""
+    """Few steps, where the script is only to be tried."""
     return ["measurement=smoke", "batch.resolution_px=16"] if smoke else []
 
 

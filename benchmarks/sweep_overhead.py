@@ -123,14 +123,14 @@ def many(folder: Path, cells: int) -> dict[str, Any]:
     """Plan, submit and collect `cells` cells whose jobs train nothing."""
     own = folder / "many"
     own.mkdir()
-    asked = ("-m", f"seed=range(0,{cells})", *CELL)
+    command = ("-m", f"seed=range(0,{cells})", *CELL)
     trivial = f"hydra.launcher.python=[{sys.executable},{ROOT / 'benchmarks' / 'trivial_job.py'}]"
     figures: dict[str, Any] = {"cells": cells}
-    plan_s, plan_mib = vitsweep(own, "plan", *asked[1:], *OURS)
+    plan_s, plan_mib = vitsweep(own, "plan", *command[1:], *OURS)
     figures["plan"] = {"seconds": round(plan_s, 1), "peak_mib": round(plan_mib)}
     print(f"plan    {figures['plan']}", flush=True)
     submit_s, submit_mib = vitsweep(
-        own, *asked, *OURS, trivial, "hydra.launcher.cells_per_job=20", "hydra.launcher.wait=false"
+        own, *command, *OURS, trivial, "hydra.launcher.cells_per_job=20", "hydra.launcher.wait=false"
     )
     figures["submit"] = {"seconds": round(submit_s, 1), "peak_mib": round(submit_mib)}
     print(f"submit  {figures['submit']}", flush=True)
@@ -149,21 +149,21 @@ def many(folder: Path, cells: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure what was asked for and keep it."""
+    """Run the chosen measurement and keep its figures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cells", type=int, default=64)
     parser.add_argument("--many", type=int, default=0, metavar="N")
     parser.add_argument("--local", action="store_true", help="only the launcher of this machine")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     figures: dict[str, Any] = {}
     with cluster() as folder:
-        if asked.many:
-            name, figures["many"] = f"sweep_many_{asked.many}", many(folder, asked.many)
-        elif asked.local:
+        if options.many:
+            name, figures["many"] = f"sweep_many_{options.many}", many(folder, options.many)
+        elif options.local:
             name, figures["local"] = "cell_overhead", local_cell(folder)
         else:
             name, figures["local"] = "sweep_overhead", local_cell(folder)
-            figures["cluster"] = three_ways(folder, asked.cells)
+            figures["cluster"] = three_ways(folder, options.cells)
     keep(name, figures)
 
 
