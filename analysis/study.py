@@ -1,7 +1,7 @@
 """Shared by all studies: read the sweep, print its tables and measuring conditions."""
 
+import argparse
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from vitsweep.charts import style
 from vitsweep.charts.caption import caption
+from vitsweep.errors import VitsweepError
 from vitsweep.tables.formatting import as_text, number
 from vitsweep.tables.load import Sweep, read_sweep
 from vitsweep.tables.show import markdown
@@ -53,8 +54,17 @@ def with_conditions(cells: DataFrame) -> DataFrame:
 def main(title: str, tables: Mapping[str, Table]) -> None:
     """Print the tables of a study as Markdown for the sweep folders on the command line."""
     console = Console(soft_wrap=True, highlight=False)
-    folders = sys.argv[1:] or ["analysis/sample"]
-    sweep = read_sweep(*folders)
+    parser = argparse.ArgumentParser(
+        description=f"{title}: published figures beside measured ones."
+    )
+    parser.add_argument(
+        "folders", nargs="*", default=["analysis/sample"], help="sweep folders (analysis/sample)"
+    )
+    folders = parser.parse_args().folders
+    try:
+        sweep = read_sweep(*folders)
+    except VitsweepError as error:
+        parser.error(str(error))
     console.print(f"# {title}\n\nMeasured: {', '.join(folders)}: {caption(sweep.cells)}\n")
     for name, table in tables.items():
         console.print(f"## {name}\n")

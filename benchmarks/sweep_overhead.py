@@ -130,7 +130,12 @@ def many(folder: Path, cells: int) -> dict[str, Any]:
     figures["plan"] = {"seconds": round(plan_s, 1), "peak_mib": round(plan_mib)}
     print(f"plan    {figures['plan']}", flush=True)
     submit_s, submit_mib = vitsweep(
-        own, *command, *OURS, trivial, "hydra.launcher.cells_per_job=20", "hydra.launcher.wait=false"
+        own,
+        *command,
+        *OURS,
+        trivial,
+        "hydra.launcher.cells_per_job=20",
+        "hydra.launcher.wait=false",
     )
     figures["submit"] = {"seconds": round(submit_s, 1), "peak_mib": round(submit_mib)}
     print(f"submit  {figures['submit']}", flush=True)
