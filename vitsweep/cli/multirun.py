@@ -13,10 +13,12 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode
-from vitsweep.launchers.base import CellLauncher, LaunchRequest
+from vitsweep.launchers.base import CellLauncher, LaunchRequest, LaunchResult
 from vitsweep.launchers.dispatch import composer_of, launch_stock, refuse_plan_of
+from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.limit_search import Search, Searches, limit_of
 from vitsweep.results.trackers import check_tracker
+from vitsweep.spec.machine import Machine
 
 Row = Mapping[str, Any]
 
@@ -38,7 +40,9 @@ def multirun(
     if not isinstance(launcher, CellLauncher):
         if plan_only:
             refuse_plan_of(config)
-        return launch_stock(launcher, cells, config)
+        returned = launch_stock(launcher, cells, config)
+        _summarize_stock(cells, hydra_internals.plain_resolved(config), composer)
+        return returned
     settings = hydra_internals.plain_resolved(config)
     check_tracker(settings.get("tracker") or {})
     limit = limit_of(sweep_settings(settings).limit, cells)
@@ -72,6 +76,22 @@ def run_cells(
     request = _request(cells, settings, composer)
     with launcher.launch_cells(request) as result:
         return summarize(result, request.console, settings.get("tracker"))
+
+
+def _summarize_stock(
+    cells: Sequence[ComposedCell], config: Mapping[str, Any], composer: Composer
+) -> None:
+    """Show what a stock launcher ran, or say how to see it where the cells ran on other nodes."""
+    from vitsweep.cli.summary import exit_code, summarize
+
+    settings, console = sweep_settings(config), open_console()
+    plan, store = plan_of(cells, Machine.here(), composer), store_of(settings)
+    if any(not store.cell(cell_id).exists() for cell_id in plan.entries):
+        console.print(f"`vitsweep report {store.name}` shows what was measured.", highlight=False)
+        return
+    rows = summarize(LaunchResult(store=store, plan=plan), console, config.get("tracker"))
+    if code := exit_code(rows):
+        raise SystemExit(code)
 
 
 def _plan(

@@ -1,4 +1,4 @@
-"""A launcher that someone adds from outside: one class against `launchers/base.py`, one YAML."""
+"""Launchers that are not vitsweep's: one that a user adds, and those that come with Hydra."""
 
 import pytest
 
@@ -67,3 +67,11 @@ def test_a_launcher_from_outside_runs_a_sweep(
         "fsdp": "measured",
     }
     assert set(vitsweep.runs()["cells_at_a_time"]) == {2}
+
+
+@pytest.mark.slow
+def test_a_sweep_of_hydras_own_launcher_ends_with_the_table(vitsweep: Command) -> None:
+    ended = vitsweep("-m", "hydra/launcher=basic", "optimizer=adamw_foreach,adamw_fused")
+    assert ended.returncode == 0, ended.stderr
+    assert "Report: results/default/report/index.html" in ended.stdout
+    assert set(vitsweep.cells()["optimizer"]) == {"adamw_loop", "adamw_foreach", "adamw_fused"}
