@@ -35,10 +35,21 @@ def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
 
     place = environment_rank()
     if place is not None and place[2] > 1:  # one task alone is an interactive session of Slurm
-        from vitsweep.launchers.external_ranks import run_in_place
-
-        return run_in_place(arguments)
+        return _run_rank(arguments)
     return run_hydra(arguments)
+
+
+def _run_rank(arguments: Sequence[str]) -> int:
+    """Run this process's part of a cell; rank 0 shows its row and where it is kept."""
+    from vitsweep.launchers.external_ranks import run_in_place
+
+    result = run_in_place(arguments)
+    if result is None:
+        return ExitCode.ok
+    from vitsweep.cli.summary import exit_code, summarize
+    from vitsweep.console import open_console
+
+    return exit_code(summarize(result, open_console()))
 
 
 def _complete() -> int:

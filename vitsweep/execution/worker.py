@@ -53,8 +53,8 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     exit_now(0)
 
 
-def run_rank_in_process(request: RunRequest, cell: CellSpec, rank: int, local_rank: int) -> str:
-    """Run one rank in this very process, which torchrun or srun started; return one line about it.
+def run_rank_in_process(request: RunRequest, cell: CellSpec, rank: int, local_rank: int) -> None:
+    """Run one rank in this very process, which torchrun or srun started; rank 0 publishes the record.
 
     There is no supervisor: an exception ends the process, and the launcher of the ranks sees it.
     """
@@ -66,7 +66,6 @@ def run_rank_in_process(request: RunRequest, cell: CellSpec, rank: int, local_ra
         record = _run(replace(request, run_id=name[0], block=name[0]), cell, world, None)
         if record is not None:
             Store(request.sweep_folder).publish(record)
-    return f"cell {cell.cell_id}, run {name[0]}: measured"
 
 
 def _run(

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 
 from vitsweep.composition.composed_cell import ComposedCell
@@ -11,6 +10,7 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import ImpossibleCellError, VitsweepError
 from vitsweep.execution.run_request import RunRequest
+from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import freeze, open_store, plan_of
 from vitsweep.planning.provenance import code_state
 from vitsweep.spec.machine import Machine
@@ -19,8 +19,11 @@ from vitsweep.world import environment_rank
 FIRST_PORT, NUM_PORTS = 20_000, 40_000
 
 
-def run_in_place(overrides: Sequence[str]) -> int:
+def run_in_place(overrides: Sequence[str]) -> LaunchResult | None:
     """Run one cell as one of the ranks that torchrun or srun started.
+
+    Returns:
+        What rank 0 recorded; None on the other ranks.
 
     Raises:
         VitsweepError: several cells are asked for, or the cell cannot run in this world.
@@ -35,8 +38,8 @@ def run_in_place(overrides: Sequence[str]) -> int:
     return run_rank(cells[0], composer)
 
 
-def run_rank(cell: ComposedCell, composer: Composer) -> int:
-    """Do one rank's part of a cell; rank 0 freezes and records it."""
+def run_rank(cell: ComposedCell, composer: Composer) -> LaunchResult | None:
+    """Do one rank's part of a cell; rank 0 freezes and records it, and returns the result."""
     from vitsweep.execution.worker import run_rank_in_process
 
     place = environment_rank()
@@ -62,10 +65,8 @@ def run_rank(cell: ComposedCell, composer: Composer) -> int:
         init_method=init_method(),
         environment={"launcher": "in place", "git_commit": code["git_commit"]},
     )
-    summary = run_rank_in_process(request, entry.spec, rank, local_rank)
-    if rank == 0:
-        print(f"{summary} -> {store.root}", file=sys.stdout)
-    return 0
+    run_rank_in_process(request, entry.spec, rank, local_rank)
+    return LaunchResult(store=store, plan=plan) if rank == 0 else None
 
 
 def run_composed() -> None:
