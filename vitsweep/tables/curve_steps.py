@@ -9,24 +9,13 @@ from pandas import DataFrame
 from scipy.special import stdtrit
 
 from vitsweep.results.record import Status
+from vitsweep.tables.checks import checked_runs
 from vitsweep.tables.communication import PURPOSES
 from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.status import counted
-from vitsweep.tables.within_blocks import numbers, require
 
 Floats = NDArray[np.float64]
-
-NEEDED = (
-    "cell_id",
-    "sweep",
-    "block",
-    "status",
-    "images_per_second",
-    "images_per_step",
-    "world_size",
-)
-
 
 @dataclass(frozen=True, eq=False)
 class CurveSteps:
@@ -91,7 +80,7 @@ def curve_steps(
         VitsweepError: a column is missing, a number is text, or the points ran on different devices
             (unless `mixed_hardware`).
     """
-    require(runs, NEEDED)
+    runs = checked_runs(runs, "images_per_step", "world_size")
     if runs.empty or not (runs["status"] == Status.measured).any():
         return
     steps = _step_ms(runs)
@@ -111,9 +100,8 @@ def curve_steps(
 def _step_ms(runs: DataFrame) -> DataFrame:
     """Return `cell_id, sweep, block, step_ms`: mean time of a step, from images and throughput."""
     measured = counted(runs)
-    speed = numbers(measured, "images_per_second")
-    usable = measured[np.isfinite(speed) & (speed > 0)]
-    step = 1000 * numbers(usable, "images_per_step") / speed[usable.index]
+    usable = measured.dropna(subset=["images_per_second", "images_per_step"])
+    step = 1000 * usable["images_per_step"].astype(float) / usable["images_per_second"]
     return (
         usable.assign(step_ms=step)
         .groupby(["cell_id", "sweep", "block"], observed=True, sort=False)["step_ms"]

@@ -7,7 +7,8 @@ from pandas import DataFrame, Series
 from scipy.special import stdtr, stdtrit
 
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import count, missing, times
+from vitsweep.tables.checks import checked_runs
+from vitsweep.tables.formatting import count, times
 from vitsweep.tables.ratios import (
     LEVEL,
     MIN_BLOCKS,
@@ -17,7 +18,6 @@ from vitsweep.tables.ratios import (
     log_throughput_per_block,
 )
 from vitsweep.tables.status import counted, final_status
-from vitsweep.tables.within_blocks import KEYS, numbers, require
 
 SIDES = ("a", "b")
 COLUMNS = (
@@ -59,15 +59,12 @@ def changed_speedups(
         empty where neither side was measured. The largest changes come first.
 
     Raises:
-        VitsweepError: a column is missing or a throughput is no number.
+        VitsweepError: a column is missing or does not hold what its name says.
     """
-    sides = {"a": (runs_a, baselines_a), "b": (runs_b, baselines_b)}
-    for runs, _ in sides.values():
-        require(runs, KEYS)
+    sides = {"a": (checked_runs(runs_a), baselines_a), "b": (checked_runs(runs_b), baselines_b)}
     cells = list(
         dict.fromkeys(c for runs, _ in sides.values() if len(runs) for c in runs["cell_id"])
     )
-    cells = [c for c in cells if not missing(c)]
     if not cells:
         return DataFrame(columns=COLUMNS)
     table = DataFrame({"cell_id": cells})
@@ -115,16 +112,14 @@ def _side(runs: DataFrame, baselines: Mapping[str, str | None]) -> tuple[DataFra
     if runs.empty:
         return DataFrame(columns=columns), DataFrame(columns=["cell_id", "log_ratio"])
     good = counted(runs)
-    good = good.assign(images_per_second=numbers(good, "images_per_second"))
     ratios = log_ratios(log_throughput_per_block(good), baselines)
-    usable = good["images_per_second"].where(lambda v: np.isfinite(v) & (v > 0))
     latest = good.drop_duplicates("cell_id", keep="last").set_index("cell_id")
     facts = final_status(runs)[["cell_id", "status"]]
     device = latest["device"] if "device" in latest else Series(None, latest.index, dtype=object)
     facts = facts.assign(
         device=facts["cell_id"].map(device),
         baseline=Series([baselines.get(c) for c in facts["cell_id"]], facts.index, dtype=object),
-        images_per_second=facts["cell_id"].map(usable.groupby(good["cell_id"]).median()),
+        images_per_second=facts["cell_id"].map(good.groupby("cell_id")["images_per_second"].median()),
     )
     return facts.merge(estimate(ratios), on="cell_id", how="left").reindex(columns=columns), ratios
 

@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 from pandas import DataFrame, Series
 from scipy.special import stdtr, stdtrit
 
+from vitsweep.tables.checks import checked_runs
 from vitsweep.tables.columns import varying
 from vitsweep.tables.effect_grid import Effect, Factor, Grid
 from vitsweep.tables.formatting import plain, times
 from vitsweep.tables.mixed_model import MixedFit, fit_mixed_model
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, holm
-from vitsweep.tables.within_blocks import KEYS, require, within_blocks
+from vitsweep.tables.within_blocks import within_blocks
 
 Floats = NDArray[np.float64]
 
@@ -60,9 +61,9 @@ def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
         of `noise, interaction, rest` (log images/s).
 
     Raises:
-        VitsweepError: a column is missing or a throughput is no number.
+        VitsweepError: a column is missing or does not hold what its name says.
     """
-    require(runs, KEYS)
+    runs = checked_runs(runs)
     tables, spreads = [DataFrame(columns=COLUMNS)], {}
     for device, some in by_device(runs):
         table, found = _of_device(some, baselines)

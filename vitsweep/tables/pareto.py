@@ -11,17 +11,28 @@ from vitsweep.tables.budget import measured_with_peak
 from vitsweep.tables.checks import checked_cells, checked_runs, row_keys, separated
 from vitsweep.tables.ratios import log_ratios, log_throughput_per_block, selection_adjusted
 from vitsweep.tables.status import counted
+from vitsweep.tables.front_probability import front_probability, undominated
 
 OBJECTIVES = ("images_per_second", "peak_gib", "accuracy_top1")
 
 
 def pareto_front(
-    cells: DataFrame, objectives: Sequence[str] = OBJECTIVES, mixed_hardware: bool = False
+    cells: DataFrame,
+    objectives: Sequence[str] = OBJECTIVES,
+    mixed_hardware: bool = False,
+    runs: DataFrame | None = None,
 ) -> DataFrame:
     """Return the measured cells with `on_front`: no other cell is better in one and worse in none.
 
     Objectives that no cell has are left out; a cell that lacks one of the others is not on the
-    front. Compared are the medians: cells within the noise of the front may be as good.
+    front. `on_front` compares the shown values; with `runs`, `on_front_probability` is the share of
+    draws of the measurement's noise in which the cell is on the front (see `front_probability`).
+
+    Args:
+        cells: one row per cell.
+        objectives: columns with a better side in `METRICS`.
+        mixed_hardware: compare cells of different devices.
+        runs: one row per run of these cells, where probabilities are wanted.
 
     Raises:
         VitsweepError: an objective of which neither way is better, or none that was measured.
@@ -36,9 +47,13 @@ def pareto_front(
         raise VitsweepError(f"No cell can be better in {', '.join(unsigned or objectives)}.")
     signs = np.array([1.0 if METRICS[o].better == "higher" else -1.0 for o in used])
     points = table[used].to_numpy(float) * signs
-    return table.assign(on_front=_undominated(points), objectives=", ".join(used)).sort_values(
-        used[0], ascending=signs[0] < 0
-    )
+    whole = ~np.isnan(points).any(axis=1)
+    on_front = np.zeros(len(table), dtype=bool)
+    on_front[whole] = undominated(points[whole])
+    table = table.assign(on_front=on_front, objectives=", ".join(used))
+    if runs is not None:
+        table = table.assign(on_front_probability=front_probability(table, runs, used))
+    return table.sort_values(used[0], ascending=signs[0] < 0)
 
 
 def best_under(
@@ -105,18 +120,3 @@ def _with_adjusted(
             adjusted.notna() | (runs is None), ""
         ),
     )
-
-
-def _undominated(points: np.ndarray) -> np.ndarray:
-    """Return which points no other point beats; a point with a missing value is never among them.
-
-    Args:
-        points: (cells, objectives), larger is better.
-    """
-    front = ~np.isnan(points).any(axis=1)
-    known = points[front]
-    best = [
-        not ((known >= point).all(axis=1) & (known > point).any(axis=1)).any() for point in known
-    ]
-    front[front] = best
-    return front

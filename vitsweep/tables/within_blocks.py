@@ -3,7 +3,6 @@
 What the effects model, the probability of being on the Pareto front and the like start from.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,12 +11,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from vitsweep.errors import VitsweepError
+from vitsweep.tables.checks import checked_runs
 from vitsweep.tables.status import counted
 
 Floats = NDArray[np.float64]
-
-KEYS = ("cell_id", "sweep", "block", "status", "images_per_second")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,46 +68,18 @@ def within_blocks(runs: DataFrame) -> WithinBlocks:
         runs: one row per run: `cell_id, sweep, block, status, images_per_second` (img/s).
 
     Raises:
-        VitsweepError: one of these columns is missing, or a throughput is no number.
+        VitsweepError: a column is missing or does not hold what its name says.
     """
-    require(runs, KEYS)
-    good = counted(runs)
-    speed = numbers(good, "images_per_second")
-    usable = np.isfinite(speed) & (speed > 0) & good["cell_id"].notna() & good["block"].notna()
+    good = counted(checked_runs(runs))
+    speed = good["images_per_second"].astype(float)
     logs = (
-        good.loc[usable, ["cell_id", "sweep", "block"]]
-        .assign(log=np.log(speed[usable]))
+        good.loc[speed.notna(), ["cell_id", "sweep", "block"]]
+        .assign(log=np.log(speed.dropna()))
         .groupby(["cell_id", "sweep", "block"], observed=True, sort=False, dropna=False)["log"]
         .mean()
         .reset_index()
     )
     return _reduced(logs)
-
-
-def require(table: DataFrame, columns: Sequence[str]) -> None:
-    """Refuse a table that lacks a column.
-
-    Raises:
-        VitsweepError: names the columns that are missing.
-    """
-    missing = [c for c in columns if c not in table]
-    if missing and (len(table) or len(table.columns)):
-        raise VitsweepError(
-            f"The table has no column {', '.join(f'`{c}`' for c in missing)}: "
-            "pass the runs of a sweep (`load(..., rows='runs')`)."
-        )
-
-
-def numbers(table: DataFrame, column: str) -> "pd.Series[float]":
-    """Return a column as floats, missing ones as NaN.
-
-    Raises:
-        VitsweepError: a value is no number.
-    """
-    try:
-        return pd.to_numeric(table[column]).astype(float)
-    except (ValueError, TypeError) as error:
-        raise VitsweepError(f"Column `{column}` must hold numbers: {error}.") from error
 
 
 def _reduced(logs: DataFrame) -> WithinBlocks:
