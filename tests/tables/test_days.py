@@ -128,8 +128,9 @@ def test_hostile_values():
     assert one(found, "fast")["change"] == pytest.approx(1.0, abs=0.05)
     failed = runs.assign(status="failed")
     assert set(compared((failed, baselines), (failed, baselines))["claim"]) == {""}
-    assert len(compared((runs.assign(cell_id=None), {}), (runs, baselines))) == 4
-    with pytest.raises(VitsweepError, match="no column `block`"):
+    with pytest.raises(VitsweepError, match="`cell_id` must name the cell"):
+        compared((runs.assign(cell_id=None), {}), (runs, baselines))
+    with pytest.raises(VitsweepError, match="Column `block`"):
         compared((runs.drop(columns="block"), baselines), (runs, baselines))
     text = runs.astype({"images_per_second": object})
     text.loc[0, "images_per_second"] = "fast"

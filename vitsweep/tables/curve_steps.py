@@ -17,6 +17,7 @@ from vitsweep.tables.status import counted
 
 Floats = NDArray[np.float64]
 
+
 @dataclass(frozen=True, eq=False)
 class CurveSteps:
     """The points of one curve, smallest world first, and their step times by block.

@@ -119,7 +119,9 @@ def _side(runs: DataFrame, baselines: Mapping[str, str | None]) -> tuple[DataFra
     facts = facts.assign(
         device=facts["cell_id"].map(device),
         baseline=Series([baselines.get(c) for c in facts["cell_id"]], facts.index, dtype=object),
-        images_per_second=facts["cell_id"].map(good.groupby("cell_id")["images_per_second"].median()),
+        images_per_second=facts["cell_id"].map(
+            good.groupby("cell_id")["images_per_second"].median()
+        ),
     )
     return facts.merge(estimate(ratios), on="cell_id", how="left").reindex(columns=columns), ratios
 

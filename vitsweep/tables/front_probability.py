@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import METRICS
-from vitsweep.tables.show import peak_gib
+from vitsweep.tables.show import peaks_gib
 from vitsweep.tables.status import counted
 from vitsweep.tables.within_blocks import WithinBlocks, within_blocks
 
@@ -76,7 +76,7 @@ def _drawn(
     values = table[objective].to_numpy(float)
     good = counted(runs)
     of_runs = (
-        Series([peak_gib(row) for _, row in good.iterrows()], good.index, dtype=float)
+        peaks_gib(good)
         if objective == "peak_gib"
         else pd.to_numeric(good[objective], errors="coerce")
         if objective in good

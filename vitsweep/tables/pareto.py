@@ -9,9 +9,9 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.tables.budget import measured_with_peak
 from vitsweep.tables.checks import checked_cells, checked_runs, row_keys, separated
+from vitsweep.tables.front_probability import front_probability, undominated
 from vitsweep.tables.ratios import log_ratios, log_throughput_per_block, selection_adjusted
 from vitsweep.tables.status import counted
-from vitsweep.tables.front_probability import front_probability, undominated
 
 OBJECTIVES = ("images_per_second", "peak_gib", "accuracy_top1")
 
