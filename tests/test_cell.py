@@ -24,6 +24,8 @@ def short(spec: CellSpec, warmup: int = 1, measured: int = 3, phases: int = 1) -
         warmup_steps=warmup,
         measured_steps=measured,
         phase_steps=phases,
+        warmup_min_seconds=0.0,
+        min_seconds=0.0,
         prove="none",
     )
     return replace(spec, measurement=window)

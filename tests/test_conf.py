@@ -28,8 +28,16 @@ ONE_STEP = [
     "measurement=smoke",
     "measurement.warmup_steps=0",
     "measurement.measured_steps=1",
+    "measurement.warmup_min_seconds=0",
+    "measurement.min_seconds=0",
 ]
-SHORT = ["measurement.warmup_steps=0", "measurement.measured_steps=1", "measurement.phase_steps=1"]
+SHORT = [
+    "measurement.warmup_steps=0",
+    "measurement.warmup_min_seconds=0",
+    "measurement.measured_steps=1",
+    "measurement.min_seconds=0",
+    "measurement.phase_steps=1",
+]
 VIDEO = ["model=video_vit_nano", "data=moving_digits"]
 
 REFUSED_ON_CPU = {

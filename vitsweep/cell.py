@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -113,19 +114,22 @@ def _collect_samples(
     """Take the timed steps, then those whose instruments would disturb the timing."""
     cell, world = trainer.cell, trainer.world
     stream = endless(batches)
-    steps = cell.measurement.warmup_steps + cell.measurement.measured_steps
     _sync_ranks(world)
     setup_seconds = time.time() - psutil.Process().create_time()
     contention = ContentionMonitor(world.device)
-    times, losses = timed_steps(trainer, stream, steps)
+    prefetched_steps = math.ceil(batches.prefetched / cell.batch.accumulation_steps)
+    timed = timed_steps(trainer, stream, cell.measurement, prefetched_steps)
+    steps = len(timed.times_ms)
     own_seconds, slow = contention.end(), throttled(world.device)
     peak = peak_memory(world.device)
     _refuse_divergence(trainer, f"{steps} steps")
     phases = instrumented_steps(trainer, stream, cell.measurement.phase_steps)
     memory, memory_reason = memory_by_kind(trainer, stream)
     samples = RankSamples(
-        step_times_ms=times,
-        losses=torch.stack(losses).tolist(),
+        step_times_ms=timed.times_ms,
+        data_waits_ms=timed.data_waits_ms,
+        warmup_steps=timed.warmup_steps,
+        losses=torch.stack(timed.losses).tolist(),
         skipped=_skipped(trainer, steps),
         setup_seconds=setup_seconds,
         phases_ms=phases,

@@ -43,10 +43,18 @@ def test_a_slow_start_is_cut_away(time_constant: float) -> None:
         assert excess[:cut].mean() > 0.1, "what is cut was warm-up"
 
 
-def test_one_slow_step_after_the_warm_up_is_cut_with_what_came_before() -> None:
+def test_a_stall_in_the_first_half_is_no_warm_up() -> None:
+    """Else throughput would not see half of all stalls."""
     times = [100.0] * 30
-    times[7] = 900.0
-    assert warm_up_steps(times, 5) == 8
+    times[9] = 900.0
+    assert warm_up_steps(times, 5) == 5
+    every_fifth = [300.0 if step % 5 == 4 else 80.0 for step in range(30)]
+    assert warm_up_steps(every_fifth, 3) == 3
+
+
+def test_slow_steps_right_after_the_warm_up_are_cut() -> None:
+    times = [900.0, 100.0, 400.0, 300.0, *[100.0, 101.0] * 12]
+    assert warm_up_steps(times, 2) == 4
 
 
 @pytest.mark.parametrize(("count", "at_least"), [(1, 0), (1, 5), (2, 1), (3, 5), (0, 0), (2, 0)])

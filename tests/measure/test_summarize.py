@@ -21,6 +21,8 @@ def spec(warmup: int = 2, measured: int = 4) -> CellSpec:
 
 def samples(times: list[float], **given: Any) -> RankSamples:
     known: dict[str, Any] = {
+        "data_waits_ms": [1.0] * len(times),
+        "warmup_steps": 2,
         "losses": [2.0] * len(times),
         "skipped": [False] * len(times),
         "phases_ms": {"data": 1.0, "forward": 2.0, "backward": 3.0, "optimizer": 4.0},
@@ -42,23 +44,25 @@ def samples(times: list[float], **given: Any) -> RankSamples:
 TIMES = [900.0, 500.0, 12.0, 14.0, 10.0, 16.0]
 
 
-def test_a_step_takes_as_long_as_on_its_slowest_rank() -> None:
-    other = [1.0, 1.0, 11.0, 11.0, 11.0, 20.0]
+def test_throughput_is_images_over_the_elapsed_time_of_the_slowest_rank() -> None:
+    other = [1.0, 1.0, 11.0, 11.0, 11.0, 23.0]
     found = summarize(spec(), [samples(TIMES), samples(other)], {})
-    # slowest of both: 12, 14, 11, 20
-    assert found.metrics["step_time_ms"] == 13.0
-    assert found.metrics["images_per_second"] == pytest.approx(16 / 0.013)
-    assert found.metrics["images_per_second_per_rank"] == pytest.approx(8 / 0.013)
+    # 52 ms on the first rank, 56 ms on the second, for 4 steps of 16 images
+    assert found.metrics["step_time_ms"] == 14.0
+    assert found.metrics["images_per_second"] == pytest.approx(4 * 16 / 0.056)
+    assert found.metrics["images_per_second_per_rank"] == pytest.approx(4 * 8 / 0.056)
+    assert found.metrics["rank_skew_ms"] == 1.0
+    assert found.validity["throughput_from"] == "window"
     assert found.validity["steps_counted"] == 4
     assert found.samples["step_time_ms"] == [TIMES, other]
     assert found.samples["warm_up_steps"] == 2
 
 
-def test_skipped_steps_are_counted_and_left_out_of_the_median() -> None:
+def test_skipped_steps_are_counted_and_left_out_of_the_window() -> None:
     skipped = [False, True, False, True, False, False]
     ranks = [samples(TIMES, skipped=skipped) for _ in range(2)]
     found = summarize(spec(), ranks, {})
-    assert found.metrics["step_time_ms"] == 12.0  # of 12, 10, 16
+    assert found.metrics["step_time_ms"] == pytest.approx((12 + 10 + 16) / 3)
     assert found.validity["steps_skipped"] == 2
     assert found.validity["steps_counted"] == 3
     assert found.samples["skipped"] == skipped
@@ -102,6 +106,9 @@ def test_losses_are_means_over_ranks_of_the_first_and_last_measured_step() -> No
     two = samples(TIMES, losses=[9.0, 8.0, 5.0, 2.0, 2.0, 2.0])
     found = summarize(spec(), [one, two], {}).metrics
     assert (found["loss_first"], found["loss_last"]) == (4.0, 1.5)
+    more_steps = [samples([*TIMES, 10.0], losses=[*rank.losses, 0.5]) for rank in (one, two)]
+    longer = summarize(spec(), more_steps, {}).metrics
+    assert longer["loss_last"] == 1.5, "of the same step, however many seconds were measured"
 
 
 def test_a_slow_start_beyond_the_asked_warm_up_is_cut() -> None:

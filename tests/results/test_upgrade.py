@@ -1,6 +1,7 @@
 """Records of an older schema are read as this version writes them; newer ones are refused."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -28,8 +29,53 @@ def test_version_1_wrote_a_utilisation_of_zero_where_no_step_counted() -> None:
     assert record.schema_version == SCHEMA_VERSION
     assert record.metrics["mfu"] is record.metrics["hfu"] is None
     assert record.metrics["loss_last"] == 0, "no other zero is touched"
-    assert RunRecord.from_json(as_version(1, COUNTED)) == COUNTED
+    assert RunRecord.from_json(as_version(1, COUNTED)).metrics == COUNTED.metrics
     assert RunRecord.from_json(as_version(SCHEMA_VERSION, UNCOUNTED)) == UNCOUNTED
+
+
+SAMPLED = replace(
+    run("dd", images_per_second=16 / 0.012, metrics={"mfu": 0.4, "tokens_per_second": 1000.0}),
+    samples={
+        "step_time_ms": [[900.0, 10.0, 12.0, 5.0, 14.0], [900.0, 11.0, 12.0, 5.0, 37.0]],
+        "skipped": [False, False, False, True, False],
+        "warm_up_steps": 1,
+    },
+)
+"""Medians of the slower rank of each step: 11, 12 and 37 ms; the second rank took 60 ms."""
+
+
+def as_median(record: RunRecord) -> str:
+    tree = json.loads(record.to_json())
+    tree["metrics"]["step_time_ms"] = 12.0
+    return json.dumps(tree | {"schema_version": 2})
+
+
+def test_version_2_wrote_a_median_that_is_replaced_by_the_elapsed_time() -> None:
+    record = RunRecord.from_json(as_median(SAMPLED))
+    assert record.metrics["step_time_ms"] == pytest.approx(20.0)
+    assert record.metrics["step_time_median_ms"] == 12.0
+    assert record.metrics["step_time_mean_over_median"] == pytest.approx(20 / 12)
+    assert record.metrics["rank_skew_ms"] == pytest.approx((60 - 36) / 3)
+    assert record.metrics["images_per_second"] == pytest.approx(16 / 0.020)
+    assert record.metrics["images_per_second_per_rank"] == pytest.approx(8 / 0.020)
+    assert record.metrics["tokens_per_second"] == pytest.approx(600.0)
+    assert record.metrics["mfu"] == pytest.approx(0.4 * 12 / 20)
+    hours = record.metrics["epoch_hours_imagenet1k"]
+    assert hours == pytest.approx(1_281_167 / record.metrics["images_per_second"] / 3600)
+    assert record.validity["throughput_from"] == "window"
+    again = RunRecord.from_json(record.to_json())
+    assert again == record, "once"
+
+
+def test_version_2_without_samples_keeps_its_median_and_says_so(tmp_path) -> None:
+    bare = RunRecord.from_json(as_median(replace(SAMPLED, samples={})))
+    assert bare.metrics["step_time_ms"] == 12.0
+    assert bare.validity["throughput_from"] == "median"
+    path = tmp_path / "runs.parquet"
+    table(SAMPLED, UNCOUNTED).assign(schema_version=2).to_parquet(path)
+    read = load(path, rows="runs").set_index("cell_id")
+    assert read["images_per_second"]["dd"] == pytest.approx(16 / 0.012)
+    assert read["throughput_from"].fillna("").to_dict() == {"dd": "median", "aa": ""}
 
 
 def test_a_store_of_version_1_is_read_and_counts_as_measured(tmp_path) -> None:
@@ -63,9 +109,12 @@ def test_a_newer_parquet_is_refused_with_its_path(tmp_path) -> None:
 def test_steps_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upgrade, "SCHEMA_VERSION", 4)
     steps = {
-        1: lambda row: {"metrics": {"mfu": row["mfu"] + 1}},
-        2: lambda row: {"metrics": {"mfu": row["mfu"] * 10}, "spec": {"new": row["precision"]}},
-        3: lambda row: {},
+        1: lambda row, samples: {"metrics": {"mfu": row["mfu"] + 1}},
+        2: lambda row, samples: {
+            "metrics": {"mfu": row["mfu"] * 10},
+            "spec": {"new": row["precision"]},
+        },
+        3: lambda row, samples: {},
     }
     monkeypatch.setattr(upgrade, "STEPS", steps)
     tree = json.loads(as_version(1, run("aa", metrics={"mfu": 0.5})))

@@ -21,9 +21,11 @@ CELLS = {
 }
 FREE = {
     "measurement.blocks",
+    "measurement.min_seconds",
     "measurement.prove",
     "measurement.timeout_min",
     "measurement.trace",
+    "measurement.warmup_min_seconds",
     "resources.cores_per_node",
     "resources.device",
     "resources.devices_per_node",

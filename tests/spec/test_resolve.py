@@ -227,3 +227,23 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
     assert count_gpus() == 0
     assert Machine.here().device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("machine", "warmup", "window"), [(LAPTOP, 0.2, 0.5), (GPU_NODE, 3.0, 5.0)]
+)
+def test_the_timed_window_lasts_longer_on_a_gpu_whose_clocks_settle_in_seconds(
+    machine: Machine, warmup: float, window: float
+) -> None:
+    found = resolved("measurement=standard", machine=machine)["measurement"]
+    assert (found["warmup_min_seconds"], found["min_seconds"]) == (warmup, window)
+    chosen = resolved("measurement.min_seconds=2", machine=machine)["measurement"]
+    assert chosen["min_seconds"] == 2
+    assert resolved("measurement=smoke", machine=machine)["measurement"]["min_seconds"] == 0
+
+
+def test_one_cell_keeps_its_identity_on_a_cpu_and_on_a_gpu() -> None:
+    given = ("resources.ranks_per_node=2", "resources.threads_per_rank=1")
+    on_cpu, on_gpu = (entry(*given, machine=m).spec for m in (LAPTOP, GPU_NODE))
+    assert on_cpu.measurement.min_seconds != on_gpu.measurement.min_seconds
+    assert on_cpu.cell_id == on_gpu.cell_id

@@ -100,6 +100,7 @@ class ImageFolderBatches(Batches):
             for split, num_images in (("train", self.num_train), ("val", self.num_test))
         }
         self._data, self._sampler, self._side, self._device = data, sampler, side, device
+        self.prefetched = data.num_workers * data.prefetch_batches
         self._mean = 255 * torch.tensor(MEAN, device=device).view(3, 1, 1)
         self._deviation = 255 * torch.tensor(DEVIATION, device=device).view(3, 1, 1)
         self._reads: Iterator[Read] = iter(())

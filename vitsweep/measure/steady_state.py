@@ -11,7 +11,9 @@ def warm_up_steps(times_ms: list[float], at_least: int) -> int:
     """Return how many steps at the start to leave out.
 
     MSER (White, Simulation 69(6), 1997): the cut that minimises the squared standard error of the
-    mean of what remains, searched from `at_least` to half of the samples.
+    mean of what remains, searched from `at_least` to half of the samples. It is taken only if what
+    it cuts off is slow as a whole: its median above the 90th percentile of what remains. A stall in
+    the midst of ordinary steps is no warm-up; without this rule half of all stalls would be lost.
 
     Args:
         times_ms: all step times of a run.
@@ -21,7 +23,9 @@ def warm_up_steps(times_ms: list[float], at_least: int) -> int:
     cuts = range(at_least, min(last, len(times_ms) - 2) + 1)
     if not cuts:
         return min(at_least, max(0, len(times_ms) - 1))
-    return min(cuts, key=lambda cut: float(np.var(times_ms[cut:])) / (len(times_ms) - cut))
+    best = min(cuts, key=lambda cut: float(np.var(times_ms[cut:])) / (len(times_ms) - cut))
+    cut_off, kept = times_ms[at_least:best], times_ms[best:]
+    return best if cut_off and np.median(cut_off) > np.quantile(kept, 0.9) else at_least
 
 
 def is_drifting(times_ms: list[float]) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from vitsweep.measure.communication import SentBytes
-from vitsweep.measure.steady_state import is_drifting, warm_up_steps
 from vitsweep.measure.utilization import throughput, utilization
+from vitsweep.measure.window import summarize_window
 from vitsweep.spec.cell_spec import CellSpec
 
 
@@ -18,6 +18,8 @@ class RankSamples:
 
     Attributes:
         step_times_ms: one per timed step, warm-up included.
+        data_waits_ms: one per timed step, time in which the host waited for data.
+        warmup_steps: timed steps before the window; the same on every rank.
         losses: mean loss over the rank's images, one per timed step.
         skipped: one per timed step, True where an overflow made the scaler skip the update.
         setup_seconds: from the start of the process to the first step.
@@ -32,6 +34,8 @@ class RankSamples:
     """
 
     step_times_ms: list[float]
+    data_waits_ms: list[float]
+    warmup_steps: int
     losses: list[float]
     skipped: list[bool]
     setup_seconds: float
@@ -56,14 +60,23 @@ class Summary:
 
 
 def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, float]) -> Summary:
-    """Combine the ranks: a step takes as long as on its slowest rank, memory is the worst rank's."""
-    slowest = np.max([rank.step_times_ms for rank in ranks], axis=0)
-    warm_up = warm_up_steps(slowest.tolist(), cell.measurement.warmup_steps)
-    steady = [
-        t for t, s in zip(slowest[warm_up:], ranks[0].skipped[warm_up:], strict=True) if not s
-    ]
-    speed = throughput(cell, float(np.median(steady))) if steady else {}
-    metrics = speed | _phases(ranks) | _sent(ranks) | _memory(ranks) | _losses(cell, ranks)
+    """Combine the ranks: the run takes as long as its slowest rank, memory is the worst rank's."""
+    window = summarize_window(
+        [rank.step_times_ms for rank in ranks],
+        ranks[0].skipped,
+        ranks[0].warmup_steps,
+        [rank.data_waits_ms for rank in ranks],
+    )
+    step_time_ms = window.metrics.get("step_time_ms")
+    speed = throughput(cell, step_time_ms) if step_time_ms else {}
+    metrics = (
+        speed
+        | window.metrics
+        | _phases(ranks)
+        | _sent(ranks)
+        | _memory(ranks)
+        | _losses(cell, ranks)
+    )
     device = ranks[0].environment["device"]
     used, denominators = utilization(cell, speed.get("model_tflops_per_rank"), device, calibration)
     return Summary(
@@ -75,9 +88,12 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
         },
         validity={
             "oversubscribed": _oversubscribed(cell, ranks),
-            "drifting": is_drifting(steady),
+            "drifting": window.drifting,
+            "uneven_steps": window.uneven,
+            "uneven_steps_cause": window.uneven_cause,
             "steps_skipped": int(sum(ranks[0].skipped)),
-            "steps_counted": len(steady),
+            "steps_counted": window.steps,
+            "throughput_from": "window",
         },
         environment=ranks[0].environment
         | denominators
@@ -89,7 +105,8 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
         samples={
             "step_time_ms": [[round(t, 4) for t in rank.step_times_ms] for rank in ranks],
             "skipped": ranks[0].skipped,
-            "warm_up_steps": warm_up,
+            "data_wait_ms": [[round(t, 4) for t in rank.data_waits_ms] for rank in ranks],
+            "warm_up_steps": window.warmup_steps,
             "collectives": ranks[0].sent.by_collective,
         },
     )
@@ -129,9 +146,11 @@ def _memory(ranks: list[RankSamples]) -> dict[str, float | None]:
 
 
 def _losses(cell: CellSpec, ranks: list[RankSamples]) -> dict[str, float | None]:
+    """Return losses after fixed numbers of steps, however many the machine took in the window."""
     mean = np.mean([rank.losses for rank in ranks], axis=0)
     first = min(cell.measurement.warmup_steps, len(mean) - 1)
-    return {"loss_first": float(mean[first]), "loss_last": float(mean[-1])}
+    last = min(first + cell.measurement.measured_steps, len(mean)) - 1
+    return {"loss_first": float(mean[first]), "loss_last": float(mean[last])}
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -33,15 +33,28 @@ class Metric:
 
 _ALL = (
     Metric("images_per_second", "img/s", "Throughput, all ranks", "higher",
-           "images of one step over all ranks / median step time"),
+           "images of the timed window over all ranks / its elapsed time on the slowest rank"),
     Metric("images_per_second_per_rank", "img/s", "Throughput per rank", "higher",
            "images_per_second / ranks"),
     Metric("tokens_per_second", "tokens/s", "Token throughput, all ranks", "higher",
            "images_per_second x tokens of one image"),
     Metric("step_time_ms", "ms", "Step time", "lower",
-           "median over steady steps of the slowest rank's time between two optimizer steps"),
+           "elapsed time of the timed window on the slowest rank / its steps; steps whose update the "
+           "loss scaler skipped are left out of both"),
     Metric("unadjusted_images_per_second", "img/s", "Throughput, median over runs", None,
            "median of images_per_second over the runs of a cell, without block adjustment; cells only"),
+    Metric("step_time_median_ms", "ms", "Median step time", "lower",
+           "median over the steps of the window, slowest rank"),
+    Metric("step_time_p95_ms", "ms", "95th percentile of step times", "lower",
+           "over the steps of the window, slowest rank"),
+    Metric("step_time_mean_over_median", "1", "Mean / median step time", "lower",
+           "step_time_ms / step_time_median_ms: above 1.1 a few slow steps count (uneven_steps)"),
+    Metric("rank_skew_ms", "ms", "Skew between ranks per step", "lower",
+           "(slowest - fastest rank's elapsed time of the window) / its steps"),
+    Metric("data_wait_ms", "ms", "Waiting for data in the window", "lower",
+           "time in which the host waited for batches / steps of the window, slowest rank"),
+    Metric("window_seconds", "s", "Timed window", None,
+           "elapsed time of the counted steps on the slowest rank"),
     Metric("throughput_spread", "1", "Relative standard deviation of throughput", "lower",
            "standard deviation / mean of images_per_second over the runs of a cell; cells only"),
     Metric("speedup", "x", "Speedup over the baseline", "higher",
@@ -103,8 +116,10 @@ _ALL = (
            "published for the compute dtype, the denominator of mfu; its source in peak_source"),
     Metric("epoch_hours_imagenet1k", "h", "Time of an ImageNet-1k epoch", "lower",
            "1,281,167 images / images_per_second / 3600"),
-    Metric("loss_first", "1", "Loss of the first measured step", None, "mean over ranks"),
-    Metric("loss_last", "1", "Loss of the last measured step", None, "mean over ranks"),
+    Metric("loss_first", "1", "Loss of the first measured step", None,
+           "mean over ranks, of step number measurement.warmup_steps"),
+    Metric("loss_last", "1", "Loss of the last measured step", None,
+           "mean over ranks, of step number warmup_steps + measured_steps - 1: the same for every machine"),
     Metric("accuracy_top1", "1", "Top-1 accuracy", "higher",
            "held-out images, each counted once; only where task=train"),
     Metric("train_seconds", "s", "Training time", "lower", "epochs of task=train, without evaluation"),
@@ -156,6 +171,9 @@ _FLAGS = (
     Flag("throttled", "clocks were throttled", ""),
     Flag("drifting", "step times drifted",
          "Some step times still drifted within a run (`drifting`): more warm-up helps."),
+    Flag("uneven_steps", "a few slow steps made up much of the time",
+         "A few slow steps made up much of the time of some runs (`uneven_steps`; cause in "
+         "`uneven_steps_cause`): where it is `data`, more `data.num_workers` help."),
 )  # fmt: skip
 
 FLAGS: dict[str, Flag] = {flag.column: flag for flag in _FLAGS}

@@ -39,9 +39,10 @@ class RunRecord:
         failed_rank: rank that failed first, where known.
         spec: flattened spec (see `spec.flatten`).
         metrics: column -> number, the columns of `results.metrics.METRICS` except speedups.
-        validity: `oversubscribed, shared_device, throttled, drifting` and what was proved.
+        validity: the flags of `results.metrics.FLAGS`, and how the cell was proved.
         environment: device, versions, host, git state, times.
-        samples: raw step times: `step_time_ms[rank][step]`, `skipped[step]`, `warm_up_steps`.
+        samples: raw values of the timed steps: `step_time_ms[rank][step]`,
+            `data_wait_ms[rank][step]`, `skipped[step]`, `warm_up_steps`.
     """
 
     run_id: str

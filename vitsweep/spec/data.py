@@ -47,6 +47,8 @@ class Batches(ABC):
 
     num_train: int
     num_test: int
+    prefetched: int = 0
+    """Micro-batches that loader workers hold ready; timing begins when they are used up."""
 
     @abstractmethod
     def train(self, epoch: int, first: int = 0) -> Iterator[tuple[Any, Any]]:

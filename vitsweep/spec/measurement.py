@@ -8,15 +8,21 @@ from annotated_types import Ge, Gt
 NOT_IDENTITY = {"identity": False}
 """Marks fields that change how sure a number is, not the number: they stay out of the cell id."""
 
+AUTO_WARMUP_SECONDS = {"cpu": 0.2, "cuda": 3.0}
+AUTO_SECONDS = {"cpu": 0.5, "cuda": 5.0}
+"""Device type -> seconds where a choice says `auto`. Clocks and loaders of a GPU settle in seconds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """Warm-up and window of a run, number of blocks, and what is proved before.
 
     Attributes:
-        warmup_steps: steps at the start of each run that are never counted (more may be cut where
-            the samples show that the steady state came later).
-        measured_steps: steps after them.
+        warmup_steps: least number of steps before the timed window. More are left out where the
+            samples show that the steady state came later, or the loader holds more batches ready.
+        warmup_min_seconds: least duration of the warm-up; clocks of a GPU settle in seconds.
+        measured_steps: least number of steps in the timed window.
+        min_seconds: least duration of the timed window; steps are added until both hold.
         phase_steps: instrumented steps after the timed ones, for the split into phases.
         blocks: runs of every cell, each in another block; the error bar comes from their spread.
         prove: `twin` trains a nano copy with the same techniques first and compares it with plain
@@ -27,7 +33,9 @@ class Measurement:
 
     name: str
     warmup_steps: Annotated[int, Ge(0)]
+    warmup_min_seconds: Annotated[float, Ge(0)] = field(metadata=NOT_IDENTITY)
     measured_steps: Annotated[int, Ge(1)]
+    min_seconds: Annotated[float, Ge(0)] = field(metadata=NOT_IDENTITY)
     phase_steps: Annotated[int, Ge(0)]
     blocks: Annotated[int, Ge(1)] = field(metadata=NOT_IDENTITY)
     prove: Literal["twin", "none"] = field(metadata=NOT_IDENTITY)

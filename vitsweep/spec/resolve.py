@@ -8,6 +8,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.spec.data import Data
 from vitsweep.spec.from_yaml import part_from_tree, target_class
 from vitsweep.spec.machine import Machine
+from vitsweep.spec.measurement import AUTO_SECONDS, AUTO_WARMUP_SECONDS
 from vitsweep.spec.mesh_shape import AXES
 
 Tree = dict[str, Any]
@@ -41,6 +42,9 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
         target_class(resolved["optimizer"], "optimizer"), "keeps_gradient_views", 0
     )
     _fill(resolved, "sharding", "gradient_as_bucket_view", lambda: not keeps_views)
+    device = resolved["resources"]["device"]
+    _fill(resolved, "measurement", "warmup_min_seconds", lambda: AUTO_WARMUP_SECONDS.get(device))
+    _fill(resolved, "measurement", "min_seconds", lambda: AUTO_SECONDS.get(device))
     resolved["mesh"] = _resolve_mesh(resolved)
     _fill(resolved, "sequence_parallel", "segments", lambda: resolved["mesh"]["sequence"])
     return resolved

@@ -1,0 +1,106 @@
+"""How long is timed: steps and seconds, after a warm-up that empties the loader's queue."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cells import cell
+from vitsweep.measure import clocks
+from vitsweep.spec.measurement import Measurement
+from vitsweep.training import timed_steps as module
+from vitsweep.training.timed_steps import GROWTH, TimedSteps, timed_steps
+
+
+@dataclass
+class Machine:
+    """A clock in seconds, a loader and a trainer that move it on."""
+
+    step_seconds: list[float]
+    wait_seconds: float = 0.0
+    now: float = 0.0
+    done: int = 0
+    world: Any = field(default_factory=lambda: SimpleNamespace(device=torch.device("cpu")))
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def __next__(self) -> None:
+        self.now += self.wait_seconds
+
+    def step(self, stream: Any) -> torch.Tensor:
+        next(stream)
+        self.now += self.step_seconds[min(self.done, len(self.step_seconds) - 1)]
+        self.done += 1
+        return torch.tensor(float(self.done))
+
+
+def timed(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, prefetched: int = 0, **given: float
+) -> TimedSteps:
+    for place in (clocks, module):
+        monkeypatch.setattr(place, "time", machine)
+    plain = cell("measurement=smoke").measurement
+    known = {"warmup_steps": 2, "warmup_min_seconds": 0.0, "measured_steps": 4, "min_seconds": 0.0}
+    fields = vars(plain) | known | given
+    return timed_steps(machine, machine, Measurement(**fields), prefetched)  # type: ignore[arg-type]
+
+
+def test_without_seconds_the_steps_that_were_asked_for_are_taken(monkeypatch) -> None:
+    found = timed(monkeypatch, Machine([0.5], wait_seconds=0.25))
+    assert found.times_ms == pytest.approx([750.0] * 6)
+    assert found.data_waits_ms == pytest.approx([250.0] * 6)
+    assert found.warmup_steps == 2
+    assert [float(loss) for loss in found.losses] == [1, 2, 3, 4, 5, 6]
+
+
+def test_steps_are_added_until_the_window_is_long_enough(monkeypatch) -> None:
+    found = timed(monkeypatch, Machine([0.125]), min_seconds=5.0)
+    window = found.times_ms[found.warmup_steps :]
+    assert found.warmup_steps == 2
+    assert sum(window) >= 5000
+    assert len(window) == 44, "5 s and a tenth more, in steps of 125 ms"
+
+
+def test_a_window_that_is_long_enough_by_its_steps_gets_no_more(monkeypatch) -> None:
+    assert len(timed(monkeypatch, Machine([2.0]), min_seconds=5.0).times_ms) == 2 + 4
+
+
+def test_warm_up_lasts_its_seconds_too(monkeypatch) -> None:
+    found = timed(monkeypatch, Machine([0.25]), warmup_min_seconds=3.0)
+    assert found.warmup_steps == 12
+    assert len(found.times_ms) == 16
+
+
+def test_warm_up_uses_up_what_the_loader_holds_ready(monkeypatch) -> None:
+    machine = Machine([0.1] * 8 + [1.0])  # eight batches were ready, then each takes a second
+    found = timed(monkeypatch, machine, prefetched=8)
+    assert found.warmup_steps == 8
+    assert found.times_ms[8:] == pytest.approx([1000.0] * 4)
+
+
+def test_fast_steps_are_measured_for_the_whole_time(monkeypatch) -> None:
+    found = timed(monkeypatch, Machine([0.001]), min_seconds=5.0)
+    assert sum(found.times_ms[found.warmup_steps :]) >= 5000
+
+
+def test_a_window_that_was_too_short_becomes_warm_up_of_a_longer_one(monkeypatch) -> None:
+    machine = Machine([1.0] * 2 + [0.125])  # steps become eight times faster after the estimate
+    found = timed(monkeypatch, machine, min_seconds=5.0)
+    window = found.times_ms[found.warmup_steps :]
+    assert found.warmup_steps > 2
+    assert sum(window) >= 5000
+
+
+def test_steps_that_become_ever_faster_end_all_the_same(monkeypatch) -> None:
+    machine = Machine([0.5**n for n in range(12)])
+    found = timed(monkeypatch, machine, min_seconds=60.0)
+    window = found.times_ms[found.warmup_steps :]
+    assert 0 < len(window) <= GROWTH * found.warmup_steps
+
+
+def test_without_warm_up_the_first_window_gives_the_estimate(monkeypatch) -> None:
+    found = timed(monkeypatch, Machine([0.25]), warmup_steps=0, min_seconds=3.0)
+    assert sum(found.times_ms[found.warmup_steps :]) >= 3000
