@@ -25,6 +25,7 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import pwd
@@ -257,7 +258,7 @@ def _where(settings: Settings, folder: Folder, host: Host) -> dict[str, object]:
     user = user_name()
     bound = {"CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny"} if host.private else {}
     return {
-        "ClusterName": "local",
+        "ClusterName": f"local{hashlib.sha256(str(folder.root).encode()).hexdigest()[:8]}",
         "SlurmctldHost": f"{host.name}({LOOPBACK})",
         "SlurmUser": user,
         "SlurmdUser": user,

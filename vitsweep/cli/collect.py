@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from vitsweep.cli.open_sweep import open_reconciled
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
 
@@ -11,6 +10,11 @@ def parser() -> Options:
     """Return the parser."""
     options = Options(VERBS["collect"])
     options.add_sweep()
+    options.add_argument(
+        "--reconcile",
+        action="store_true",
+        help="first record runs that jobs did not finish which Slurm no longer has",
+    )
     options.add_argument("--sync", action="store_true", help="upload its offline W&B runs")
     return options
 
@@ -18,13 +22,22 @@ def parser() -> Options:
 def run(arguments: Sequence[str]) -> int:
     """Write the views of a sweep and show its table; return 0."""
     from vitsweep.console import open_console
+    from vitsweep.launchers.slurm.state.job_control import reconcile_hint
+    from vitsweep.launchers.slurm.state.poll import poll
+    from vitsweep.launchers.slurm.state.reconcile import reconcile
     from vitsweep.report.views import collect
+    from vitsweep.results.find import find_sweep
     from vitsweep.results.trackers import sync
     from vitsweep.tables.show import printed
 
     typed = parser().parse_args(arguments)
-    store = open_reconciled(typed.sweep)
+    store = find_sweep(typed.sweep)
+    if typed.reconcile:
+        reconcile(store)
     if typed.sync:
         print(sync(store))
-    open_console().print(printed(collect(store), title=f"Sweep {store.name}"))
+    console = open_console()
+    console.print(printed(collect(store), title=f"Sweep {store.name}"))
+    if hint := reconcile_hint(store, poll(store)):
+        console.print(hint, highlight=False)
     return 0

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitsweep.cli.open_sweep import open_reconciled
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
 from vitsweep.errors import VitsweepError
@@ -92,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.tables.load import load
 
     options = gate_options(arguments)
-    store, kept = open_reconciled(options.sweep), Path(options.against)
+    store, kept = find_sweep(options.sweep), Path(options.against)
     if kept.suffix == ".parquet" and not kept.is_file():
         raise VitsweepError(
             f"There is no kept baseline `{kept}`. Keep one: `cp {store.root}/runs.parquet {kept}`."

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from vitsweep.cli.open_sweep import open_reconciled
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
 
@@ -18,8 +17,9 @@ def run(arguments: Sequence[str]) -> int:
     """Write the report and print its path; return 0."""
     from vitsweep.report.html import write_report
     from vitsweep.report.views import collect
+    from vitsweep.results.find import find_sweep
 
-    store = open_reconciled(parser().parse_args(arguments).sweep)
+    store = find_sweep(parser().parse_args(arguments).sweep)
     collect(store)
     print(write_report(store))
     return 0

@@ -73,7 +73,7 @@ class Sweep:
         eventually(
             lambda: not any(state.is_live for state in poll(store)), seconds, "the end of all jobs"
         )
-        done = self.command("collect", quick=False)
+        done = self.command("collect", "--reconcile", quick=False)
         assert done.returncode == 0, done.stderr
         return self.command.cells()
 

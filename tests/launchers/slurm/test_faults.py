@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slurm import local_cluster
 from tests.command import Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Sweep, hang
@@ -202,6 +203,31 @@ def test_a_restarted_controller_loses_nothing(sweep: Sweep) -> None:
 
 
 @pytest.mark.full
+def test_a_look_from_another_cluster_changes_nothing(
+    sweep: Sweep, state_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = "+hydra.launcher.additional_parameters.hold=true"
+    sweep.submit("sharding=ddp,fsdp", "sweep.baseline=null", hold)
+    other = local_cluster.Cluster(state_folder)
+    other.start(nodes=1, accounting="none")
+    try:
+        with monkeypatch.context() as elsewhere:
+            for name, value in other.env.items():
+                elsewhere.setenv(name, value)
+            shown = [sweep.command(verb, quick=False) for verb in ("status", "collect")]
+            sweep.command("collect", "--reconcile", quick=False)
+    finally:
+        other.stop()
+    assert [done.returncode for done in shown] == [0, 0], shown
+    assert "Slurm does not answer for cluster local" in shown[0].stdout
+    assert list(sweep.command.store.runs()) == []
+
+    sweep.client.run("scontrol", "release", sweep.job)
+    assert sweep.until_ended()["status"].tolist() == ["measured", "measured"]
+    assert sweep.command.runs()["status"].tolist() == ["measured", "measured"]
+
+
+@pytest.mark.full
 def test_a_job_that_ends_without_an_event_is_killed_with_that_reason(sweep: Sweep) -> None:
     sweep.submit(*hang())
     sweep.until_ranks_run()
@@ -239,7 +265,7 @@ def test_a_full_disk_ends_the_job_and_its_cells_run_again(sweep: Sweep, small_di
     sweep.client.wait(job, "FAILED", seconds=120)
     (small_disk / "filler").unlink()
 
-    told = sweep.command("collect", str(store.root), quick=False)
+    told = sweep.command("collect", str(store.root), "--reconcile", quick=False)
     assert "killed" in told.stdout, told.stderr
     [record] = store.runs()
     assert record.reason.endswith("could not write its results: No space left on device.")

@@ -3,6 +3,8 @@
 import errno
 import json
 import time
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
 from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob
+from vitsweep.results.record import Status
 from vitsweep.results.store import Store, append_line
+from vitsweep.tables.load import cells_of
 
 CODE = {"git_commit": "c", "git_dirty": False, "git_diff": "", "packages": {}}
 START = {"event": "job_start", "restart": 0, "array_id": "7"}
@@ -28,6 +32,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, SlurmJob | None]:
     jobs = lambda ids: None if "silent" in known else dict(known)  # noqa: E731
     monkeypatch.setattr(poll, "squeue", jobs)
     monkeypatch.setattr(poll, "sacct", lambda ids: {})
+    monkeypatch.setattr(poll, "controller_settings", dict)
     return known
 
 
@@ -142,13 +147,43 @@ def test_a_job_that_is_about_to_leave_slurm_after_its_end_has_ended(store, slurm
     assert state.state == "ended"
 
 
-def test_a_record_that_comes_too_late_changes_nothing(store, slurm):
+def test_a_measurement_that_arrives_after_a_job_was_taken_for_dead_counts(store, slurm):
     start = first_run_start(store)
     write_events(store, START, start)
     reconcile(store)
-    [first] = [run for run in store.runs() if run.run_id == start["run_id"]]
-    from dataclasses import replace
+    [first] = [run for run in store.runs() if run.cell_id == start["cell_id"]]
+    late = replace(first, run_id=start["run_id"], status=Status.measured, reason="")
+    assert store.publish(late).status == "measured"
+    statuses = cells_of(store).set_index("cell_id")["status"]
+    assert statuses.pop(start["cell_id"]) == "measured"
+    assert statuses.tolist() == ["killed"]
 
-    late = replace(first, status="measured", reason="")
-    assert store.publish(late).status == "killed"
-    assert [found for found, _ in rows(store)] == ["killed", "killed"]
+
+def test_a_job_with_a_recent_event_is_alive_although_slurm_does_not_list_it(store, slurm):
+    write_events(store, START, first_run_start(store) | {"time": time.time() - 60})
+    [state] = reconcile(store)
+    assert (state.state, rows(store)) == ("running", [])
+    [path] = store.root.glob("jobs/*/0.jsonl")
+    path.unlink()
+    write_events(store, START, first_run_start(store) | {"time": time.time() - 600})
+    [state] = reconcile(store)
+    assert (state.state, len(rows(store))) == ("gone", 2)
+
+
+def test_nothing_is_concluded_about_jobs_of_another_cluster(store, slurm, monkeypatch):
+    array = store.root / "jobs" / "a" / "array.json"
+    array.write_text(json.dumps(json.loads(array.read_text()) | {"cluster": "other"}))
+    monkeypatch.setattr(poll, "controller_settings", lambda: {"ClusterName": "here"})
+    slurm["7_0"] = SlurmJob(state="COMPLETED")  # a job of this cluster with the same id
+    [state] = reconcile(store)
+    assert (state.state, rows(store)) == ("unknown", [])
+
+
+@pytest.mark.parametrize("verb", ["status", "collect", "report"])
+def test_a_verb_that_only_shows_a_sweep_records_nothing(store, slurm, verb, capsys):
+    write_events(store, START, first_run_start(store))
+    main = import_module(f"vitsweep.cli.{verb}")
+    assert main.run([str(store.root)]) in (0, 3)
+    assert rows(store) == []
+    if verb != "report":
+        assert f"collect {store.root} --reconcile" in " ".join(capsys.readouterr().out.split())

@@ -12,7 +12,7 @@ from rich.text import Text
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import JobState, poll
-from vitsweep.launchers.slurm.state.reconcile import reconcile
+from vitsweep.launchers.slurm.state.reconcile import reconcile, runs_to_record
 from vitsweep.launchers.slurm.state.slurm_cli import scancel
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -34,13 +34,13 @@ def status(store: Store, watch: bool, console: Console) -> int:
         0; 3 where nothing runs any more and not all cells were measured.
     """
     if not watch:
-        job_states = reconcile(store)
+        job_states = poll(store)
         console.print(page(store, job_states))
         return _exit_code(store, job_states)
     with Live(console=console, auto_refresh=False) as live:
         while True:
             start = time.monotonic()
-            job_states = reconcile(store)
+            job_states = poll(store)
             live.update(page(store, job_states), refresh=True)
             if not any(state.is_live for state in job_states):
                 return _exit_code(store, job_states)
@@ -56,13 +56,36 @@ def page(store: Store, job_states: Sequence[JobState]) -> RenderableType:
     parts: list[RenderableType] = [_arrays_table(job_states)] if job_states else []
     parts.append(Text(f"Cells of {store.name}: {cells}"))
     if any(state.state == "unknown" for state in job_states):
-        parts.append(Text("Slurm does not answer: the state of its jobs is as they last wrote it."))
+        clusters = {s.job.array.facts.get("cluster", "") for s in job_states} - {""}
+        where = f" for cluster {', '.join(sorted(clusters))}" if clusters else ""
+        parts.append(
+            Text(f"Slurm does not answer{where}: the state of its jobs is as they last wrote it.")
+        )
     parts += [
         Text(f"  {cell_id} {status}: {reason}")
         for cell_id, (status, reason) in outcomes.items()
         if status not in (Status.measured, WAITING)
     ]
+    if hint := reconcile_hint(store, job_states):
+        parts.append(Text(hint))
     return Group(*parts)
+
+
+def reconcile_hint(store: Store, job_states: Sequence[JobState]) -> str:
+    """Return how to record the runs that dead jobs did not finish, or "" where there are none."""
+    dead = [state for state in job_states if runs_to_record(store, state)]
+    if not dead:
+        return ""
+    ids = ", ".join(state.job.slurm_id for state in dead[:3]) + (", ..." if len(dead) > 3 else "")
+    return (
+        f"{len(dead)} jobs ended without recording all their runs ({ids}): `vitsweep collect "
+        f"{sweep_argument(store)} --reconcile` records why; the same command runs them again."
+    )
+
+
+def sweep_argument(store: Store) -> str:
+    """Return what to type for a sweep: its name, or its folder where that is not in `results/`."""
+    return store.name if store.root.parent.name == "results" else str(store.root)
 
 
 def _arrays_table(job_states: Sequence[JobState]) -> Table:

@@ -65,6 +65,13 @@ class JobEvents:
         return last if last and last["event"] == "job_end" else None
 
     @property
+    def last_time(self) -> float:
+        """When the job wrote its latest event, in seconds since 1970; 0 before the first."""
+        return max(
+            (e.get("time", 0.0) for e in self.events if e["event"] != "reconciled"), default=0
+        )
+
+    @property
     def reconciled(self) -> bool:
         """Whether the runs that the job did not finish are recorded already."""
         last = self._last_of_kind("job_start", "reconciled")

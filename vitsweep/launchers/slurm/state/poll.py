@@ -8,12 +8,21 @@ from typing import Literal
 
 from vitsweep.launchers.slurm.state.job_events import JobEvents
 from vitsweep.launchers.slurm.state.job_files import ArrayJob, JobArray, job_arrays
-from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob, sacct, squeue
+from vitsweep.launchers.slurm.state.slurm_cli import (
+    SlurmJob,
+    controller_settings,
+    sacct,
+    squeue,
+)
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
 SECONDS_TO_SUBMIT = 60
 """An array without a Slurm id is being submitted; after this long its submitting command is dead."""
+
+SECONDS_OF_SILENCE = 120
+"""A job writes an event at least every 30 s; with a later one than this it is alive, even if Slurm
+does not list it (another cluster's Slurm, a controller that lost its state)."""
 
 State = Literal["waiting", "running", "ended", "gone", "unknown"]
 
@@ -26,7 +35,8 @@ class JobState:
         job: which one.
         events: that it wrote.
         state: `waiting` or `running` in Slurm; `ended` where its events say so; `gone` where Slurm
-            no longer has it and its events do not say why; `unknown` where Slurm does not answer.
+            no longer has it and its events do not say why; `unknown` where Slurm does not answer or
+            is not the cluster to which the job was submitted.
         slurm: what Slurm says, or None where it knows nothing.
     """
 
@@ -56,14 +66,21 @@ def poll(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]
     jobs = [(job, job.events()) for array in arrays for job in array.jobs()]
     if all(events.is_done for _, events in jobs):
         return [JobState(job, events, "ended", None) for job, events in jobs]
-    queued = squeue({array.slurm_id for array in arrays} - {""})
+    here = controller_settings().get("ClusterName", "")
+    queued = squeue({a.slurm_id for a in arrays if _is_on(a, here)} - {""})
     jobs = [(job, events if events.is_done else job.events()) for job, events in jobs]
     if queued is None:
         return [_state_of(job, events, None, slurm_answers=False) for job, events in jobs]
-    known = _accounted(jobs, queued) | queued
+    known = _accounted([j for j in jobs if _is_on(j[0].array, here)], queued) | queued
     return [
-        _state_of(job, events, known.get(job.slurm_id), slurm_answers=True) for job, events in jobs
+        _state_of(job, events, known.get(job.slurm_id), slurm_answers=_is_on(job.array, here))
+        for job, events in jobs
     ]
+
+
+def _is_on(array: JobArray, cluster: str) -> bool:
+    """Whether an array was submitted to this cluster, as far as is known."""
+    return array.facts.get("cluster", "") in ("", cluster)
 
 
 def _accounted(
@@ -83,6 +100,8 @@ def _state_of(
         return JobState(job, events, "unknown", slurm)
     if slurm is not None and slurm.is_live:
         return JobState(job, events, "waiting" if slurm.state == "PENDING" else "running", slurm)
+    if slurm is None and events.last_time > time.time() - SECONDS_OF_SILENCE:
+        return JobState(job, events, "running", slurm)
     age_s = time.time() - job.array.facts["time"]
     if not job.array.slurm_id and age_s < SECONDS_TO_SUBMIT:
         return JobState(job, events, "waiting", slurm)

@@ -19,6 +19,9 @@ from vitsweep.launchers.slurm.state.poll import JobState, poll
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, append_line
 
+UNFINISHED = "-unfinished"
+"""Ends the run id of a record that the run's own job did not write."""
+
 STATUS_OF_STATE = {
     "TIMEOUT": Status.timed_out,
     "PREEMPTED": Status.preempted,
@@ -35,7 +38,11 @@ def reconcile(store: Store, only: Sequence[JobArray] | None = None) -> list[JobS
     """Poll the jobs of a sweep, and record the runs that dead jobs did not finish.
 
     Recorded are the run that was in flight, and one run of every cell that has no record at all. Any
-    number of processes may do so at once: the first record of a run stands.
+    number of processes may do so at once. Such a record has a run id of its own, which leaves the
+    run's own id free: if the job was alive after all, its measurement is recorded too, and counts.
+
+    Only what acts on a sweep calls this (its launcher, `cancel`, `collect --reconcile`), never what
+    only shows it.
 
     Args:
         store: of the sweep.
@@ -46,21 +53,17 @@ def reconcile(store: Store, only: Sequence[JobArray] | None = None) -> list[JobS
     """
     job_states = poll(store, only)
     for state in job_states:
+        for run in runs_to_record(store, state):
+            _record(store, state, run, failure_of_job(state))
         if not state.is_live and not state.events.reconciled:
-            _record_unfinished(store, state)
+            append_line(state.job.events_path, {"event": "reconciled", "time": time.time()})
     return job_states
 
 
-def _record_unfinished(store: Store, state: JobState) -> None:
-    if state.num_remaining_runs:
-        failure = failure_of_job(state)
-        for run in _runs_to_record(store, state):
-            _record(store, state, run, failure)
-    append_line(state.job.events_path, {"event": "reconciled", "time": time.time()})
-
-
-def _runs_to_record(store: Store, state: JobState) -> list[Run]:
-    """Return the run in flight, and the first run of each cell that has no record."""
+def runs_to_record(store: Store, state: JobState) -> list[Run]:
+    """Return the runs of a dead job that need a record: in flight, and one per cell that has none."""
+    if state.is_live or state.events.reconciled or state.events.is_done:
+        return []
     finished, in_flight = state.events.final_statuses(), state.events.in_flight or {"run": None}
     chosen: dict[str, Run] = {}
     for run in state.job.runs():
@@ -81,7 +84,7 @@ def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> Non
     request = RunRequest(
         sweep_folder=store.root,
         cell_id=run.cell_id,
-        run_id=run.run_id(attempt),
+        run_id=run.run_id(attempt) + UNFINISHED,
         block=run.block,
         position=run.position,
         attempt=attempt,

@@ -36,13 +36,24 @@ class SlurmJob:
         return self.state in LIVE_STATES
 
 
-def slurm_output(*command: str) -> str | None:
-    """Return what a command prints, or None where it is missing, fails or does not answer."""
+def _run(*command: str) -> "subprocess.CompletedProcess[str] | None":
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+
+
+def slurm_output(*command: str) -> str | None:
+    """Return what a command prints, or None where it is missing, fails or does not answer."""
+    done = _run(*command)
+    return done.stdout if done is not None and done.returncode == 0 else None
+
+
+def controller_settings() -> dict[str, str]:
+    """Return slurm.conf as the controller has read it; {} where it does not answer."""
+    lines = (slurm_output("scontrol", "show", "config") or "").splitlines()
+    pairs = (line.partition("=") for line in lines)
+    return {key.strip(): value.strip() for key, separator, value in pairs if separator}
 
 
 def require_slurm() -> None:
@@ -59,12 +70,18 @@ def require_slurm() -> None:
 
 
 def squeue(array_ids: set[str]) -> dict[str, SlurmJob] | None:
-    """Return `<array>_<index>` -> job as the controller knows it; None where it does not answer."""
-    shown = slurm_output("squeue", "--me", "-h", "-r", "-t", "all", "-O", _SQUEUE_FIELDS)
-    if shown is None:
+    """Return `<array>_<index>` -> job as the controller knows it; None where it does not answer.
+
+    Jobs are asked for by id, so that they are found whoever asks.
+    """
+    if not array_ids:
+        return {}
+    ids = ",".join(sorted(array_ids))
+    done = _run("squeue", "-j", ids, "-h", "-r", "-t", "all", "-O", _SQUEUE_FIELDS)
+    if done is None or (done.returncode and "Invalid job id" not in done.stderr):
         return None
     jobs = {}
-    for line in shown.splitlines():
+    for line in done.stdout.splitlines():
         array, index, state, reason, code, restarts = map(str.strip, line.split("|")[:6])
         if array in array_ids:
             jobs[f"{array}_{index}"] = SlurmJob(

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from vitsweep.errors import VitsweepError
-from vitsweep.launchers.slurm.state.slurm_cli import slurm_output
+from vitsweep.launchers.slurm.state.slurm_cli import controller_settings, slurm_output
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.spec.machine import Machine
 
@@ -86,6 +86,4 @@ def max_array_size(settings: SlurmSettings) -> int:
     """Return how many jobs an array may have; Slurm's limit is one more than the highest index."""
     if settings.site.max_array_size != "auto":
         return settings.site.max_array_size
-    shown = slurm_output("scontrol", "show", "config") or ""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown, re.MULTILINE)
-    return int(found[1]) if found else DEFAULT_MAX_ARRAY_SIZE
+    return int(controller_settings().get("MaxArraySize", DEFAULT_MAX_ARRAY_SIZE))

@@ -10,6 +10,7 @@ from rich.console import Console
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.launchers.base import LaunchRequest, LaunchResult, PreparedSweep, prepared
+from vitsweep.launchers.slurm.state.job_control import sweep_argument
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
@@ -115,7 +116,7 @@ def _announce(
 
 
 def _come_back(store: Store) -> str:
-    name = store.name if store.root.parent.name == "results" else str(store.root)
+    name = sweep_argument(store)
     return (
         f"`vitsweep status {name} --watch` shows the sweep, `vitsweep collect {name}` makes its "
         f"tables, `vitsweep cancel {name}` ends its jobs."

@@ -14,6 +14,7 @@ from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.state.job_files import JobArray
+from vitsweep.launchers.slurm.state.slurm_cli import controller_settings
 from vitsweep.launchers.slurm.submit.job_request import Request
 from vitsweep.launchers.slurm.submit.packing import PlannedJob
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
@@ -72,6 +73,7 @@ def _submit_array(
     facts = {
         "sweep": store.name,
         "time": time.time(),
+        "cluster": controller_settings().get("ClusterName", ""),
         "request": vars(request),
         "max_attempts": settings.max_attempts,
         "signal_delay_s": settings.signal_delay_s,
