@@ -5,6 +5,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.command import Command, fault
@@ -87,6 +88,25 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind_and_loses_nothing(
 
     wait_for(lambda: not ranks_in(vitsweep.folder))
     assert not list(vitsweep.store.runs())
+
+
+def test_a_run_whose_fork_server_is_killed_is_killed_and_repeated(vitsweep: Command) -> None:
+    target = "sequence_parallel._target_=tests.launchers.slurm.faults.HangOnce"
+    marker = vitsweep.folder / "struck"
+    asked = (target, "+sequence_parallel.rank=1", f"+sequence_parallel.marker={marker}")
+    running = vitsweep.start(*asked, "sweep.baseline=null")
+    wait_for(marker.exists)
+    for process in psutil.Process(running.pid).children():
+        if "multiprocessing.forkserver" in " ".join(process.cmdline()):
+            process.kill()
+    out, error = running.communicate(timeout=60)
+
+    assert running.returncode == 3, out + error
+    [run] = vitsweep.store.runs()
+    assert (run.status, run.reason) == ("killed", "The fork server of the ranks was killed.")
+    assert not ranks_in(vitsweep.folder)
+    assert vitsweep(*asked, "sweep.baseline=null").returncode == 0
+    assert vitsweep.cells()["status"].tolist() == ["measured"]
 
 
 def test_the_same_sweep_started_twice_at_once_runs_no_cell_twice(vitsweep: Command) -> None:

@@ -95,14 +95,18 @@ def failure_of(ends: Sequence[RankEnd], in_time: bool, timeout_min: float) -> Ru
     failures = [end.failure for end in ends if end.failure]
     silent = [end for end in ends if end.exit_code and not end.failure]
     lost = [end for end in ends if end.lost]
+    left = [end for end in ends if end.exit_code == 0 and failures and not silent]
     own = [f for f in failures if not any(peer in f["reason"] for peer in LOST_PEER)]
-    if own or (failures and not silent and not lost):
+    if own or (failures and not silent and not lost and not left):
         first = min(own or failures, key=lambda failure: failure["time"])
         return RunFailure(
             Status(first["status"]), first["reason"], first["rank"], first.get("peak") or {}
         )
     if lost:
         return RunFailure(Status.killed, lost[0].lost, lost[0].rank)
+    if left:
+        reason = f"Rank {left[0].rank} exited with code 0 before the run was done."
+        return RunFailure(Status.failed, reason, left[0].rank)
     if silent:
         return _failure_of_exit_code(silent[0].rank, silent[0].exit_code or 0)
     return RunFailure(Status.failed, "A rank did not end.")

@@ -14,6 +14,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from vitsweep.execution.failures import read_failure
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -34,6 +36,9 @@ PRELOADED = (
 
 EXIT_SAVED = os.EX_TEMPFAIL
 """Exit code of a rank that was requested to stop and has saved a checkpoint to resume from."""
+EXIT_UNKNOWN = 255
+"""Exit code that multiprocessing gives a process whose fork server has died; a rank may have it too."""
+SECONDS_TO_KILL = 10.0
 STOP_SIGNAL = signal.SIGUSR1
 """From the supervisor to the ranks; Slurm's own signals go to the supervisor alone."""
 
@@ -105,6 +110,8 @@ class LocalRanks:
         folder: Path,
     ) -> None:
         self._ranks, self._folder = list(ranks), folder
+        self._parent: psutil.Process | None = None
+        self._handles: list[psutil.Process] = []
         self._processes: list[BaseProcess] = [
             context.Process(target=target, args=(*arguments, rank, local_rank), daemon=True)
             for local_rank, rank in enumerate(ranks)
@@ -112,9 +119,22 @@ class LocalRanks:
         try:
             for process in self._processes:
                 process.start()
+                self._keep_handle(process)
         except BaseException:
             self.kill()
             raise
+
+    def _keep_handle(self, process: BaseProcess) -> None:
+        """Keep what finds the rank, and what forked it, by pid and start time."""
+        with suppress(psutil.NoSuchProcess):  # it has ended already
+            handle = psutil.Process(process.pid)
+            self._handles.append(handle)
+            self._parent = self._parent or handle.parent()
+
+    @property
+    def _fork_server_died(self) -> bool:
+        """Whether the ranks are orphans: then multiprocessing takes them for ended with code 255."""
+        return self._parent is not None and not _is_running(self._parent)
 
     def wait(self, seconds: float) -> None:
         """Return when a rank has ended, or after `seconds`."""
@@ -150,13 +170,38 @@ class LocalRanks:
         for process in self._processes:
             if process.pid is not None:
                 process.join()
+        if self._fork_server_died:
+            _kill_orphans(self._handles)
 
     def ends(self) -> list[RankEnd]:
         """Return how each rank ended."""
         return [
-            RankEnd(rank=rank, exit_code=process.exitcode, failure=read_failure(self._folder, rank))
+            self._end_of(rank, process.exitcode)
             for rank, process in zip(self._ranks, self._processes, strict=True)
         ]
+
+    def _end_of(self, rank: int, exit_code: int | None) -> RankEnd:
+        failure = read_failure(self._folder, rank)
+        if exit_code == EXIT_UNKNOWN and failure is None and self._fork_server_died:
+            lost = "The fork server of the ranks was killed."
+            return RankEnd(rank=rank, exit_code=None, lost=lost)
+        return RankEnd(rank=rank, exit_code=exit_code, failure=failure)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _kill_orphans(handles: Sequence[psutil.Process]) -> None:
+    for handle in handles:
+        with suppress(psutil.NoSuchProcess):
+            handle.kill()
+    deadline = time.monotonic() + SECONDS_TO_KILL
+    while any(map(_is_running, handles)) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def fork_server() -> ForkServerContext:

@@ -10,6 +10,7 @@ import pytest
 from tests.command import Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Sweep, hang
+from vitsweep.launchers.slurm.state.slurm_cli import sacct
 
 HOLD = "+hydra.launcher.additional_parameters.hold=true"
 """Jobs wait until a test lets them go."""
@@ -126,7 +127,21 @@ def test_large_groups_are_cut_and_nothing_is_submitted_twice(sweep: Sweep) -> No
     sweep.command("cancel", quick=False)
     cells = sweep.until_ended()
     assert cells["status"].tolist() == ["killed"] * 3
-    assert cells["reason"].str.contains("CANCELLED").all()
+    assert cells["reason"].str.contains("was cancelled .* before it started").all()
+
+
+@pytest.mark.slow
+def test_jobs_that_were_cancelled_while_pending_are_found_in_the_accounting(
+    slurm_environ: SlurmClient,
+) -> None:
+    array = slurm_environ.submit("true", "--array=0-5%2", "--hold")
+    slurm_environ.run("scancel", array)
+    states = {f"{array}_{index}": "CANCELLED" for index in range(6)}
+
+    def found() -> bool:
+        return {job: known.state for job, known in sacct({array}).items()} == states
+
+    eventually(found, 30, "the accounting knows all jobs")
 
 
 @pytest.mark.full

@@ -16,7 +16,7 @@ from vitsweep.launchers.slurm.state import poll
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
-from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob
+from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob, expand_job_ids
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, append_line
 from vitsweep.tables.load import cells_of
@@ -92,6 +92,26 @@ def test_every_cell_of_a_dead_job_has_a_row(store, slurm, job, status, reason):
     assert all(reason in found for _, found in rows(store))
     reconcile(store)
     assert len(rows(store)) == 2
+
+
+def test_a_job_that_was_cancelled_while_pending_says_so(store, slurm):
+    slurm["7_0"] = SlurmJob(state="CANCELLED", reason="by 0")
+    reconcile(store)
+    assert rows(store) == [("killed", "Job 7_0 was cancelled (by 0) before it started.")] * 2
+
+
+@pytest.mark.parametrize(
+    ("shown", "ids"),
+    [
+        ("18_3", ["18_3"]),
+        ("18", ["18"]),
+        ("18_[5]", ["18_5"]),
+        ("18_[2-4%1]", ["18_2", "18_3", "18_4"]),
+        ("18_[0,2-6:2%256]", ["18_0", "18_2", "18_4", "18_6"]),
+    ],
+)
+def test_ranges_of_array_indices_are_read(shown, ids):
+    assert expand_job_ids(shown) == ids
 
 
 def test_a_job_in_the_queue_is_left_alone(store, slurm):

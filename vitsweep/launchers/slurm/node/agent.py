@@ -147,7 +147,12 @@ class Agent:
 
 
 def _plain(end: RankEnd) -> dict[str, Any]:
-    return {"rank": end.rank, "exit_code": end.exit_code, "failure": end.failure}
+    return {
+        "rank": end.rank,
+        "exit_code": end.exit_code,
+        "failure": end.failure,
+        "lost": end.lost,
+    }
 
 
 if __name__ == "__main__":

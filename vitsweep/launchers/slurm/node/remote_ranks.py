@@ -141,7 +141,7 @@ class RemoteRanks:
     @property
     def failed(self) -> bool:
         """Whether a rank ended with another exit code than 0, or a node is gone."""
-        return bool(self._nodes.lost) or any(end.exit_code for end in self.ends())
+        return bool(self._nodes.lost) or any(e.exit_code or e.lost for e in self.ends())
 
     def interrupt(self) -> None:
         """Let all ranks save their training and exit."""

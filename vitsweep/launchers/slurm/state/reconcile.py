@@ -105,6 +105,9 @@ def failure_of_job(state: JobState) -> RunFailure:
         return RunFailure(Status.killed, "The submitting command died before Slurm took the job.")
     if slurm is None:
         return RunFailure(Status.killed, f"Job {job_id} left Slurm without reporting an end.")
+    if slurm.state == "CANCELLED" and state.events.last_start is None:
+        who = f" ({slurm.reason})" if slurm.reason.startswith("by ") else ""
+        return RunFailure(Status.killed, f"Job {job_id} was cancelled{who} before it started.")
     if slurm.exit_code in DISK_FULL_ERRNOS:
         text = os.strerror(slurm.exit_code or 0)
         return RunFailure(Status.killed, f"Job {job_id} could not write its results: {text}.")

@@ -1,5 +1,6 @@
 """Slurm's commands, run with a time limit; one that is missing or does not answer is no error."""
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -37,8 +38,11 @@ class SlurmJob:
 
 
 def _run(*command: str) -> "subprocess.CompletedProcess[str] | None":
+    environ = os.environ | {"SLURM_BITSTR_LEN": "0"}  # ranges of array indices in full
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=environ
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
 
@@ -104,19 +108,36 @@ def _exit_code(wait_status: str, state: str) -> int | None:
 
 
 def sacct(array_ids: set[str]) -> dict[str, SlurmJob]:
-    """Return `<array>_<index>` -> job as the accounting knows it; {} where there is none."""
+    """Return `<array>_<index>` -> job as the accounting knows it; {} where there is none.
+
+    Jobs that never started share a line, such as `18_[2-4%1]`.
+    """
     if not array_ids:
         return {}
     ids = ",".join(sorted(array_ids))
     shown = slurm_output("sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", ids)
     jobs = {}
     for line in (shown or "").splitlines():
-        job_id, state, code = [*line.split("|"), "", ""][:3]
+        job_ids, state, code = [*line.split("|"), "", ""][:3]
         words = state.split(" ", 1)
-        jobs[job_id] = SlurmJob(
+        job = SlurmJob(
             state=words[0], reason=" ".join(words[1:]), exit_code=int(code.split(":")[0] or 0)
         )
+        jobs.update(dict.fromkeys(expand_job_ids(job_ids), job))
     return jobs
+
+
+def expand_job_ids(text: str) -> list[str]:
+    """Return the ids that Slurm means: `18_[2-4,7%1]` is 18_2, 18_3, 18_4 and 18_7."""
+    array, bracket, rest = text.partition("_[")
+    if not bracket:
+        return [text]
+    ids = []
+    for part in rest.rstrip("]").partition("%")[0].split(","):
+        bounds, _, step = part.partition(":")
+        first, _, last = bounds.partition("-")
+        ids += [f"{array}_{i}" for i in range(int(first), int(last or first) + 1, int(step or 1))]
+    return ids
 
 
 def scancel(job_ids: list[str]) -> str:
