@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -83,6 +84,29 @@ def test_jobs_outlive_the_command_that_submitted_them(sweep: Sweep) -> None:
     running.communicate()
 
     assert sweep.until_ended()["status"].tolist() == ["measured", "measured"]
+
+
+@pytest.mark.slow
+def test_an_array_is_not_submitted_twice_when_its_submitter_dies_before_it_notes_the_id(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} "$@" && kill -9 $PPID\n')
+    sbatch.chmod(0o755)
+    hold = "+hydra.launcher.additional_parameters.hold=true"
+    asked = ("-m", *SMALL, "sharding=ddp", hold, "hydra.launcher.wait=false")
+    with monkeypatch.context() as dying:
+        dying.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+        assert sweep.command(*asked).returncode == -signal.SIGKILL
+    assert not list(sweep.command.store.root.glob("jobs/*/slurm_id"))
+
+    again = sweep.command(*asked)
+    assert "1 runs are in live jobs of this sweep already" in again.stdout, again.stderr
+    assert len(sweep.arrays) == 1
+    cancelled = sweep.command("cancel", quick=False)
+    assert "Cancelled 1 jobs" in cancelled.stdout, cancelled.stderr
+    assert sweep.client.states(sweep.job) == ["CANCELLED"]
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, SlurmJob | None]:
     monkeypatch.setattr(poll, "squeue", jobs)
     monkeypatch.setattr(poll, "sacct", lambda ids: {})
     monkeypatch.setattr(poll, "controller_settings", dict)
+    monkeypatch.setattr(poll, "submitted_scripts", dict)
     return known
 
 
@@ -197,6 +198,25 @@ def test_nothing_is_concluded_about_jobs_of_another_cluster(store, slurm, monkey
     slurm["7_0"] = SlurmJob(state="COMPLETED")  # a job of this cluster with the same id
     [state] = reconcile(store)
     assert (state.state, rows(store)) == ("unknown", [])
+
+
+def test_an_id_that_was_given_to_another_job_since_is_not_taken_for_ours(store, slurm):
+    slurm["7_0"] = SlurmJob(state="RUNNING", script="/results/s/jobs/b/submission.sh")
+    [state] = reconcile(store)
+    assert state.state == "gone"
+    slurm["7_0"] = SlurmJob(state="RUNNING", script="/moved/s/jobs/a/submission.sh")
+    [state] = reconcile(store)
+    assert state.state == "running"
+
+
+def test_an_array_whose_id_was_not_noted_is_found_by_its_script(store, slurm, monkeypatch):
+    [path] = store.root.glob("jobs/*/slurm_id")
+    path.unlink()
+    shown = {"/x/jobs/b/submission.sh": "5", "/x/jobs/a/submission.sh": "7"}
+    monkeypatch.setattr(poll, "submitted_scripts", lambda: shown)
+    slurm["7_0"] = SlurmJob(state="PENDING")
+    [state] = reconcile(store)
+    assert (state.state, path.read_text()) == ("waiting", "7")
 
 
 @pytest.mark.parametrize("verb", ["status", "collect", "report"])

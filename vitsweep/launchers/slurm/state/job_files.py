@@ -49,6 +49,10 @@ class JobArray:
         events = (event for path in self.folder.glob("*.jsonl") for event in read_lines(path))
         return next((event["array_id"] for event in events if "array_id" in event), "")
 
+    def owns(self, script: str) -> bool:
+        """Whether a batch script is the one of this array; the folder may have been moved since."""
+        return Path(script).parent.name == self.folder.name
+
     def jobs(self) -> Iterator["ArrayJob"]:
         """Yield the jobs of the array, by index."""
         lines = (self.folder / "tasks.jsonl").read_text().splitlines()

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,9 +14,10 @@ from vitsweep.launchers.slurm.state.slurm_cli import (
     controller_settings,
     sacct,
     squeue,
+    submitted_scripts,
 )
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store
+from vitsweep.results.store import Store, write_atomically
 
 SECONDS_TO_SUBMIT = 60
 """An array without a Slurm id is being submitted; after this long its submitting command is dead."""
@@ -67,15 +69,36 @@ def poll(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]
     if all(events.is_done for _, events in jobs):
         return [JobState(job, events, "ended", None) for job, events in jobs]
     here = controller_settings().get("ClusterName", "")
+    _find_ids([array for array in arrays if _is_on(array, here)])
     queued = squeue({a.slurm_id for a in arrays if _is_on(a, here)} - {""})
     jobs = [(job, events if events.is_done else job.events()) for job, events in jobs]
     if queued is None:
         return [_state_of(job, events, None, slurm_answers=False) for job, events in jobs]
     known = _accounted([j for j in jobs if _is_on(j[0].array, here)], queued) | queued
     return [
-        _state_of(job, events, known.get(job.slurm_id), slurm_answers=_is_on(job.array, here))
+        _state_of(job, events, _own(job, known), slurm_answers=_is_on(job.array, here))
         for job, events in jobs
     ]
+
+
+def _find_ids(arrays: Sequence[JobArray]) -> None:
+    """Note the ids of arrays whose submitting command died before it could.
+
+    An array is recognized by its batch script, which lies in its folder.
+    """
+    without_id = [array for array in arrays if not array.slurm_id]
+    scripts = submitted_scripts() if without_id else None
+    for script, array_id in (scripts or {}).items():
+        for array in without_id:
+            if array.owns(script):
+                with suppress(OSError):  # another user's sweep
+                    write_atomically(array.folder / "slurm_id", array_id)
+
+
+def _own(job: ArrayJob, known: dict[str, SlurmJob]) -> SlurmJob | None:
+    """Return what Slurm says about a job, unless its id was given to another one since."""
+    slurm = known.get(job.slurm_id)
+    return slurm if slurm is None or not slurm.script or job.array.owns(slurm.script) else None
 
 
 def _is_on(array: JobArray, cluster: str) -> bool:

@@ -24,12 +24,14 @@ class SlurmJob:
         reason: why it waits, or how it ended.
         exit_code: of the batch script, where known.
         restarts: how often Slurm has requeued it; a requeued job has one more than it started with.
+        script: path of its batch script, "" where unknown; ids are reused after a crash, scripts not.
     """
 
     state: str
     reason: str = ""
     exit_code: int | None = None
     restarts: int = 0
+    script: str = ""
 
     @property
     def is_live(self) -> bool:
@@ -86,18 +88,30 @@ def squeue(array_ids: set[str]) -> dict[str, SlurmJob] | None:
         return None
     jobs = {}
     for line in done.stdout.splitlines():
-        array, index, state, reason, code, restarts = map(str.strip, line.split("|")[:6])
+        array, index, state, reason, code, restarts, script = map(str.strip, line.split("|", 6))
         if array in array_ids:
             jobs[f"{array}_{index}"] = SlurmJob(
                 state=state,
                 reason=reason,
                 exit_code=_exit_code(code, state),
                 restarts=int(restarts),
+                script=script,
             )
     return jobs
 
 
-_SQUEUE_FIELDS = "ArrayJobID: |,ArrayTaskID: |,State: |,Reason: |,exit_code: |,RestartCnt: |"
+_SQUEUE_FIELDS = (
+    "ArrayJobID: |,ArrayTaskID: |,State: |,Reason: |,exit_code: |,RestartCnt: |,Command: "
+)
+
+
+def submitted_scripts() -> dict[str, str] | None:
+    """Return path of the batch script -> array id of this user's jobs; None without an answer."""
+    shown = slurm_output("squeue", "--me", "-h", "-t", "all", "-O", "ArrayJobID: |,Command: ")
+    if shown is None:
+        return None
+    lines = (line.partition("|") for line in shown.splitlines())
+    return {script.strip(): array.strip() for array, _, script in lines}
 
 
 def _exit_code(wait_status: str, state: str) -> int | None:
