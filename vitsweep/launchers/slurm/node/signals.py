@@ -18,6 +18,8 @@ from vitsweep.results.record import Status
 
 MARGIN_SECONDS = 90
 """Slurm checks time limits every 30 s and may signal up to a minute early."""
+SECONDS_UNTIL_STATE_CHANGES = 2.0
+NO_TIME = ("None", "Unknown", "N/A")
 SECONDS_TO_RECORD = 5.0
 """Kept back from the time in which a training saves itself."""
 
@@ -96,7 +98,7 @@ class Signals:
 
     def ending(self) -> JobEnding:
         """Return what the signal means: from what the controller says, else from the clock."""
-        facts = job_facts(self.job_id)
+        facts = self._facts()
         what = f"job {self.shown_id} (signal {self.received})"
         if facts.get("JobState") == "CANCELLED":
             return _cancelled(f"Somebody cancelled {what}.")
@@ -108,7 +110,7 @@ class Signals:
                 requeue=True,
                 cause=CAUSE_REQUEUED,
             )
-        if facts.get("PreemptTime", "None") not in ("None", "Unknown", "N/A"):
+        if facts.get("PreemptTime", "None") not in NO_TIME:
             return self._preempted(f"Slurm preempted {what}.")
         if self.seconds_left < self.delay_s + MARGIN_SECONDS:
             reason = f"The time limit of {self.limit_s / 60:g} min ended {what}."
@@ -119,6 +121,20 @@ class Signals:
         if self.received == "SIGTERM":
             return _cancelled(f"Slurm ended {what}: it was cancelled.")
         return self._preempted(f"Slurm preempted {what}.")
+
+    def _facts(self) -> Mapping[str, str]:
+        """Return what the controller says; it may signal a moment before the job's state changes."""
+        deadline = time.monotonic() + SECONDS_UNTIL_STATE_CHANGES
+        while True:
+            facts = job_facts(self.job_id)
+            unchanged = (
+                self.received == "SIGTERM"
+                and facts.get("JobState") == "RUNNING"
+                and facts.get("PreemptTime", "None") in NO_TIME
+            )
+            if not unchanged or time.monotonic() > deadline:
+                return facts
+            time.sleep(0.2)
 
     def _preempted(self, reason: str) -> JobEnding:
         """A job cannot ask for its partition's grace time: `delay_s` is what the site promises."""
