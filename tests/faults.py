@@ -1,5 +1,6 @@
 """Techniques that do to a rank what happens on real machines."""
 
+import errno
 import os
 import signal
 import time
@@ -47,6 +48,12 @@ class Kill(Fault):
 class Leave(Fault):
     def strike(self) -> None:
         os._exit(9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoSpace(Fault):
+    def strike(self) -> None:
+        raise RuntimeError("a writer failed") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,18 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Of an OSError where results cannot be written: disk full, quota used up, mounted read-only."""
 
 
+def disk_full_error(error: BaseException) -> OSError | None:
+    """Return the OSError of a full disk that an exception is, or that led to it; else None."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        if isinstance(current, OSError) and current.errno in DISK_FULL_ERRNOS:
+            return current
+        seen.append(current)
+        current = current.__cause__ or current.__context__
+    return None
+
+
 class VitsweepError(Exception):
     """Something the user asked for cannot be done; the text names knob, value, rule and way out."""
 

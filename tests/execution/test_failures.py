@@ -1,5 +1,6 @@
 """Failure files: exceptions of a rank become a status and one sentence."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from vitsweep.execution.failures import classify, read_failure, write_failure
         (DivergedError("The loss became inf."), "diverged", "The loss became inf."),
         (WrongResultError("differs\nby 2"), "wrong", "differs\nby 2"),
         (VitsweepError("a sentence"), "failed", "a sentence"),
+        (OSError(errno.ENOSPC, "No space left on device"), "killed", "could not write its files"),
         (KeyError("a"), "failed", "KeyError: 'a'"),
         (RuntimeError("could not create a primitive"), "failed", "RuntimeError: could not create"),
     ],

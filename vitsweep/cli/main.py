@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import vitsweep
 from vitsweep.cli.hydra_entry import asks_for_completion, run_hydra
 from vitsweep.cli.verbs import VERBS
-from vitsweep.errors import ExitCode, VitsweepError
+from vitsweep.errors import ExitCode, VitsweepError, disk_full_error
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -15,6 +15,16 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         return _dispatch(list(arguments), environment)
     except VitsweepError as error:
         print(error, file=sys.stderr)
+        return ExitCode.bad_input
+    except OSError as error:
+        full = disk_full_error(error)
+        if full is None:
+            raise
+        print(
+            f"`{full.filename or 'The results folder'}` cannot be written ({full.strerror}). What was "
+            "measured is kept: make room and type the same command again.",
+            file=sys.stderr,
+        )
         return ExitCode.bad_input
     except KeyboardInterrupt:
         return ExitCode.interrupted

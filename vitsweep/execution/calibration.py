@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vitsweep.execution.process_setup import end_with_launcher
 from vitsweep.execution.rank_processes import (
     LocalRanks,
     Ranks,
@@ -83,6 +84,7 @@ def calibrate_rank(
     from vitsweep.execution.process_group import joined_process_group
     from vitsweep.measure.calibrate import calibrate
 
+    end_with_launcher()
     with joined_process_group(cell, rank, local_rank, init_method) as world:
         rates: dict[str, Any] = calibrate(world)
         if rank == 0:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitsweep.errors import VitsweepError
+from vitsweep.errors import VitsweepError, disk_full_error
 from vitsweep.results.record import Status
 from vitsweep.results.store import write_atomically
 
@@ -36,8 +36,8 @@ def write_failure(folder: Path, rank: int, error: BaseException) -> None:
         "peak": _peak_memory(),
         "traceback": "".join(traceback.format_exception(error)),
     }
-    traceback.print_exception(error)
     with suppress(OSError):  # a full disk: then only the exit code tells
+        traceback.print_exception(error)
         write_atomically(_failure_file(folder, rank), json.dumps(failure))
 
 
@@ -61,6 +61,8 @@ def classify(error: BaseException) -> tuple[Status, str]:
     from vitsweep.cell import DivergedError
     from vitsweep.equivalence import WrongResultError
 
+    if full := disk_full_error(error):
+        return Status.killed, f"The run could not write its files: {full.strerror}."
     text = str(error).strip() or type(error).__name__
     first_line = text.splitlines()[0][:500]
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _is_allocation_failure(text):

@@ -1,11 +1,13 @@
 """From how the ranks of a run ended to its record."""
 
+import errno
+import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitsweep.execution.rank_processes import RankEnd
+from vitsweep.execution.rank_processes import EXIT_DISK_FULL, RankEnd
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
@@ -108,11 +110,15 @@ def failure_of(ends: Sequence[RankEnd], in_time: bool, timeout_min: float) -> Ru
         reason = f"Rank {left[0].rank} exited with code 0 before the run was done."
         return RunFailure(Status.failed, reason, left[0].rank)
     if silent:
-        return _failure_of_exit_code(silent[0].rank, silent[0].exit_code or 0)
+        end = min(silent, key=lambda end: end.exit_code != EXIT_DISK_FULL)
+        return _failure_of_exit_code(end.rank, end.exit_code or 0)
     return RunFailure(Status.failed, "A rank did not end.")
 
 
 def _failure_of_exit_code(rank: int, code: int) -> RunFailure:
+    if code == EXIT_DISK_FULL:
+        reason = f"Rank {rank} could not write its files: {os.strerror(errno.ENOSPC)}."
+        return RunFailure(Status.killed, reason, rank)
     if code >= 0:
         reason = f"Rank {rank} left with exit code {code} and no error message."
         return RunFailure(Status.failed, reason, rank)

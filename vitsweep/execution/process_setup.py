@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,9 @@ def _kill_after(launcher: Any) -> None:
 
 def exit_now(code: int) -> None:
     """Exit without running exit handlers, which would wait for threads that no longer matter."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # the log may be on a full disk
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

@@ -36,6 +36,8 @@ PRELOADED = (
 
 EXIT_SAVED = os.EX_TEMPFAIL
 """Exit code of a rank that was requested to stop and has saved a checkpoint to resume from."""
+EXIT_DISK_FULL = os.EX_IOERR
+"""Exit code of a rank that could not write: its failure file cannot be written either."""
 EXIT_UNKNOWN = 255
 """Exit code that multiprocessing gives a process whose fork server has died; a rank may have it too."""
 SECONDS_TO_KILL = 10.0

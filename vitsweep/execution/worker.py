@@ -8,11 +8,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vitsweep.errors import disk_full_error
 from vitsweep.execution.failures import write_failure
 from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.process_group import joined_process_group
 from vitsweep.execution.process_setup import end_with_launcher, exit_now, log_to
-from vitsweep.execution.rank_processes import EXIT_SAVED, STOP_SIGNAL
+from vitsweep.execution.rank_processes import EXIT_DISK_FULL, EXIT_SAVED, STOP_SIGNAL
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.results.record import RunRecord, Status, utc_now
 from vitsweep.results.store import Store, write_atomically
@@ -36,9 +37,9 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     end_with_launcher()
     signal.signal(STOP_SIGNAL, lambda *_: _stop_requested.set())
     multiprocessing.current_process().daemon = False  # a daemon could not start loader workers
-    request.folder.mkdir(parents=True, exist_ok=True)
-    log_to(request.folder / f"rank{rank}.log")
     try:
+        request.folder.mkdir(parents=True, exist_ok=True)
+        log_to(request.folder / f"rank{rank}.log")
         cell = read_cell(Store(request.sweep_folder), request.cell_id)
         with joined_process_group(cell, rank, local_rank, request.init_method) as world:
             record = _run(request, cell, world, _checkpoint_manager(request, world))
@@ -49,7 +50,7 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
         exit_now(EXIT_SAVED)
     except BaseException as error:  # whatever it is, the supervisor must know why
         write_failure(request.folder, rank, error)
-        exit_now(1)
+        exit_now(EXIT_DISK_FULL if disk_full_error(error) else 1)
     exit_now(0)
 
 

@@ -1,6 +1,5 @@
 """Runs blocks on this machine, one after the other, each run in fresh processes."""
 
-import errno
 import secrets
 import signal
 import socket
@@ -13,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from vitsweep.errors import VitsweepError
+from vitsweep.errors import DISK_FULL_ERRNOS, VitsweepError
 from vitsweep.execution.calibration import calibration_for
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.execution.run_request import RunRequest, earlier_folders, run_id_of
@@ -86,7 +85,7 @@ class BlockRunner:
         except KeyboardInterrupt:
             return True
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            if error.errno not in DISK_FULL_ERRNOS:
                 raise
             raise VitsweepError(
                 f"`{self.store.root}` cannot be written any more ({error.strerror}). What was "

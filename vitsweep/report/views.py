@@ -8,7 +8,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from vitsweep.results.record import RunRecord
-from vitsweep.results.store import Store, draft_of, write_atomically, write_if_changed
+from vitsweep.results.store import Store, replacing, write_atomically, write_if_changed
 from vitsweep.tables.cells import cells
 from vitsweep.tables.load import families_of, unrun_of
 
@@ -55,9 +55,8 @@ def samples(records: list[RunRecord]) -> DataFrame:
 def _write_parquet(table: DataFrame, path: Path) -> None:
     """Columns that hold lists or several types are written as text: parquet has one type each."""
     plain = table.apply(_uniform) if len(table.columns) else table
-    draft = draft_of(path)
-    plain.to_parquet(draft, index=False)
-    draft.replace(path)
+    with replacing(path) as draft:
+        plain.to_parquet(draft, index=False)
 
 
 def _uniform(column: "pd.Series[Any]") -> "pd.Series[Any]":

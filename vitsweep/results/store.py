@@ -180,13 +180,19 @@ def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
         durable: wait until the disk has it; False for what the same command would write again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as draft, draft.open("w") as handle:
+        handle.write(text)
+        if durable:
+            handle.flush()
+            os.fsync(handle.fileno())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary name that becomes `path` at the end; after an exception it is removed."""
     draft = draft_of(path)
     try:
-        with draft.open("w") as handle:
-            handle.write(text)
-            if durable:
-                handle.flush()
-                os.fsync(handle.fileno())
+        yield draft
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)

@@ -1,0 +1,53 @@
+"""Verbs on a full disk end in a sentence, and work again once there is room."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from vitsweep.cli.main import run
+
+SAMPLE = Path(__file__).parents[2] / "analysis" / "sample"
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own with a copy of the sample sweep whose tables are missing, and no space left."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("needs root to mount a small disk")
+    shutil.copytree(SAMPLE, folder / "sample")
+    for view in ("cells.parquet", "cells.csv", "runs.parquet", "samples.parquet"):
+        (folder / "sample" / view).unlink()
+    fill(folder / "filler")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as handle, suppress(OSError):
+        while True:
+            handle.write(b"x" * 4096)
+
+
+@pytest.mark.parametrize("verb", ["collect", "report"])
+def test_a_verb_that_cannot_write_says_so(
+    full_disk: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = [verb, str(full_disk / "sample")]
+    assert run(typed, {}) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert not list(full_disk.rglob("*.draft"))
+    (full_disk / "filler").unlink()
+    assert run(["collect", str(full_disk / "sample")], {}) == 0
+
+
+def test_status_works_on_a_full_disk(full_disk: Path) -> None:
+    assert run(["status", str(full_disk / "sample")], {}) in (0, 3)
