@@ -110,3 +110,11 @@ def test_a_mistake_is_named_as_typed(setting: str, told: str, composer: Composer
     with pytest.raises(BadValueError) as error:
         baseline(["precision=O2", setting], composer)
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize("typed", ["foo", "{precision:O9}", "{precison:O1}"])
+def test_a_wrong_baseline_is_named_as_typed(typed: str, composer: Composer) -> None:
+    with pytest.raises(BadValueError) as error:
+        baseline([f"sweep.baseline={typed}"], composer)
+    assert "`sweep.baseline=" in str(error.value)
+    assert "sweep.baseline={precision:O1,sharding:fsdp}" in str(error.value)

@@ -227,3 +227,8 @@ def test_what_is_typed_is_read_back_as_it_was(value: object, composer: Composer)
     assert override.value() == value
     assert type(override.value()) is type(value)
     assert not override.is_sweep_override()
+
+
+def test_a_range_that_python_refuses_is_named() -> None:
+    with pytest.raises(BadValueError, match=r"`model.depth=range\(2,9,0\)` cannot be enumerated"):
+        expand(["model.depth=range(2,9,0)"])

@@ -109,7 +109,10 @@ def _axis(override: Override, composer: Composer) -> Axis:
             f"`{text}`: an interval has no list of values. Use `range(...)` or `choice(...)`, or "
             "let an optimizing sweeper draw from it: `hydra/sweeper=optuna`."
         )
-    values = [(each,) for each in hydra_internals.axis_texts(override)]
+    try:
+        values = [(each,) for each in hydra_internals.axis_texts(override)]
+    except ValueError as error:  # of Python's `range`
+        raise BadValueError(f"`{text}` cannot be enumerated: {error}.") from error
     if not values:
         group = override.key_or_group
         has = f"; `{group}` has {', '.join(f'`{o}`' for o in composer.options(group))}"

@@ -36,8 +36,17 @@ def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:
     reset = [group for group in composer.default_choices if group not in kept]
     own = [str(o.input_line) for o in composer.parse(cell.overrides) if root_of(o) not in reset]
     wanted = {group: composer.default_choices[group] for group in reset}
-    wanted |= _group_choices(choices, composer)
-    return _with_choices([*own, *_matched_keys(cell, match, reset), *choices], wanted, composer)
+    try:
+        wanted |= _group_choices(choices, composer)
+        kept_keys = _matched_keys(cell, match, reset)
+        return _with_choices([*own, *kept_keys, *choices], wanted, composer)
+    except BadValueError as error:
+        if not choices or "sweep.baseline" in str(error):
+            raise
+        raise BadValueError(
+            f"`sweep.baseline={settings.baseline}`: {error} It takes choices instead of the plain "
+            "ones, such as `'sweep.baseline={precision:O1,sharding:fsdp}'`, or null."
+        ) from error
 
 
 def _with_choices(texts: list[str], wanted: Mapping[str, str], composer: Composer) -> ComposedCell:

@@ -117,13 +117,23 @@ def _field(kind: Any, value: Any, path: str) -> Any:
     return _build_dataclass(kind, dict(value), path)
 
 
+LARGEST_INTEGER = 2**63 - 1
+"""A column of a table holds no larger one."""
+
+
 def _leaf(kind: Any, value: Any, path: str) -> Any:
     value = tuple(value) if isinstance(value, list) else value
+    if any(isinstance(v, int) and abs(v) > LARGEST_INTEGER for v in _flat(value)):
+        raise BadValueError(f"`{path}={_typed(value)}`: must be at most {LARGEST_INTEGER}.")
     try:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
         told = "; or ".join(dict.fromkeys(_sentence(problem) for problem in error.errors()))
         raise BadValueError(f"`{path}={_typed(value)}`: {told}.") from error
+
+
+def _flat(value: Any) -> list[Any]:
+    return [part for v in value for part in _flat(v)] if isinstance(value, tuple) else [value]
 
 
 _WORDS = {
