@@ -40,6 +40,7 @@ def test_a_run_gives_every_number_of_a_measured_cell() -> None:
     found = run(short(alone())).metrics
     elsewhere = {
         "throughput_spread",  # of a cell, over its runs
+        "unadjusted_images_per_second",
         "speedup",
         "speedup_low",
         "speedup_high",

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from vitsweep.equivalence import prove
-from vitsweep.measure.communication import collective_ms, count_sent_bytes
-from vitsweep.measure.contention import ContentionMonitor, throttled
+from vitsweep.measure.communication import count_sent_bytes, profile_collectives
+from vitsweep.measure.contention import ContentionMonitor
+from vitsweep.measure.device_monitor import DeviceMonitor
 from vitsweep.measure.environment import environment, machine
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
@@ -84,7 +85,7 @@ def _measure(
     cell: CellSpec, world: World, batches: Batches, context: RunContext, proved: str
 ) -> Summary:
     """Take the samples of all ranks and summarize them."""
-    samples, contention, slow = _collect_samples(_build_trainer(cell, world), batches, context)
+    samples, contention = _collect_samples(_build_trainer(cell, world), batches, context)
     ranks = _gather(samples, world)
     summary = summarize(cell, ranks, context.calibration)
     node = samples.environment["node"]
@@ -92,7 +93,6 @@ def _measure(
     summary.validity |= {
         "proved": proved,
         "shared_device": contention.shared(own_seconds),
-        "throttled": slow,
     }
     return summary
 
@@ -110,17 +110,17 @@ def _build_trainer(cell: CellSpec, world: World) -> Trainer:
 
 def _collect_samples(
     trainer: Trainer, batches: Batches, context: RunContext
-) -> tuple[RankSamples, ContentionMonitor, bool | None]:
+) -> tuple[RankSamples, ContentionMonitor]:
     """Take the timed steps, then those whose instruments would disturb the timing."""
     cell, world = trainer.cell, trainer.world
     stream = endless(batches)
     _sync_ranks(world)
     setup_seconds = time.time() - psutil.Process().create_time()
-    contention = ContentionMonitor(world.device)
+    contention, monitor = ContentionMonitor(world.device), DeviceMonitor(world.device)
     prefetched_steps = math.ceil(batches.prefetched / cell.batch.accumulation_steps)
     timed = timed_steps(trainer, stream, cell.measurement, prefetched_steps)
     steps = len(timed.times_ms)
-    own_seconds, slow = contention.end(), throttled(world.device)
+    own_seconds, device_state = contention.end(), monitor.end(timed.window_start)
     peak = peak_memory(world.device)
     _refuse_divergence(trainer, f"{steps} steps")
     phases = instrumented_steps(trainer, stream, cell.measurement.phase_steps)
@@ -136,13 +136,14 @@ def _collect_samples(
         memory=peak | memory,
         memory_reason=memory_reason,
         sent=count_sent_bytes(lambda: trainer.step(stream)),
-        communication_ms=collective_ms(lambda: trainer.step(stream), world.device),
+        collectives=profile_collectives(lambda: trainer.step(stream), world.device),
+        device_state=device_state,
         own_cpu_seconds=own_seconds,
         environment=environment(world.device),
         machine=machine(),
     )
     _trace(trainer, stream, context)
-    return samples, contention, slow
+    return samples, contention
 
 
 def _train(

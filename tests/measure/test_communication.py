@@ -1,5 +1,6 @@
 """Bytes counted at the collectives equal the formula of each sharding, to the byte."""
 
+import time
 from collections.abc import Callable
 from math import ceil, prod
 from pathlib import Path
@@ -14,7 +15,11 @@ from tests.ranks import on_ranks, placed
 from vitsweep.collectives.primitives import sent_as
 from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.calibrate import calibrate
-from vitsweep.measure.communication import CommunicationCounter, collective_ms
+from vitsweep.measure.communication import (
+    CommunicationCounter,
+    profile_collectives,
+    transfer_and_wait_ms,
+)
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
@@ -196,18 +201,56 @@ def test_each_collective_is_counted_by_what_a_rank_sends(tmp_path: Path) -> None
     assert sender == both | {"send/activation": {"calls": 1, "bytes": 96.0}}
 
 
+def _total(collectives: list[tuple[str, float]]) -> float:
+    return sum(duration for _, duration in collectives)
+
+
+def _with_a_late_rank(world: World) -> list[tuple[str, float]]:
+    buffers = [torch.zeros(1 << 16) for _ in range(3)]
+
+    def step() -> None:
+        for buffer in buffers:
+            if world.rank:
+                time.sleep(0.1)
+            dist.all_reduce(buffer)
+
+    return profile_collectives(step, world.device)
+
+
+def test_waiting_for_a_late_rank_is_no_transfer(tmp_path: Path) -> None:
+    ranks = on_ranks(2, _with_a_late_rank, asked(2), folder=tmp_path)
+    assert [len(rank) for rank in ranks] == [3, 3]
+    assert _total(ranks[0]) > 290, "the first rank waits 100 ms for each"
+    transfer, wait = transfer_and_wait_ms(ranks)
+    assert transfer < 0.3 * _total(ranks[0])
+    assert wait is not None
+    assert wait > 100, "half of 300 ms: the mean of both ranks"
+
+
+def test_ranks_with_different_collectives_cannot_be_aligned() -> None:
+    ranks = [[("gloo:send", 2.0)], [("gloo:recv", 4.0)]]
+    assert transfer_and_wait_ms(ranks) == (3.0, None)
+    assert transfer_and_wait_ms([[], []]) == (0.0, 0.0)
+
+
 def _times(world: World) -> dict[str, float]:
     buffer = torch.zeros(1 << 20)
     return {
-        "collective": collective_ms(lambda: dist.all_reduce(buffer), world.device),
-        "quiet": collective_ms(lambda: buffer.add_(1), world.device),
+        "collective": _total(profile_collectives(lambda: dist.all_reduce(buffer), world.device)),
+        "quiet": _total(profile_collectives(lambda: buffer.add_(1), world.device)),
     } | calibrate(world)
 
 
 def test_time_in_collectives_and_the_rates_of_the_machine_are_positive(tmp_path: Path) -> None:
     for found in on_ranks(2, _times, asked(2), folder=tmp_path):
         assert found.pop("quiet") == 0
-        assert set(found) == {"collective", "float32", "bfloat16", "all_reduce_gb_per_s"}
+        assert set(found) == {
+            "collective",
+            "float32",
+            "bfloat16",
+            "copy_gb_per_s",
+            "all_reduce_gb_per_s",
+        }
         assert all(value > 0 for value in found.values())
 
 
@@ -219,6 +262,6 @@ def test_one_rank_alone_sends_nothing_and_has_no_bandwidth(tmp_path: Path) -> No
 
 def _alone(world: World) -> dict[str, float]:
     done: list[int] = []
-    spent = collective_ms(lambda: done.append(1), world.device)
+    spent = _total(profile_collectives(lambda: done.append(1), world.device))
     assert done == [1], "the step is run all the same"
     return {"collective": spent} | calibrate(world)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitsweep.measure import contention as monitor
-from vitsweep.measure.contention import SHARED_CORES_SHARE, ContentionMonitor, throttled
+from vitsweep.measure.contention import SHARED_CORES_SHARE, ContentionMonitor
 
 CPU = torch.device("cpu")
 
@@ -85,7 +85,3 @@ def test_this_process_spends_time_of_its_own() -> None:
     while monitor._own_seconds() == before:
         total += sum(range(10_000))
     assert monitor._own_seconds() > before
-
-
-def test_whether_a_cpu_is_slowed_by_heat_is_unknown() -> None:
-    assert throttled(CPU) is None

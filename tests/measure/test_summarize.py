@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from tests.cells import cell
+from vitsweep.errors import VitsweepError
 from vitsweep.measure.communication import SentBytes
+from vitsweep.measure.device_monitor import DeviceState
 from vitsweep.measure.summarize import RankSamples, summarize
 from vitsweep.results.metrics import METRICS
 from vitsweep.spec.cell_spec import CellSpec
@@ -26,7 +28,8 @@ def samples(times: list[float], **given: Any) -> RankSamples:
         "losses": [2.0] * len(times),
         "skipped": [False] * len(times),
         "phases_ms": {"data": 1.0, "forward": 2.0, "backward": 3.0, "optimizer": 4.0},
-        "communication_ms": 5.0,
+        "collectives": [("gloo:all_reduce", 5.0)],
+        "device_state": DeviceState(reason="a CPU"),
         "setup_seconds": 3.0,
         "sent": SentBytes(
             by_purpose={"parameter": 0.0, "gradient": 100.0, "activation": 0.0},
@@ -81,15 +84,18 @@ def test_phases_are_the_slowest_ranks_and_bytes_the_mean() -> None:
     slow = samples(
         TIMES,
         phases_ms={"data": 9.0, "forward": 1.0, "backward": 3.5, "optimizer": 4.0},
-        communication_ms=7.0,
+        collectives=[("gloo:all_reduce", 7.0)],
         sent=SentBytes(by_purpose={"parameter": 10.0, "gradient": 300.0, "activation": 0.0}),
     )
     found = summarize(spec(), [samples(TIMES), slow], {}).metrics
     assert (found["data_ms"], found["forward_ms"]) == (9.0, 2.0)
     assert (found["backward_ms"], found["optimizer_ms"]) == (3.5, 4.0)
-    assert found["communication_ms"] == 6.0
+    assert found["communication_ms"] == 5.0, "the rank that came last did not wait"
+    assert found["communication_wait_ms"] == 1.0
     assert found["gradient_bytes_per_step"] == 200.0
+    assert found["gradient_bytes_per_step_max"] == 300.0
     assert found["parameter_bytes_per_step"] == 5.0
+    assert found["parameter_bytes_per_step_max"] == 10.0
 
 
 def test_memory_is_the_worst_ranks_and_empty_where_it_does_not_apply() -> None:
@@ -127,13 +133,33 @@ def test_steps_that_grow_are_called_drifting() -> None:
 
 
 def test_the_calibration_gives_the_second_denominator_and_the_bandwidth() -> None:
-    rates = {"float32": 0.1, "all_reduce_gb_per_s": 1.5}
+    rates = {"float32": 0.1, "all_reduce_gb_per_s": 1.5, "copy_gb_per_s": 9.0}
     found = summarize(spec(), [samples(TIMES)] * 2, rates)
     tflops = found.metrics["model_tflops_per_rank"]
     assert found.metrics["mfu_of_measured_peak"] == pytest.approx(tflops / 0.1)
     assert found.metrics["all_reduce_gb_per_s"] == 1.5
+    assert found.metrics["copy_gb_per_s"] == 9.0
     assert found.metrics["mfu"] is None
     assert "AMD EPYC" in found.environment["peak_source"]
+
+
+def test_clock_power_and_throttling_are_of_all_ranks_devices() -> None:
+    cool = DeviceState(sm_clock_mhz=1900.0, power_w=600.0, throttled=False)
+    hot = DeviceState(sm_clock_mhz=1500.0, power_w=500.0, throttled=True)
+    found = summarize(spec(), [samples(TIMES, device_state=s) for s in (cool, hot)], {})
+    assert found.metrics["sm_clock_mhz_mean"] == 1700.0
+    assert found.metrics["power_w_mean"] == 550.0
+    assert found.validity["throttled"] is True
+    assert found.environment["device_state_reason"] is None
+    unknown = summarize(spec(), [samples(TIMES)] * 2, {})
+    assert unknown.metrics["power_w_mean"] is unknown.validity["throttled"] is None
+    assert unknown.environment["device_state_reason"] == "a CPU"
+
+
+def test_ranks_on_different_devices_are_no_measurement() -> None:
+    other = {"device": "Intel Xeon", "node": "b", "host": "b", "host_cores": 64}
+    with pytest.raises(VitsweepError, match="1 on `AMD EPYC`, 1 on `Intel Xeon`"):
+        summarize(spec(), [samples(TIMES), samples(TIMES, environment=other)], {})
 
 
 def test_nodes_are_named_once() -> None:

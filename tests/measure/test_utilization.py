@@ -16,9 +16,50 @@ def test_a_known_device_has_a_peak_with_its_source() -> None:
     assert published_peak("NVIDIA A100-SXM4-80GB", "tf32")[0] == 156.0
 
 
-def test_the_more_specific_name_wins() -> None:
-    assert published_peak("NVIDIA H100 PCIe", "bfloat16")[0] == 756.5
-    assert published_peak("NVIDIA H100 80GB HBM3", "bfloat16")[0] == 989.5
+@pytest.mark.parametrize(
+    ("name", "bfloat16"),
+    [
+        ("NVIDIA H200", 989.5),
+        ("NVIDIA H100 80GB HBM3", 989.5),
+        ("NVIDIA H100 PCIe", 756.5),
+        ("NVIDIA GH200 480GB", 989.5),
+        ("NVIDIA H800", 989.5),
+        ("NVIDIA B200", 2250.0),
+        ("NVIDIA A100-SXM4-40GB", 312.0),
+        ("A100-SXM4-80GB", 312.0),
+        ("NVIDIA A100-PCIE-40GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+        ("NVIDIA A800-SXM4-80GB", 312.0),
+        ("NVIDIA L40S", 362.0),
+        ("AMD Instinct MI250X", 191.5),
+        ("AMD Instinct MI300X", 1300.0),
+    ],
+)
+def test_every_variant_has_its_own_peak(name: str, bfloat16: float) -> None:
+    assert published_peak(name, "bfloat16")[0] == bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "MIG slice"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "MIG slice"),
+        ("NVIDIA H100 NVL", "contradict one another"),
+        ("NVIDIA H200 NVL", "not in the table"),
+        ("NVIDIA H800 PCIe", "not in the table"),
+        ("NVIDIA H20", "not in the table"),
+        ("NVIDIA A10", "not in the table"),
+        ("NVIDIA A100X", "not in the table"),
+        ("NVIDIA L40", "not in the table"),
+        ("NVIDIA GeForce RTX 4090 D", "not in the table"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "not in the table"),
+    ],
+)
+def test_another_variant_never_has_the_full_chips_peak(name: str, reason: str) -> None:
+    peak, why = published_peak(name, "float16")
+    assert peak is None
+    assert name in why
+    assert reason in why
 
 
 def test_an_unknown_device_has_none_and_a_reason() -> None:
@@ -31,7 +72,7 @@ def test_an_unknown_device_has_none_and_a_reason() -> None:
 def test_an_unknown_format_has_none_and_a_reason() -> None:
     assert published_peak("Tesla V100-SXM2-16GB", "bfloat16") == (
         None,
-        "no published dense peak of V100 in bfloat16 is known here",
+        "no published dense peak of V100 SXM in bfloat16 is known here",
     )
 
 

@@ -148,9 +148,11 @@ def _rates(machine: Machine) -> list[tuple[str, str]]:
         rates = calibration_for(cell, Store(Path(folder)), socket.gethostname())
     if not rates:
         return []
-    bandwidth = rates.pop("all_reduce_gb_per_s", None)
+    bandwidth, copy = rates.pop("all_reduce_gb_per_s", None), rates.pop("copy_gb_per_s", None)
     rows = [(f"matmul {dtype}", f"{rate:.3g} TFLOP/s") for dtype, rate in rates.items()]
     ranks = cell.resources.world_size
+    if copy:
+        rows.append(("memory copy, read and written", f"{copy:.3g} GB/s"))
     if bandwidth:
         rows.append((f"all-reduce, {ranks} ranks", f"{bandwidth:.3g} GB/s"))
     return rows

@@ -1,7 +1,7 @@
 """Communication of a step: bytes counted at the real collectives, time read from a profiler."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -142,16 +142,20 @@ def _sent(name: str, ranks: int, whole_bytes: int) -> float:
     return whole_bytes
 
 
-def collective_ms(step: Callable[[], object], device: torch.device) -> float:
-    """Return the time that one step spends inside collectives, overlapped with compute or not.
+Collectives = list[tuple[str, float]]
+"""(name, milliseconds) of the collectives of one step on one rank, in the order of their start."""
+
+
+def profile_collectives(step: Callable[[], object], device: torch.device) -> Collectives:
+    """Run one training step under the profiler; return its collectives.
 
     Args:
         step: runs one training step.
-        device: where it runs; on CUDA the time of NCCL's kernels, on CPU gloo's own.
+        device: where it runs; on CUDA the durations of NCCL's kernels, on CPU those of gloo's work.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         step()
-        return 0.0
+        return []
     from torch.profiler import ProfilerActivity, profile
 
     cuda = device.type == "cuda"
@@ -160,5 +164,27 @@ def collective_ms(step: Callable[[], object], device: torch.device) -> float:
     assert profiled.profiler is not None
     # As recorded: `profiled.events()` builds a tree of them all, a second for ten thousand events.
     recorded = profiled.profiler.kineto_results.events()
-    nanos = sum(e.duration_ns() for e in recorded if e.name().startswith(("gloo:", "nccl")))
-    return float(nanos) / 1e6
+    found = [e for e in recorded if e.name().startswith(("gloo:", "nccl"))]
+    found.sort(key=lambda event: event.start_ns())
+    return [(e.name().split("(")[0], e.duration_ns() / 1e6) for e in found]
+
+
+def transfer_and_wait_ms(ranks: Sequence[Collectives]) -> tuple[float, float | None]:
+    """Split the time inside collectives into transfer and waiting for late ranks.
+
+    A rank that enters a collective early waits in it for the others; the one that comes last does
+    not. The shortest duration over the ranks is therefore taken for the transfer, collective by
+    collective, and the rest of the mean duration for waiting.
+
+    Returns:
+        Milliseconds of transfer and of waiting. Where ranks run different collectives (stages of a
+        pipeline), they cannot be told apart: the first is the mean time with waiting, the second
+        None.
+    """
+    names = [[name for name, _ in rank] for rank in ranks]
+    times = [[duration for _, duration in rank] for rank in ranks]
+    mean = sum(map(sum, times)) / len(ranks)
+    if any(other != names[0] for other in names):
+        return mean, None
+    transfer = sum(map(min, zip(*times, strict=True)))
+    return transfer, mean - transfer

@@ -1,16 +1,18 @@
-"""Who else uses the machine while a run is timed."""
+"""Whether other processes use the machine while a run is timed."""
 
 from typing import Any
 
 import psutil
 import torch
 
+from vitsweep.measure.device_monitor import nvml_device
+
 SHARED_CORES_SHARE = 0.15
 """CPU: more than this share of all cores' time spent by processes other than the ranks."""
 
 
 class ContentionMonitor:
-    """Compares the machine's work with the ranks' own, over the timed window."""
+    """Compares the CPU time of the whole machine with that of the ranks, over the timed steps."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -18,7 +20,7 @@ class ContentionMonitor:
         self._own_before = _own_seconds()
 
     def end(self) -> float:
-        """End the window; return the CPU time of this rank within it."""
+        """Stop; return the CPU time of this rank since the start, in seconds."""
         self._after = psutil.cpu_times()
         return _own_seconds() - self._own_before
 
@@ -55,34 +57,7 @@ def _busy(times: Any) -> float:
 
 def _processes_on_gpu(device: torch.device) -> int:
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        uuid = torch.cuda.get_device_properties(device).uuid
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        nvml, handle = nvml_device(device)
+        return len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     except Exception:  # containers often hide other processes: then nothing can be said
         return 1
-
-
-def throttled(device: torch.device) -> bool | None:
-    """Whether heat or the power supply slows the GPU right now; None where unknown.
-
-    The ordinary power cap does not count: under full load large GPUs run at it all the time.
-    """
-    if device.type != "cuda":
-        return None
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
-        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    except Exception:
-        return None
-    bad = (
-        pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
-        | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
-        | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
-    )
-    return bool(reasons & bad)

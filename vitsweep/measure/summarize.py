@@ -2,11 +2,14 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from vitsweep.measure.communication import SentBytes
+from vitsweep.collectives.primitives import Purpose
+from vitsweep.errors import VitsweepError
+from vitsweep.measure.communication import Collectives, SentBytes, transfer_and_wait_ms
+from vitsweep.measure.device_monitor import DeviceState
 from vitsweep.measure.utilization import throughput, utilization
 from vitsweep.measure.window import summarize_window
 from vitsweep.spec.cell_spec import CellSpec
@@ -24,7 +27,8 @@ class RankSamples:
         skipped: one per timed step, True where an overflow made the scaler skip the update.
         setup_seconds: from the start of the process to the first step.
         phases_ms: phase -> milliseconds, from instrumented steps.
-        communication_ms: time inside collectives of one step.
+        collectives: (name, milliseconds) of the collectives of one step.
+        device_state: clock, power and throttling in the timed window.
         sent: bytes sent in one step.
         memory: memory columns of the record, GiB.
         memory_reason: why some of them are empty, or "".
@@ -40,7 +44,8 @@ class RankSamples:
     skipped: list[bool]
     setup_seconds: float
     phases_ms: dict[str, float]
-    communication_ms: float | None
+    collectives: Collectives
+    device_state: DeviceState
     sent: SentBytes
     memory: dict[str, float | None]
     memory_reason: str
@@ -60,7 +65,12 @@ class Summary:
 
 
 def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, float]) -> Summary:
-    """Combine the ranks: the run takes as long as its slowest rank, memory is the worst rank's."""
+    """Combine the ranks: the run takes as long as its slowest rank, memory is the worst rank's.
+
+    Raises:
+        VitsweepError: the ranks ran on different kinds of devices.
+    """
+    _refuse_mixed_devices(ranks)
     window = summarize_window(
         [rank.step_times_ms for rank in ranks],
         ranks[0].skipped,
@@ -85,9 +95,13 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
         | {
             "setup_seconds": max(rank.setup_seconds for rank in ranks),
             "all_reduce_gb_per_s": calibration.get("all_reduce_gb_per_s"),
+            "copy_gb_per_s": calibration.get("copy_gb_per_s"),
+            "sm_clock_mhz_mean": _mean([rank.device_state.sm_clock_mhz for rank in ranks]),
+            "power_w_mean": _mean([rank.device_state.power_w for rank in ranks]),
         },
         validity={
             "oversubscribed": _oversubscribed(cell, ranks),
+            "throttled": _any([rank.device_state.throttled for rank in ranks]),
             "drifting": window.drifting,
             "uneven_steps": window.uneven,
             "uneven_steps_cause": window.uneven_cause,
@@ -99,6 +113,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
         | denominators
         | {
             "nodes_used": ",".join(dict.fromkeys(r.environment["node"] for r in ranks)),
+            "device_state_reason": ranks[0].device_state.reason or None,
             "sent_bytes_reason": ranks[0].sent.reason or None,
             "activation_gib_reason": ranks[0].memory_reason or None,
         },
@@ -110,6 +125,21 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "collectives": ranks[0].sent.by_collective,
         },
     )
+
+
+def _refuse_mixed_devices(ranks: list[RankSamples]) -> None:
+    devices = Counter(rank.environment["device"] for rank in ranks)
+    if len(devices) > 1:
+        listed = ", ".join(f"{count} on `{device}`" for device, count in devices.items())
+        raise VitsweepError(
+            f"The ranks of this run used different devices ({listed}): its numbers would be of no "
+            "machine. Ask for nodes of one kind (on Slurm: `hydra.launcher.constraint`)."
+        )
+
+
+def _any(values: list[bool | None]) -> bool | None:
+    known = [value for value in values if value is not None]
+    return any(known) if known else None
 
 
 def _oversubscribed(cell: CellSpec, ranks: list[RankSamples]) -> bool:
@@ -130,14 +160,17 @@ def _oversubscribed(cell: CellSpec, ranks: list[RankSamples]) -> bool:
 def _phases(ranks: list[RankSamples]) -> dict[str, float | None]:
     names = ranks[0].phases_ms
     phases = {f"{name}_ms": max(rank.phases_ms[name] for rank in ranks) for name in names}
-    return phases | {"communication_ms": _mean([rank.communication_ms for rank in ranks])}
+    transfer, wait = transfer_and_wait_ms([rank.collectives for rank in ranks])
+    return phases | {"communication_ms": transfer, "communication_wait_ms": wait}
 
 
 def _sent(ranks: list[RankSamples]) -> dict[str, float | None]:
-    return {
-        f"{purpose}_bytes_per_step": _mean([rank.sent.by_purpose.get(purpose) for rank in ranks])
-        for purpose in ("parameter", "gradient", "activation")
-    }
+    columns: dict[str, float | None] = {}
+    for purpose in get_args(Purpose):
+        known = [r.sent.by_purpose[purpose] for r in ranks if purpose in r.sent.by_purpose]
+        columns[f"{purpose}_bytes_per_step"] = float(np.mean(known)) if known else None
+        columns[f"{purpose}_bytes_per_step_max"] = max(known, default=None)
+    return columns
 
 
 def _memory(ranks: list[RankSamples]) -> dict[str, float | None]:

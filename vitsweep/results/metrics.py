@@ -73,7 +73,12 @@ _ALL = (
     Metric("optimizer_ms", "ms", "Optimizer step", "lower",
            "instrumented steps, median, slowest rank; unscale, clip, update, zero_grad"),
     Metric("communication_ms", "ms", "Communication", "lower",
-           "time inside collectives of one step, overlapped or not, from a profiler; mean of ranks"),
+           "transfer time of one step's collectives, overlapped or not, from a profiler: the shortest "
+           "duration over ranks, collective by collective; where communication_wait_ms is empty, the "
+           "mean of ranks, waiting included"),
+    Metric("communication_wait_ms", "ms", "Waiting for late ranks in collectives", "lower",
+           "time inside collectives of one step, mean of ranks, - communication_ms; empty where ranks "
+           "run different collectives and in records before schema 3"),
     Metric("peak_allocated_gib", "GiB", "Peak allocated, worst rank", "lower",
            "torch.cuda.max_memory_allocated; empty on CPU"),
     Metric("peak_reserved_gib", "GiB", "Peak reserved, worst rank", "lower",
@@ -100,6 +105,12 @@ _ALL = (
            "counted at the collectives, mean of ranks: all-reduce and reduce-scatter of gradients"),
     Metric("activation_bytes_per_step", "B", "Activations sent per rank and step", "lower",
            "counted at the collectives, mean of ranks: sequence, tensor and pipeline parallelism"),
+    Metric("parameter_bytes_per_step_max", "B", "Parameters sent per step, worst rank", "lower",
+           "as parameter_bytes_per_step, maximum over ranks"),
+    Metric("gradient_bytes_per_step_max", "B", "Gradients sent per step, worst rank", "lower",
+           "as gradient_bytes_per_step, maximum over ranks"),
+    Metric("activation_bytes_per_step_max", "B", "Activations sent per step, worst rank", "lower",
+           "as activation_bytes_per_step, maximum over ranks"),
     Metric("num_parameters", "1", "Parameters of the model", None, "counted from the shape"),
     Metric("model_flops_per_image", "FLOP", "Model FLOPs of one image", None,
            "forward + backward from the shape, one multiply-add = 2, nothing recomputed; attention by "
@@ -126,7 +137,14 @@ _ALL = (
     Metric("setup_seconds", "s", "Set-up time of a run", "lower",
            "from process start to the first step: imports, rendezvous, model, proof"),
     Metric("all_reduce_gb_per_s", "GB/s", "All-reduce bus bandwidth", "higher",
-           "2(n-1)/n x bytes / time of a 25 MiB all-reduce, once per allocation"),
+           "2(n-1)/n x bytes / time of a 25 MiB all-reduce, mean over at least 1 s (CPU: 0.2 s)"),
+    Metric("copy_gb_per_s", "GB/s", "Memory copy bandwidth", "higher",
+           "bytes read and written / time of a copy in the device's memory, mean over at least 1 s "
+           "(CPU: 0.2 s)"),
+    Metric("sm_clock_mhz_mean", "MHz", "SM clock in the window", None,
+           "mean over samples of the timed window and ranks, from NVML; empty on a CPU"),
+    Metric("power_w_mean", "W", "Power of a device in the window", None,
+           "mean over samples of the timed window and ranks, from NVML; empty on a CPU"),
 )  # fmt: skip
 
 METRICS: dict[str, Metric] = {metric.column: metric for metric in _ALL}

@@ -31,12 +31,14 @@ class TimedSteps:
         data_waits_ms: by step, time in which the host waited for micro-batches.
         losses: by step, mean loss of the rank's images, still on the device.
         warmup_steps: steps before the timed window; the same on every rank.
+        window_start: time of `time.perf_counter` at which the window began, in seconds.
     """
 
     times_ms: list[float] = field(default_factory=list)
     data_waits_ms: list[float] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
     warmup_steps: int = 0
+    window_start: float = 0.0
 
 
 def endless(batches: Batches, from_epoch: int = 0) -> Iterator[MicroBatch]:
@@ -77,6 +79,7 @@ def timed_steps(
         steps = measurement.measured_steps
         if measurement.min_seconds:
             steps = max(steps, _steps_in(MARGIN * measurement.min_seconds, samples, trainer))
+        samples.window_start = time.perf_counter()
         _take(steps, trainer, stream, samples)
         window = samples.times_ms[samples.warmup_steps :]
         if not measurement.min_seconds or (

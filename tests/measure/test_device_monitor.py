@@ -1,0 +1,106 @@
+"""Clock, power and throttling of a GPU: sampled in the window, of the rank's own device."""
+
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vitsweep.measure.device_monitor import DeviceMonitor, nvml_device
+
+GPU = torch.device("cuda", 0)
+
+
+class Driver:
+    """Stands for NVML on a machine without a GPU: two devices, of which CUDA shows the second."""
+
+    NVML_CLOCK_SM = 1
+    nvmlClocksThrottleReasonSwThermalSlowdown = 0x20
+    nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
+    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x80
+    NVMLError = LookupError
+
+    def __init__(self, uuid: str = "GPU-bb") -> None:
+        self.uuid, self.mhz, self.reasons = uuid, 1900, 0x4  # the power cap, which is no throttling
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != self.uuid:
+            raise LookupError("not found")
+        return uuid
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        assert (handle, kind) == (self.uuid, self.NVML_CLOCK_SM)
+        return self.mhz
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        return 650_000
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return self.reasons
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    return installed(monkeypatch, Driver())
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> Driver:
+    monkeypatch.setitem(sys.modules, "pynvml", driver)  # type: ignore[arg-type]
+    shown: Any = SimpleNamespace(uuid="bb")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: shown)
+    return driver
+
+
+def wait_for(monitor: DeviceMonitor, samples: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(monitor._samples) < samples:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_values_are_means_over_the_window_alone(driver: Driver) -> None:
+    monitor = DeviceMonitor(GPU, interval_s=0.01)
+    driver.mhz = 1000  # still warming up
+    wait_for(monitor, 3)
+    driver.mhz = 1500
+    time.sleep(0.05)
+    since = time.perf_counter()
+    wait_for(monitor, len(monitor._samples) + 3)
+    found = monitor.end(since)
+    assert (found.sm_clock_mhz, found.power_w, found.throttled) == (1500.0, 650.0, False)
+    assert found.reason == ""
+
+
+def test_one_sample_at_a_thermal_limit_is_throttling(driver: Driver) -> None:
+    monitor = DeviceMonitor(GPU, interval_s=0.01)
+    driver.reasons |= driver.nvmlClocksThrottleReasonHwThermalSlowdown
+    wait_for(monitor, 3)
+    driver.reasons = 0
+    assert monitor.end(0.0).throttled is True
+
+
+def test_a_window_shorter_than_the_interval_still_has_a_sample(driver: Driver) -> None:
+    monitor = DeviceMonitor(GPU, interval_s=100.0)
+    assert monitor.end(time.perf_counter()).sm_clock_mhz == 1900.0
+
+
+def test_a_slice_is_found_by_its_own_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, Driver(uuid="MIG-bb"))
+    assert nvml_device(GPU)[1] == "MIG-bb"
+
+
+def test_without_a_driver_the_values_are_unknown_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    found = DeviceMonitor(GPU).end(0.0)
+    assert found.sm_clock_mhz is found.power_w is found.throttled is None
+    assert "NVML does not tell" in found.reason
+    on_cpu = DeviceMonitor(torch.device("cpu")).end(0.0)
+    assert on_cpu.throttled is None
+    assert "NVIDIA GPUs only" in on_cpu.reason
