@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.command import Command, fault
+from vitsweep.results.store import read_lines
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, MEASUREMENT_FILE
 
 pytestmark = pytest.mark.slow
@@ -28,6 +29,31 @@ def test_a_cell_that_failed_is_repeated_by_retry_only(vitsweep: Command) -> None
     retried = vitsweep("retry", "--status", "failed", quick=False)
     assert retried.returncode == 3, retried.stderr
     assert vitsweep.runs().groupby("status").size().to_dict() == {"failed": 2, "measured": 1}
+
+
+def test_a_run_that_is_killed_is_repeated_in_its_block_and_no_pair_is_lost(
+    vitsweep: Command,
+) -> None:
+    both = "sweep.match=[model,data,task,resources,batch,sequence_parallel]"
+    done = vitsweep(
+        "optimizer=adamw_foreach", both, *fault("KillSecondRun"), "measurement.blocks=3"
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "Warm-up of the machine" in done.stdout
+    runs = vitsweep.runs()
+    assert runs.groupby("status").size().to_dict() == {"killed": 1, "measured": 6}
+    measured = runs[runs["status"] == "measured"]
+    assert measured.groupby("block")["optimizer"].nunique().tolist() == [2, 2, 2]
+    first = measured[measured["position"] == 0]["optimizer"]
+    assert set(first) == {"adamw_foreach", "adamw_loop"}, "neither is always first"
+    events = [line for p in vitsweep.store.cells.glob("*/attempts.jsonl") for line in read_lines(p)]
+    assert [line["event"] for line in events].count("warm_up") == 1
+
+    again = vitsweep(
+        "optimizer=adamw_foreach", both, *fault("KillSecondRun"), "measurement.blocks=3"
+    )
+    assert "is measured already" in again.stdout
+    assert len(vitsweep.runs()) == 7
 
 
 def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) -> None:

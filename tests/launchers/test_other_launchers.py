@@ -25,11 +25,13 @@ class ThreadLauncher(CellLauncherPlugin):
         from vitsweep.launchers.block_runner import BlockRunner
         from vitsweep.launchers.progress import Progress
         from vitsweep.planning.blocks import blocks
-        from vitsweep.planning.pending import known
+        from vitsweep.planning.pending import resume_state
         from vitsweep.planning.sweep_plan import cell_labels
 
         with prepared(request, self.machine()) as sweep:
-            lacking = known(sweep.plan, sweep.store.runs(), request.settings, sweep.code).missing
+            runs = list(sweep.store.runs())
+            state = resume_state(sweep.plan, runs, request.settings, sweep.code)
+            lacking = state.missing_blocks
             planned = blocks(sweep.plan, lacking, request.settings.cells_per_block)
             runner = BlockRunner(sweep.store, sweep.code, parallel=self.fields["threads"])
             progress = Progress(request.console, cell_labels(sweep.plan), sum(lacking.values()))

@@ -57,7 +57,7 @@ def test_another_end_than_out_of_memory_ends_the_search_with_its_reason() -> Non
     search = Search()
     search.learn(16, {"status": "failed", "reason": "KeyError: x"})
     assert search.next(LimitSettings(**SETTINGS)) is None  # type: ignore[arg-type]
-    assert search.ended == "failed: KeyError: x"
+    assert search.failure == "failed: KeyError: x"
 
 
 def test_cells_take_their_steps_together_and_end_each_for_itself() -> None:
@@ -82,7 +82,10 @@ def test_cells_take_their_steps_together_and_end_each_for_itself() -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["model.depth=3"], "`model.depth=3` fixes what `sweep.limit` looks for: leave it out"),
+        (
+            ["model.depth=3"],
+            "`model.depth=3` sets the key whose limit `sweep.limit` searches for: leave it out",
+        ),
         (["sweep.baseline=default"], "add `sweep.baseline=null`"),
         (["sweep.limit.first=0"], "`sweep.limit.first=0`: must be greater than 0"),
         (["sweep.limit.key=3"], "`sweep.limit.key=3`: a text is needed"),

@@ -6,7 +6,7 @@ from tests.builders import run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.planning.freeze import plan_of
-from vitsweep.planning.resume import Unfinished, completing_blocks, unfinished
+from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
 from vitsweep.results.store import Store, append_line
 
 
@@ -30,26 +30,24 @@ def test_the_latest_saved_attempt_of_a_run_without_a_record_goes_on(tmp_path: Pa
     attempt(store, "never", 1, None)
     attempt(store, "elsewhere", 1, 5, job="12_0")
     cells = ["cell", "never", "elsewhere", "new"]
-    [found] = unfinished(store, cells, [], "c0ffee")
+    [found] = interrupted_trainings(store, cells, [], "c0ffee")
     wanted = {"name": "b0-x", "block": "b0", "position": 1, "git_commit": "c0ffee"}
-    assert found == Unfinished(cell_id="cell", attempt=4, step=9, **wanted)  # type: ignore[arg-type]
-    assert unfinished(store, cells, [], "another commit") == []
+    assert found == InterruptedTraining(cell_id="cell", attempt=4, step=9, **wanted)  # type: ignore[arg-type]
+    assert interrupted_trainings(store, cells, [], "another commit") == []
     record = run("cell", "b0", 100)
     over = type(record)(**{**vars(record), "run_id": "b0-x-3"})
-    assert unfinished(store, cells, [over], "c0ffee") == []
+    assert interrupted_trainings(store, cells, [over], "c0ffee") == []
 
 
 def test_its_block_is_completed_by_the_cells_it_is_compared_with() -> None:
     asked = expand([*TINY, "sharding=fsdp,zero2", "sweep.match=[model]"], composer())
     plan = plan_of(asked, LAPTOP, composer())
     fsdp, zero2, baseline = plan.entries
-    one = Unfinished(
+    one = InterruptedTraining(
         cell_id=fsdp, name="b0-x", block="b0", position=0, attempt=2, git_commit=None, step=3
     )
     missing = {fsdp: 2, zero2: 1, baseline: 2}
-    [block], left = completing_blocks([one], plan, missing, [run(zero2, "b0", 100)], 8)
+    [block] = blocks_to_complete([one], plan, missing, [run(zero2, "b0", 100)], 8)
     assert (block.name, [e.cell_id for e in block.entries]) == ("b0", [fsdp, baseline])
-    assert left == {fsdp: 1, zero2: 1, baseline: 1}
-    [block], left = completing_blocks([one], plan, missing, [], 8)
+    [block] = blocks_to_complete([one], plan, missing, [], 8)
     assert {e.cell_id for e in block.entries} == {fsdp, zero2, baseline}
-    assert left == {fsdp: 1, zero2: 0, baseline: 1}

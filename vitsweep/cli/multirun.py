@@ -132,7 +132,7 @@ def _search(searches: Searches, launcher: Any, config: dict[str, Any]) -> list[S
 
     found = searches.run(run_round)
     summarize_limits(config, key)
-    if any(search.ended for search in found):
+    if any(search.failure for search in found):
         raise SystemExit(ExitCode.not_all_measured)
     return found
 

@@ -4,10 +4,13 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -18,11 +21,12 @@ from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.execution.run_request import RunRequest, earlier_folders, run_id_of
 from vitsweep.execution.supervisor import RunEnding, start_local_ranks, supervise
 from vitsweep.launchers.progress import Progress
-from vitsweep.planning.blocks import Block
-from vitsweep.planning.resume import Unfinished, completing_blocks, unfinished
+from vitsweep.planning.blocks import Block, warm_up_cell
+from vitsweep.planning.pending import STOPPED_FROM_OUTSIDE
+from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.store import Store
+from vitsweep.results.store import Store, append_line
 
 SECONDS_TO_SAVE = 60.0
 """How long a training may take to save itself after Ctrl-C."""
@@ -36,34 +40,37 @@ class BlockRunner:
         store: where the records go.
         code: state of the code, as frozen with the cells.
         parallel: runs at a time; more than one disturbs the timing.
-        skipped: cells that were not measured once; they would end the same way in the next block.
-        unfinished: (block name, cell id) -> the interrupted training that continues there.
+        earlier: records that were in the store when the command began.
+        records: records that this command added, oldest first.
+        skipped: cells that ended by themselves without being measured, such as `out_of_memory`; they
+            would end the same way in the next block.
+        interrupted: (block name, cell id) -> the interrupted training that continues there.
     """
 
     store: Store
     code: dict[str, Any]
     parallel: int = 1
+    earlier: Sequence[RunRecord] = ()
+    records: list[RunRecord] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
-    unfinished: dict[tuple[str, str], Unfinished] = field(default_factory=dict)
+    interrupted: dict[tuple[str, str], InterruptedTraining] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
     _proved: dict[str, str] = field(default_factory=dict)
 
     def resume(
         self, plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int, console: Console
-    ) -> tuple[list[Block], dict[str, int]]:
-        """Continue the trainings that were interrupted.
-
-        Returns:
-            The blocks that they belong to, and cell -> runs that are missing beside these.
-        """
-        runs = list(self.store.runs())
-        interrupted = unfinished(self.store, list(missing), runs, self.code["git_commit"])
-        for one in interrupted:
-            self.unfinished[one.block, one.cell_id] = one
+    ) -> list[Block]:
+        """Continue the trainings that were interrupted; return the blocks that they belong to."""
+        interrupted = interrupted_trainings(
+            self.store, list(missing), self.earlier, self.code["git_commit"]
+        )
+        for training in interrupted:
+            self.interrupted[training.block, training.cell_id] = training
             console.print(
-                f"Training of cell {one.cell_id} continues after step {one.step}.", highlight=False
+                f"Training of cell {training.cell_id} continues after step {training.step}.",
+                highlight=False,
             )
-        return completing_blocks(interrupted, plan, missing, runs, cells_per_block)
+        return blocks_to_complete(interrupted, plan, missing, self.earlier, cells_per_block)
 
     def run(self, planned: Iterable[Block], progress: Progress) -> bool:
         """Run blocks as they come; True if the user stopped them.
@@ -75,12 +82,14 @@ class BlockRunner:
         Raises:
             VitsweepError: the sweep folder cannot be written any more.
         """
-        for run in self.store.runs():
+        for run in self.earlier:
             if run.status == Status.measured and run.validity.get("proved"):
                 self._proved[run.cell_id] = str(run.validity["proved"])
         try:
             with progress.shown(), sigterm_as_keyboard_interrupt():
-                for block in planned:
+                for number, block in enumerate(planned):
+                    if number == 0:
+                        self._warm_up(block, progress)
                     self._run_block(block, progress)
         except KeyboardInterrupt:
             return True
@@ -97,7 +106,7 @@ class BlockRunner:
         with ThreadPoolExecutor(self.parallel) as pool:
             jobs = [
                 pool.submit(self._run_one, block, position, entry, progress)
-                for position, entry in enumerate(block.entries)
+                for position, entry in enumerate(block.entries, start=block.first_position)
             ]
             try:
                 for job in jobs:
@@ -116,19 +125,51 @@ class BlockRunner:
         record = self._supervised(block, position, entry)
         if record.status == Status.measured:
             self._proved[entry.cell_id] = str(record.validity.get("proved") or "")
-        else:
-            self.skipped.add(entry.cell_id)  # it would end the same way in the next block
+        elif record.status not in STOPPED_FROM_OUTSIDE:
+            self.skipped.add(entry.cell_id)
+        self.records.append(record)
         progress.ended(entry, record)
 
-    def _supervised(self, block: Block, position: int, entry: PlannedCell) -> RunRecord:
+    def _warm_up(self, block: Block, progress: Progress) -> None:
+        """Run a cell once before the first block and discard what it measures.
+
+        A line of the cell's `attempts.jsonl` says that it ran; there is no record.
+        """
+        entry = warm_up_cell(block)
+        if entry is None or entry.cell_id in self.skipped:
+            return
+        progress.warming_up(entry)
+        with TemporaryDirectory(prefix="vitsweep-warm-up-") as folder:
+            discarded = Store(Path(folder))
+            discarded.freeze(entry.cell_id, self.store.frozen(entry.cell_id))
+            record = self._supervised(block, 0, entry, discarded)
+        if record.status == Status.measured:
+            self._proved[entry.cell_id] = str(record.validity.get("proved") or "")
+        append_line(
+            self.store.cell(entry.cell_id) / "attempts.jsonl",
+            {
+                "event": "warm_up",
+                "run_id": record.run_id,
+                "attempt": record.attempt,
+                "node": socket.gethostname(),
+                "job": None,
+                "time": time.time(),
+                "status": str(record.status),
+            },
+        )
+
+    def _supervised(
+        self, block: Block, position: int, entry: PlannedCell, store: Store | None = None
+    ) -> RunRecord:
+        store = store or self.store
         calibration = calibration_for(entry.spec, self.store, socket.gethostname())
-        earlier = self.unfinished.get((block.name, entry.cell_id))
+        earlier = self.interrupted.get((block.name, entry.cell_id))
         name = earlier.name if earlier else f"{block.name}-{secrets.token_hex(3)}"
         attempt = earlier.attempt if earlier else 1
-        folder = self.store.cell(entry.cell_id).absolute()
+        folder = store.cell(entry.cell_id).absolute()
         with rendezvous() as init_method:
             request = RunRequest(
-                sweep_folder=self.store.root.absolute(),
+                sweep_folder=store.root.absolute(),
                 cell_id=entry.cell_id,
                 run_id=run_id_of(name, attempt),
                 block=block.name,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
@@ -18,8 +19,13 @@ from vitsweep.launchers.base import (
 from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.local_settings import LocalSettings
 from vitsweep.launchers.progress import Progress
-from vitsweep.planning.blocks import blocks
-from vitsweep.planning.pending import announce, known
+from vitsweep.planning.blocks import (
+    BalancedOrder,
+    Block,
+    blocks_until_measured,
+    runs_per_cell,
+)
+from vitsweep.planning.pending import ResumeState, print_notices, resume_state
 from vitsweep.planning.sweep_plan import cell_labels
 from vitsweep.results.record import Status
 from vitsweep.spec.machine import Machine
@@ -64,12 +70,25 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
 def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
     """Run what is missing; True if the user stopped it."""
     store, plan, console = sweep.store, sweep.plan, request.console
-    todo = known(plan, store.runs(), request.settings, sweep.code)
-    announce(todo, f"`vitsweep retry {store.name}` runs them again", console)
-    runner, size = BlockRunner(store, sweep.code, parallel), request.settings.cells_per_block
-    first, missing = runner.resume(plan, todo.missing, size, console)
-    planned = [*first, *blocks(plan, missing, size)]
-    if not planned and plan.runnable:
+    settings, earlier = request.settings, list(store.runs())
+    runner = BlockRunner(store, sweep.code, parallel, earlier)
+
+    def state() -> ResumeState:
+        return resume_state(plan, earlier, settings, sweep.code, runner.records)
+
+    begin, size = state(), settings.cells_per_block
+    print_notices(begin, f"`vitsweep retry {store.name}` runs them again", console)
+    if not begin.missing_blocks and plan.runnable:
         console.print("Everything that was asked for is measured already.")
-    progress = Progress(console, cell_labels(plan), sum(len(block.entries) for block in planned))
-    return runner.run(planned, progress)
+    resumed = runner.resume(plan, begin.missing_blocks, size, console)
+    order = BalancedOrder.after(earlier)
+    rounds = blocks_until_measured(plan, state, runner.records, size, order)
+    progress = Progress(console, cell_labels(plan), 0)
+
+    def planned() -> Iterator[Block]:
+        for block in chain(resumed, rounds):
+            lacking = runs_per_cell(plan, state().missing_blocks, size)
+            progress.expects(max(lacking.total(), len(block.entries)))
+            yield block
+
+    return runner.run(planned(), progress)

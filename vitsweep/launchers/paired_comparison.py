@@ -18,9 +18,9 @@ from vitsweep.launchers.base import locked
 from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.progress import Progress
 from vitsweep.measure.device_name import device_name
-from vitsweep.planning.blocks import Block, blocks
+from vitsweep.planning.blocks import BalancedOrder, Block, blocks, repeated_runs
 from vitsweep.planning.freeze import freeze, open_store
-from vitsweep.planning.pending import announce, comparable, known
+from vitsweep.planning.pending import comparable, print_notices, resume_state
 from vitsweep.planning.provenance import code_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, make_sweep_plan
 from vitsweep.results.record import Status
@@ -186,19 +186,21 @@ class PairedComparison:
 
     def measure(self) -> None:
         """Run the blocks that are missing; `stop_reason` says why there are no more."""
-        todo = known(self.plan, self.store.runs(), self.settings, self.code)
-        statuses = ",".join(sorted({str(run.status) for run in todo.ended.values()}))
+        earlier = list(self.store.runs())
+        state = resume_state(self.plan, earlier, self.settings, self.code)
+        statuses = ",".join(sorted({str(run.status) for run in state.not_measured.values()}))
         again = f"`sweep.retry=[{statuses}]` at the end of the command measures them again"
-        announce(todo, again, self.console)
-        runner = BlockRunner(self.store, self.code)
-        runner.skipped |= set(todo.ended)
+        print_notices(state, again, self.console)
+        runner = BlockRunner(self.store, self.code, earlier=earlier)
+        runner.skipped |= set(state.not_measured)
         progress = Progress(self.console, cell_labels(self.plan), 0)
         if runner.run(self._blocks(runner, progress), progress):
             self.stop_reason = StopReason.interrupted
 
     def _blocks(self, runner: BlockRunner, progress: Progress) -> Iterator[Block]:
         once = dict.fromkeys(self.plan.entries, 1)
-        yield from runner.resume(self.plan, once, 1, self.console)[0]
+        order = BalancedOrder.after(runner.earlier)
+        yield from runner.resume(self.plan, once, 1, self.console)
         begin, num_new, num_before = time.monotonic(), 0, -1
         while True:
             logs = self.log_ratios()
@@ -215,7 +217,11 @@ class PairedComparison:
                 self.stop_reason = StopReason.budget_spent
                 return
             progress.expects(2 * (wanted - len(logs)))
-            yield next(blocks(self.plan, once, 1))
+            block = next(blocks(self.plan, once, 1, order))
+            yield block
+            state = resume_state(self.plan, (), self.settings, self.code, runner.records)
+            if repeated := repeated_runs(block, runner.records, state):
+                yield repeated
             num_new, num_before = num_new + 1, len(logs)
 
     def _used(self) -> DataFrame:

@@ -45,6 +45,14 @@ class Progress:
             yield self
         self._live = None
 
+    def warming_up(self, entry: PlannedCell) -> None:
+        """Say that a cell runs once to warm up the machine, and that what it measures is discarded."""
+        self.console.print(
+            f"Warm-up of the machine: {self._labels[entry.cell_id]} runs once, discarded.",
+            highlight=False,
+            markup=False,
+        )
+
     def started(self, entry: PlannedCell) -> None:
         """Note that a run of this cell begins."""
         self._states[entry.cell_id] = RUNNING

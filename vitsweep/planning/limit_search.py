@@ -1,9 +1,8 @@
-"""The largest value of a key that still trains, by bisection: out of memory is an answer here.
+"""The largest value of a key that still trains, found by bisection between runs out of memory.
 
-`sweep.limit.key=data.num_frames` asks every cell of the grid for its own limit. All cells
-take one step of their search at a time, through whichever launcher runs them; every value that was
-tried is a cell of the sweep like any other, so that its record is kept and the same command again
-goes on where the last one ended.
+`sweep.limit.key=data.num_frames` searches for the limit of each cell of the grid. In each round every
+cell tries one value, through whichever launcher runs them. A value that was tried is a cell of the
+sweep like any other: its record is kept, and the same command continues the search.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,21 +22,22 @@ RunRound = Callable[[int, list[ComposedCell]], Sequence[Row]]
 
 @dataclass
 class Search:
-    """What is known about one cell of the grid.
+    """The bounds found so far for one cell of the grid.
 
     Attributes:
         fits: the largest value that was measured; 0 where none was.
         fails: the smallest that ran out of memory, or None.
-        ended: why the search cannot go on, where a value ended otherwise.
+        failure: status and reason of a value that neither was measured nor ran out of memory, so
+            that it says nothing about the limit and the search cannot continue; else empty.
     """
 
     fits: int = 0
     fails: int | None = None
-    ended: str = ""
+    failure: str = ""
 
     def next(self, limit: LimitSettings) -> int | None:
-        """Return the value to try next; None where the limit is found, or cannot be."""
-        if self.ended:
+        """Return the value to try next; None where the limit is found, or the search has failed."""
+        if self.failure:
             return None
         if self.fails is None:
             wanted = limit.round_down(2 * self.fits or max(limit.first, limit.step))
@@ -49,13 +49,13 @@ class Search:
         return wanted if wanted > self.fits else None
 
     def learn(self, value: int, row: Row) -> None:
-        """Take in how a value ended."""
+        """Update the bounds by the row of a value that was tried."""
         if row["status"] == Status.measured:
             self.fits = value
         elif row["status"] == Status.out_of_memory:
             self.fails = value
         else:
-            self.ended = f"{row['status']}: {row.get('reason') or ''}"
+            self.failure = f"{row['status']}: {row.get('reason') or ''}"
 
 
 @dataclass
@@ -63,15 +63,15 @@ class Searches:
     """The searches of all cells of a grid.
 
     Args:
-        cells: as asked for, without the key.
-        limit: what is looked for.
+        cells: of the grid, without the key.
+        limit: settings of the search.
         composer: composes the cells that are tried.
     """
 
     cells: Sequence[ComposedCell]
     limit: LimitSettings
     composer: Composer
-    _found: dict[str, Search] = field(default_factory=dict)
+    _searches: dict[str, Search] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -83,30 +83,30 @@ class Searches:
         """Search until every limit is found; return the searches in the order of the cells.
 
         Args:
-            run_round: takes the number of the round and the cells to try, gives the row of each.
+            run_round: takes the number of the round and the cells to try, returns the row of each.
         """
-        self._found = {cell.key: Search() for cell in self.cells}
+        self._searches = {cell.key: Search() for cell in self.cells}
         number = 0
         while probes := self._probes():
             number += 1
-            tried = [self._tried(cell, value) for cell, value in probes]
+            tried = [self._with_value(cell, value) for cell, value in probes]
             rows = run_round(number, tried)
             for (cell, value), row in zip(probes, rows, strict=True):
-                self._found[cell.key].learn(value, row)
-        return list(self._found.values())
+                self._searches[cell.key].learn(value, row)
+        return list(self._searches.values())
 
     def first(self) -> list[ComposedCell]:
         """Return the cells of the first round."""
-        return [self._tried(cell, self._start()) for cell in self.cells]
+        return [self._with_value(cell, self._first_value()) for cell in self.cells]
 
-    def _start(self) -> int:
+    def _first_value(self) -> int:
         return Search().next(self.limit) or self.limit.step
 
     def _probes(self) -> list[tuple[ComposedCell, int]]:
-        wanted = [(cell, self._found[cell.key].next(self.limit)) for cell in self.cells]
+        wanted = [(cell, self._searches[cell.key].next(self.limit)) for cell in self.cells]
         return [(cell, value) for cell, value in wanted if value is not None]
 
-    def _tried(self, cell: ComposedCell, value: int) -> ComposedCell:
+    def _with_value(self, cell: ComposedCell, value: int) -> ComposedCell:
         return self.composer.compose([*cell.overrides, value_override(self.key, value)])
 
 
@@ -118,16 +118,16 @@ def limit_of(limit: LimitSettings, cells: Sequence[ComposedCell]) -> LimitSettin
     """
     if limit.key is None:
         return None
-    own = [text for cell in cells for text in cell.overrides if _key(text) == limit.key]
-    if own:
+    fixed = [text for cell in cells for text in cell.overrides if _key(text) == limit.key]
+    if fixed:
         raise BadValueError(
-            f"`{own[0]}` fixes what `sweep.limit` looks for: leave it out, or set "
+            f"`{fixed[0]}` sets the key whose limit `sweep.limit` searches for: leave it out, or set "
             "`sweep.limit.key=null` to measure this value alone."
         )
     if any(cell.tree["sweep"].get("baseline") is not None for cell in cells):
         raise BadValueError(
-            "`sweep.limit` looks for what fits and compares no speeds, so that a baseline would run "
-            "for nothing: add `sweep.baseline=null`."
+            "`sweep.limit` searches for what fits and compares no speeds, so that a baseline would "
+            "run for nothing: add `sweep.baseline=null`."
         )
     return limit
 

@@ -1,4 +1,4 @@
-"""`vitsweep plan`: what a sweep would run, without training anything."""
+"""`vitsweep plan`: what a sweep would run and could show, without training anything."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
+from vitsweep.planning.blocks import runs_per_cell
+from vitsweep.planning.detectable_effect import describe_detectable_effect, noise_of
 from vitsweep.planning.freeze import plan_of, store_of
-from vitsweep.planning.pending import ResumeState, known
+from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.provenance import code_state
-from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
-
-RUNNABLE, INVALID, MEASURED, ENDED = "runnable", "invalid", "measured", "ended"
 
 
 def plan(
@@ -27,39 +27,32 @@ def plan(
     """Print every cell with its state and return one row per cell."""
     sweep_plan = plan_of(cells, machine, composer)
     store = store_of(settings)
-    runs = store.runs() if store.cells.is_dir() else ()
-    rows = plan_rows(sweep_plan, known(sweep_plan, runs, settings, code_state()))
-    _show(rows, store, open_console())
+    runs = list(store.runs()) if store.cells.is_dir() else []
+    state = resume_state(sweep_plan, runs, settings, code_state())
+    rows = plan_rows(sweep_plan, state, settings.cells_per_block)
+    console = open_console()
+    _show(rows, store, console)
+    baselines = (store.baselines() if runs else {}) | sweep_plan.baselines
+    if sentence := describe_detectable_effect(sweep_plan, noise_of(runs, baselines)):
+        console.print(sentence, highlight=False)
     return rows
 
 
-def plan_rows(plan: SweepPlan, known: ResumeState) -> list[dict[str, Any]]:
-    """Return one row per cell: id, label, state, runs it lacks, reasons."""
-    named = cell_labels(plan)
+def plan_rows(plan: SweepPlan, state: ResumeState, cells_per_block: int) -> list[dict[str, Any]]:
+    """Return one row per cell: id, label, state, runs it lacks, reasons why it is not run."""
+    labels = cell_labels(plan)
+    runs = runs_per_cell(plan, state.missing_blocks, cells_per_block)
     return [
         {
             "cell_id": entry.cell_id,
-            "cell": named[entry.cell_id],
-            "state": _state(entry, known),
-            "runs": known.missing.get(entry.cell_id, 0),
+            "cell": labels[entry.cell_id],
+            "state": str(state.cell_state(entry)),
+            "runs": runs[entry.cell_id],
             "is_baseline": entry.is_added_baseline,
-            "reasons": list(entry.reasons) or _ended_reason(entry, known),
+            "reasons": state.reasons(entry),
         }
         for entry in plan.entries.values()
     ]
-
-
-def _state(entry: PlannedCell, known: ResumeState) -> str:
-    if entry.reasons:
-        return INVALID
-    if entry.cell_id in known.ended:
-        return ENDED
-    return RUNNABLE if known.missing.get(entry.cell_id) or entry.is_added_baseline else MEASURED
-
-
-def _ended_reason(entry: PlannedCell, known: ResumeState) -> list[str]:
-    run = known.ended.get(entry.cell_id)
-    return [f"{run.status}: {run.reason}"] if run else []
 
 
 def _show(rows: list[dict[str, Any]], store: Store, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Trainings that were interrupted on this machine and saved: the same command goes on with them."""
+"""Trainings that were interrupted on this machine and saved: the same command continues them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from vitsweep.results.store import Store, read_lines
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unfinished:
-    """A run whose latest attempt saved its training.
+class InterruptedTraining:
+    """A run without a record whose latest attempt saved its training.
 
     Attributes:
         cell_id: its cell.
@@ -32,71 +32,79 @@ class Unfinished:
     step: int
 
 
-def unfinished(
+def interrupted_trainings(
     store: Store, cells: Iterable[str], runs: Iterable[RunRecord], git_commit: str | None
-) -> list[Unfinished]:
+) -> list[InterruptedTraining]:
     """Return the interrupted runs of some cells, oldest first.
 
-    Jobs of a cluster go on with their own. A run that was begun by another state of the code
-    (`git_commit`) is begun anew: its parts would not belong together.
+    Jobs of a cluster continue their own runs. A run that was begun by another state of the code
+    (`git_commit`) is begun anew: half of it would be measured with each.
     """
     names = [run.run_id for run in runs]
     return [
-        one
+        training
         for cell_id in cells
-        for one in _of_cell(store, cell_id)
-        if one.git_commit == git_commit and not any(n.startswith(one.name) for n in names)
+        for training in _of_cell(store, cell_id)
+        if training.git_commit == git_commit
+        and not any(name.startswith(training.name) for name in names)
     ]
 
 
-def _of_cell(store: Store, cell_id: str) -> list[Unfinished]:
-    life = [e for e in read_lines(store.cell(cell_id) / "attempts.jsonl") if e["job"] is None]
-    found: dict[str, Unfinished] = {}
-    for end in life:
+def _of_cell(store: Store, cell_id: str) -> list[InterruptedTraining]:
+    events = [e for e in read_lines(store.cell(cell_id) / "attempts.jsonl") if e["job"] is None]
+    found: dict[str, InterruptedTraining] = {}
+    for end in events:
         if end.get("saved_step") is None:
             continue
-        [start] = [e for e in life if e["event"] == "start" and e["run_id"] == end["run_id"]]
+        [start] = [e for e in events if e["event"] == "start" and e["run_id"] == end["run_id"]]
         name = start["name"]
-        found[name] = Unfinished(
+        found[name] = InterruptedTraining(
             cell_id=cell_id,
             name=name,
             block=start["block"],
             position=start["position"],
-            attempt=1 + max(e["attempt"] for e in life if e.get("name") == name),
+            attempt=1 + max(e["attempt"] for e in events if e.get("name") == name),
             git_commit=start["git_commit"],
             step=end["saved_step"],
         )
     return list(found.values())
 
 
-def completing_blocks(
-    interrupted: Sequence[Unfinished],
+def blocks_to_complete(
+    interrupted: Sequence[InterruptedTraining],
     plan: SweepPlan,
     missing: Mapping[str, int],
     runs: Iterable[RunRecord],
     cells_per_block: int,
-) -> tuple[list[Block], dict[str, int]]:
-    """Return the blocks of interrupted runs, and what is missing beside them.
+) -> list[Block]:
+    """Return the blocks of interrupted runs.
 
-    What such a run measured belongs to its block: the cells that it is compared with complete that,
-    as far as they lack runs and have none in it.
+    What such a run measures belongs to its block, so the block gets the cells that the run is
+    compared with as well, as far as they lack blocks and are not in it yet.
+
+    Args:
+        interrupted: the runs to continue; they come first in their blocks.
+        plan: the cells.
+        missing: cell id -> number of blocks it lacks.
+        runs: records of the store.
+        cells_per_block: cells of one block, baselines not counted.
     """
     present, left, found = {(run.block, run.cell_id) for run in runs}, dict(missing), []
-    for one in interrupted:
-        entry = plan.entries[one.cell_id]
+    for training in interrupted:
+        entry = plan.entries[training.cell_id]
         members = {entry.cell_id: entry}
-        for mate in _compared_with(entry, plan, left, cells_per_block):
-            if (one.block, mate.cell_id) not in present:
-                members.setdefault(mate.cell_id, mate)
+        for other in _compared_with(entry, plan, left, cells_per_block):
+            if (training.block, other.cell_id) not in present:
+                members.setdefault(other.cell_id, other)
         left |= {cell_id: left.get(cell_id, 0) - 1 for cell_id in members}
-        found.append(Block(one.block, tuple(members.values())))
-    return found, left
+        found.append(Block(training.block, tuple(members.values())))
+    return found
 
 
 def _compared_with(
     entry: PlannedCell, plan: SweepPlan, left: Mapping[str, int], size: int
 ) -> list[PlannedCell]:
-    """Return the baseline of a cell, and the cells with the same one that lack runs."""
+    """Return the baseline of a cell, and the cells with the same one that lack blocks."""
     if entry.baseline_id is None:
         return []
     same = [e for e in plan.runnable if e.baseline_id == entry.baseline_id]

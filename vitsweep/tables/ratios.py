@@ -58,13 +58,13 @@ def log_ratios(per_block: DataFrame, baselines: Mapping[str, str | None]) -> Dat
         }
     ).astype({"baseline_cell_id": object})
     both = variant[different].merge(base, on=["baseline_cell_id", *BLOCK])
-    together = map(_share_nodes, both["nodes_used"], both["nodes_of_baseline"])
+    together = map(share_nodes, both["nodes_used"], both["nodes_of_baseline"])
     return both[np.fromiter(together, bool, len(both))].assign(
         log_ratio=lambda t: t["log_throughput"] - t["log_baseline"]
     )
 
 
-def _share_nodes(left: object, right: object) -> bool:
+def share_nodes(left: object, right: object) -> bool:
     """Return whether one list of nodes contains the other; an unknown list counts as the same."""
     if not isinstance(left, str) or not isinstance(right, str) or left == right:
         return True

@@ -17,10 +17,10 @@ from vitsweep.launchers.slurm.state.reconcile import reconcile
 from vitsweep.launchers.slurm.state.slurm_cli import require_slurm
 from vitsweep.launchers.slurm.state.watch import watch
 from vitsweep.launchers.slurm.submit.cluster import machine_of, max_array_size
-from vitsweep.launchers.slurm.submit.packing import pack
+from vitsweep.launchers.slurm.submit.packing import pack, without_unpaired_baselines
 from vitsweep.launchers.slurm.submit.sbatch import submit
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
-from vitsweep.planning.pending import ResumeState, announce, known
+from vitsweep.planning.pending import ResumeState, print_notices, resume_state
 from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import Status
@@ -63,7 +63,9 @@ def _submit_missing(
     job_states = reconcile(store)
     found, minutes = _known(sweep, sweep_settings, settings)
     pending = pending_runs(job_states)
-    missing = {cell: n - pending[cell] for cell, n in found.missing.items() if n > pending[cell]}
+    missing = {
+        cell: n - pending[cell] for cell, n in found.missing_blocks.items() if n > pending[cell]
+    }
     planned = pending.keys() & plan.entries.keys()
     live = [state.job.array for state in job_states if state.is_live and planned]
     _announce(store, plan, found, missing, sum(pending.values()), console)
@@ -90,7 +92,8 @@ def _known(
 ) -> tuple[ResumeState, dict[str, float]]:
     """Return what is measured, and the expected minutes of a run of each cell."""
     runs = list(sweep.store.runs())
-    found = known(sweep.plan, runs, sweep_settings, sweep.code)
+    plan = without_unpaired_baselines(sweep.plan, settings)
+    found = resume_state(plan, runs, sweep_settings, sweep.code)
     took: dict[str, list[float]] = {}
     for run in runs:
         if run.status == Status.measured and "run_seconds" in run.environment:
@@ -108,7 +111,7 @@ def _announce(
     pending: int,
     console: Console,
 ) -> None:
-    announce(found, f"`vitsweep retry {store.name}` runs them again", console)
+    print_notices(found, f"`vitsweep retry {store.name}` runs them again", console)
     if pending:
         console.print(f"{pending} runs are in live jobs of this sweep already.", highlight=False)
     if not missing and not pending and plan.runnable:

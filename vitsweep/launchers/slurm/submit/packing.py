@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vitsweep.launchers.slurm.submit.job_request import Request, groups
+from vitsweep.launchers.slurm.submit.job_request import Request, groups, request_of
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.planning.blocks import Block, blocks, comparisons
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
@@ -51,7 +51,7 @@ def pack(
 
     Args:
         plan: the cells.
-        missing: cell id -> number of runs it lacks.
+        missing: cell id -> number of blocks it lacks.
         minutes_of_run: cell id -> expected minutes of one run.
         settings: of the launcher; `cells_per_job`, `minutes_per_job` and `pair` decide.
         cells_per_block: cells of one block, baselines not counted.
@@ -65,6 +65,23 @@ def pack(
             _planned_job(job, group, missing, minutes_of_run, cells_per_block) for job in jobs
         ]
     return packed
+
+
+def without_unpaired_baselines(plan: SweepPlan, settings: SlurmSettings) -> SweepPlan:
+    """Return the plan as its runs are counted: baselines that run in other jobs are no partners.
+
+    Such a baseline shares no block with its cells, so that it needs all its runs for itself.
+    """
+    entries = dict(plan.entries)
+    for cell_id, entry in plan.entries.items():
+        baseline = plan.entries.get(entry.baseline_id or "")
+        if baseline is None or baseline.cell_id == cell_id:
+            continue
+        requests = {request_of(e.spec, settings) for e in (entry, baseline)}
+        if not settings.pair or len(requests) > 1:
+            entries[cell_id] = replace(entry, baseline_id=None)
+            entries[baseline.cell_id] = replace(entries[baseline.cell_id], is_added_baseline=False)
+    return SweepPlan(entries)
 
 
 def _with_baselines(

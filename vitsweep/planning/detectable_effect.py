@@ -1,0 +1,132 @@
+"""What a sweep can show before it runs: the smallest difference that its blocks would reveal."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import expm1, inf, sqrt
+
+from pandas import DataFrame
+from scipy.optimize import brentq
+from scipy.special import nctdtr, stdtrit
+
+from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
+
+POWER = 0.8
+ASSUMED_LOG_RATIO_SD = 0.05
+"""Standard deviation of a log ratio between blocks where nothing was measured yet: 5 %."""
+
+MIN_DEGREES = 4
+"""Degrees of freedom below which a pooled standard deviation says too little to be used."""
+
+MORE_BLOCKS = 11
+"""Number of blocks that `plan` shows for comparison; that of `measurement=careful`."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How much log(variant / baseline) varies between blocks.
+
+    Attributes:
+        log_ratio_sd: standard deviation.
+        num_ratios: log ratios that it was estimated from; 0 where it is assumed.
+    """
+
+    log_ratio_sd: float = ASSUMED_LOG_RATIO_SD
+    num_ratios: int = 0
+
+
+def minimum_detectable_effect(
+    num_blocks: int, num_comparisons: int, log_ratio_sd: float, power: float = POWER
+) -> float:
+    """Return the smallest relative difference that is claimed with a probability of `power`.
+
+    A claim needs a two-sided p-value of Student's t over blocks below 0.05 / `num_comparisons`: the
+    first and strictest step of Holm's adjustment, so that the claim is made whatever the other
+    cells show. The test statistic of a true log ratio d has a noncentral t distribution with
+    noncentrality d sqrt(n) / sd (Cohen, Statistical Power Analysis, 1988, chapter 2).
+
+    Args:
+        num_blocks: blocks that hold the cell and its baseline.
+        num_comparisons: cells that are compared with the same baseline.
+        log_ratio_sd: standard deviation of the log ratio between blocks.
+        power: probability of the claim.
+
+    Returns:
+        0.1 where a cell must be 10 % faster; infinity below three blocks, which give no interval.
+    """
+    if num_blocks < MIN_BLOCKS:
+        return inf
+    degrees = num_blocks - 1.0
+    threshold = float(stdtrit(degrees, 1 - LEVEL / (2 * num_comparisons)))
+
+    def excess(noncentrality: float) -> float:
+        """The other tail of the two-sided test holds less than 1e-6 where the power is above 0.5."""
+        return (1 - float(nctdtr(degrees, noncentrality, threshold))) - power
+
+    noncentrality = brentq(excess, 0.0, 3 * threshold + 10)
+    return expm1(noncentrality * log_ratio_sd / sqrt(num_blocks))
+
+
+def noise_of(runs: Iterable[RunRecord], baselines: Mapping[str, str | None]) -> Noise:
+    """Estimate the noise from records: the standard deviation within cells, pooled over cells.
+
+    Args:
+        runs: records of a sweep folder.
+        baselines: cell id -> id of its baseline.
+    """
+    rows = [
+        {
+            "cell_id": run.cell_id,
+            "sweep": run.sweep,
+            "block": run.block,
+            "images_per_second": run.metrics.get("images_per_second"),
+            "nodes_used": run.environment.get("nodes_used"),
+        }
+        for run in runs
+        if run.status == Status.measured
+    ]
+    if not rows:
+        return Noise()
+    ratios = log_ratios(log_throughput_per_block(DataFrame(rows)), baselines)
+    groups = ratios.groupby("cell_id", observed=True)["log_ratio"]
+    degrees = groups.count() - 1
+    if (total := int(degrees.sum())) < MIN_DEGREES:
+        return Noise()
+    squares = (groups.var().fillna(0.0) * degrees).sum()
+    return Noise(sqrt(float(squares) / total), int(groups.count().sum()))
+
+
+def describe_detectable_effect(plan: SweepPlan, noise: Noise) -> str:
+    """Return a sentence about what the sweep can show; empty where it compares nothing."""
+    compared = [e for e in plan.runnable if e.baseline_id not in (None, e.cell_id)]
+    if not compared:
+        return ""
+    num_blocks = min(entry.spec.measurement.blocks for entry in compared)
+    family = max(Counter(entry.baseline_id for entry in compared).values())
+    if num_blocks < MIN_BLOCKS:
+        return (
+            f"measurement.blocks={num_blocks} gives no intervals, so that no difference can be "
+            "shown: measurement=standard has 5 blocks."
+        )
+    more = MORE_BLOCKS if num_blocks < MORE_BLOCKS else 2 * num_blocks
+
+    def shown(blocks: int) -> str:
+        return _percent(minimum_detectable_effect(blocks, family, noise.log_ratio_sd))
+
+    source = (
+        f"seen in {noise.num_ratios} ratios of this sweep"
+        if noise.num_ratios
+        else "assumed, as nothing is measured yet"
+    )
+    cells = "1 cell" if family == 1 else f"{family} cells"
+    return (
+        f"{num_blocks} blocks, {cells}: differences above {shown(num_blocks)} are shown with "
+        f"{100 * POWER:.0f} % probability; {more} blocks: {shown(more)}. Noise of a ratio between "
+        f"blocks: {_percent(noise.log_ratio_sd)} ({source})."
+    )
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2g} %" if value < 1 else f"{100 * value:.0f} %"
