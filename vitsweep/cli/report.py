@@ -15,11 +15,12 @@ def parser() -> Options:
 
 def run(arguments: Sequence[str]) -> int:
     """Write the report and print its path; return 0."""
-    from vitsweep.report.html import write_report
-    from vitsweep.report.views import collect
     from vitsweep.results.find import find_sweep
 
     store = find_sweep(parser().parse_args(arguments).sweep)
+    from vitsweep.report.html import write_report  # pandas and charts, once there is a sweep
+    from vitsweep.report.views import collect
+
     collect(store)
     print(write_report(store))
     return 0
