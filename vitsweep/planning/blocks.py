@@ -19,7 +19,7 @@ from scipy.optimize import linear_sum_assignment
 
 from vitsweep.planning.pending import STOPPED_FROM_OUTSIDE, ResumeState
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.results.record import RunRecord
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.ratios import MIN_BLOCKS
 
 EXTRA_ROUNDS = 3
@@ -73,7 +73,8 @@ class BalancedOrder:
         """Return an order that takes into account where the cells stood in earlier blocks."""
         found: dict[str, list[RunRecord]] = {}
         for run in runs:
-            found.setdefault(run.block, []).append(run)
+            if run.status == Status.measured:
+                found.setdefault(run.block, []).append(run)
         ordered = (sorted(block, key=lambda run: run.position) for block in found.values())
         return cls([run.cell_id for run in block] for block in ordered)
 
