@@ -69,4 +69,4 @@ def test_a_part_of_another_length_is_refused_before_anything_is_sent(tmp_path: P
         sentence = second[f"8 {name}"]
         assert "has 8 positions on rank 1" in sentence, name
         assert "over 2 ranks are 9 on each, padding included." in sentence
-        assert "Deal it out with `split`." in sentence
+        assert "Split it with `resharding.split`." in sentence

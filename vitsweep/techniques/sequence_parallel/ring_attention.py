@@ -44,8 +44,11 @@ class Parts:
                 keys = unpadded_length(self.num_tokens, part, other)
                 if keys and not (self.causal and other > mine):
                     masked = self.causal and other == mine
+                    # A masked block is square, without the queries of padding: kernels align the
+                    # mask of another shape to its upper left corner (CPU) or lower right one (CUDA).
+                    queries = keys if masked else part
                     yield (
-                        slice(i * part, (i + 1) * part),
+                        slice(i * part, i * part + queries),
                         slice(j * part, j * part + keys),
                         masked,
                     )

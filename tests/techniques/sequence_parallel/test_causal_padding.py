@@ -1,0 +1,73 @@
+"""Causal ring attention with padded tokens, under either alignment of a kernel's causal mask.
+
+FlashAttention on CUDA aligns the mask of T queries and S keys to the lower right corner (query t sees
+keys up to t + S - T), torch's kernel on CPU to the upper left one.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.techniques.sequence_parallel.cases import answers, cell
+from tests.techniques.sequence_parallel.equal import pass_differences
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.techniques.sequence_parallel import ring_attention
+from vitsweep.techniques.sequence_parallel.block_attention import Gradients, Plain
+from vitsweep.world import World
+
+PADDED = ("attention=sdpa_causal", "classifier=pooled", "batch.resolution_px=10")
+"""25 tokens: padded for every even number of ranks."""
+ZIGZAG = (*PADDED, "sequence_parallel.order=zigzag")
+CASES = [
+    ("sequence_parallel=ring", *PADDED),
+    ("sequence_parallel=ring", *ZIGZAG),
+    ("sequence_parallel=usp", *PADDED),
+    ("sequence_parallel=usp", *ZIGZAG),
+]
+
+
+class LowerRight(Plain):
+    """The reference kernel with a mask as FlashAttention has it on CUDA."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        bias = self.bias(q, k, causal)
+        scores = q @ k.mT * q.shape[-1] ** -0.5 + bias
+        return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+    def backward(
+        self,
+        gradient: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        causal: bool,
+    ) -> Gradients:
+        scores = q @ k.mT * q.shape[-1] ** -0.5 + self.bias(q, k, causal)
+        p = (scores - lse.unsqueeze(-1)).exp()
+        delta = (gradient * out).sum(-1, keepdim=True)
+        ds = p * (gradient @ v.mT - delta) * q.shape[-1] ** -0.5
+        return ds @ k, ds.mT @ q, p.mT @ gradient
+
+    @staticmethod
+    def bias(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+        queries, keys = q.shape[2], k.shape[2]
+        shape = torch.full((queries, keys), float("-inf"), dtype=q.dtype)
+        return shape.triu(1 + keys - queries) if causal else torch.zeros_like(shape)
+
+
+def with_lower_right(world: World, cells: list[CellSpec]) -> list[dict[str, float]]:
+    ring_attention.block_attention = lambda q, scores_in_memory: LowerRight()  # type: ignore[assignment]
+    return pass_differences(world, cells)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("run", [with_lower_right, pass_differences])
+def test_padded_causal_rings_equal_one_process(run: object, ranks: int, tmp_path: Path) -> None:
+    cells = [cell(ranks, *case) for case in CASES]
+    for name, apart in answers(run, cells, tmp_path):  # type: ignore[arg-type]
+        assert max(apart["output"], apart["input"], apart["weights"]) < 1e-10, (name, apart)
+        assert apart["scale"] > 1e-3, name
