@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitsweep.model.linear_attention import LinearAttend
 from vitsweep.model.token_axes import TokenAxis
@@ -108,3 +109,45 @@ def test_zigzag_deals_out_both_ends_and_comes_back(ranks: int) -> None:
     assert dealt[0, :part, 0].tolist() == list(range(part))
     assert dealt[0, part : 2 * part, 0].tolist() == list(range(16 - part, 16))
     assert torch.equal(from_zigzag(dealt, along, ranks), x)
+
+
+class Operations(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.95])
+def test_causal_linear_attention_takes_as_many_operations_for_any_number_of_tokens(
+    decay: float,
+) -> None:
+    counts = []
+    for tokens in (256, 4096):
+        with Operations() as operations:
+            LinearAttend(True, decay)(*qkv(tokens, torch.float32)).sum().backward()
+        counts.append(operations.count)
+    assert counts[0] == counts[1] < 200
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("causal", "decay"), [(False, 1.0), (True, 1.0), (True, 0.95)])
+def test_linear_attention_in_half_precision_is_that_of_double_within_rounding(
+    causal: bool, decay: float, dtype: torch.dtype
+) -> None:
+    q, k, v = qkv(1000)
+    attend = LinearAttend(causal, decay)
+    wanted = attend(q, k, v)
+    found = attend(*(t.to(dtype) for t in (q, k, v)))
+    assert found.dtype == dtype
+    gradients = [torch.autograd.grad(o.double().sum(), (q, k, v)) for o in (wanted, found)]
+    for a, b in zip((found, *gradients[1]), (wanted, *gradients[0]), strict=True):
+        assert float((a - b).detach().norm() / b.detach().norm()) < 2e-2
+
+
+def test_linear_attention_stays_in_the_range_of_float16_over_many_tokens() -> None:
+    ones = torch.ones(1, 1, 70_000, 4, dtype=torch.float16)
+    for causal in (True, False):
+        found = LinearAttend(causal, 1.0)(ones * 3, ones * 3, ones)
+        torch.testing.assert_close(found, torch.full_like(found, 16.0), rtol=1e-2, atol=0)

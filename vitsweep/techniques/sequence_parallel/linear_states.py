@@ -17,11 +17,9 @@ from vitsweep.collectives.primitives import sent_as
 from vitsweep.model.attention import Attend
 from vitsweep.model.linear_attention import (
     LinearAttend,
-    causal_sum,
+    causal_mean,
     features,
-    from_before,
     state,
-    weights,
 )
 
 
@@ -32,7 +30,7 @@ def by_states(attend: LinearAttend, num_tokens: int, group: ProcessGroup, *, cha
         attend: linear attention on whole images.
         num_tokens: over all ranks, without padding.
         group: ranks with adjacent parts of the tokens.
-        chain: hand states on from rank to rank (LASP) instead of gathering all (LASP-2).
+        chain: pass states from rank to rank (LASP) instead of gathering all (LASP-2).
     """
     own, first = (
         padded_share(num_tokens, group.size()),
@@ -43,19 +41,18 @@ def by_states(attend: LinearAttend, num_tokens: int, group: ProcessGroup, *, cha
     def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         sums: Any = _Chain if chain else _Gathered
         before = sums.apply(state(k, v, decay), decay**own, group)
-        o = causal_sum(q, k, v, decay) + from_before(q, before, decay)
-        return o / weights(first, own, decay, q)
+        return causal_mean(q, k, v, decay, first, before)
 
     def bidirectional(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tokens = unpadded_length(num_tokens, own, group.rank())  # keys of padding must not count
         whole = _Total.apply(state(k[:, :, :tokens], v[:, :, :tokens], 1), group)
-        return q @ whole / num_tokens
+        return q @ (whole / num_tokens).to(q.dtype)
 
     def exchanged(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
         check_share(q_BHTK, 2, num_tokens, group)
         with torch.autocast(q_BHTK.device.type, enabled=False):
             compute = causal if attend.is_causal else bidirectional
-            return compute(*features(q_BHTK, k_BHTK, v_BHTK)).to(v_BHTK.dtype)
+            return compute(*features(q_BHTK, k_BHTK, v_BHTK))
 
     return exchanged
 
