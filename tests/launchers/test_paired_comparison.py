@@ -4,9 +4,11 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.builders import run
@@ -49,7 +51,6 @@ def test_what_is_special_to_a_setting_wins_over_what_is_for_both() -> None:
 REFUSED = {
     "one setting": (["precision=O1"], "needs two settings"),
     "a sweep": (["precision=O1,O2", "precision=fp32"], "`precision=O1,O2` is several settings"),
-    "the same": (["precision=fp32", "", "seed=1"], "`precision=fp32` and `the default` are the same"),
     "multirun": (["precision=O1", "precision=fp32", "-m"], "Unrecognized arguments: -m"),
     "no width": (["seed=1", "seed=2", "--width", "0"], "`--width 0` must be a number above 0"),
     "no budget": (["seed=1", "seed=2", "--minutes=nan"], "`--minutes nan` must be a number above"),
@@ -176,3 +177,30 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
+
+
+def test_a_setting_compared_with_itself_tests_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, *_ = _plan_pair(comparison_request(["seed=1", "seed=1"]), Composer())
+    [cell_id] = plan.entries
+    store = Store(tmp_path / "results" / "compare").create()
+    here = {"device": cpu_model(), "torch": version("torch")}
+    for n in range(8):
+        for position, speed in enumerate((100.0, 101.0)):
+            record = run(cell_id, f"b{n}", speed, minute=n, environment=here, sweep="compare")
+            name = f"{record.run_id}-{position}"
+            store.save_run(replace(record, run_id=name, position=position))
+    monkeypatch.chdir(tmp_path)
+    assert compare("seed=1", "seed=1") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"seed=1 has \d\.\d\dx \[.*\] the throughput of seed=1 over 8 blocks", shown)
+    assert "this tests the comparison itself" in shown
+
+
+@pytest.mark.slow
+def test_a_self_test_runs_the_cell_twice_in_each_block(vitsweep: Command) -> None:
+    vitsweep("compare", "seed=1", "seed=1", *QUICK, ONE_BLOCK, quick=False)
+    runs = pd.DataFrame([r.row() for r in Store(vitsweep.folder / "results" / "compare").runs()])
+    assert runs["cell_id"].nunique() == 1
+    assert set(runs.sort_values("position").groupby("block")["position"].apply(tuple)) == {(0, 1)}

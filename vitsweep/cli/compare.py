@@ -36,6 +36,7 @@ and the same command continues.
 
   python -m vitsweep compare precision=O1 precision=fp32 sharding=ddp batch.images_per_step=128
   python -m vitsweep compare "sharding=fsdp memory=recompute_blocks" "" --width 0.02 --minutes 60
+  python -m vitsweep compare precision=O1 precision=O1      the same twice: a test of the comparison
 """
 
 
@@ -155,6 +156,11 @@ def _sentences(pair: PairedComparison, result: Comparison) -> Iterator[str]:
     wanted = f"+- {100 * pair.request.width:.3g} %"
     if result.num_blocks:
         yield result.sentence(*pair.request.names)
+    if pair.is_self_test:
+        yield (
+            "Both settings are the same cell, so this tests the comparison itself: the true ratio is "
+            "1, and 95 of 100 such intervals hold it."
+        )
     reached = f"+- {100 * result.half_width:.2g} %" if result.low == result.low else "still unknown"
     if pair.stop_reason is StopReason.narrow_enough:
         yield f"The interval is {reached}; {wanted} was asked for."

@@ -1,5 +1,6 @@
 """Two settings measured in turns, until the interval on their ratio is narrow enough."""
 
+import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -78,8 +79,8 @@ def measured_pair(request: ComparisonRequest, console: Console) -> Iterator["Pai
     The sweep stays locked until the `with` block ends.
 
     Raises:
-        VitsweepError: a setting is wrong or cannot run, both are one cell, or blocks of different
-            devices would be compared; nothing has run.
+        VitsweepError: a setting is wrong or cannot run, or blocks of different devices would be
+            compared; nothing has run.
     """
     plan, settings, tracker = _plan_pair(request, Composer())
     check_tracker(tracker)
@@ -110,12 +111,6 @@ def _plan_pair(
     plan = make_sweep_plan([variant, baseline], Machine.here(), lambda cell: baseline)
     if reasons := [reason for e in plan.entries.values() for reason in e.reasons]:
         raise ImpossibleCellError(list(dict.fromkeys(reasons)))
-    if len(plan.entries) < 2:
-        names = " and ".join(f"`{name}`" for name in request.names)
-        raise VitsweepError(
-            f"{names} are the same cell ({next(iter(plan.entries))}): there is nothing to compare. "
-            "Look at both with `python -m vitsweep plan ...`."
-        )
     return plan, settings, variant.tree.get("tracker") or {}
 
 
@@ -137,6 +132,8 @@ class PairedComparison:
     """The blocks of one comparison: those in the store, and those that this command adds.
 
     Attributes:
+        is_self_test: A and B are the same cell. Each block then runs it twice, and the block's random
+            name decides which run stands for A: an interval without 1 is a false claim.
         stop_reason: why there are no more blocks, once `measure` has returned.
         seconds_per_block: mean duration of the blocks that this command measured; 0 before any.
     """
@@ -152,7 +149,11 @@ class PairedComparison:
     seconds_per_block: float = 0.0
 
     def __post_init__(self) -> None:
-        self.variant, self.baseline = self.plan.entries
+        cells = list(self.plan.entries)
+        self.is_self_test = len(cells) == 1
+        self.variant, self.baseline = (
+            [f"{cells[0]} {a}" for a in "AB"] if self.is_self_test else cells
+        )
         earlier = self._runs() if self.settings.remeasure else DataFrame()
         self._replaced_blocks = set(earlier["block"]) if len(earlier) else set()
 
@@ -171,7 +172,8 @@ class PairedComparison:
         Raises:
             VitsweepError: the store holds blocks of another device.
         """
-        here = device_name(self.plan.entries[self.variant].spec.resources.device)
+        first = next(iter(self.plan.entries.values()))
+        here = device_name(first.spec.resources.device)
         row = {"status": Status.measured, "device": here}
         runs = DataFrame([*self._used().to_dict("records"), row])
         try:
@@ -218,9 +220,12 @@ class PairedComparison:
                 return
             progress.expects(2 * (wanted - len(logs)))
             block = next(blocks(self.plan, once, 1, order))
+            if self.is_self_test:
+                block = replace(block, entries=2 * block.entries)
             yield block
             state = resume_state(self.plan, (), self.settings, self.code, runner.records)
-            if repeated := repeated_runs(block, runner.records, state):
+            repeated = repeated_runs(block, runner.records, state)
+            if repeated and not self.is_self_test:
                 yield repeated
             num_new, num_before = num_new + 1, len(logs)
 
@@ -231,11 +236,17 @@ class PairedComparison:
 
     def _runs(self) -> DataFrame:
         torch_version = self.code["packages"]["torch"]
-        return DataFrame(
-            [
-                run.row()
-                for cell_id, entry in self.plan.entries.items()
-                for run in self.store.runs(cell_id)
-                if comparable(run, entry, torch_version)
-            ]
-        )
+        rows = [
+            run.row()
+            for cell_id, entry in self.plan.entries.items()
+            for run in self.store.runs(cell_id)
+            if comparable(run, entry, torch_version)
+        ]
+        if self.is_self_test:
+            rows = [row | {"cell_id": self._arm(row)} for row in rows]
+        return DataFrame(rows)
+
+    def _arm(self, row: Mapping[str, Any]) -> str:
+        """Return which of A and B a run of a self-test stands for."""
+        parity = int(hashlib.sha256(str(row["block"]).encode()).hexdigest(), 16) + row["position"]
+        return self.variant if parity % 2 else self.baseline
