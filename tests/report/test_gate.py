@@ -4,6 +4,7 @@ import pytest
 from scipy import stats
 
 from tests.builders import run, table
+from tests.noise import normal, simulate
 from vitsweep.errors import VitsweepError
 from vitsweep.report.gate import gate
 from vitsweep.results.record import Status
@@ -41,13 +42,13 @@ def test_a_regression_beyond_noise_and_tolerance_fails_and_says_why():
 
 
 def test_a_regression_inside_the_tolerance_passes():
-    result = gate(side(O1=[146, 147, 145, 146]), KEPT)
+    result = gate(side(O1=[146, 147, 145, 146]), KEPT, lenient=True)
     assert result.passed
     assert one(result, "O1")["verdict"] == "worse within the tolerance"
 
 
 def test_a_large_drop_inside_the_noise_passes():
-    assert gate(side(O1=[90, 180, 60, 140]), KEPT).passed
+    assert gate(side(O1=[90, 180, 60, 140]), KEPT, lenient=True).passed
 
 
 def test_the_interval_is_welchs():
@@ -76,12 +77,67 @@ def test_a_cell_that_ran_out_of_memory_since_fails():
     )
 
 
-def test_cells_on_one_side_only_and_few_runs_never_fail():
+def test_a_cell_that_is_gone_and_too_few_runs_fail_unless_lenient():
     now = side(O1=[75, 75], bf16=[10, 10, 10])
     result = gate(now, KEPT)
-    assert result.passed
+    assert not result.passed
     verdicts = result.rows.set_index("cell_id")["verdict"].to_dict()
     assert verdicts == {"O1": "too few runs", "bf16": "new", "fp32": "not in this sweep"}
+    assert result.verdict == "The gate failed: 1 too few runs, 1 not in this sweep."
+    lenient = gate(now, KEPT, lenient=True)
+    assert lenient.passed
+    assert lenient.sentences[0].startswith("Warning: O1 (O1): too few runs (4 kept, 2 now")
+    assert "2 warnings" in lenient.verdict
+
+
+def test_a_block_that_is_no_longer_measured_fails_unless_a_later_try_was():
+    now = table(
+        *(run("O1", f"b{i}", 150 + i, precision="O1") for i in range(4)),
+        *(run("fp32", f"b{i}", 100 + i, precision="fp32") for i in range(3)),
+        run("fp32", "b3", status=Status.out_of_memory, reason="no room", precision="fp32"),
+    )
+    result = gate(now, KEPT)
+    assert one(result, "fp32")["verdict"] == "no longer measured in every block"
+    assert not result.passed
+    assert gate(now, KEPT, lenient=True).passed
+    again = table(run("fp32", "b3", 100, precision="fp32", minute=9))
+    assert gate(pd.concat([now, again]), KEPT).passed
+
+
+def accuracy(*values):
+    return table(
+        *(
+            run("O1", f"b{i}", 100 + i, metrics={"accuracy_top1": v}, precision="O1")
+            for i, v in enumerate(values)
+        )
+    )
+
+
+def test_an_accuracy_that_fell_fails_whatever_metric_is_asked_for():
+    kept = accuracy(0.960, 0.961, 0.959)
+    assert gate(accuracy(0.959, 0.960, 0.960), kept).passed
+    result = gate(accuracy(0.93, 0.931, 0.929), kept)
+    assert not result.passed
+    assert result.sentences[0] == (
+        "vit_nano (O1): accuracy is 0.97x the kept one; at least 0.99 is accepted."
+    )
+    assert gate(accuracy(0.93, 0.931, 0.929), kept, lenient=True).passed
+    # one run in a block says it as well: a seed repeats
+    assert gate(accuracy(0.9, None, None), kept).rows["verdict"].tolist()[-1] == "accuracy fell"
+
+
+def test_20_equal_cells_fail_in_at_most_5_percent_of_gates():
+    """No tolerance at all, another day, 3 % from run to run: the stated rate of false alarms."""
+    cells = {"base": 1.0} | {f"c{i}": 1.0 for i in range(20)}
+    alarms, gates = 0, 60
+    for seed in range(gates):
+        generator = np.random.default_rng(seed)
+        kept, baselines = simulate(cells, normal(), generator)
+        now, _ = simulate(cells, normal(), generator, baseline_images_per_second=77.0)
+        result = gate(now, kept, tolerance=0.0, baselines=baselines)
+        assert set(result.rows["metric"]) == {"speedup"}
+        alarms += not result.passed
+    assert alarms / gates <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / gates)
 
 
 def on(device, *speeds, cell="O1"):
@@ -99,7 +155,8 @@ def test_another_device_is_refused_unless_asked_for():
         gate(now, KEPT)
     assert not gate(now, KEPT, mixed_hardware=True).passed
     # a cell on one side only is no comparison
-    assert gate(pd.concat([side(fp32=[100] * 3), on("H200", 20, 20, cell="bf16")]), KEPT).passed
+    other = pd.concat([side(fp32=[100] * 3), on("H200", 20, 20, cell="bf16")])
+    assert gate(other, KEPT, lenient=True).passed
 
 
 def test_a_baseline_that_failed_or_is_empty_is_refused():
@@ -119,8 +176,8 @@ def test_numbers_that_are_not_finite_do_not_count():
     result = gate(pd.concat([now, odd]), KEPT)
     assert one(result, "O1")["ratio"] == pytest.approx(one(gate(now, KEPT), "O1")["ratio"])
     nothing = gate(side(O1=[float("nan")] * 4, fp32=[100] * 4), KEPT)
-    assert nothing.passed
-    assert one(nothing, "O1")["verdict"] == "no numbers to compare"
+    assert not nothing.passed
+    assert one(nothing, "O1")["verdict"] == "no number any more"
 
 
 def memory(gib, speed=100.0):
@@ -140,10 +197,7 @@ def test_a_metric_where_lower_is_better_fails_above_its_limit():
         "vit_nano (O1): 1.20x the kept `peak_gib`, interval [1.200, 1.200], accepted up to 1.05: "
         "worse beyond the tolerance."
     )
-    assert (
-        result.verdict
-        == "The gate failed: 1 of 2 comparisons worse beyond the tolerance, or no longer measured."
-    )
+    assert result.verdict == "The gate failed: 1 worse beyond the tolerance."
     assert gate(memory(1.04), memory(1.0), metrics=["peak_gib"]).passed
     better = gate(memory(0.8), memory(1.0), metrics=["peak_gib"])
     assert one(better, "O1")["verdict"] == "better"

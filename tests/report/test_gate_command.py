@@ -51,19 +51,19 @@ def test_a_passed_gate_ends_with_0_and_a_sentence_per_cell(sweeps, capsys) -> No
     measured("now", SPEEDS)
     assert gate("now", "--against", "kept") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert lines[0].startswith("fast (fast): 1.00x the kept throughput, interval [0.9")
-    assert lines[-1] == "The gate passed: 2 comparisons, none worse beyond the tolerance."
+    assert len(lines) == 2
+    assert lines[0].startswith("fast (fast): 1.00x the kept `speedup`, interval [")
+    assert lines[-1] == "The gate passed: 1 comparison, none worse beyond the tolerance."
 
 
 def test_a_failed_gate_ends_with_1_and_says_why_first(sweeps, capsys) -> None:
     measured("now", SPEEDS | {"plain": (80, 81, 79, 80)})
-    assert gate("now", "--against", "results/kept") == 1
+    assert gate("now", "--against", "results/kept", "--metric", "img/s") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("plain (plain): 0.80x the kept throughput")
-    assert lines[-1].startswith("The gate failed: 1 of 2 comparisons")
-    assert gate("now", "--against", "kept", "--tolerance", "0.3") == 0
-    assert gate("now", "--against", "kept", "--metric", "speedup") == 0, "fast is faster than plain"
+    assert lines[-1] == "The gate failed: 1 worse beyond the tolerance."
+    assert gate("now", "--against", "kept", "--tolerance", "0.3", "--metric=img/s") == 0
+    assert gate("now", "--against", "kept") == 0, "fast is faster than plain"
 
 
 def test_a_parquet_of_runs_is_kept_by_copying_it(sweeps, capsys) -> None:
@@ -79,7 +79,18 @@ def test_a_cell_that_is_no_longer_measured_fails_the_gate(sweeps, capsys) -> Non
     store.save_run(run("plain", status=Status.out_of_memory, reason="No room.", precision="plain"))
     assert gate("now", "--against", "kept") == 1
     said = capsys.readouterr().out
-    assert said.startswith("plain (plain) was measured and is now out of memory: No room.")
+    assert "plain (plain) was measured and is now out of memory: No room." in said
+    assert "its baseline was not measured" in said
+
+
+def test_too_few_runs_and_a_lost_cell_fail_or_warn(sweeps, capsys) -> None:
+    measured("few", {"fast": (150, 151), "plain": SPEEDS["plain"]})
+    assert gate("few", "--against", "kept") == 1
+    assert "The gate failed: 1 too few runs." in capsys.readouterr().out
+    measured("alone", {"plain": SPEEDS["plain"]})
+    assert gate("alone", "--against", "kept") == 1
+    assert gate("alone", "--against", "kept", "--lenient") == 0
+    assert "Warning: fast (fast): not in this sweep." in capsys.readouterr().out
 
 
 BAD = {
@@ -92,7 +103,7 @@ BAD = {
     "no metric": (["now", "--against", "kept", "--metric", "speed"], "`speed` is not a metric"),
     "no tolerance": (["now", "--against", "kept", "--tolerance", "5"], "must be within 0 and 1"),
     "nothing in common": (["other", "--against", "kept"], "no cell in common"),
-    "too few runs": (["few", "--against", "kept"], "Nothing could be compared"),
+    "too few runs": (["few", "--against", "kept", "--lenient"], "Nothing could be compared"),
     "another device": (["moved", "--against", "kept"], "ran on H200, the kept baseline on AMD"),
     "a baseline that failed": (["now", "--against", "dead"], "holds no measured run"),
 }

@@ -11,8 +11,10 @@ from vitsweep.errors import VitsweepError
 HELP = """\
 Compare every cell of a sweep with a kept baseline; for continuous integration.
 
-Ends with 1 if the 95 % interval of a cell lies wholly beyond the tolerance, or if a cell that was
-measured no longer is; with 0 otherwise; with 2 if the two cannot be compared.
+Ends with 1 if the 95 % interval of a cell lies wholly beyond the tolerance, if a cell that was
+measured no longer is (in some blocks, or in the sweep at all), if its accuracy fell, or if there are
+too few runs to tell; with 0 otherwise; with 2 if the two cannot be compared. Speedups are compared
+within blocks: over 20 equal cells fewer than 5 % of gates fail by chance.
 
 KEPT is a sweep (its name or folder) or a runs.parquet. To keep a baseline, copy the one of a sweep:
 
@@ -30,6 +32,7 @@ class GateOptions:
     tolerance: float
     metrics: tuple[str, ...]
     mixed_hardware: bool
+    lenient: bool
 
 
 def gate_options(arguments: Sequence[str]) -> GateOptions:
@@ -39,13 +42,14 @@ def gate_options(arguments: Sequence[str]) -> GateOptions:
         VitsweepError: an option is missing, unknown or no number.
     """
     found = parser().parse_args(list(arguments))
-    names = [name.strip() for text in found.metric or ["img/s"] for name in text.split(",")]
+    names = [name.strip() for text in found.metric or [] for name in text.split(",")]
     return GateOptions(
         sweep=found.sweep,
         against=found.against,
         tolerance=found.tolerance,
         metrics=tuple(names),
         mixed_hardware=found.mixed_hardware,
+        lenient=found.lenient,
     )
 
 
@@ -67,12 +71,17 @@ def parser() -> Options:
         "--metric",
         action="append",
         metavar="NAME,...",
-        help="columns such as speedup, step_time_ms or peak_gib (img/s)",
+        help="columns such as speedup, step_time_ms or peak_gib (speedup)",
     )
     options.add_argument(
         "--mixed-hardware",
         action="store_true",
         help="compare cells although they ran on different devices",
+    )
+    options.add_argument(
+        "--lenient",
+        action="store_true",
+        help="only warn of cells that are gone, too few runs, lost blocks and a lower accuracy",
     )
     return options
 
@@ -103,6 +112,7 @@ def run(arguments: Sequence[str]) -> int:
         metrics=options.metrics,
         baselines=store.baselines(),
         mixed_hardware=options.mixed_hardware,
+        lenient=options.lenient,
     )
     print("\n".join(verdict.sentences))
     if not verdict.num_compared:

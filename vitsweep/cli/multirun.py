@@ -102,9 +102,7 @@ def _plan(
 ) -> list[dict[str, Any]]:
     from vitsweep.planning.plan_table import plan
 
-    return plan(
-        cells, sweep_settings(config), composer, launcher.machine(), launcher.with_paired_baselines
-    )
+    return plan(cells, sweep_settings(config), composer, launcher.machine())
 
 
 def _search(searches: Searches, launcher: Any, config: dict[str, Any]) -> list[Search]:

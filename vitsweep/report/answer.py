@@ -5,10 +5,15 @@ from pandas import DataFrame, Series
 from vitsweep.charts.caption import values
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
+from vitsweep.tables.checks import SEPARATOR, checked_cells, row_keys
 from vitsweep.tables.columns import varying
 from vitsweep.tables.names import cell_names, named, with_changes
 from vitsweep.tables.show import MANY, counts
 
+COMPARED = (
+    "sweep", "device", "images_per_second", "speedup", "speedup_low", "speedup_high", "claim",
+    "num_pairs", "baseline_cell_id",
+)  # fmt: skip
 MOST = 8
 """The sentences are limited to this many baselines; the table shows all."""
 
@@ -23,6 +28,7 @@ def question(cells: DataFrame) -> str:
 
 def answers(cells: DataFrame) -> list[str]:
     """Return one sentence per baseline, or one for the sweep where there is none."""
+    cells = checked_cells(cells, *COMPARED)
     measured = cells[cells["status"] == Status.measured]
     names = dict(zip(cells["cell_id"], cell_names(cells), strict=True))
     if measured.empty:
@@ -31,17 +37,21 @@ def answers(cells: DataFrame) -> list[str]:
     compared = measured[measured["speedup"].notna() & (measured["claim"] != "baseline")]
     if compared.empty:
         return [_fastest(measured, names)]
-    groups = compared.groupby("baseline_cell_id", sort=False)
     if same := _the_same_everywhere(compared, cells):
         return [same]
-    return [_over_baseline(group, measured, names) for _, group in groups][:MOST]
+    bases = {k: row for k, (_, row) in zip(row_keys(measured), measured.iterrows(), strict=True)}
+    keys = row_keys(compared, "baseline_cell_id")
+    groups = compared.groupby(keys, sort=False)
+    where = len({key.partition(SEPARATOR)[2] for key in keys}) > 1
+    return [_over_baseline(group, bases[str(key)], names, where) for key, group in groups][:MOST]
 
 
 def _the_same_everywhere(compared: DataFrame, cells: DataFrame) -> str:
     """Return one sentence where several baselines have the same answer, else nothing."""
-    changes = with_changes(cells).set_index("cell_id")["changes"]
-    best = compared.loc[compared.groupby("baseline_cell_id")["speedup"].idxmax()]
-    found = set(changes.reindex(best["cell_id"]))
+    changes = dict(zip(*(with_changes(cells)[c] for c in ("cell_id", "changes")), strict=True))
+    keys = row_keys(compared, "baseline_cell_id")
+    best = compared.loc[compared["speedup"].groupby(keys).idxmax()]
+    found = {changes.get(cell, frozenset()) for cell in best["cell_id"]}
     if len(best) < 2 or len(found) > 1 or (best["claim"] != "faster").any():
         return ""
     ends = f"{formatting.times(best['speedup'].min())} to {formatting.times(best['speedup'].max())}"
@@ -49,34 +59,64 @@ def _the_same_everywhere(compared: DataFrame, cells: DataFrame) -> str:
 
 
 def _fastest(measured: DataFrame, names: dict[str, str]) -> str:
-    best = measured.iloc[int(measured["images_per_second"].argmax())]
+    known = measured[measured["images_per_second"].notna()]
+    if known.empty:
+        return "Cells were measured, but no step was counted: there is no throughput."
+    best = known.iloc[int(known["images_per_second"].argmax())]
     return (
         f"{names[best['cell_id']]} had the highest throughput, "
         f"{formatting.number(best['images_per_second'])} img/s; nothing was compared with a baseline."
     )
 
 
-def _over_baseline(group: DataFrame, measured: DataFrame, names: dict[str, str]) -> str:
+def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where: bool) -> str:
+    """Return the answer for the cells of one baseline; `where` adds their sweep and device."""
     best = group.iloc[int(group["speedup"].argmax())]
-    base = measured.set_index("cell_id").loc[best["baseline_cell_id"]]
     name, against = names[best["cell_id"]], _the_baseline(names[best["baseline_cell_id"]])
+    against += f" on {best['device']} (sweep {best['sweep']})" if where else ""
     size = f"{formatting.speedup(best)} over {formatting.count(best['num_pairs'], 'block')}"
     rates = (
         " against ".join(formatting.number(r["images_per_second"]) for r in (best, base)) + " img/s"
     )
+    selected = _selected(best)
     if best["claim"] == "unpaired":
         return (
             f"{name} {_rank(best)}: {formatting.times(best['speedup'])} against {against}, {rates}; "
             "they ran in different jobs, so nothing is claimed."
         )
     sentences = {
-        "faster": f"{name} is fastest: {size} against {against}, {rates}{_rivals(group, best)}.",
+        "faster": f"{name} is fastest: {size} against {against}, {rates}"
+        f"{_rivals(group, best)}{selected}.",
+        "probably faster": f"{name} is probably faster than {against}: {size}, {rates}; "
+        f"{_among(best)}{selected}.",
         "slower": f"Nothing beat {against}; the nearest is {name}, {size}.",
+        "probably slower": f"Nothing beat {against}; the nearest is {name}, {size}.",
         "too few blocks": f"{name} {_rank(best)}: {size} against {against}, {rates}; "
         "fewer than 3 blocks, so nothing is claimed.",
     }
-    noise = f"Nothing is shown to beat {against}; the nearest is {name}, {size}, inside the noise."
+    noise = (
+        f"Nothing is shown to beat {against}; the nearest is {name}, {size}, inside the noise"
+        f"{selected}."
+    )
     return sentences.get(best["claim"], noise)
+
+
+def _selected(best: Series) -> str:
+    """Return the figure without the bias of having selected the best of several cells."""
+    size = formatting.whole(best.get("family_size"))
+    adjusted = formatting.times(best.get("selection_adjusted_speedup"))
+    if not adjusted or size in ("", "1"):
+        return ""
+    return f"; {adjusted} after correction for being the best of {size} cells"
+
+
+def _among(best: Series) -> str:
+    """Return the interval that belongs to the claim of a cell among several."""
+    ends = formatting.ratio(best["speedup"], best.get("claim_low"), best.get("claim_high"))
+    size = formatting.whole(best.get("family_size"))
+    return (
+        f"among {size} cells the interval is {ends.partition(' ')[2] or 'unknown'}, which holds 1"
+    )
 
 
 def _rank(best: Series) -> str:

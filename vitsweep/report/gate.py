@@ -10,16 +10,25 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
+from vitsweep.tables.checks import checked_runs
 from vitsweep.tables.formatting import count, plain, times
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.regression import compare_with_kept, metric_named
 from vitsweep.tables.status import counted, final_status
 
 WORSE, GONE = "worse beyond the tolerance", "no longer measured"
-FAILING = (WORSE, GONE)
+FELL = "accuracy fell"
+PARTLY = "no longer measured in every block"
+TOO_FEW = "too few runs"
+NO_STEP = "no number any more"
 NEW, ABSENT, NEVER = "new", "not in this sweep", "was not measured before"
 NO_NUMBERS = "no numbers to compare"
+FAILING = (WORSE, GONE)
+UNLESS_LENIENT = (FELL, PARTLY, TOO_FEW, NO_STEP, ABSENT)
+"""Verdicts that fail the gate, but only warn if it is lenient."""
 _ONE_SIDED = (NEW, ABSENT, NEVER)
+ACCURACY, ACCURACY_TOLERANCE = "accuracy_top1", 0.01
+"""Accuracy is compared wherever both sides have it; it may not fall by more than this fraction."""
 
 
 @dataclass(frozen=True)
@@ -36,49 +45,60 @@ class Gate:
 
     @property
     def sentences(self) -> list[str]:
-        """One sentence per cell and metric, the failing ones first."""
-        order = self.rows.assign(_ok=~self.rows["fails"]).sort_values("_ok", kind="stable")
-        return [str(text) for text in order["reason"]]
+        """One sentence per cell and metric: failing ones first, then warnings."""
+        order = self.rows.assign(_ok=~self.rows["fails"], _quiet=~self.rows["warns"])
+        ordered = order.sort_values(["_ok", "_quiet"], kind="stable")
+        prefix = ordered["warns"].map({True: "Warning: ", False: ""})
+        return [f"{p}{text}" for p, text in zip(prefix, ordered["reason"], strict=True)]
 
     @property
     def verdict(self) -> str:
         """The result in one sentence."""
-        failing = int(self.rows["fails"].sum())
-        compared = count(self.num_compared, "comparison")
         if self.passed:
-            return f"The gate passed: {compared}, none worse beyond the tolerance."
-        return f"The gate failed: {failing} of {compared} worse beyond the tolerance, or no longer measured."
+            warnings = int(self.rows["warns"].sum())
+            also = f"; {count(warnings, 'warning')}" if warnings else ""
+            compared = count(self.num_compared, "comparison")
+            return f"The gate passed: {compared}, none worse beyond the tolerance{also}."
+        kinds = self.rows.loc[self.rows["fails"], "verdict"].value_counts()
+        return f"The gate failed: {', '.join(f'{n} {verdict}' for verdict, n in kinds.items())}."
 
 
 def gate(
     runs: DataFrame,
     kept: DataFrame,
     tolerance: float = 0.05,
-    metrics: Sequence[str] = ("images_per_second",),
+    metrics: Sequence[str] | None = None,
     baselines: Mapping[str, str | None] | None = None,
     mixed_hardware: bool = False,
+    lenient: bool = False,
 ) -> Gate:
-    """Compare every cell with its kept runs.
+    """Compare every cell with its runs in a kept baseline.
 
     A cell fails where the whole interval of now / kept lies beyond the tolerance on the bad side of
     a metric, or where it was measured and now is not. The interval is Welch's over logs, at a level
-    shared by all comparisons (Bonferroni), so that a wide sweep does not fail by number alone. The
-    two sides were measured on different days: the tolerance must cover what lies between; the
-    metric `speedup`, a ratio within blocks, is free of most of it. Cells with fewer than 3 runs on
-    a side, or on one side only, never fail.
+    shared by all comparisons (Bonferroni), so that a wide sweep does not fail by number alone: with
+    no true change and a tolerance of 0, at most one gate in twenty fails. The metric `speedup`, a
+    ratio within blocks, does not contain differences between days; for another metric the tolerance
+    must cover them.
+
+    A cell fails as well, or with `lenient` causes a warning, where its accuracy fell, where blocks
+    are no longer measured although all were (out of memory in some of them, say), where either side
+    has fewer than 3 runs, where no step was counted, and where it is gone from the sweep.
 
     Args:
         runs: one row per run of the sweep as it is now.
         kept: one row per run of the kept baseline (`runs.parquet`).
         tolerance: how much worse is accepted, as a fraction: with 0.05 throughput may fall to 0.95
-            and step time rise to 1.05 of what it was.
-        metrics: columns of `METRICS`, or headings of the printed table.
+            and step time rise to 1.05 of what it was. Accuracy may fall by 1 % at most.
+        metrics: columns of `METRICS`, or headings of the printed table. Default: `speedup`, or
+            `images_per_second` where no cell has a baseline.
         baselines: cell -> its baseline cell, for the metric `speedup`.
         mixed_hardware: compare cells although they ran on different devices.
+        lenient: warn instead of fail where there is too little to tell.
 
     Returns:
-        The gate; its rows have `cell_id, name, metric, verdict, fails, ratio, ratio_low, ratio_high,
-        reason`.
+        The gate; its rows have `cell_id, name, metric, verdict, fails, warns, ratio, ratio_low,
+        ratio_high, reason`.
 
     Raises:
         VitsweepError: tolerance or metric is wrong, the kept baseline was never measured, the two
@@ -86,27 +106,41 @@ def gate(
     """
     if not 0 <= tolerance < 1:
         raise VitsweepError(f"The tolerance must be within 0 and 1; got {tolerance}. Try 0.05.")
-    columns = list(dict.fromkeys(metric_named(name) for name in metrics))
+    runs, kept = (checked_runs(side, "reason") for side in (runs, kept))
     _refuse_unmeasured(kept)
     both = set(runs["cell_id"]) & set(kept["cell_id"])
     if not both:
         raise VitsweepError("The sweep and the kept baseline have no cell in common.")
+    columns = list(
+        dict.fromkeys(metric_named(name) for name in metrics or _default(baselines, both))
+    )
     if not mixed_hardware:
         _refuse_other_devices(runs, kept)
+    if all(ACCURACY in side and side[ACCURACY].notna().any() for side in (runs, kept)):
+        columns += [ACCURACY] * (ACCURACY not in columns)
     compared = compare_with_kept(runs, kept, columns, baselines)
     rows = (
         _cells(runs, kept)
         .merge(DataFrame({"metric": columns}), how="cross")
         .merge(compared, on=["cell_id", "metric"], how="left")
-        .pipe(_once_where_unmeasured, baselines if columns == ["speedup"] else None)
+        .pipe(_once_where_unmeasured, baselines, columns)
         .assign(limit=lambda t: [_limit(metric, tolerance) for metric in t["metric"]])
         .assign(verdict=_verdicts)
-        .assign(fails=lambda t: t["verdict"].isin(FAILING))
+        .assign(
+            fails=lambda t: t["verdict"].isin([*FAILING, *(() if lenient else UNLESS_LENIENT)]),
+            warns=lambda t: t["verdict"].isin(UNLESS_LENIENT) & lenient,
+        )
         .assign(reason=lambda t: [_reason(row) for _, row in t.iterrows()])
     )
     _refuse_without_numbers(rows, columns)
-    shown = ["cell_id", "name", "metric", "verdict", "fails", "ratio", "ratio_low", "ratio_high"]
-    return Gate(passed=not rows["fails"].any(), rows=rows[[*shown, "reason"]])
+    shown = ["cell_id", "name", "metric", "verdict", "fails", "warns"]
+    ratio = ["ratio", "ratio_low", "ratio_high", "reason"]
+    return Gate(passed=not rows["fails"].any(), rows=rows[[*shown, *ratio]])
+
+
+def _default(baselines: Mapping[str, str | None] | None, cells: set[str]) -> list[str]:
+    paired = any(base in cells and base != cell for cell, base in (baselines or {}).items())
+    return ["speedup"] if paired else ["images_per_second"]
 
 
 def _refuse_unmeasured(kept: DataFrame) -> None:
@@ -155,21 +189,40 @@ def _cells(runs: DataFrame, kept: DataFrame) -> DataFrame:
     ]  # fmt: skip
     every = pd.concat([runs, kept]).drop_duplicates("cell_id", keep="first").reset_index(drop=True)
     names = DataFrame({"cell_id": every["cell_id"], "name": cell_names(every)})
-    return sides[0].merge(sides[1], on="cell_id", how="outer").merge(names, on="cell_id")
+    lost = [
+        _lost_blocks(side).rename(f"lost_{name}") for side, name in ((kept, "kept"), (runs, "now"))
+    ]
+    return (
+        sides[0]
+        .merge(sides[1], on="cell_id", how="outer")
+        .merge(names, on="cell_id")
+        .join(lost[0], on="cell_id")
+        .join(lost[1], on="cell_id")
+        .fillna({"lost_kept": 0, "lost_now": 0})
+    )
+
+
+def _lost_blocks(runs: DataFrame) -> Series:
+    """Return how many blocks of each cell hold no measured run, though one was tried."""
+    good = (runs["status"] == Status.measured).groupby([runs["cell_id"], runs["block"]]).any()
+    return (~good).groupby(level=0).sum()
 
 
 def _once_where_unmeasured(
-    table: DataFrame, baselines: Mapping[str, str | None] | None
+    table: DataFrame, baselines: Mapping[str, str | None] | None, columns: Sequence[str]
 ) -> DataFrame:
-    """Keep one row of a cell without a comparison, and none of a baseline where it is always 1."""
+    """Keep one row of a cell without a comparison; a baseline's speedup, always 1, gets none."""
     measured = (table["status_kept"] == Status.measured) & (table["status_now"] == Status.measured)
     again = table["cell_id"].duplicated() & ~measured
-    is_baseline = table["cell_id"].map(lambda c: (baselines or {}).get(c) == c)
+    is_baseline = table["cell_id"].map(lambda c: (baselines or {}).get(c) == c).astype(bool)
     is_one = measured & (table["metric"] == "speedup") & table["ratio"].isna() & is_baseline
-    return table[~again & ~is_one].reset_index(drop=True)
+    optional = (table["metric"] == ACCURACY) & table["ratio"].isna() & (len(columns) > 1) & measured
+    return table[~again & ~is_one & ~optional].reset_index(drop=True)
 
 
 def _limit(metric: str, tolerance: float) -> float:
+    if metric == ACCURACY:
+        return 1 - min(tolerance, ACCURACY_TOLERANCE)
     return 1 - tolerance if METRICS[metric].better == "higher" else 1 + tolerance
 
 
@@ -182,14 +235,21 @@ def _verdicts(table: DataFrame) -> Series:
         ABSENT: table["status_now"].isna(),
         GONE: was & (table["status_now"] != Status.measured),
         NEVER: ~was,
+        PARTLY: (table["lost_now"] > 0) & (table["lost_kept"] == 0),
+        NO_STEP: (table["count_kept"] > 0) & ~(table["count_now"] > 0),
         NO_NUMBERS: table["ratio"].isna(),
-        "too few runs": high.isna(),
+        FELL: (table["metric"] == ACCURACY) & (high.fillna(table["ratio"]) < table["limit"]),
+        TOO_FEW: high.isna() & (table["metric"] != ACCURACY),
+        "no difference shown": high.isna(),
         WORSE: (high < table["limit"]).where(up, low > table["limit"]),
         "worse within the tolerance": (high < 1).where(up, low > 1),
         "better": (low > 1).where(up, high < 1),
     }
     return Series(
-        np.select(list(rules.values()), list(rules), default="no difference shown"), table.index
+        np.select(
+            [np.asarray(r, bool) for r in rules.values()], list(rules), "no difference shown"
+        ),
+        table.index,
     )
 
 
@@ -201,8 +261,21 @@ def _reason(row: Series) -> str:
             f": {why}" if why else "."
         )
     metric = METRICS[row["metric"]]
-    if row["verdict"] == "too few runs":
-        runs = f"{int(row['count_kept'])} kept, {int(row['count_now'])} now; an interval needs 3"
+    if row["verdict"] == PARTLY:
+        return (
+            f"{name} is not measured in {count(row['lost_now'], 'block')}, though it was in all kept "
+            "ones: see the reasons in its runs."
+        )
+    if row["verdict"] == NO_STEP:
+        why = "no step was counted"
+        if metric.column == "speedup":
+            why += ", or its baseline was not measured"
+        return f"{name}: `{metric.column}` has no value any more: {why}."
+    if row["verdict"] == FELL:
+        size = f"{times(row['ratio'])} the kept one; at least {row['limit']:.3g} is accepted"
+        return f"{name}: accuracy is {size}."
+    if row["verdict"] == TOO_FEW:
+        runs = f"{row['count_kept']:.0f} kept, {row['count_now']:.0f} now; an interval needs 3"
         return f"{name}: too few runs ({runs})."
     if row["verdict"] == NO_NUMBERS:
         return f"{name}: no numbers to compare (`{metric.column}`)."

@@ -17,6 +17,7 @@ from vitsweep.results.metrics import COLUMN_OF, METRICS
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, write_atomically
 from vitsweep.tables.columns import environment_columns, varying
+from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.formatting import as_text, missing
 from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
 from vitsweep.tables.load import Sweep, sweep_of
@@ -56,7 +57,9 @@ def write_report(store: Store | Path) -> Path:
         found = limits(cells, sweep.limit_key)
         write_atomically(folder / "limits.csv", found.to_csv(index=False))
     page = folder / "index.html"
-    write_atomically(page, render(store.name, cells, store.commands(), charts, _traces(sweep)))
+    write_atomically(
+        page, render(store.name, cells, store.commands(), charts, _traces(sweep), _diagnosed(sweep))
+    )
     return page
 
 
@@ -66,8 +69,18 @@ def render(
     commands: list[dict[str, Any]],
     charts: list[dict[str, Any]],
     traces: Sequence[tuple[str, str]] = (),
+    diagnosed: DataFrame | None = None,
 ) -> str:
-    """Return the page as text; `traces` are names of cells and paths from the page."""
+    """Return the page as text.
+
+    Args:
+        name: name of the sweep.
+        cells: one row per cell.
+        commands: the sweep's commands, oldest first.
+        charts: name, title, caption and SVG of each chart.
+        traces: names of cells and the paths of their traces from the page.
+        diagnosed: table of `tables.diagnostics`.
+    """
     questions = [str(c["question"]) for c in commands if c.get("question")]
     key = limit_key(commands)
     found = limits(cells, key)
@@ -81,6 +94,7 @@ def render(
         "charts": charts,
         "explorer": explorer(cells),
         "traces": traces,
+        "diagnostics": [] if diagnosed is None else diagnosed.to_dict("records"),
         "counts": counts(cells).to_dict("records"),
         "coverage": coverage(cells)
         .dropna(axis="columns", how="all")
@@ -116,6 +130,10 @@ def table(cells: DataFrame) -> dict[str, Any]:
 def environment(cells: DataFrame) -> list[tuple[str, str]]:
     """Return column and values of every environment column; many numbers or times as a range."""
     return [(c, text) for c in environment_columns(cells) if (text := _values(cells[c], c))]
+
+
+def _diagnosed(sweep: Sweep) -> DataFrame | None:
+    return diagnostics(sweep.runs, sweep.baselines) if len(sweep.runs) else None
 
 
 def _traces(sweep: Sweep) -> list[tuple[str, str]]:

@@ -20,7 +20,8 @@ KEY = ("cell_id", "sweep", "device")
 
 COUNTS = ("blocks", "num_pairs", "world_size", "nodes", "ranks_per_node", "images_per_step",
           "num_tokens", "resolution_px", "accumulation_steps")  # fmt: skip
-STATISTICS = ("p_value", "p_holm", "claim_low", "claim_high", "selection_adjusted_speedup")
+STATISTICS = ("p_value", "p_holm", "claim_low", "claim_high", "family_size",
+              "selection_adjusted_speedup")  # fmt: skip
 POSITIVE = frozenset((
     "images_per_second", "images_per_second_per_rank", "tokens_per_second", "step_time_ms", "speedup",
     "speedup_low", "speedup_high", "world_size", "images_per_step",
@@ -31,8 +32,8 @@ OPTIONAL = {
     "sweep": "", "device": "", "baseline_cell_id": None, "claim": "", "speedup_note": "",
     "reason": "", "failed_rank": None, "attempt": None, "num_tokens": np.nan, "num_parameters": np.nan,
     "world_size": np.nan, "nodes": np.nan, "images_per_step": np.nan, "resolution_px": np.nan,
-    "blocks": np.nan, "num_pairs": np.nan, "model": None, "optimizer": None, "sharding": None,
-    "sequence_parallel": None, "tensor_parallel": None, "block": None, "p_value": np.nan,
+    "blocks": np.nan, "num_pairs": np.nan, "family_size": np.nan, "model": None, "optimizer": None,
+    "sharding": None, "sequence_parallel": None, "tensor_parallel": None, "block": None, "p_value": np.nan,
 }  # fmt: skip
 """What stands in a column that a table does not have; metrics are missing numbers."""
 
@@ -180,7 +181,8 @@ def separated(
         key: None if _none(base := baselines.get(cell)) else f"{base}{key[len(cell) :]}"
         for key, cell in original.items()
     }
-    lost = {cell: base for cell, base in baselines.items() if cell not in set(ids)}
+    measured = set(ids)
+    lost = {cell: base for cell, base in baselines.items() if cell not in measured}
     bases = {b: b.partition(SEPARATOR)[0] for b in of_key.values() if b is not None}
     return runs.assign(cell_id=keys), of_key | lost, bases | original
 

@@ -215,30 +215,24 @@ def selection_adjusted(ratios: DataFrame) -> float:
     Args:
         ratios: rows `cell_id, sweep, device, block, log_ratio` of the cells that are compared.
     """
-    table = ratios.assign(_block=ratios.groupby(BLOCK, observed=True, sort=False).ngroup())
-    rows = table[["cell_id", "_block", "log_ratio"]]
-    groups = rows.groupby("cell_id", observed=True, sort=False)["log_ratio"]
-    count = groups.transform("count").to_numpy()
-    others = np.where(count > 1, groups.transform("sum") - rows["log_ratio"], np.nan)
-    without = rows.assign(without=others / np.maximum(count - 1, 1)).dropna(subset=["without"])
-    if without.empty:
-        return nan
-    means = groups.mean().sort_values(ascending=False)
-    best = without.loc[without.groupby("_block")["without"].idxmax()]
-    members = rows.groupby("_block")["cell_id"].agg(set)
-    kept = [
-        row["log_ratio"]
-        for _, row in best.iterrows()
-        if not _better_elsewhere(means, members[row["_block"]], row["without"])
-    ]
+    table = ratios.sort_values("cell_id", kind="stable")
+    cell = np.unique(table["cell_id"].to_numpy(str), return_inverse=True)[1]
+    block = table.groupby(BLOCK, observed=True, sort=False).ngroup().to_numpy()
+    logs = table["log_ratio"].to_numpy(float)
+    count, total = np.bincount(cell), np.bincount(cell, weights=logs)
+    order = np.argsort(-total / np.maximum(count, 1), kind="stable")
+    kept = []
+    by_block = np.argsort(block, kind="stable")
+    for every in np.split(by_block, np.flatnonzero(np.diff(block[by_block])) + 1):
+        rows = every[count[cell[every]] > 1]
+        if not len(rows):
+            continue
+        members = cell[rows]
+        without = (total[members] - logs[rows]) / (count[members] - 1)
+        best = int(without.argmax())
+        # a cell that has no run in this block may be better still: then nothing is learnt here
+        first = order[: len(every) + 1]
+        others = first[~np.isin(first, cell[every])]
+        if not len(others) or total[others[0]] / count[others[0]] <= without[best]:
+            kept.append(logs[rows[best]])
     return exp(float(np.mean(kept))) if kept else nan
-
-
-def _better_elsewhere(means: Series, members: set[str], limit: float) -> bool:
-    """Return whether a cell that has no run in the block has a larger mean than `limit`."""
-    for cell, mean in means.items():
-        if mean <= limit:
-            return False
-        if cell not in members:
-            return True
-    return False

@@ -28,6 +28,9 @@ COLOURS = {
 MANY = 4
 """With more varying columns than this the results no longer fit a terminal."""
 
+FAMILY = "among all"
+"""Heading of the interval that belongs to the claim among all cells of its family."""
+
 Column = Callable[[DataFrame], list[str]]
 """Ranked cells -> the texts of one column."""
 
@@ -44,7 +47,7 @@ def presented(cells: DataFrame, wide: bool = False) -> DataFrame:
     named = varying(cells) or [c for c in ("model", "precision", "sharding") if c in cells]
     ordered = ranked(cells.assign(_name=cell_names(cells)))
     choices = {c: [formatting.plain(v) for v in ordered[c]] for c in named}
-    measured = {heading: column(ordered) for heading, column in _MEASURED.items()}
+    measured = {h: column(ordered) for h, column in _MEASURED.items() if wide or h != FAMILY}
     names = {"cell": [formatting.plain(v) for v in ordered["_name"]]}
     many = len(named) > MANY
     columns = names | measured | (choices if wide else {}) if many else choices | measured
@@ -129,6 +132,17 @@ def _claims(table: DataFrame) -> list[str]:
     return [next((str(v) for v in row if not formatting.missing(v)), "") for row in rows]
 
 
+def _families(table: DataFrame) -> list[str]:
+    """Return the interval that belongs to the claim, where it is one of several cells."""
+    columns = (table[c] for c in ("claim_low", "claim_high", "family_size"))
+    return [
+        ""
+        if formatting.missing(low) or formatting.missing(size) or size < 2
+        else f"[{low:.2f}, {high:.2f}] of {size:.0f}"
+        for low, high, size in zip(*columns, strict=True)
+    ]
+
+
 def _statuses(table: DataFrame) -> list[str]:
     flags = [flag for flag in FLAGS if flag in table]
     some = table[["status", "reason", *flags]].to_dict("records")
@@ -139,6 +153,7 @@ _MEASURED: dict[str, Column] = {
     HEADINGS["images_per_second"]: _texts("images_per_second", formatting.number),
     HEADINGS["speedup"]: _speedups,
     "claim": _claims,
+    FAMILY: _families,
     HEADINGS["step_time_ms"]: _texts("step_time_ms", formatting.number),
     HEADINGS["peak_gib"]: lambda table: [formatting.number(v) for v in peaks_gib(table)],
     HEADINGS["accuracy_top1"]: _texts("accuracy_top1", formatting.percent),
@@ -146,7 +161,8 @@ _MEASURED: dict[str, Column] = {
     "status": _statuses,
 }
 SHOWN = ("images_per_second", "speedup", "speedup_low", "speedup_high", "claim", "speedup_note",
-         "step_time_ms", "accuracy_top1", "blocks", "reason")  # fmt: skip
+         "step_time_ms", "accuracy_top1", "blocks", "reason", "claim_low", "claim_high",
+         "family_size")  # fmt: skip
 _ALWAYS = ("cell", HEADINGS["images_per_second"], HEADINGS["speedup"], "status")
 
 

@@ -106,7 +106,15 @@ def _with_family(
     found = DataFrame(np.nan, index=table.index, columns=columns, dtype=float)
     tested = table[table["p_value"].notna()]
     named = {cell for family in families for cell in family}
+    alone = tested.groupby("baseline_cell_id")["cell_id"].transform("size") == 1
+    single = tested[alone]
+    found.loc[single.index, "p_holm"] = single["p_value"]
+    found.loc[single.index, "_level"] = LEVEL
+    found.loc[single.index, "family_size"] = 1
+    found.loc[single.index, "selection_adjusted_speedup"] = single["speedup"]
+    tested = tested[~alone]
     rest = tested.index[~plain[tested.index].isin(named)]
+    of_baseline = {str(base): some for base, some in ratios.groupby("baseline_cell_id")}
     for members in [tested.index[plain[tested.index].isin(set(f))] for f in families] + [rest]:
         for _, group in tested.loc[members].groupby("baseline_cell_id", sort=False):
             found.loc[group.index, "p_holm"] = holm(group["p_value"])
@@ -114,7 +122,7 @@ def _with_family(
             found.loc[group.index, "family_size"] = len(group)
             found.loc[group.index, "selection_adjusted_speedup"] = np.nan
             best = group["speedup"].idxmax()
-            found.loc[best, "selection_adjusted_speedup"] = _adjusted(group, ratios)
+            found.loc[best, "selection_adjusted_speedup"] = _adjusted(group, of_baseline)
     ends = interval(table.assign(num_blocks=table["num_blocks"].astype(float)), found["_level"])
     return table.assign(
         p_holm=found["p_holm"],
@@ -125,10 +133,11 @@ def _with_family(
     )
 
 
-def _adjusted(group: DataFrame, ratios: DataFrame) -> float:
+def _adjusted(group: DataFrame, ratios: Mapping[str, DataFrame]) -> float:
     if len(group) == 1:
         return float(group["speedup"].iloc[0])
-    return selection_adjusted(ratios[ratios["cell_id"].isin(set(group["cell_id"]))])
+    some = ratios[str(group["baseline_cell_id"].iloc[0])]
+    return selection_adjusted(some[some["cell_id"].isin(set(group["cell_id"]))])
 
 
 def _with_unpaired(

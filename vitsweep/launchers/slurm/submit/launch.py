@@ -1,7 +1,7 @@
 """The Slurm launcher: freezes cells, groups them by requested resources, submits job arrays."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
 
@@ -20,11 +20,10 @@ from vitsweep.launchers.slurm.submit.cluster import machine_of, max_array_size
 from vitsweep.launchers.slurm.submit.packing import pack, without_unpaired_baselines
 from vitsweep.launchers.slurm.submit.sbatch import submit
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
-from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
 from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
 
@@ -62,27 +61,18 @@ def _submit_missing(
     begin = time.monotonic()
     store, plan, code = sweep.store, sweep.plan, sweep.code
     job_states = reconcile(store)
-    earlier, pending = list(store.runs()), pending_runs(job_states)
-    found = resume_state(
-        without_unpaired_baselines(plan, settings),
-        earlier,
-        sweep_settings,
-        code,
-        pending=[(run.cell_id, run.block) for run in pending],
-    )
-    minutes = _minutes_of_run(plan, earlier, settings)
-    planned = {run.cell_id for run in pending} & plan.entries.keys()
+    found, minutes = _known(sweep, sweep_settings, settings)
+    pending = pending_runs(job_states)
+    missing = {
+        cell: n - pending[cell] for cell, n in found.missing_blocks.items() if n > pending[cell]
+    }
+    planned = pending.keys() & plan.entries.keys()
     live = [state.job.array for state in job_states if state.is_live and planned]
-    _announce(store, plan, found, len(pending), console)
+    _announce(store, plan, found, missing, sum(pending.values()), console)
     folder = code_folder(store, code, snapshot=sweep_settings.snapshot_code)
     size, new = max_array_size(settings), []
     for request, jobs in pack(
-        plan,
-        found.missing_blocks,
-        minutes,
-        settings,
-        sweep_settings.cells_per_block,
-        BalancedOrder.after(earlier),
+        plan, missing, minutes, settings, sweep_settings.cells_per_block
     ).items():
         new += submit(store, request, jobs, settings, size, folder)
         runs = sum(len(block.entries) for job in jobs for block in job.blocks)
@@ -97,30 +87,34 @@ def _submit_missing(
     return [*{array.folder: array for array in live}.values(), *new]
 
 
-def _minutes_of_run(
-    plan: SweepPlan, runs: Sequence[RunRecord], settings: SlurmSettings
-) -> dict[str, float]:
-    """Return the expected minutes of a run of each cell."""
+def _known(
+    sweep: PreparedSweep, sweep_settings: SweepSettings, settings: SlurmSettings
+) -> tuple[ResumeState, dict[str, float]]:
+    """Return what is measured, and the expected minutes of a run of each cell."""
+    runs = list(sweep.store.runs())
+    plan = without_unpaired_baselines(sweep.plan, settings)
+    found = resume_state(plan, runs, sweep_settings, sweep.code)
     took: dict[str, list[float]] = {}
     for run in runs:
         if run.status == Status.measured and "run_seconds" in run.environment:
             took.setdefault(run.cell_id, []).append(run.environment["run_seconds"] / 60)
     every = [minutes for of_cell in took.values() for minutes in of_cell]
     usual = median(every) if every else settings.minutes_per_run
-    return {c: median(took[c]) if c in took else usual for c in plan.entries}
+    return found, {c: median(took[c]) if c in took else usual for c in sweep.plan.entries}
 
 
 def _announce(
     store: Store,
     plan: SweepPlan,
     found: ResumeState,
+    missing: Mapping[str, int],
     pending: int,
     console: Console,
 ) -> None:
     print_notices(found, f"`vitsweep retry {store.name}` runs them again", console)
     if pending:
         console.print(f"{pending} runs are in live jobs of this sweep already.", highlight=False)
-    if not found.missing_blocks and not pending and plan.runnable:
+    if not missing and not pending and plan.runnable:
         console.print("Everything that was asked for is measured already.")
 
 
