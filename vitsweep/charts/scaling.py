@@ -16,10 +16,19 @@ TITLES = {
 }
 
 
-def draw(curves: DataFrame) -> Figure:
+LAWS = {"amdahl": "Amdahl's law", "bytes": "constant + bytes / bandwidth"}
+"""Names of the laws of `tables.scaling_fit` that are drawn."""
+
+
+def draw(curves: DataFrame, predicted: DataFrame | None = None) -> Figure:
     """Draw the table of `tables.scaling`: one row of panels for strong, one for weak scaling.
 
     Hollow points are oversubscribed: their ranks shared cores, so they say nothing about scaling.
+
+    Args:
+        curves: as `scaling_efficiency` returns them.
+        predicted: as `predicted_scaling` returns it: fits as dashed lines with 95 % bands that go on
+            to worlds that were not measured.
     """
     curves, cut = fastest(curves)
     kinds = [k for k in TITLES if (curves["scaling"] == k).any()]
@@ -33,10 +42,18 @@ def draw(curves: DataFrame) -> Figure:
             name = f"{points['series'].iloc[0]}{_images(points, some)}"
             _line(left, points, "images_per_second", styles[points["series"].iloc[0]], name)
             _line(right, points, "efficiency", styles[points["series"].iloc[0]], name)
-        _ideal(left, right, some)
+        fits = _fits_of(predicted, some)
+        for curve, fit in fits.groupby("curve", sort=False):
+            look = styles[some.loc[some["curve"] == curve, "series"].iloc[0]]
+            _fit(left, fit, "images_per_second", look)
+            _fit(right, fit, "efficiency", look)
+        _ideal(left, right, some, fits)
         style.title(left, TITLES[kind])
         left.set(xlabel="Ranks", ylabel=style.axis_label("images_per_second"))
         top = max(1.1, 1.05 * float(some["efficiency"].max()))  # caches can make it more than 1
+        for law in dict.fromkeys(fits["law"]):
+            name = f"fit: {LAWS[law]}"
+            right.plot([], [], color=style.QUIET, linestyle=FIT_LINE, linewidth=1.4, label=name)
         right.set(xlabel="Ranks", ylabel="Scaling efficiency (1)", ylim=(0, top))
         style.legend(right, cut)
     return figure
@@ -85,8 +102,25 @@ def _line(axes: Axes, points: DataFrame, column: str, look: Look, name: str) -> 
         )
 
 
-def _ideal(left: Axes, right: Axes, points: DataFrame) -> None:
-    sizes = sorted(points["world_size"].unique())
+FIT_LINE = (0, (3, 3))
+
+
+def _fits_of(predicted: DataFrame | None, points: DataFrame) -> DataFrame:
+    """Return the fits of the curves that are drawn."""
+    if predicted is None or predicted.empty:
+        return DataFrame(columns=["curve", "law", "world_size"])
+    return predicted[predicted["curve"].isin(set(points["curve"]))].sort_values("world_size")
+
+
+def _fit(axes: Axes, fit: DataFrame, column: str, look: Look) -> None:
+    sizes, middle = fit["world_size"].to_numpy(float), fit[column].to_numpy(float)
+    axes.plot(sizes, middle, color=look.colour, linestyle=FIT_LINE, linewidth=1.4, zorder=1.5)
+    low, high = (fit[f"{column}_{end}"].to_numpy(float) for end in ("low", "high"))
+    axes.fill_between(sizes, low, high, color=look.colour, alpha=0.15, linewidth=0, zorder=1.2)
+
+
+def _ideal(left: Axes, right: Axes, points: DataFrame, fits: DataFrame) -> None:
+    sizes = sorted({*points["world_size"], *fits["world_size"]})
     ideal: dict[str, Any] = {"color": style.QUIET, "linewidth": 1, "linestyle": (0, (1, 2))}
     for _, curve in points.groupby("curve", sort=False):
         per_rank = curve["images_per_second"].iloc[0] / curve["world_size"].iloc[0]

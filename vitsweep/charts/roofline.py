@@ -1,0 +1,92 @@
+"""Rate against arithmetic intensity, one point per cell and phase, below the device's limits."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from vitsweep.charts import style
+from vitsweep.charts.style import MARKERS
+from vitsweep.tables.names import cell_names
+
+MOST_CELLS = len(MARKERS)
+"""Cells with a marker of their own; of more, the phases alone are told apart."""
+
+
+def draw(table: DataFrame) -> Figure:
+    """Draw the table of `tables.roofline.roofline`: colour is the phase, the marker the cell.
+
+    Roofs are drawn for every pair of limits in the table; points without limits are drawn too.
+    """
+    figure, axes = style.new_figure(8.8, 4.6)
+    points = table[(table["intensity_flop_per_byte"] > 0) & (table["tflops_per_rank"] > 0)]
+    names = cell_names(points.drop_duplicates("cell_id"))
+    cells = dict(zip(points["cell_id"].drop_duplicates(), names, strict=True))
+    few = len(cells) <= MOST_CELLS
+    for (phase, cell), some in points.groupby(["phase", "cell_id"], sort=False):
+        look: dict[str, Any] = {
+            "color": style.PHASES[f"{phase}_ms"],
+            "marker": MARKERS[list(cells).index(cell)] if few else "o",
+            "ls": "none",
+            "ms": 7,
+            "mec": style.INK,
+            "mew": 0.5,
+        }
+        axes.plot(some["intensity_flop_per_byte"], some["tflops_per_rank"], **look)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.margins(0.12)
+    _roofs(axes, points)
+    for phase in dict.fromkeys(points["phase"]):
+        colour = style.PHASES[f"{phase}_ms"]
+        axes.plot([], [], "s", color=colour, ms=7, label=str(phase).capitalize())
+    if few and len(cells) > 1:
+        for marker, name in zip(MARKERS, cells.values(), strict=False):
+            label = style.shorten([name], 40)[0]
+            axes.plot([], [], marker, color="none", mec=style.INK, ms=7, label=label)
+    axes.set(
+        xlabel="Arithmetic intensity, at most (FLOP / byte moved)", ylabel="Rate per rank (TFLOP/s)"
+    )
+    style.legend(axes)
+    return figure
+
+
+def reading(table: DataFrame) -> str:
+    """Return what the caption has to say of bytes and limits."""
+    parts = [
+        "Bytes are a lower bound from "
+        + ", ".join(dict.fromkeys(table["bytes_from"]))
+        + ", so the true points lie further left.",
+        "The backward pass includes the gradient exchange.",
+    ]
+    sources = [
+        s for c in ("limit_source", "bandwidth_source") for s in dict.fromkeys(table[c]) if s
+    ]
+    lines = {"limit_tflops": "matmul rate", "limit_gb_per_s": "memory bandwidth"}
+    unknown = [name for column, name in lines.items() if table[column].isna().all()]
+    parts += [f"Lines: {'; '.join(sources)}."] if sources else []
+    parts += [f"No {' and no '.join(unknown)} of this device is known."] if unknown else []
+    return " ".join(parts)
+
+
+def _roofs(axes: Axes, points: DataFrame) -> None:
+    by_dtype = points.groupby("compute_dtype", sort=False)[["limit_tflops", "limit_gb_per_s"]]
+    limits = by_dtype.median()  # measured rates differ a little from run to run
+    left, right = axes.get_xlim()
+    x = np.geomspace(left, right, 200)
+    line: dict[str, Any] = {"color": style.INK, "linewidth": 1, "linestyle": (0, (4, 3))}
+    for key, some in limits.groupby(list(limits), sort=False, dropna=False):
+        peak, bandwidth = map(float, key)
+        roof = np.minimum(
+            x * bandwidth / 1000 if bandwidth == bandwidth else np.inf,
+            np.full_like(x, peak if peak == peak else np.inf),
+        )
+        if np.isfinite(roof).any():
+            axes.plot(x, roof, zorder=0.9, **line)
+        if peak == peak:
+            text = f"{peak:.3g} TFLOP/s, {', '.join(map(str, some.index))}"
+            label: dict[str, Any] = {"fontsize": 8.5, "ha": "right", "color": style.INK}
+            axes.annotate(text, (right, peak), (-2, 3), textcoords="offset points", **label)
+    axes.set_xlim(left, right)

@@ -1,0 +1,172 @@
+"""Arithmetic intensity and rate of each phase of a step, beside what the device can do."""
+
+import re
+from typing import Any
+
+import numpy as np
+from pandas import DataFrame, Series
+
+from vitsweep.results.record import Status
+from vitsweep.tables.checks import checked_cells
+from vitsweep.tables.columns import varying
+from vitsweep.tables.formatting import missing
+
+PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
+
+BYTES = {"float8": 1, "bfloat16": 2, "float16": 2, "tf32": 4, "float32": 4}
+"""Compute dtype -> bytes of one element."""
+
+ADAMW_FLOPS = 12
+"""Per parameter: decay 2, first moment 3, second moment 4, root, division and update 3."""
+
+MEMORY_BANDWIDTH = (
+    (r"B200", 8000.0, "NVIDIA B200, 8.0 TB/s"),
+    (r"H200", 4800.0, "NVIDIA H200 datasheet (SXM), 4.8 TB/s"),
+    (r"H100 NVL", 3900.0, "NVIDIA H100 datasheet (NVL), 3.9 TB/s"),
+    (r"H100 PCIe", 2000.0, "NVIDIA H100 datasheet (PCIe), 2 TB/s"),
+    (r"H100.*HBM3|H100 SXM", 3350.0, "NVIDIA H100 datasheet (SXM), 3.35 TB/s"),
+    (r"A100.*80GB", 2000.0, "NVIDIA A100 datasheet (80 GB), 2.0 TB/s"),
+    (r"A100.*40GB", 1555.0, "NVIDIA A100 datasheet (40 GB), 1.555 TB/s"),
+    (r"V100", 900.0, "NVIDIA V100 datasheet, 0.9 TB/s"),
+    (r"L40S", 864.0, "NVIDIA L40S datasheet, 864 GB/s"),
+)
+"""Pattern of the device's name, GB/s of its memory, source; the first that matches is taken."""
+
+COLUMNS = (
+    "phase time_ms flops bytes_at_least bytes_from intensity_flop_per_byte tflops_per_rank "
+    "compute_dtype limit_tflops limit_source limit_gb_per_s bandwidth_source attainable_tflops "
+    "share_of_attainable"
+).split()
+
+
+def roofline(cells: DataFrame) -> DataFrame:
+    """Place the phases of every measured cell on the roofline (Williams et al. 2009, CACM 52).
+
+    intensity = FLOPs / bytes moved; attainable = min(matmul rate, intensity x memory bandwidth).
+    FLOPs of one rank and step: a third of the model's for forward, two thirds for backward (nothing
+    recomputed counts), 12 per parameter for AdamW. Memory traffic is not measured; `bytes_at_least`
+    is a lower bound, so the intensity is an upper bound and a point may lie further left:
+
+    * forward: every parameter read once per micro-batch in the compute dtype, every kept activation
+      written once;
+    * backward: parameters and kept activations read, gradients written;
+    * optimizer: gradients read, parameters and optimizer state read and written.
+
+    Args:
+        cells: one row per cell. Cells without `num_parameters`, a phase time or a FLOP count have no
+            points.
+
+    Returns:
+        One row per cell and phase: `cell_id`, what varies, `time_ms` (instrumented steps, median of
+        the slowest rank; backward holds the gradient exchange), `flops` and `bytes_at_least` per rank
+        and step, `bytes_from` (`parameters and activations`, or `parameters` where activations were
+        not counted), `intensity_flop_per_byte`, `tflops_per_rank`; the limits with their source:
+        rates measured on the machine (`mfu_of_measured_peak`, `copy_gb_per_s`) where recorded, else
+        published peaks, else empty.
+
+    Raises:
+        VitsweepError: a column is missing or does not hold what its name says.
+    """
+    names = [
+        "num_parameters", "model_flops_per_image", "images_per_step", "world_size", "device",
+        "activation_gib", "parameter_gib", "gradient_gib", "optimizer_state_gib", "peak_tflops",
+        "model_tflops_per_rank", "mfu_of_measured_peak", *PHASES,
+    ]  # fmt: skip
+    table = checked_cells(cells, *names)
+    measured = table[table["status"] == Status.measured] if len(table) else table
+    named = [c for c in varying(table) if c not in COLUMNS]
+    rows = [
+        {"cell_id": row["cell_id"], **{c: row[c] for c in named}, **_point(row, phase)}
+        for _, row in measured.iterrows()
+        for phase in PHASES
+        if _number(row, phase) > 0 and _number(row, "num_parameters") > 0
+    ]
+    found = DataFrame(rows, columns=["cell_id", *named, *COLUMNS])
+    return found[found["flops"].notna()].reset_index(drop=True)
+
+
+def _point(row: Series, phase: str) -> dict[str, Any]:
+    dtype = "float32" if missing(row.get("compute_dtype")) else str(row["compute_dtype"])
+    flops = _flops(row, phase)
+    moved, bytes_from = _bytes(row, phase, BYTES.get(dtype, 4))
+    seconds = _number(row, phase) / 1000
+    peak, peak_source = _matmul_limit(row)
+    bandwidth, bandwidth_source = _memory_limit(row)
+    intensity, rate = flops / moved if moved > 0 else np.nan, flops / seconds / 1e12
+    attainable = min(peak, intensity * bandwidth / 1000) if peak == peak else np.nan
+    return {
+        "phase": phase.removesuffix("_ms"),
+        "time_ms": 1000 * seconds,
+        "flops": flops,
+        "bytes_at_least": moved,
+        "bytes_from": bytes_from,
+        "intensity_flop_per_byte": intensity,
+        "tflops_per_rank": rate,
+        "compute_dtype": dtype,
+        "limit_tflops": peak,
+        "limit_source": peak_source,
+        "limit_gb_per_s": bandwidth,
+        "bandwidth_source": bandwidth_source,
+        "attainable_tflops": attainable if bandwidth == bandwidth else np.nan,
+        "share_of_attainable": rate / attainable if bandwidth == bandwidth else np.nan,
+    }
+
+
+def _flops(row: Series, phase: str) -> float:
+    """Return the FLOPs of one rank and step; NaN where they are not known."""
+    if phase == "optimizer_ms":
+        adamw = str(row.get("optimizer", "")).startswith("adamw")
+        return ADAMW_FLOPS * _updated_parameters(row) if adamw else float("nan")
+    share = 1 / 3 if phase == "forward_ms" else 2 / 3
+    images = _number(row, "images_per_step") / _number(row, "world_size")
+    return share * _number(row, "model_flops_per_image") * images
+
+
+def _updated_parameters(row: Series) -> float:
+    """Return how many parameters this rank's optimizer updates: two float32 moments of each."""
+    whole, state = _number(row, "num_parameters"), _number(row, "optimizer_state_gib")
+    return min(whole, state * 2**30 / 8) if state == state else whole
+
+
+def _bytes(row: Series, phase: str, per_element: int) -> tuple[float, str]:
+    """Return the bytes that one rank moves in a step at least, and what they are made of."""
+    if phase == "optimizer_ms":
+        parts = [_number(row, f"{p}_gib") for p in ("parameter", "gradient", "optimizer_state")]
+        if not np.isnan(parts).any():
+            return (2 * parts[0] + parts[1] + 2 * parts[2]) * 2**30, "held tensors"
+        return 28 * _updated_parameters(row), "float32 parameters, gradients and two moments"
+    degrees = [_number(row, f"mesh.{axis}") for axis in ("tensor", "pipeline")]
+    split = float(np.prod([d if d > 1 else 1.0 for d in degrees]))
+    parameters = _number(row, "num_parameters") * per_element / split
+    micro_batches = max(np.nan_to_num(_number(row, "accumulation_steps"), nan=1.0), 1.0)
+    activations = _number(row, "activation_gib") * 2**30
+    known = activations == activations
+    passes = 1 if phase == "forward_ms" else 2  # backward writes gradients as well
+    moved = micro_batches * (passes * parameters + (activations if known else 0.0))
+    return moved, "parameters and activations" if known else "parameters"
+
+
+def _matmul_limit(row: Series) -> tuple[float, str]:
+    share, rate = _number(row, "mfu_of_measured_peak"), _number(row, "model_tflops_per_rank")
+    if share > 0 and rate > 0:
+        return rate / share, "matmul rate measured on this machine"
+    peak = _number(row, "peak_tflops")
+    source = row.get("peak_source")
+    return peak, ("" if missing(source) else str(source)) if peak == peak else ""
+
+
+def _memory_limit(row: Series) -> tuple[float, str]:
+    measured = _number(row, "copy_gb_per_s")
+    if measured > 0:
+        return measured, "copy rate measured on this machine"
+    name = "" if missing(row.get("device")) else str(row["device"])
+    if "MIG" not in name:  # a slice has a part of the memory's bandwidth
+        for pattern, gb_per_s, source in MEMORY_BANDWIDTH:
+            if re.search(pattern, name):
+                return gb_per_s, source
+    return float("nan"), ""
+
+
+def _number(row: Series, column: str) -> float:
+    value: Any = row.get(column)
+    return float("nan") if missing(value) or isinstance(value, str) else float(value)
