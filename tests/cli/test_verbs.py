@@ -26,7 +26,7 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
     [
         (["status", "--wach"], "--wach"),
         (["collect", "--synch"], "--synch"),
-        (["report", "one", "two"], "two"),
+        (["report", "one", "two", "three"], "three"),
         (["doctor", "--all"], "--all"),
         (["cancel", "--yes"], "--yes"),
         (["retry", "--statsu", "failed"], "--statsu"),

@@ -1,5 +1,6 @@
 """What each technique brings on average over the other choices, and with each of them."""
 
+import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -17,8 +18,8 @@ def draw(table: DataFrame) -> Figure:
     beyond the noise, the most different is named.
     """
     average = table[(table["kind"] == "average") & table["effect"].notna()]
-    order = average["effect"].map(abs).sort_values(ascending=False).index[:MOST]
-    shown = average.loc[order]
+    largest = average["effect"].astype(float).map(np.log).abs().nlargest(MOST).index
+    shown = average.loc[largest].sort_values("effect", ascending=False)
     figure, axes = style.new_figure(8.8, marks.height(len(shown)))
     furthest = 1.0
     for position, row in enumerate(shown.to_dict("records")):
@@ -40,9 +41,7 @@ def draw(table: DataFrame) -> Figure:
     marks.rows(axes, labels, furthest)
     marks.reference_line(axes, 1.0)
     lowest = min([1.0, *table.loc[table["effect"].notna(), "effect"]])
-    axes.set_xlim(
-        max(lowest - 0.08 * (furthest - lowest), 0), furthest + 0.45 * (furthest - lowest)
-    )
+    axes.set_xlim(max(lowest - 0.08 * (furthest - lowest), 0), furthest + 0.7 * (furthest - lowest))
     axes.plot([], [], "o", color=style.QUIET, ms=8, label="Average")
     axes.plot(
         [], [], "D", mfc="none", color=style.QUIET, ls="none", ms=4.5, label="With one other choice"
@@ -58,5 +57,5 @@ def _text(average: float, given: DataFrame) -> str:
     if claimed.empty:
         return times(average)
     gap = (claimed["ratio_to_average"].astype(float) - 1).abs()
-    row = claimed.loc[gap.idxmax()]
+    row = claimed.loc[[gap.idxmax()]].iloc[0]
     return f"{times(average)}; {times(row['effect'])} with {str(row['given']).partition('=')[2]}"

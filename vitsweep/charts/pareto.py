@@ -3,23 +3,31 @@
 from typing import Any
 
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.charts import style
 from vitsweep.charts.series import labels, looks
+from vitsweep.tables.formatting import missing
 from vitsweep.tables.names import cell_names
 
 MOST_NAMES = 15
 
 
 def draw(table: DataFrame) -> Figure:
-    """Draw the table of `tables.pareto.pareto_front`: filled points are on the front, and named."""
+    """Draw the table of `tables.pareto.pareto_front`: filled points are on the front, and named.
+
+    Where the table has `on_front_probability`, it stands behind the names, and the other points are
+    filled as far as they may be on the front too.
+    """
     named, styles = table.assign(name=cell_names(table), series=labels(table)), looks(table)
     figure, axes = style.new_figure(8.8, 4.4)
     for _, row in named[~table["on_front"]].iterrows():
         look = styles[row["series"]]
         point: dict[str, Any] = {"mec": look.colour, "mfc": style.PAPER, "mew": 1.5, "ms": 6.5}
         axes.plot(row["peak_gib"], row["images_per_second"], look.marker, **point)
+        if (chance := _chance(row)) > 0:
+            inside: dict[str, Any] = {"color": look.colour, "mew": 0, "ms": 6.5, "alpha": chance}
+            axes.plot(row["peak_gib"], row["images_per_second"], look.marker, **inside)
     front = named[table["on_front"]].sort_values("images_per_second", ascending=False)
     if set(table["objectives"].iloc[0].split(", ")) == {"images_per_second", "peak_gib"}:
         edge: dict[str, Any] = {"color": style.QUIET, "linewidth": 1, "zorder": 1}
@@ -33,7 +41,7 @@ def draw(table: DataFrame) -> Figure:
             color=look.colour,
             ms=8,
             ls="none",
-            label=f"{number}  {row['name']}",
+            label=f"{number}  {row['name']}{_sureness(row)}",
         )
         axes.annotate(
             str(number), at, (7, 5), textcoords="offset points", fontsize=9, color=style.INK
@@ -42,3 +50,13 @@ def draw(table: DataFrame) -> Figure:
     axes.margins(0.1)
     style.legend(axes, "On the front")
     return figure
+
+
+def _chance(row: Series) -> float:
+    """Return the probability of being on the front; 0 where it is not known."""
+    chance: Any = row.get("on_front_probability")
+    return 0.0 if missing(chance) else float(chance)
+
+
+def _sureness(row: Series) -> str:
+    return f" ({100 * _chance(row):.0f} %)" if _chance(row) else ""

@@ -78,7 +78,7 @@ def _roofs(axes: Axes, points: DataFrame) -> None:
     x = np.geomspace(left, right, 200)
     line: dict[str, Any] = {"color": style.INK, "linewidth": 1, "linestyle": (0, (4, 3))}
     for key, some in limits.groupby(list(limits), sort=False, dropna=False):
-        peak, bandwidth = map(float, key)
+        peak, bandwidth = (float(str(limit)) for limit in key)
         roof = np.minimum(
             x * bandwidth / 1000 if bandwidth == bandwidth else np.inf,
             np.full_like(x, peak if peak == peak else np.inf),

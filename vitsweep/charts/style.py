@@ -142,6 +142,19 @@ def to_svg(figure: Figure) -> str:
     return text.getvalue()
 
 
+def themed(svg: str) -> str:
+    """Return the SVG as an element of a page, in the colours of the page's theme."""
+    colours = {
+        INK: "currentColor",
+        QUIET: "var(--quiet)",
+        GRID: "var(--grid)",
+        PAPER: "var(--paper)",
+    }
+    for fixed, variable in colours.items():
+        svg = svg.replace(fixed, variable)
+    return svg[svg.index("<svg") :]
+
+
 def to_png(figure: Figure, dots_per_inch: int = 150) -> bytes:
     """Return the figure as PNG."""
     data = BytesIO()

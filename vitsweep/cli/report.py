@@ -1,4 +1,4 @@
-"""`vitsweep report`: tables, charts and one HTML page of a sweep."""
+"""`vitsweep report`: tables, charts and one HTML page of a sweep, or of two compared."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,29 @@ def parser() -> Options:
     """Return the parser."""
     options = Options(VERBS["report"])
     options.add_sweep()
+    options.add_argument(
+        "other",
+        nargs="?",
+        metavar="OTHER",
+        help="the same cells measured on another day or machine: show which speedups changed",
+    )
     return options
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Write the report and print its path; return 0."""
+    """Write the report of the sweep, or what changed from it to the other; print its path."""
     from vitsweep.results.find import find_sweep
 
-    store = find_sweep(parser().parse_args(arguments).sweep)
+    asked = parser().parse_args(arguments)
+    store = find_sweep(asked.sweep)
+    other = find_sweep(asked.other) if asked.other else None
     from vitsweep.report.html import write_report  # pandas and charts, once there is a sweep
+    from vitsweep.report.two_sweeps import write_comparison_report
     from vitsweep.report.views import collect
 
+    if other:
+        print(write_comparison_report(store, other))
+        return 0
     collect(store)
     print(write_report(store))
     return 0

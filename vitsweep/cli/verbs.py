@@ -41,7 +41,7 @@ _ALL = (
     Verb("status", "[SWEEP] [--watch]", "show the jobs and cells of a submitted sweep"),
     Verb("collect", "[SWEEP] [--sync] [--reconcile]",
          "write parquet and CSV files anew, show the table; upload W&B runs"),
-    Verb("report", "[SWEEP]", "write tables, charts and one HTML page of a sweep"),
+    Verb("report", "[SWEEP [OTHER]]", "write one HTML page of a sweep, or of two compared"),
     Verb("retry", "[SWEEP] [--status failed,timed_out] [--set override ...]",
          "run cells again that were not measured"),
     Verb("cancel", "[SWEEP]", "end the jobs of a sweep; what was measured is kept"),

@@ -11,11 +11,14 @@ from vitsweep.tables import communication as communication_table
 from vitsweep.tables import limits as limits_table
 from vitsweep.tables import optimizer_steps as optimizer_table
 from vitsweep.tables.columns import varying
+from vitsweep.tables.effects import effects
 from vitsweep.tables.load import Sweep
 from vitsweep.tables.names import with_changes
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.per_chip import per_chip
+from vitsweep.tables.roofline import roofline
 from vitsweep.tables.scaling import scaling_efficiency
+from vitsweep.tables.scaling_fit import predicted_scaling
 from vitsweep.tables.tidy import ordered
 from vitsweep.tables.traces import optimizer_traces
 from vitsweep.tables.waterfall import waterfall
@@ -87,7 +90,24 @@ def curves(sweep: Sweep) -> DataFrame:
     """Return the scaling curves, where all points ran on one kind of device."""
     if sweep.cells["world_size"].nunique() < 2 or _mixed(sweep.cells):
         return NOTHING
-    return scaling_efficiency(sweep.runs, sweep.baselines)
+    table = scaling_efficiency(sweep.runs, sweep.baselines)
+    fits = predicted_scaling(sweep.runs, sweep.baselines)
+    table.attrs["predicted"] = fits.to_dict("records")  # attributes are compared: no tables in them
+    return table
+
+
+def technique_effects(sweep: Sweep) -> DataFrame:
+    """Return the effects of techniques, where one was measured with several choices of another."""
+    table = effects(sweep.runs, sweep.baselines)
+    given = table[(table["kind"] == "given") & table["effect"].notna()]
+    other = given["given"].astype(str).str.split("=").str[0]
+    several = given.groupby(["device", "technique", other]).size().gt(1).any()
+    return table if several else NOTHING
+
+
+def phases_on_the_roofline(sweep: Sweep) -> DataFrame:
+    """Return rate and intensity of the phases, where FLOPs and parameters were counted."""
+    return roofline(sweep.cells)
 
 
 def several_techniques(sweep: Sweep) -> DataFrame:
@@ -131,7 +151,7 @@ def front(sweep: Sweep) -> DataFrame:
     if _mixed(sweep.cells):
         return NOTHING
     enough = budget.measured_with_peak(sweep.cells)["peak_gib"].notna().sum() > 2
-    return pareto_front(sweep.cells) if enough else NOTHING
+    return pareto_front(sweep.cells, runs=sweep.runs) if enough else NOTHING
 
 
 def epochs(sweep: Sweep) -> DataFrame:

@@ -9,6 +9,7 @@ from pandas import DataFrame
 
 from vitsweep.charts import (
     communication,
+    effects,
     epoch_hours,
     gpu_scaling,
     heat_map,
@@ -18,6 +19,7 @@ from vitsweep.charts import (
     pareto,
     per_chip,
     phases,
+    roofline,
     scaling,
     sequence_length,
     speedup,
@@ -43,14 +45,14 @@ class Chart:
         title: heading.
         table: sweep -> the table that is drawn; empty where there is nothing to draw.
         draw: table -> figure.
-        reading: how to read it, the first sentences of the caption.
+        reading: how to read it, the first sentences of the caption; may depend on the table.
     """
 
     name: str
     title: str
     table: Callable[[Sweep], DataFrame]
     draw: Callable[[DataFrame], Figure]
-    reading: str
+    reading: str | Callable[[DataFrame], str]
 
 
 HATCHED = "Hatched: no difference is claimed."
@@ -65,6 +67,10 @@ CHARTS = (
     Chart("heat_map", "Speedup over two techniques", chart_data.grid,
           lambda cells: heat_map.draw(cells, *chart_data.two_groups(cells)),
           "The fastest cell of each combination."),
+    Chart("effects", "Techniques on average over the other choices", chart_data.technique_effects,
+          effects.draw, "Filled: the mean ratio to the baselines' choice over the other choices, with its "
+          "95 % interval, from a mixed model within blocks; hollow: together with one other choice, "
+          "shrunken as far as noise explains them."),
     Chart("phases", "Where the step's time goes", chart_data.phases, phases.draw,
           "Phases come from instrumented steps of their own; the diamond is the timed step."),
     Chart("optimizer_step", "The optimizer step", chart_data.optimizer_steps, optimizer_step.draw,
@@ -72,7 +78,12 @@ CHARTS = (
     Chart("trace", "One traced step by implementation of the optimizer", chart_data.traced_steps,
           trace.draw, "Coloured: the optimizer step; grey: the end of the backward pass. The profiler "
           "slows small operations down: compare the shape, and take times from the table."),
-    Chart("scaling", "Scaling", chart_data.curves, scaling.draw, f"Dotted: ideal. {HOLLOW}"),
+    Chart("roofline", "Rate and arithmetic intensity of each phase",
+          chart_data.phases_on_the_roofline, roofline.draw, roofline.reading),
+    Chart("scaling", "Scaling", chart_data.curves,
+          lambda table: scaling.draw(table, DataFrame(table.attrs["predicted"])),
+          f"Dotted: ideal. Dashed: a fit with the 95 % interval of the measurement's noise; beyond the "
+          f"last point it is a prediction, not a measurement. {HOLLOW}"),
     Chart("gpu_scaling", "Speedup by number of ranks", chart_data.several_techniques, gpu_scaling.draw,
           f"Over each bar the speedup over the baseline with as many ranks. {HOLLOW}"),
     Chart("sequence_length", "Throughput by length of the sequence", chart_data.lengths,
@@ -81,7 +92,8 @@ CHARTS = (
           "Counted at the collectives, mean of ranks."),
     Chart("memory", "Peak memory", chart_data.memory, memory.draw, "The worst rank's peak."),
     Chart("pareto", "Throughput, memory, accuracy", chart_data.front, pareto.draw,
-          "Filled: no other cell is better in one and worse in none of what was measured."),
+          "Filled: no other cell is better in one and worse in none of what was measured; in brackets the "
+          "probability of that, given the noise."),
     Chart("epoch_hours", "Hours per ImageNet-1k epoch", chart_data.epochs, epoch_hours.draw,
           "1,281,167 images at the measured throughput; reading images may be slower."),
     Chart("per_chip", "Throughput per chip", chart_data.chips, per_chip.draw,
@@ -98,7 +110,8 @@ def drawn(sweep: Sweep) -> Iterator[tuple[Chart, Figure, str]]:
             table = chart.table(sweep)
             if len(table):
                 figure = style.settled(chart.draw(table))
-                yield chart, figure, f"{chart.reading} {caption(sweep.cells)}."
+                reading = chart.reading if isinstance(chart.reading, str) else chart.reading(table)
+                yield chart, figure, f"{reading} {caption(sweep.cells)}."
         except Exception as error:  # a failing chart must not prevent the report of a long sweep
             text = f"the chart `{chart.name}` could not be drawn: {type(error).__name__}: {error}"
             warnings.warn(text, ChartWarning, stacklevel=2)

@@ -25,12 +25,6 @@ from vitsweep.tables.names import cell_names
 from vitsweep.tables.show import counts, coverage, markdown, peaks_gib, presented, ranked
 
 FEW_VALUES = 3
-THEMED = {
-    style.INK: "currentColor",
-    style.QUIET: "var(--quiet)",
-    style.GRID: "var(--grid)",
-    style.PAPER: "var(--paper)",
-}
 
 
 def write_report(store: Store | Path) -> Path:
@@ -170,7 +164,5 @@ def _saved(folder: Path, chart: Any, figure: Any, caption: str) -> dict[str, Any
     svg = style.to_svg(figure)
     write_atomically(folder / f"{chart.name}.svg", svg)
     (folder / f"{chart.name}.png").write_bytes(style.to_png(figure))
-    for fixed, themed in THEMED.items():
-        svg = svg.replace(fixed, themed)
-    inline = svg[svg.index("<svg") :]
-    return {"name": chart.name, "title": chart.title, "caption": caption, "svg": Markup(inline)}
+    inline = Markup(style.themed(svg))
+    return {"name": chart.name, "title": chart.title, "caption": caption, "svg": inline}

@@ -1,0 +1,152 @@
+"""Fits in the scaling chart, roofline, effects, two days, and how sure the Pareto front is."""
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from tests.builders import run, table
+from tests.noise import normal, simulate
+from tests.sample_sweep import sweep
+from tests.tables.test_effects import AVERAGE, LEVELS, TOGETHER, grid, simulated
+from tests.tables.test_roofline import METRICS
+from tests.tables.test_scaling_fit import amdahl, constant, curve
+from vitsweep.charts import days, effects, pareto, roofline, scaling, style
+from vitsweep.report import chart_data
+from vitsweep.report.figures import CHARTS
+from vitsweep.tables.cells import cells
+from vitsweep.tables.days import changed_speedups
+from vitsweep.tables.effects import effects as effects_table
+from vitsweep.tables.load import Sweep
+from vitsweep.tables.pareto import pareto_front
+from vitsweep.tables.roofline import roofline as roofline_table
+from vitsweep.tables.scaling import scaling_efficiency
+from vitsweep.tables.scaling_fit import predicted_scaling
+
+
+def labels(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def names(axes):
+    return [tick.get_text() for tick in axes.get_yticklabels()]
+
+
+def fits(axes):
+    """The dashed lines in the colour of a series; the ideal ones are quiet."""
+    dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
+    return [line for line in dashed if to_hex(line.get_color()) != style.QUIET]
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_a_fit_goes_on_to_worlds_that_were_not_measured_and_says_that_it_is_one():
+    runs = curve(amdahl, constant(64), blocks=4, noise=0.01)
+    left, right = scaling.draw(scaling_efficiency(runs, {}), predicted_scaling(runs, {})).axes
+    assert [line.get_xdata().tolist() for line in fits(left)] == [[1, 2, 4, 8, 16, 32]]
+    assert "fit: Amdahl's law" in labels(right)
+    assert [t.get_text() for t in left.get_xticklabels()] == ["1", "2", "4", "8", "16", "32"]
+    band = left.collections[0].get_paths()[0].vertices[:, 0]
+    assert (band.min(), band.max()) == (1.0, 32.0)
+
+
+def test_without_a_fit_the_chart_is_as_before():
+    runs = curve(amdahl, constant(64), blocks=4, noise=0.01)
+    left, right = scaling.draw(scaling_efficiency(runs, {})).axes
+    assert not fits(left)
+    assert not [label for label in labels(right) if label.startswith("fit")]
+
+
+def test_the_report_takes_the_fits_along():
+    runs = curve(amdahl, constant(64), blocks=4, noise=0.01)
+    found = Sweep(runs, {}, cells(runs, {}))
+    chart = next(c for c in CHARTS if c.name == "scaling")
+    figure = chart.draw(chart.table(found))
+    assert "fit: Amdahl's law" in labels(figure.axes[1])
+    assert "a prediction, not a measurement" in chart.reading
+
+
+def test_oversubscribed_curves_have_no_fit():
+    # beyond two ranks the sample shares its cores
+    assert not chart_data.curves(sweep("scaling")).attrs["predicted"]
+
+
+def roofs(device):
+    environment = {"device": device, "compute_dtype": "bfloat16"}
+    unknown = {} if "H200" in device else {"mfu_of_measured_peak": None, "peak_tflops": None}
+    records = [
+        run(f"c{i}", metrics=METRICS | unknown, environment=environment, precision=p)
+        for i, p in enumerate(("fp32", "O1"))
+    ]
+    return roofline_table(cells(table(*records), {}))
+
+
+def test_the_roofline_has_a_point_per_cell_and_phase_below_its_limits():
+    found = roofs("NVIDIA H200")
+    axes = roofline.draw(found).axes[0]
+    assert labels(axes) == ["Forward", "Backward", "Optimizer", "fp32", "O1"]
+    points = [line for line in axes.lines if len(line.get_xdata()) == 1]
+    assert len(points) == 6
+    assert {to_hex(p.get_color()) for p in points} == {
+        style.PHASES[f"{p}_ms"] for p in ("forward", "backward", "optimizer")
+    }
+    assert texts(axes) == ["500 TFLOP/s, bfloat16"]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert "4.8 TB/s" in roofline.reading(found)
+    assert "lower bound" in roofline.reading(found)
+
+
+def test_a_roofline_without_limits_is_drawn_and_says_so():
+    found = roofs("AMD EPYC 7B13")
+    axes = roofline.draw(found).axes[0]
+    assert sum(len(line.get_xdata()) == 1 for line in axes.lines) == 6
+    assert not texts(axes)
+    words = "No matmul rate and no memory bandwidth of this device is known."
+    assert roofline.reading(found).endswith(words)
+
+
+def test_effects_have_a_row_per_technique_and_name_the_company_that_changes_them_most():
+    logs, specs = grid(LEVELS, AVERAGE, TOGETHER)
+    found = effects_table(*simulated(logs, specs, normal(0.01)))
+    axes = effects.draw(found).axes[0]
+    assert set(names(axes)) == set(found["technique"])
+    row = next(t for t in texts(axes) if t.startswith("1.2") and "sdpa_math" in t)
+    assert row.endswith("x with sdpa_math")
+    assert axes.get_xlabel() == "Throughput over that of the baselines' choice (x)"
+
+
+def test_effects_are_in_the_report_only_where_choices_were_crossed():
+    logs, specs = grid(LEVELS, AVERAGE, TOGETHER)
+    runs, baselines = simulated(logs, specs, normal(0.01))
+    assert len(chart_data.technique_effects(Sweep(runs, baselines, cells(runs, baselines))))
+    alone = {"base": {}, "O1": {"precision": "O1"}, "fsdp": {"sharding": "fsdp"}}
+    truth = {"base": 1.0, "O1": 1.3, "fsdp": 0.9}
+    runs, baselines = simulate(truth, normal(0.01), np.random.default_rng(0), specs=alone)
+    assert chart_data.technique_effects(Sweep(runs, baselines, cells(runs, baselines))).empty
+
+
+def test_two_days_show_both_speedups_and_the_size_of_what_changed():
+    truth = {"base": 1.0, "fast": 1.3, "same": 0.9}
+    a, baselines = simulate(truth, normal(0.01), np.random.default_rng(0))
+    b, _ = simulate(truth | {"fast": 1.0}, normal(0.01), np.random.default_rng(1))
+    found = changed_speedups(a, b, baselines, baselines)
+    axes = days.draw(found, {"fast": "O1", "same": "fsdp"}).axes[0]
+    assert names(axes) == ["O1", "fsdp"]
+    shown = [t for t in texts(axes) if t]
+    assert len(shown) == 1
+    assert shown[0].startswith("0.7")
+    assert labels(axes) == ["A", "B"]
+
+
+@pytest.mark.parametrize("with_runs", [True, False])
+def test_the_front_says_how_sure_it_is(with_runs):
+    truth, peaks = {"base": 1.0, "fast": 1.3, "near": 1.29}, {"base": 1.0, "fast": 2.0, "near": 2.0}
+    specs = {"fast": {"precision": "O1"}, "near": {"precision": "O3"}}
+    runs, baselines = simulate(truth, normal(0.02), np.random.default_rng(0), specs=specs)
+    runs = runs.assign(peak_rss_gib=runs["cell_id"].map(peaks))
+    found = pareto_front(cells(runs, baselines), runs=runs if with_runs else None)
+    axes = pareto.draw(found).axes[0]
+    assert all(("%)" in label) == with_runs for label in labels(axes))
+    faint = [line for line in axes.lines if line.get_alpha() is not None]
+    assert bool(faint) == with_runs

@@ -1,0 +1,120 @@
+"""Points of the roofline by hand; limits with their source; what is unknown stays empty."""
+
+import math
+
+import pytest
+from pandas import DataFrame
+
+from tests.builders import run, table
+from vitsweep.errors import VitsweepError
+from vitsweep.results.record import Status
+from vitsweep.tables.cells import cells
+from vitsweep.tables.roofline import roofline
+
+METRICS = {
+    "forward_ms": 20.0,
+    "backward_ms": 50.0,
+    "optimizer_ms": 2.0,
+    "num_parameters": 1e8,
+    "model_flops_per_image": 1.2e11,
+    "activation_gib": 4.0,
+    "parameter_gib": 0.4,
+    "gradient_gib": 0.4,
+    "optimizer_state_gib": 0.8,
+    "model_tflops_per_rank": 100.0,
+    "mfu_of_measured_peak": 0.2,
+    "peak_tflops": 989.5,
+}
+
+
+def points(device="NVIDIA H200", dtype="bfloat16", spec=None, **metrics):
+    environment = {"device": device, "compute_dtype": dtype, "peak_source": "NVIDIA H200 datasheet"}
+    size = {"images_per_step": 128, "world_size": 2} | (spec or {})
+    record = run("a", metrics=METRICS | metrics, environment=environment, **size)
+    return roofline(cells(table(record), {})).set_index("phase")
+
+
+def test_three_phases_by_hand():
+    found = points()
+    assert found.index.tolist() == ["forward", "backward", "optimizer"]
+    forward, backward, optimizer = (found.loc[p] for p in found.index)
+    assert forward["flops"] == pytest.approx(1.2e11 / 3 * 64)
+    assert forward["bytes_at_least"] == pytest.approx(2e8 + 4 * 2**30)
+    assert forward["tflops_per_rank"] == pytest.approx(1.2e11 / 3 * 64 / 0.020 / 1e12)
+    assert backward["flops"] == pytest.approx(2 * forward["flops"])
+    assert backward["bytes_at_least"] == pytest.approx(4e8 + 4 * 2**30)
+    assert optimizer["flops"] == pytest.approx(12e8)
+    assert optimizer["bytes_at_least"] == pytest.approx((0.8 + 0.4 + 1.6) * 2**30)
+    assert forward["bytes_from"] == "parameters and activations"
+
+
+def test_measured_rates_come_before_published_ones():
+    forward = points().loc["forward"]
+    assert forward["limit_tflops"] == pytest.approx(500.0)
+    assert forward["limit_source"] == "matmul rate measured on this machine"
+    assert forward["limit_gb_per_s"] == 4800.0
+    assert "H200 datasheet" in forward["bandwidth_source"]
+    published = points(mfu_of_measured_peak=None).loc["forward"]
+    assert published["limit_tflops"] == 989.5
+    assert published["limit_source"] == "NVIDIA H200 datasheet"
+
+
+def test_the_optimizer_is_below_the_slope_and_the_forward_pass_below_the_flat_roof():
+    found = points()
+    optimizer, forward = found.loc["optimizer"], found.loc["forward"]
+    assert optimizer["attainable_tflops"] == pytest.approx(
+        optimizer["intensity_flop_per_byte"] * 4.8
+    )
+    assert forward["attainable_tflops"] == pytest.approx(500.0)
+    assert forward["share_of_attainable"] == pytest.approx(forward["tflops_per_rank"] / 500)
+
+
+@pytest.mark.parametrize("device", ["AMD EPYC 7B13", "NVIDIA H200 MIG 1g.18gb", "NVIDIA B100"])
+def test_a_device_nobody_published_has_points_without_limits(device):
+    found = points(device, mfu_of_measured_peak=None, peak_tflops=None)
+    assert len(found) == 3
+    assert found["limit_tflops"].isna().all()
+    assert found["limit_gb_per_s"].isna().all()
+    assert found["attainable_tflops"].isna().all()
+
+
+def test_without_counted_activations_the_bound_is_the_parameters_and_says_so():
+    forward = points(activation_gib=None).loc["forward"]
+    assert forward["bytes_at_least"] == pytest.approx(2e8)
+    assert forward["bytes_from"] == "parameters"
+
+
+def test_micro_batches_read_the_parameters_again_and_tensor_parallel_ranks_a_part():
+    forward = points(spec={"accumulation_steps": 4, "mesh.tensor": 2}).loc["forward"]
+    assert forward["bytes_at_least"] == pytest.approx(4 * (1e8 + 4 * 2**30))
+
+
+def test_other_optimizers_and_cells_without_counts_have_no_point():
+    assert points(spec={"optimizer": "sgd"}).index.tolist() == ["forward", "backward"]
+    assert points(num_parameters=None).empty
+    assert points(forward_ms=None).index.tolist() == ["backward", "optimizer"]
+    assert points(model_flops_per_image=float("nan")).index.tolist() == ["optimizer"]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        DataFrame(),
+        cells(table(run("a", status=Status.failed, reason="...")), {}),
+        cells(table(run("a")), {}),
+    ],
+)
+def test_tables_without_a_point(frame):
+    assert roofline(frame).empty
+
+
+def test_a_missing_column_and_a_text_are_named():
+    frame = cells(table(run("a", metrics=METRICS)), {})
+    with pytest.raises(VitsweepError, match="`status`"):
+        roofline(frame.drop(columns="status"))
+    with pytest.raises(VitsweepError, match="`forward_ms` must hold numbers in ms"):
+        roofline(frame.astype({"forward_ms": object}).assign(forward_ms="long"))
+
+
+def test_infinite_times_are_no_time():
+    assert "forward" not in points(forward_ms=math.inf).index

@@ -1,0 +1,117 @@
+"""`write_comparison_report`: one page on which speedups changed between two sweeps."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from pandas import DataFrame
+
+from vitsweep.charts import days, style
+from vitsweep.charts.caption import caption
+from vitsweep.errors import VitsweepError
+from vitsweep.results.store import Store, write_atomically
+from vitsweep.tables.days import changed_speedups, changes_in_words
+from vitsweep.tables.formatting import missing, number, times
+from vitsweep.tables.load import Sweep, sweep_of
+from vitsweep.tables.names import cell_names
+from vitsweep.tables.show import markdown
+
+NUMERIC = ("img/s A", "img/s B", "speedup A", "speedup B", "B over A", "blocks A", "blocks B")
+
+
+def write_comparison_report(store_a: Store | Path, store_b: Store | Path) -> Path:
+    """Compare the speedups of two sweep folders on one page and return its path.
+
+    The page is `report/against_<name of A>/index.html` in the folder of B; beside it `changes.csv`,
+    `changes.md`, and the chart as PNG and SVG.
+
+    Raises:
+        VitsweepError: both are the same folder, one holds no run, or they share no cell.
+    """
+    a, b = (s if isinstance(s, Store) else Store(s) for s in (store_a, store_b))
+    if a.root.resolve() == b.root.resolve():
+        raise VitsweepError(f"`{a.root}` is named twice: a comparison needs two sweep folders.")
+    sweeps = {"A": sweep_of(a), "B": sweep_of(b)}
+    for store, sweep in zip((a, b), sweeps.values(), strict=True):
+        if sweep.runs.empty:
+            raise VitsweepError(f"`{store.root}` holds no runs: nothing to compare.")
+    changes = changed_speedups(
+        sweeps["A"].runs, sweeps["B"].runs, sweeps["A"].baselines, sweeps["B"].baselines
+    )
+    if changes["claim"].isin(["only in A", "only in B"]).all():
+        raise VitsweepError(
+            f"`{a.root}` and `{b.root}` have no cell in common: a cell is the same where its whole "
+            "spec is. Run the same command on both days or machines."
+        )
+    names = _names(sweeps)
+    folder = b.root / "report" / f"against_{a.name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = presented_changes(changes, names)
+    write_atomically(folder / "changes.csv", changes.to_csv(index=False))
+    write_atomically(folder / "changes.md", markdown(text))
+    context = {
+        "names": {"A": a.name, "B": b.name},
+        "folders": {"A": str(a.root), "B": str(b.root)},
+        "answer": changes_in_words(changes.assign(cell_id=changes["cell_id"].map(names))),
+        "captions": {side: caption(sweep.cells) for side, sweep in sweeps.items()},
+        "table": text.to_dict("split"),
+        "numeric": NUMERIC,
+        "chart": _chart(changes, names, folder),
+    }
+    environment = Environment(
+        loader=PackageLoader("vitsweep.report"), autoescape=True, undefined=StrictUndefined
+    )
+    page = folder / "index.html"
+    write_atomically(page, environment.get_template("two_sweeps.html.j2").render(context))
+    return page
+
+
+def presented_changes(changes: DataFrame, names: dict[str, str]) -> DataFrame:
+    """Return the table of `changed_speedups` as text; `names` are what cells are called."""
+
+    def ratio(row: Any, name: str) -> str:
+        ends = [row[f"{name}_{end}"] for end in ("low", "high")]
+        interval = "" if missing(ends[0]) else f" [{ends[0]:.2f}, {ends[1]:.2f}]"
+        return f"{times(row[name])}{interval}" if not missing(row[name]) else ""
+
+    rows = [
+        {
+            "cell": names.get(row["cell_id"], row["cell_id"]),
+            "img/s A": number(row["images_per_second_a"]),
+            "img/s B": number(row["images_per_second_b"]),
+            "speedup A": ratio(row, "speedup_a"),
+            "speedup B": ratio(row, "speedup_b"),
+            "B over A": ratio(row, "change"),
+            "claim": row["claim"],
+            "blocks A": str(row["num_blocks_a"]),
+            "blocks B": str(row["num_blocks_b"]),
+            "status": _status(row),
+        }
+        for row in changes.to_dict("records")
+    ]
+    return DataFrame(rows, dtype=str)
+
+
+def _status(row: Any) -> str:
+    words = ["" if missing(row[f"status_{s}"]) else str(row[f"status_{s}"]) for s in ("a", "b")]
+    plain = [w.replace("_", " ") or "not run" for w in words]
+    return plain[0] if plain[0] == plain[1] else f"{plain[0]} in A, {plain[1]} in B"
+
+
+def _names(sweeps: dict[str, Sweep]) -> dict[str, str]:
+    """Return what cells are called; those of B by what varies in B."""
+    found: dict[str, str] = {}
+    for sweep in sweeps.values():
+        found |= dict(zip(sweep.cells["cell_id"], cell_names(sweep.cells), strict=True))
+    return found
+
+
+def _chart(changes: DataFrame, names: dict[str, str], folder: Path) -> Markup | None:
+    if not (changes["change"].notna() & (changes["claim"] != "baseline")).any():
+        return None
+    figure = style.settled(days.draw(changes, names))
+    svg = style.to_svg(figure)
+    write_atomically(folder / "days.svg", svg)
+    (folder / "days.png").write_bytes(style.to_png(figure))
+    return Markup(style.themed(svg))
