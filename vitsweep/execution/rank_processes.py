@@ -40,7 +40,7 @@ EXIT_DISK_FULL = os.EX_IOERR
 """Exit code of a rank that could not write: its failure file cannot be written either."""
 EXIT_UNKNOWN = 255
 """Exit code that multiprocessing gives a process whose fork server has died; a rank may have it too."""
-SECONDS_TO_KILL = 10.0
+SECONDS_TO_KILL, SECONDS_TO_DIE = 10.0, 1.0
 STOP_SIGNAL = signal.SIGUSR1
 """From the supervisor to the ranks; Slurm's own signals go to the supervisor alone."""
 
@@ -133,10 +133,17 @@ class LocalRanks:
             self._handles.append(handle)
             self._parent = self._parent or handle.parent()
 
-    @property
-    def _fork_server_died(self) -> bool:
-        """Whether the ranks are orphans: then multiprocessing takes them for ended with code 255."""
-        return self._parent is not None and not _is_running(self._parent)
+    def _are_orphans(self) -> bool:
+        """Return whether the fork server has died; multiprocessing shows its ranks as ended with 255.
+
+        The pipes of a dying process close a moment before it counts as dead.
+        """
+        if self._parent is None or EXIT_UNKNOWN not in [p.exitcode for p in self._processes]:
+            return False
+        deadline = time.monotonic() + SECONDS_TO_DIE
+        while (running := _is_running(self._parent)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return not running
 
     def wait(self, seconds: float) -> None:
         """Return when a rank has ended, or after `seconds`."""
@@ -172,7 +179,7 @@ class LocalRanks:
         for process in self._processes:
             if process.pid is not None:
                 process.join()
-        if self._fork_server_died:
+        if self._are_orphans():
             _kill_orphans(self._handles)
 
     def ends(self) -> list[RankEnd]:
@@ -184,7 +191,7 @@ class LocalRanks:
 
     def _end_of(self, rank: int, exit_code: int | None) -> RankEnd:
         failure = read_failure(self._folder, rank)
-        if exit_code == EXIT_UNKNOWN and failure is None and self._fork_server_died:
+        if exit_code == EXIT_UNKNOWN and failure is None and self._are_orphans():
             lost = "The fork server of the ranks was killed."
             return RankEnd(rank=rank, exit_code=None, lost=lost)
         return RankEnd(rank=rank, exit_code=exit_code, failure=failure)
