@@ -18,9 +18,15 @@ class LocalLauncher(CellLauncherPlugin):
     """
 
     def machine(self) -> "Machine":
-        """Return this machine."""
+        """Return this machine; the launcher's fields are checked for `plan` too.
+
+        Raises:
+            BadValueError: a field is wrong.
+        """
+        from vitsweep.launchers.local_settings import local_settings
         from vitsweep.spec.machine import Machine
 
+        local_settings(self.fields)
         return Machine.here()
 
     def launch_cells(self, request: "LaunchRequest") -> "AbstractContextManager[LaunchResult]":

@@ -130,10 +130,11 @@ def test_a_wrong_field_of_the_local_launcher_is_named(field: str, value: object,
         ("sweep.cells_per_block=0", "`sweep.cells_per_block=0`: must be greater than 0"),
     ],
 )
+@pytest.mark.parametrize("verb", [["plan", "-m"], ["-m"]], ids=["plan", "run"])
 def test_the_command_line_ends_with_the_sentence_and_writes_nothing(
-    override: str, told: str, tmp_path: Path
+    override: str, told: str, verb: list[str], tmp_path: Path
 ) -> None:
-    done = Command(tmp_path)("-m", "precision=O1,fp32", override)
+    done = Command(tmp_path)(*verb, "precision=O1,fp32", override)
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

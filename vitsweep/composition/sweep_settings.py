@@ -4,8 +4,10 @@ It stands in composition, which needs `axes`, `cells` and `zip` to expand a grid
 `match` to compose baselines; planning and the launchers read the rest.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,7 +81,13 @@ def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:
         BadValueError: a key is unknown, missing or has a value that is not allowed; all such are
             named.
     """
-    settings: SweepSettings = section_from_tree(SweepSettings, config["sweep"], "sweep")
+    return _checked(json.dumps(config["sweep"]))
+
+
+@lru_cache(maxsize=16)
+def _checked(node: str) -> SweepSettings:
+    """Check a node, given as JSON, once for all cells of a command."""
+    settings: SweepSettings = section_from_tree(SweepSettings, json.loads(node), "sweep")
     problems = [_name_problem(settings.name), _folder_problem(settings.folder)]
     problems += [_retry_problem(settings.retry, status) for status in settings.retry]
     if found := [problem for problem in problems if problem]:

@@ -97,8 +97,11 @@ class BalancedOrder:
 
     def _shared_blocks(self, cells: Sequence[str]) -> list[int]:
         """Return the past blocks that held at least two of the cells, or the only one."""
-        held = Counter(index for cell in cells for index in self._blocks_of.get(cell, ()))
-        return [index for index, count in held.items() if count >= min(2, len(cells))]
+        rarest_first = sorted(cells, key=lambda cell: len(self._blocks_of.get(cell, ())))
+        others = rarest_first[:-1] or rarest_first  # a shared baseline may be in thousands
+        found = {index for cell in others for index in self._blocks_of.get(cell, ())}
+        enough = min(2, len(cells))
+        return [i for i in found if sum(cell in self._past[i] for cell in cells) >= enough]
 
     def _remember(self, cells: Sequence[str]) -> None:
         for cell in cells:
