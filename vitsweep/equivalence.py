@@ -1,4 +1,4 @@
-"""Equal before fast: a nano twin of a cell, trained with its techniques, must match plain training."""
+"""Proof of equality: a tiny twin of a cell, trained with its techniques, must match plain training."""
 
 from dataclasses import fields, replace
 
@@ -19,12 +19,12 @@ from vitsweep.world import World
 
 STEPS = 4
 HALVINGS = 20
-"""So often a loss scale may be too high in a row: from 2**16 to 1, and some."""
+"""Overflows in a row until a dynamic loss scale is low enough: from 2**16 to below 1."""
 LEARNING_RATE = 0.05
 
 
 class WrongResultError(VitsweepError):
-    """The techniques of a cell do not train what the plain model trains."""
+    """A cell trained with its techniques has other losses than plain training."""
 
 
 def twin_of(cell: CellSpec) -> CellSpec:
@@ -90,10 +90,9 @@ def _twin_losses(twin: CellSpec, world: World) -> list[float]:
 
 
 def _step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch]) -> torch.Tensor:
-    """Train on a step until no overflow skips it; the loss is the same each time.
+    """Repeat a step until no overflow skips its update; the loss is the same each time.
 
-    A dynamic scale starts too high and halves until gradients fit float16: plain training has
-    taken the step meanwhile.
+    A dynamic loss scale starts too high and halves until gradients fit float16.
     """
     for _ in range(HALVINGS):
         loss = trainer.step(iter(micro_batches))

@@ -22,10 +22,9 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
 from vitsweep.techniques.precision.cast import allow_tf32, autocast, cast_model
-from vitsweep.training.criterion import criterion_of
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
-from vitsweep.training.trainer import Trainer
+from vitsweep.training.trainer import Trainer, criterion_of
 from vitsweep.world import World
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitsweep.measure.steady_state import is_drifting, warm_up_steps
+from vitsweep.measure.window import is_drifting, warm_up_steps
 
 SEEDS = range(100)
 

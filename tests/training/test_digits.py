@@ -23,8 +23,8 @@ RECIPE = (
 
 
 def _run(world: World, spec: CellSpec) -> Summary:
-    around = RunContext(calibration={}, proved="", trace_folder=Path())
-    return run_cell(spec, world, around)
+    context = RunContext(calibration={}, proved="", trace_folder=Path())
+    return run_cell(spec, world, context)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 
 PHASES = ("data", "forward", "backward", "optimizer")
 BUBBLE = "bubble"
-"""Between the chunks of a pipeline: waiting for other stages and for what they send."""
+"""Phase between the chunks of a pipeline: waiting for other stages and their activations."""
 
 
 class StepClock:
@@ -24,7 +24,7 @@ class StepClock:
         self._marks: list[float | torch.cuda.Event] = []
 
     def mark(self) -> None:
-        """Note that a step ends and the next one begins."""
+        """Mark the end of a step and the beginning of the next."""
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -44,9 +44,9 @@ class StepClock:
 
 
 class PhaseClock:
-    """Times phases by waiting for the device at each border.
+    """Times phases by synchronising with the device at the end of each.
 
-    The waits change the step, so instrumented steps are never among the timed ones.
+    That slows the step, so instrumented steps are never among the timed ones.
     """
 
     def __init__(self, device: torch.device) -> None:

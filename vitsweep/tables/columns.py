@@ -45,7 +45,14 @@ COMPARISON = (
     "baseline_cell_id",
     "speedup_note",
 )
-VALIDITY = (*FLAGS, "proved", "steps_skipped", "steps_counted")
+VALIDITY = (
+    *FLAGS,
+    "uneven_steps_cause",
+    "throughput_from",
+    "proved",
+    "steps_skipped",
+    "steps_counted",
+)
 SET_FIELDS = ("resolution_px", *(f"{group}." for group in (*TECHNIQUE_GROUPS, "model")))
 """Spec columns that a user sets, besides the choices of groups."""
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")

@@ -43,6 +43,6 @@ class MasterWeights:
                 torch._foreach_copy_(self._model, self._masters)
 
     def zero_model_gradients(self) -> None:
-        """Drop the model's own gradients; the masters' belong to the optimizer."""
+        """Drop the gradients of the half-precision parameters; the optimizer drops the masters'."""
         for parameter in self._model:
             parameter.grad = None

@@ -1,4 +1,4 @@
-"""Plain training: one process, one replica, no technique. What every technique is held against."""
+"""Plain training in one process without techniques: the reference that techniques must equal."""
 
 from dataclasses import replace
 
@@ -15,8 +15,8 @@ from vitsweep.training.trainer import MicroBatch
 def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:
     """Build the cell's model with plain attention and layout, from the cell's seed.
 
-    It has what changes the model (classifier, linear or segmented attention): such a technique is
-    compared with its own plain twin.
+    Techniques that change the model (classifier, linear or segmented attention) stay: they are
+    compared with a plain implementation of the same model.
     """
     torch.manual_seed(cell.seed)
     layout = replace(cell.layout, batch_first=True, channels_last=False)

@@ -1,4 +1,4 @@
-"""Loss scaling whose verdict on overflow is the same on every rank."""
+"""Loss scaling with one decision about overflow for all ranks."""
 
 from typing import Literal
 

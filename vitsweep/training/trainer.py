@@ -1,12 +1,13 @@
-"""Trainer: a parallelized model with its optimizer, and the one step that all of training repeats."""
+"""Trainer: a parallelized model with its optimizer, and one optimizer step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from vitsweep.spec.cell_spec import CellSpec
@@ -14,7 +15,6 @@ from vitsweep.spec.model_parallel import PipelineRunner
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.precision.cast import autocast
 from vitsweep.training.clip import clip_gradients
-from vitsweep.training.criterion import criterion_of
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
 from vitsweep.world import World
@@ -36,7 +36,7 @@ class _NoMarks:
 
 @dataclass(kw_only=True)
 class Trainer:
-    """What is trained, and how one optimizer step goes.
+    """A model wrapped by all techniques, and how one optimizer step of it runs.
 
     Attributes:
         model: wrapped by all techniques.
@@ -145,3 +145,15 @@ class Trainer:
         if self.cell.layout.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         return images
+
+
+def criterion_of(cell: CellSpec) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return (outputs, labels) -> mean loss, in float32 or better."""
+
+    def criterion(outputs: Tensor, labels: Tensor) -> Tensor:
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        if cell.model.head == "dense":
+            return F.mse_loss(outputs, labels.to(outputs.dtype))
+        return F.cross_entropy(outputs, labels, label_smoothing=cell.task.label_smoothing)
+
+    return criterion
