@@ -162,7 +162,9 @@ def test_a_folder_of_nothing_but_damage_ends_the_run(tmp_path):
 def test_workers_deliver_what_the_rank_itself_would_read_and_then_end(tmp_path):
     root = write_folder(tmp_path)
     truncate(root / "train" / "bee" / "bee_1.jpg")
-    batches = opened(root, num_workers=2, max_damaged_share=0.1)
+    batches = opened(root, num_workers=2, max_damaged_share=0.1, prefetch_batches=3)
+    assert batches.prefetched == 6
+    assert opened(root).prefetched == 0
     state = torch.get_rng_state()
     for ours, theirs in zip(
         opened(root, max_damaged_share=0.1).train(1), batches.train(1), strict=True

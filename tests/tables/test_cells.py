@@ -128,3 +128,18 @@ def test_fields_that_were_set_together_are_all_shown():
     runs = table(cell("a", 0.1, 0, 64, 8), cell("b", 0.2, 0.5, 64, 8), cell("c", 0.2, 0.5, 16, 16))
     sizes = ["images_per_step", "resolution_px"]
     assert varying(runs) == [*sizes, "optimizer.learning_rate", "optimizer.weight_decay"]
+
+
+@pytest.mark.parametrize(
+    ("causes", "flagged"), [(["data", "data", None], True), (["data", None, None], False)]
+)
+def test_steps_are_uneven_where_most_runs_say_so_with_the_cause(causes, flagged) -> None:
+    runs = table(
+        *(
+            run("base", f"b{n}", validity={"uneven_steps": bool(c), "uneven_steps_cause": c})
+            for n, c in enumerate(causes)
+        )
+    )
+    row = cells(runs, BASELINES).iloc[0]
+    assert bool(row["uneven_steps"]) is flagged
+    assert row["uneven_steps_cause"] == "data" if flagged else pd.isna(row["uneven_steps_cause"])

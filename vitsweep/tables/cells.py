@@ -19,6 +19,11 @@ TIMES = ("step_time_ms", "epoch_hours_imagenet1k")
 """Columns that are proportional to images/s, and inversely proportional to it."""
 
 
+IN_MOST_RUNS = ("drifting", "uneven_steps")
+"""Flags that a cell has where most of its runs have them; one run is enough for the others."""
+UNEVEN_CAUSE = "uneven_steps_cause"
+
+
 def cells(
     runs: DataFrame,
     baselines: Mapping[str, str | None],
@@ -126,7 +131,7 @@ def _without_runs(unrun: DataFrame | None, runs: DataFrame) -> DataFrame:
 
 
 def _latest(runs: DataFrame) -> DataFrame:
-    measured = set(runs.columns) & (set(METRICS) | set(FLAGS))
+    measured = set(runs.columns) & {*METRICS, *FLAGS, UNEVEN_CAUSE}
     outcome = {"status", "reason", "failed_rank", "attempt"}
     return (
         in_order(runs)
@@ -157,4 +162,8 @@ def _medians(runs: DataFrame) -> DataFrame:
 def _flags(used: DataFrame) -> DataFrame:
     flags = [f for f in FLAGS if f in used]
     shares = used[flags].eq(True).groupby(used["cell_id"]).mean()
-    return shares.gt(Series({f: 0.5 if f == "drifting" else 0.0 for f in flags}))
+    found = shares.gt(Series({f: 0.5 if f in IN_MOST_RUNS else 0.0 for f in flags}))
+    if UNEVEN_CAUSE in used:
+        causes = used.groupby("cell_id", observed=True)[UNEVEN_CAUSE].last()  # that is known
+        found[UNEVEN_CAUSE] = causes.where(found["uneven_steps"])
+    return found
