@@ -79,7 +79,7 @@ class ClusterError(Exception):
     """Something the user can act on; its text is all that is printed."""
 
 
-# ------------------------------------------------------------------------------- what was asked for
+# ------------------------------------------------------------------------------------------ settings
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Folder:
 
     @property
     def settings(self) -> Path:
-        """What was asked for; its presence marks the folder as ours to delete."""
+        """The cluster's settings; this file marks the folder as one that `stop --remove` may delete."""
         return self.root / "cluster.json"
 
     @property
@@ -332,7 +332,7 @@ def _accounting(settings: Settings, folder: Folder) -> dict[str, object]:
     """With slurmdbd `sacct` works; without it the cluster starts in a fifth of the time.
 
     Then nobody but the controller knows how a job ended: stock submitit, which asks only `sacct`,
-    waits for ever for a job that died without a word.
+    waits for ever for a job that died without reporting an end.
     """
     if not settings.with_accounting:
         return {"AccountingStorageType": "accounting_storage/none"}
@@ -416,7 +416,7 @@ class Process:
 
     @classmethod
     def read(cls, pid: int) -> Process | None:
-        """Look at a process; None when it is gone."""
+        """Read a process from /proc; None when it is gone."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -431,7 +431,7 @@ class Process:
 
     @property
     def runs(self) -> bool:
-        """Whether it lives; a zombie only waits to be counted."""
+        """Whether it is running; a zombie is not."""
         return self.state not in "ZX"
 
     def environment(self) -> dict[str, str]:
@@ -530,14 +530,14 @@ class Cluster:
     """The cluster of one state folder: everything the verbs do."""
 
     def __init__(self, state: Path | str) -> None:
-        """Look at a folder; nothing is made before `start`."""
+        """Describe the cluster of a folder; nothing is made before `start`."""
         self.folder = Folder(Path(os.path.abspath(state)))
         self.user = user_name()
         self._children: list[subprocess.Popen[bytes]] = []
 
     @property
     def settings(self) -> Settings:
-        """What was last asked for here."""
+        """The settings of the latest `start`."""
         try:
             kept = json.loads(self.folder.settings.read_text())
             return Settings(**{**kept, "overrides": tuple(kept["overrides"])})
@@ -829,7 +829,7 @@ class Cluster:
         return run.stdout.strip()
 
     def node_states(self) -> dict[str, str]:
-        """Each node's state in Slurm's words; a trailing `*` means it does not answer."""
+        """Each node's state as Slurm names it; a trailing `*` means it does not answer."""
         with contextlib.suppress(subprocess.SubprocessError):
             lines = self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").splitlines()
             return dict(line.split() for line in lines)
@@ -867,7 +867,7 @@ class Cluster:
         return self.folder / "pids" / f"{name}.run"
 
     def _logs(self, name: str) -> str:
-        """The ends of the logs that tell why something did not come up."""
+        """The last lines of the logs of a daemon that did not start."""
         logs = sorted((self.folder / "log").glob(f"{name}*"))
         return "\n".join(f"--- {log}\n{tail(log)}" for log in logs if log.stat().st_size)
 

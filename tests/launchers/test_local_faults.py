@@ -19,6 +19,7 @@ def test_a_cell_that_failed_is_repeated_by_retry_only(vitsweep: Command) -> None
     vitsweep(*fault("Raise"), "sweep.baseline=null")
     same = vitsweep(*fault("Raise"), "sweep.baseline=null")
     assert "not repeated" in same.stdout
+    assert "measured already" not in same.stdout
     assert len(vitsweep.runs()) == 1
 
     vitsweep("sharding=fsdp", "sweep.baseline=null")  # a later command, about another cell

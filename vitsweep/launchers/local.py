@@ -78,7 +78,7 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
 
     begin, size = state(), settings.cells_per_block
     print_notices(begin, f"`vitsweep retry {store.name}` runs them again", console)
-    if not begin.missing_blocks and plan.runnable:
+    if not begin.missing_blocks and not begin.not_measured and plan.runnable:
         console.print("Everything that was asked for is measured already.")
     resumed = runner.resume(plan, begin.missing_blocks, size, console)
     order = BalancedOrder.after(earlier)

@@ -29,10 +29,10 @@ from vitsweep.results.store import Store
 
 @contextmanager
 def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchResult]:
-    """Submit what is missing of the cells, and wait until it has run.
+    """Submit the missing runs of the cells, and wait until they have run.
 
     With `hydra.launcher.wait=false` the result is `submitted` as soon as Slurm has the jobs. Ctrl-C
-    detaches: the jobs go on. The sweep is locked only while jobs are submitted.
+    detaches: the jobs continue. The sweep is locked only while jobs are submitted.
 
     Raises:
         VitsweepError: a value is wrong, or Slurm refuses.
@@ -44,9 +44,9 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
         watched = _submit_missing(sweep, request.settings, settings, console)
     store, plan = sweep.store, sweep.plan
     if not settings.wait:
-        console.print(_come_back(store), highlight=False)
+        console.print(_next_commands(store), highlight=False)
     elif not watch(store, plan, watched, console):
-        console.print(f"Detached; the jobs go on. {_come_back(store)}", highlight=False)
+        console.print(f"Detached; the jobs continue. {_next_commands(store)}", highlight=False)
         raise SystemExit(ExitCode.interrupted)
     yield LaunchResult(store=store, plan=plan, submitted=not settings.wait)
 
@@ -61,7 +61,8 @@ def _submit_missing(
     begin = time.monotonic()
     store, plan, code = sweep.store, sweep.plan, sweep.code
     job_states = reconcile(store)
-    found, minutes = _known(sweep, sweep_settings, settings)
+    found = _resume_state(sweep, sweep_settings, settings)
+    minutes = _minutes_of_run(sweep, settings)
     pending = pending_runs(job_states)
     missing = {
         cell: n - pending[cell] for cell, n in found.missing_blocks.items() if n > pending[cell]
@@ -70,16 +71,16 @@ def _submit_missing(
     live = [state.job.array for state in job_states if state.is_live and planned]
     _announce(store, plan, found, missing, sum(pending.values()), console)
     folder = code_folder(store, code, snapshot=sweep_settings.snapshot_code)
-    size, new = max_array_size(settings), []
+    array_size, new = max_array_size(settings), []
     for request, jobs in pack(
         plan, missing, minutes, settings, sweep_settings.cells_per_block
     ).items():
-        new += submit(store, request, jobs, settings, size, folder)
-        runs = sum(len(block.entries) for job in jobs for block in job.blocks)
+        new += submit(store, request, jobs, settings, array_size, folder)
+        num_runs = sum(len(block.entries) for job in jobs for block in job.blocks)
         console.print(
-            f"{request.name}: {runs} runs in {len(jobs)} jobs of {request.nodes} nodes, "
+            f"{request.name}: {num_runs} runs in {len(jobs)} jobs of {request.nodes} nodes, "
             f"about {max(job.minutes for job in jobs):.0f} min each, limit {request.minutes} min: "
-            f"array {', '.join(array.slurm_id for array in new[-(-len(jobs) // -size) :])}",
+            f"array {', '.join(array.slurm_id for array in new[-(-len(jobs) // -array_size) :])}",
             highlight=False,
         )
     if new:
@@ -87,20 +88,25 @@ def _submit_missing(
     return [*{array.folder: array for array in live}.values(), *new]
 
 
-def _known(
+def _resume_state(
     sweep: PreparedSweep, sweep_settings: SweepSettings, settings: SlurmSettings
-) -> tuple[ResumeState, dict[str, float]]:
-    """Return what is measured, and the expected minutes of a run of each cell."""
-    runs = list(sweep.store.runs())
+) -> ResumeState:
     plan = without_unpaired_baselines(sweep.plan, settings)
-    found = resume_state(plan, runs, sweep_settings, sweep.code)
-    took: dict[str, list[float]] = {}
-    for run in runs:
+    return resume_state(plan, list(sweep.store.runs()), sweep_settings, sweep.code)
+
+
+def _minutes_of_run(sweep: PreparedSweep, settings: SlurmSettings) -> dict[str, float]:
+    """Return cell id -> expected minutes of a run: the median of its runs, else of all runs."""
+    measured: dict[str, list[float]] = {}
+    for run in sweep.store.runs():
         if run.status == Status.measured and "run_seconds" in run.environment:
-            took.setdefault(run.cell_id, []).append(run.environment["run_seconds"] / 60)
-    every = [minutes for of_cell in took.values() for minutes in of_cell]
-    usual = median(every) if every else settings.minutes_per_run
-    return found, {c: median(took[c]) if c in took else usual for c in sweep.plan.entries}
+            measured.setdefault(run.cell_id, []).append(run.environment["run_seconds"] / 60)
+    of_all = [minutes for of_cell in measured.values() for minutes in of_cell]
+    default = median(of_all) if of_all else settings.minutes_per_run
+    return {
+        cell_id: median(measured[cell_id]) if cell_id in measured else default
+        for cell_id in sweep.plan.entries
+    }
 
 
 def _announce(
@@ -114,11 +120,12 @@ def _announce(
     print_notices(found, f"`vitsweep retry {store.name}` runs them again", console)
     if pending:
         console.print(f"{pending} runs are in live jobs of this sweep already.", highlight=False)
-    if not missing and not pending and plan.runnable:
+    if not (missing or pending or found.not_measured) and plan.runnable:
         console.print("Everything that was asked for is measured already.")
 
 
-def _come_back(store: Store) -> str:
+def _next_commands(store: Store) -> str:
+    """Return what to type to see, collect or end a submitted sweep."""
     name = sweep_argument(store)
     return (
         f"`vitsweep status {name} --watch` shows the sweep, `vitsweep collect {name}` makes its "
