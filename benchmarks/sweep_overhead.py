@@ -140,7 +140,7 @@ def many(folder: Path, cells: int) -> dict[str, Any]:
     figures["submit"] = {"seconds": round(submit_s, 1), "peak_mib": round(submit_mib)}
     print(f"submit  {figures['submit']}", flush=True)
     begin, jobs = time.monotonic(), own / "results" / "default" / "jobs"
-    asked_for = sum(json.loads(p.read_text())["elements"] for p in jobs.glob("*/array.json"))
+    asked_for = sum(json.loads(p.read_text())["num_jobs"] for p in jobs.glob("*/array.json"))
     while len(list(jobs.glob("*/*.done"))) < asked_for:
         time.sleep(1)
     figures["jobs"] = {"number": asked_for, "seconds": round(time.monotonic() - begin, 1)}

@@ -14,17 +14,17 @@ def main(folder: Path) -> None:
     index = int(os.environ["SLURM_ARRAY_TASK_ID"])
     with (folder / "tasks.jsonl").open() as lines:
         task = json.loads(next(islice(lines, index, None)))
-    life = [{"event": "job_start", "restart": 0, "time": time.time(), "nodes": ["trivial"]}]
+    events = [{"event": "job_start", "restart": 0, "time": time.time(), "nodes": ["trivial"]}]
     for block in task["blocks"]:
         for position, run in enumerate(block["runs"]):
-            life += record(folder.parents[1], block["name"], position, run)
-    life.append({"event": "job_end", "cause": "done", "reason": "", "time": time.time()})
-    (folder / f"{index}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in life))
+            events += record(folder.parents[1], block["name"], position, run)
+    events.append({"event": "job_end", "cause": "done", "reason": "", "time": time.time()})
+    (folder / f"{index}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
     (folder / f"{index}.done").touch()
 
 
 def record(sweep: Path, block: str, position: int, run: dict[str, str]) -> list[dict[str, object]]:
-    """Write one record; return its lines of the job's life."""
+    """Write one record; return its events."""
     path = sweep / "cells" / run["cell_id"] / "runs" / f"{run['run_id']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = run | {
