@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
     from vitsweep.launchers.base import LaunchRequest, LaunchResult
+    from vitsweep.planning.sweep_plan import SweepPlan
     from vitsweep.spec.machine import Machine
 
 
@@ -35,6 +36,10 @@ class CellLauncherPlugin(Launcher):
     @abstractmethod
     def launch_cells(self, request: "LaunchRequest") -> "AbstractContextManager[LaunchResult]":
         """Measure what is missing of the cells."""
+
+    def with_paired_baselines(self, plan: "SweepPlan") -> "SweepPlan":
+        """Return the plan without the baselines that cannot run in the blocks of their cells."""
+        return plan
 
     def check_that_results_are_awaited(self) -> None:
         """Raise a VitsweepError where the launcher returns before its cells have run."""

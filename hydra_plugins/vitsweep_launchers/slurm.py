@@ -8,6 +8,7 @@ from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
 if TYPE_CHECKING:
     from vitsweep.launchers.base import LaunchRequest, LaunchResult
     from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
+    from vitsweep.planning.sweep_plan import SweepPlan
     from vitsweep.spec.machine import Machine
 
 
@@ -29,6 +30,12 @@ class SlurmLauncher(CellLauncherPlugin):
         from vitsweep.launchers.slurm.submit.launch import launch
 
         return launch(request, self.settings())
+
+    def with_paired_baselines(self, plan: "SweepPlan") -> "SweepPlan":
+        """Leave out baselines that request other resources, or run in jobs of their own."""
+        from vitsweep.launchers.slurm.submit.packing import without_unpaired_baselines
+
+        return without_unpaired_baselines(plan, self.settings())
 
     def check_that_results_are_awaited(self) -> None:
         """Refuse `wait=false` to a sweeper that learns from results."""

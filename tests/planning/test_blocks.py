@@ -44,7 +44,7 @@ FOUR = ("sharding=ddp,fsdp", "optimizer=adamw_loop,adamw_foreach")
 
 def drawn(num_cells: int, num_blocks: int, seed: int, past: int = 0) -> list[list[str]]:
     order, cells = BalancedOrder(seed=seed), [f"c{number}" for number in range(num_cells)]
-    return [order.order(cells) for _ in range(past + num_blocks)][past:]
+    return [order.next_block(cells) for _ in range(past + num_blocks)][past:]
 
 
 @pytest.mark.parametrize("num_cells", [2, 3, 4, 5, 9])
@@ -106,13 +106,13 @@ def test_a_cell_follows_each_other_cell_alike_often() -> None:
 def test_a_resumed_sweep_balances_over_what_ran_before() -> None:
     for seed in SEEDS:
         order = BalancedOrder(seed=seed)
-        before = [order.order(["a", "b", "c"]) for _ in range(2)]
+        before = [order.next_block(["a", "b", "c"]) for _ in range(2)]
         records = [
             replace(run(cell, f"b{number}", 100), position=place)
             for number, cells in enumerate(before)
             for place, cell in enumerate(cells)
         ]
-        third = BalancedOrder.after(records[::-1]).order(["a", "b", "c"])
+        third = BalancedOrder.after(records[::-1]).next_block(["a", "b", "c"])
         assert all(len(set(column)) == 3 for column in zip(*before, third, strict=True))
 
 
@@ -124,7 +124,7 @@ def test_blocks_of_other_cells_do_not_count_for_a_shared_baseline() -> None:
         for _ in range(4):
             for chunk in ("x", "y"):
                 cells = [f"{chunk}{number}" for number in range(3)]
-                found[chunk].append(order.order([*cells, "base"]).index("base"))
+                found[chunk].append(order.next_block([*cells, "base"]).index("base"))
         assert sorted(found["x"]) == sorted(found["y"]) == [0, 1, 2, 3]
 
 
@@ -149,7 +149,7 @@ def shuffled(random: np.random.Generator, num_blocks: int) -> list[list[str]]:
 
 def balanced(random: np.random.Generator, num_blocks: int) -> list[list[str]]:
     order = BalancedOrder(seed=int(random.integers(1 << 32)))
-    return [order.order(["a", "b"]) for _ in range(num_blocks)]
+    return [order.next_block(["a", "b"]) for _ in range(num_blocks)]
 
 
 def test_slow_first_runs_make_no_false_claims() -> None:

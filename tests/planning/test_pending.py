@@ -116,6 +116,16 @@ def test_a_result_other_than_measured_is_repeated_on_request_only(
     assert missing(plan, asked, ended).missing_blocks == {fsdp: 5, zero2: 5}
 
 
+def test_runs_that_jobs_of_a_cluster_will_do_complete_pairs(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    fsdp, zero2, baseline = plan.entries
+    runs = [r for r in measured(*plan.entries) if (r.cell_id, r.block) != (baseline, "b4")]
+    assert missing(plan, settings, *runs).missing_blocks == {fsdp: 1, zero2: 1}
+    state = resume_state(plan, runs, settings, CODE, pending=[(baseline, "b4")])
+    assert state.missing_blocks == {}
+
+
 def test_remeasuring_counts_the_runs_of_this_command_alone(
     plan: SweepPlan, settings: SweepSettings
 ) -> None:

@@ -102,7 +102,9 @@ def _plan(
 ) -> list[dict[str, Any]]:
     from vitsweep.planning.plan_table import plan
 
-    return plan(cells, sweep_settings(config), composer, launcher.machine())
+    return plan(
+        cells, sweep_settings(config), composer, launcher.machine(), launcher.with_paired_baselines
+    )
 
 
 def _search(searches: Searches, launcher: Any, config: dict[str, Any]) -> list[Search]:

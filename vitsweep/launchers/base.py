@@ -67,6 +67,9 @@ class CellLauncher(Protocol):
             VitsweepError: the node is unknown.
         """
 
+    def with_paired_baselines(self, plan: SweepPlan) -> SweepPlan:
+        """Return the plan without the baselines that cannot run in the blocks of their cells."""
+
     def launch_cells(self, request: LaunchRequest) -> AbstractContextManager[LaunchResult]:
         """Measure what is missing of the cells.
 

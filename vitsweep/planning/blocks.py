@@ -19,7 +19,7 @@ from scipy.optimize import linear_sum_assignment
 
 from vitsweep.planning.pending import STOPPED_FROM_OUTSIDE, ResumeState
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.results.record import RunRecord
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.ratios import MIN_BLOCKS
 
 EXTRA_ROUNDS = 3
@@ -48,13 +48,14 @@ class BalancedOrder:
     The first run of a block may be slow (cold caches, a clock that rises), and a machine may warm up
     during a block. Over the blocks that some cells share, each cell is equally often at each
     position, within one: k blocks of k cells are a Latin square. Among these orders the one is taken
-    in which the mean positions differ least, so that the second block of a comparison is the first
-    one reversed (as ABBA, or a Williams design for two neighbours) and a linear drift within blocks
-    cancels. What is left is random: which cell begins is drawn anew for each sweep.
+    in which the mean positions differ least. Every second block is then the reverse of the one before,
+    as far as the square allows (ABBA for two cells): a linear drift within blocks cancels, and a cell
+    follows another as often as it precedes it, which is what a Williams design balances. The rest is
+    random: which cell begins is drawn anew for each sweep.
 
     Each order is an optimal assignment of cells to positions, given how often the cells were at each
     position before; a Latin square can always be continued so, since what it has not used yet is a
-    regular bipartite graph (Koenig).
+    regular bipartite graph (König).
 
     Args:
         past: blocks that ran before, each as the ids of its cells in the order in which they ran.
@@ -73,11 +74,12 @@ class BalancedOrder:
         """Return an order that takes into account where the cells stood in earlier blocks."""
         found: dict[str, list[RunRecord]] = {}
         for run in runs:
-            found.setdefault(run.block, []).append(run)
+            if run.status == Status.measured:
+                found.setdefault(run.block, []).append(run)
         ordered = (sorted(block, key=lambda run: run.position) for block in found.values())
         return cls([run.cell_id for run in block] for block in ordered)
 
-    def order(self, cells: Sequence[str]) -> list[str]:
+    def next_block(self, cells: Sequence[str]) -> list[str]:
         """Return the cells of the next block in the order in which they run."""
         num_cells = len(cells)
         places = np.linspace(0.0, 1.0, num_cells)
@@ -246,4 +248,4 @@ def _block(
 ) -> Block:
     entries = {e.cell_id: e for e in _with_baselines(plan, members)}
     cells = [cell_id for cell_id in entries if cell_id not in (skipped or {})]
-    return Block(secrets.token_hex(5), tuple(entries[c] for c in order.order(cells)))
+    return Block(secrets.token_hex(5), tuple(entries[c] for c in order.next_block(cells)))

@@ -33,7 +33,7 @@ STOPPED_FROM_OUTSIDE = (Status.killed, Status.preempted)
 KILLS_IN_A_ROW = 3
 """A cell that was killed so often in a row is not tried again by the same command."""
 
-MeasuredBlocks = Mapping[str, Mapping[str, Any]]
+MeasuredBlocks = dict[str, dict[str, Any]]
 """Cell id -> block -> nodes on which the cell was measured in that block, None where unknown."""
 
 
@@ -86,6 +86,7 @@ def resume_state(
     settings: SweepSettings,
     code: Mapping[str, Any],
     of_this_command: Sequence[RunRecord] = (),
+    pending: Iterable[tuple[str, str]] = (),
 ) -> ResumeState:
     """Compare a command with what is measured.
 
@@ -100,11 +101,14 @@ def resume_state(
         of_this_command: records that the command itself has added since, oldest first. A cell that
             was not measured in one of them is not tried again, unless something from outside stopped
             the run; that is repeated until it happens `KILLS_IN_A_ROW` times in a row.
+        pending: (cell id, block) of runs that jobs of a cluster will still do; they count as measured.
     """
     torch_version = code["packages"]["torch"]
     before = [] if settings.remeasure else _usable(runs, plan, torch_version)
     now = _usable(of_this_command, plan, torch_version)
     measured = _measured_blocks([*before, *now])
+    for cell_id, block in pending:
+        measured.setdefault(cell_id, {}).setdefault(block, None)
     latest = {run.cell_id: run for run in before}
     repeated = (*STOPPED_FROM_OUTSIDE, Status.measured, *settings.retry)
     not_measured = {
@@ -161,7 +165,7 @@ def _usable(runs: Iterable[RunRecord], plan: SweepPlan, torch_version: str) -> l
 
 
 def _measured_blocks(runs: Iterable[RunRecord]) -> MeasuredBlocks:
-    found: dict[str, dict[str, Any]] = {}
+    found: MeasuredBlocks = {}
     for run in runs:
         if run.status == Status.measured:
             found.setdefault(run.cell_id, {})[run.block] = run.environment.get("nodes_used")

@@ -1,7 +1,7 @@
 """`vitsweep plan`: what a sweep would run and could show, without training anything."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -22,10 +22,23 @@ from vitsweep.spec.machine import Machine
 
 
 def plan(
-    cells: Sequence[ComposedCell], settings: SweepSettings, composer: Composer, machine: Machine
+    cells: Sequence[ComposedCell],
+    settings: SweepSettings,
+    composer: Composer,
+    machine: Machine,
+    with_paired_baselines: Callable[[SweepPlan], SweepPlan] = lambda plan: plan,
 ) -> list[dict[str, Any]]:
-    """Print every cell with its state and return one row per cell."""
-    sweep_plan = plan_of(cells, machine, composer)
+    """Print every cell with its state and return one row per cell.
+
+    Args:
+        cells: of the command.
+        settings: of the sweep.
+        composer: composes the baselines.
+        machine: node for which every `auto` is resolved.
+        with_paired_baselines: leaves out the baselines that the launcher cannot run in the blocks of
+            their cells.
+    """
+    sweep_plan = with_paired_baselines(plan_of(cells, machine, composer))
     store = store_of(settings)
     runs = list(store.runs()) if store.cells.is_dir() else []
     state = resume_state(sweep_plan, runs, settings, code_state())

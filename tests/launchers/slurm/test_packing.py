@@ -6,18 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import run
 from tests.cells import TINY
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
+from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.launchers.slurm.node.signals import Signals
 from vitsweep.launchers.slurm.submit.cluster import gpus_in
 from vitsweep.launchers.slurm.submit.job_request import groups
-from vitsweep.launchers.slurm.submit.packing import PlannedJob, pack
+from vitsweep.launchers.slurm.submit.packing import PlannedJob, pack, without_unpaired_baselines
 from vitsweep.launchers.slurm.submit.sbatch import parameters
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings, settings_of
 from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.pending import resume_state
 from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.store import Store
@@ -70,6 +73,28 @@ def test_every_job_holds_the_baseline_of_its_cells():
     for job in jobs:
         assert len(job.blocks) == 3
         assert all(baseline in {e.cell_id for e in block.entries} for block in job.blocks)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "given"),
+    [(["sharding=fsdp"], {"pair": False}), (["resources.nodes=2", "sweep.match=[model]"], {})],
+    ids=["asked for", "other resources"],
+)
+def test_a_baseline_that_runs_in_other_jobs_is_counted_by_its_own_runs(overrides, given):
+    cells = plan(*overrides)
+    cell, baseline = cells.entries
+    code = {"git_commit": "0123abcd", "packages": {"torch": "2.13.0"}}
+    sweep = sweep_settings(Composer().compose().tree)
+    runs = [run(cell, f"b{number}", 100) for number in range(5)]
+    runs += [run(baseline, f"c{number}", 100) for number in range(4)]
+    assert resume_state(cells, runs, sweep, code).missing_blocks == {cell: 5}, "no pairs at all"
+    counted = without_unpaired_baselines(cells, settings(**given))
+    assert resume_state(counted, runs, sweep, code).missing_blocks == {baseline: 1}
+
+
+def test_a_baseline_that_runs_beside_its_cells_is_not_counted_alone():
+    cells = plan("sharding=fsdp")
+    assert without_unpaired_baselines(cells, settings()) == cells
 
 
 def test_unpaired_baselines_have_jobs_of_their_own():

@@ -1,13 +1,12 @@
 """The state of a sweep's jobs: from the events they wrote, then from Slurm's queue and accounting."""
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from vitsweep.launchers.slurm.state.job_events import JobEvents
+from vitsweep.launchers.slurm.state.job_events import JobEvents, Run
 from vitsweep.launchers.slurm.state.job_files import ArrayJob, JobArray, job_arrays
 from vitsweep.launchers.slurm.state.slurm_cli import (
     SlurmJob,
@@ -141,9 +140,9 @@ def _is_restarted(events: JobEvents, slurm: SlurmJob | None) -> bool:
     return slurm.restarts > events.restart or events.end is None
 
 
-def pending_runs(job_states: Sequence[JobState]) -> Counter[str]:
-    """Return cell id -> number of runs that live jobs will still do."""
-    counts: Counter[str] = Counter()
+def pending_runs(job_states: Sequence[JobState]) -> list[Run]:
+    """Return the runs that live jobs will still do."""
+    pending: list[Run] = []
     for state in job_states:
         if not state.is_live:
             continue
@@ -151,7 +150,5 @@ def pending_runs(job_states: Sequence[JobState]) -> Counter[str]:
         skipped_cells = {
             r.cell_id for r in runs if statuses.get(r.name, Status.measured) != Status.measured
         }
-        counts.update(
-            r.cell_id for r in runs if r.name not in statuses and r.cell_id not in skipped_cells
-        )
-    return counts
+        pending += [r for r in runs if r.name not in statuses and r.cell_id not in skipped_cells]
+    return pending

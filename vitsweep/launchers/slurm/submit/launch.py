@@ -1,7 +1,7 @@
 """The Slurm launcher: freezes cells, groups them by requested resources, submits job arrays."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
@@ -20,10 +20,11 @@ from vitsweep.launchers.slurm.submit.cluster import machine_of, max_array_size
 from vitsweep.launchers.slurm.submit.packing import pack, without_unpaired_baselines
 from vitsweep.launchers.slurm.submit.sbatch import submit
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
+from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
 from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
-from vitsweep.results.record import Status
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 
 
@@ -61,19 +62,27 @@ def _submit_missing(
     begin = time.monotonic()
     store, plan, code = sweep.store, sweep.plan, sweep.code
     job_states = reconcile(store)
-    found = _resume_state(sweep, sweep_settings, settings)
-    minutes = _minutes_of_run(sweep, settings)
-    pending = pending_runs(job_states)
-    missing = {
-        cell: n - pending[cell] for cell, n in found.missing_blocks.items() if n > pending[cell]
-    }
-    planned = pending.keys() & plan.entries.keys()
+    earlier, pending = list(store.runs()), pending_runs(job_states)
+    found = resume_state(
+        without_unpaired_baselines(plan, settings),
+        earlier,
+        sweep_settings,
+        code,
+        pending=[(run.cell_id, run.block) for run in pending],
+    )
+    minutes = _minutes_of_run(plan, earlier, settings)
+    planned = {run.cell_id for run in pending} & plan.entries.keys()
     live = [state.job.array for state in job_states if state.is_live and planned]
-    _announce(store, plan, found, missing, sum(pending.values()), console)
+    _announce(store, plan, found, len(pending), console)
     folder = code_folder(store, code, snapshot=sweep_settings.snapshot_code)
     array_size, new = max_array_size(settings), []
     for request, jobs in pack(
-        plan, missing, minutes, settings, sweep_settings.cells_per_block
+        plan,
+        found.missing_blocks,
+        minutes,
+        settings,
+        sweep_settings.cells_per_block,
+        BalancedOrder.after(earlier),
     ).items():
         new += submit(store, request, jobs, settings, array_size, folder)
         num_runs = sum(len(block.entries) for job in jobs for block in job.blocks)
@@ -88,24 +97,19 @@ def _submit_missing(
     return [*{array.folder: array for array in live}.values(), *new]
 
 
-def _resume_state(
-    sweep: PreparedSweep, sweep_settings: SweepSettings, settings: SlurmSettings
-) -> ResumeState:
-    plan = without_unpaired_baselines(sweep.plan, settings)
-    return resume_state(plan, list(sweep.store.runs()), sweep_settings, sweep.code)
-
-
-def _minutes_of_run(sweep: PreparedSweep, settings: SlurmSettings) -> dict[str, float]:
+def _minutes_of_run(
+    plan: SweepPlan, runs: Sequence[RunRecord], settings: SlurmSettings
+) -> dict[str, float]:
     """Return cell id -> expected minutes of a run: the median of its runs, else of all runs."""
     measured: dict[str, list[float]] = {}
-    for run in sweep.store.runs():
+    for run in runs:
         if run.status == Status.measured and "run_seconds" in run.environment:
             measured.setdefault(run.cell_id, []).append(run.environment["run_seconds"] / 60)
     of_all = [minutes for of_cell in measured.values() for minutes in of_cell]
     default = median(of_all) if of_all else settings.minutes_per_run
     return {
         cell_id: median(measured[cell_id]) if cell_id in measured else default
-        for cell_id in sweep.plan.entries
+        for cell_id in plan.entries
     }
 
 
@@ -113,14 +117,13 @@ def _announce(
     store: Store,
     plan: SweepPlan,
     found: ResumeState,
-    missing: Mapping[str, int],
     pending: int,
     console: Console,
 ) -> None:
     print_notices(found, f"`vitsweep retry {store.name}` runs them again", console)
     if pending:
         console.print(f"{pending} runs are in live jobs of this sweep already.", highlight=False)
-    if not (missing or pending or found.not_measured) and plan.runnable:
+    if not (found.missing_blocks or pending or found.not_measured) and plan.runnable:
         console.print("Everything that was asked for is measured already.")
 
 

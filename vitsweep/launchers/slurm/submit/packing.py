@@ -7,7 +7,7 @@ from typing import Any
 
 from vitsweep.launchers.slurm.submit.job_request import Request, groups, request_of
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
-from vitsweep.planning.blocks import Block, blocks, comparisons
+from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 
 
@@ -46,6 +46,7 @@ def pack(
     minutes_of_run: Mapping[str, float],
     settings: SlurmSettings,
     cells_per_block: int,
+    order: BalancedOrder | None = None,
 ) -> dict[Request, list[PlannedJob]]:
     """Return the jobs of every group.
 
@@ -55,14 +56,17 @@ def pack(
         minutes_of_run: cell id -> expected minutes of one run.
         settings: of the launcher; `cells_per_job`, `minutes_per_job` and `pair` decide.
         cells_per_block: cells of one block, baselines not counted.
+        order: of the cells within blocks; one that knows of no earlier blocks where not given.
     """
+    order = order or BalancedOrder()
     pending = [entry for entry in plan.runnable if missing.get(entry.cell_id)]
     packed = {}
     for request, members in groups(pending, settings).items():
         group = _with_baselines(plan, request, members, settings)
         jobs = _bins(group, missing, minutes_of_run, settings, cells_per_block)
         packed[request] = [
-            _planned_job(job, group, missing, minutes_of_run, cells_per_block) for job in jobs
+            _planned_job(job, group, missing, minutes_of_run, cells_per_block, order)
+            for job in jobs
         ]
     return packed
 
@@ -140,9 +144,10 @@ def _planned_job(
     missing: Mapping[str, int],
     minutes_of_run: Mapping[str, float],
     cells_per_block: int,
+    order: BalancedOrder,
 ) -> PlannedJob:
     missing_here = {entry.cell_id: missing[entry.cell_id] for entry in members}
     baselines = [plan.entries[e.baseline_id] for e in members if e.baseline_id]
     plan_here = SweepPlan({entry.cell_id: entry for entry in [*members, *baselines]})
-    order = tuple(blocks(plan_here, missing_here, cells_per_block))
-    return PlannedJob(order, sum(minutes_of_run[e.cell_id] for b in order for e in b.entries))
+    planned = tuple(blocks(plan_here, missing_here, cells_per_block, order))
+    return PlannedJob(planned, sum(minutes_of_run[e.cell_id] for b in planned for e in b.entries))
