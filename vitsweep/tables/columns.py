@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 
-from pandas import DataFrame, Series
+import numpy as np
+from numpy.typing import NDArray
+from pandas import DataFrame, Series, factorize
 
 from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
@@ -94,20 +96,29 @@ def varying(table: DataFrame) -> list[str]:
     """
     columns = [c for c in _sizes_first(spec_columns(table)) if c not in BOOKKEEPING]
     different = [c for c in columns if _varies(table[c])]
-    keys = comparable(table[different])
+    codes = {c: factorize(v)[0] for c, v in comparable(table[different]).items()}
     choices = [c for c in different if c in CHOICES]
     kept = list(choices)
+    one_group = np.zeros(len(table), dtype=np.int64)
+    by_choices = by_kept = _grouped(one_group, *(codes[c] for c in choices))
     for column in different[len(choices) :]:
         was_set = column.startswith(SET_FIELDS) and column not in FROM_DATA
-        if not _follows(keys, column, choices if was_set else kept):
+        if not _follows(by_choices if was_set else by_kept, codes[column]):
             kept.append(column)
+            by_kept = _grouped(by_kept, codes[column])
     return kept
 
 
-def _follows(keys: DataFrame, column: str, before: list[str]) -> bool:
-    """Return whether rows that are equal in the columns `before` are equal in `column` too."""
-    num_groups = len(keys[before].drop_duplicates()) if before else 1
-    return len(keys[[*before, column]].drop_duplicates()) == num_groups
+def _grouped(groups: NDArray[np.int64], *columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Split numbered groups of rows by the codes of further columns; return the new numbers."""
+    for codes in columns:
+        _, groups = np.unique(groups * (codes.max() + 1) + codes, return_inverse=True)
+    return groups
+
+
+def _follows(groups: NDArray[np.int64], codes: NDArray[np.int64]) -> bool:
+    """Return whether rows of the same group have the same code."""
+    return bool(_grouped(groups, codes).max() == groups.max())
 
 
 def comparable(table: DataFrame) -> DataFrame:
