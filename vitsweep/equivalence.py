@@ -13,14 +13,18 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import OptimizerChoice
 from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.optimizer.sgd import SGD
-from vitsweep.training.reference import plain_losses
+from vitsweep.techniques.precision.cast import allow_tf32
+from vitsweep.training.reference import plain_gradients, plain_losses
 from vitsweep.training.trainer import MicroBatch, Trainer
+from vitsweep.training.whole_tensors import Named, whole_tensors
 from vitsweep.world import World
 
 STEPS = 4
 HALVINGS = 20
 """Overflows in a row until a dynamic loss scale is low enough: from 2**16 to below 1."""
 LEARNING_RATE = 0.05
+MOST_ROUNDING = 0.4
+"""Relative distance of a gradient that no rounding excuses: half or twice of it is 0.5 and 1 away."""
 
 
 class WrongResultError(VitsweepError):
@@ -52,11 +56,15 @@ def prove(cell: CellSpec, world: World) -> float:
     the optimizer are proved under SGD, since AdamW hides a wrong scale of the gradients; the
     optimizer's own implementation is then proved against the plain loop of its kind.
 
+    Under SGD the gradients of the first step are compared as well, tensor by tensor: a few losses
+    hardly show a gradient of twice the size.
+
     Returns:
         The largest relative difference of a loss.
 
     Raises:
-        WrongResultError: it exceeds `precision.relative_tolerance()`.
+        WrongResultError: it exceeds `precision.relative_tolerance()`, or a gradient is further from
+            the plain one than rounding explains.
     """
     twin = twin_of(cell)
     under_sgd = replace(twin, optimizer=_plain_sgd(cell))
@@ -64,8 +72,9 @@ def prove(cell: CellSpec, world: World) -> float:
 
 
 def _difference(twin: CellSpec, world: World) -> float:
+    allow_tf32(False)  # the reference rounds as little as float32 can; `parallelize` sets its own
     reference = _plain_losses(twin, world)
-    losses = _twin_losses(twin, world)
+    losses, gradients = _train_twin(twin, world)
     difference = max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
     tolerance = twin.precision.relative_tolerance()
     if not difference <= tolerance:  # a NaN is wrong too
@@ -75,18 +84,77 @@ def _difference(twin: CellSpec, world: World) -> float:
             f"(`precision={twin.precision.name}` allows {tolerance:g}): a technique or this "
             "hardware computes something else."
         )
+    if twin.optimizer == _plain_sgd(twin):
+        _compare_gradients(twin, gradients, world)
     return difference
 
 
-def _twin_losses(twin: CellSpec, world: World) -> list[float]:
+def _compare_gradients(twin: CellSpec, gradients: Named, world: World) -> None:
+    """Refuse gradients whose relative L2 distance from plain ones is more than rounding explains.
+
+    What rounding does is measured: the plain model's gradients in the cell's precision, beside those
+    in float32.
+    """
+    batch = _global_batch(twin, 0, world)
+    allow_tf32(False)
+    plain = plain_gradients(twin, batch, world.device, rounded=False)
+    allow_tf32(twin.precision.plan().tf32)
+    rounded = plain_gradients(twin, batch, world.device, rounded=True)
+    rounding = max(_distances(rounded, plain).values())
+    floor = min(0.1, 10 * twin.precision.relative_tolerance())
+    bound = min(MOST_ROUNDING, max(floor, 3 * rounding))
+    found = _distances(gradients, plain)
+    name = max(found, key=lambda n: float("inf") if found[n] != found[n] else found[n])
+    if not _largest_over_ranks(found[name], world) <= bound:  # all ranks agree on the verdict
+        raise WrongResultError(
+            f"The nano twin's gradients in the first step differ from plain training's: `{name}` by "
+            f"{found[name]:.2g} of its norm (L2), where rounding under `precision="
+            f"{twin.precision.name}` explains {bound:.2g}: a technique or this hardware computes "
+            "something else."
+        )
+
+
+def _distances(gradients: Named, plain: Named) -> dict[str, float]:
+    """Return name -> |g - plain| / |plain|; a gradient that is missing counts as zero.
+
+    Tensors whose gradient nearly vanishes are measured by the norm of an average one.
+    """
+    norms = {name: float(g.double().norm()) for name, g in plain.items()}
+    least = 1e-2 * (sum(n * n for n in norms.values()) / len(norms)) ** 0.5
+    apart = {}
+    for name, wanted in plain.items():
+        own = gradients.get(name)
+        found = torch.zeros_like(wanted) if own is None else own.reshape(wanted.shape)
+        apart[name] = float((found.double() - wanted.double()).norm()) / max(norms[name], least)
+    return apart
+
+
+def _largest_over_ranks(value: float, world: World) -> float:
+    largest = torch.tensor(float("inf") if value != value else value, device=world.device)
+    if dist.is_initialized():
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
+
+
+def _train_twin(twin: CellSpec, world: World) -> tuple[list[float], Named]:
+    """Train the parallelized twin; return its losses and the gradients of the first update."""
     torch.manual_seed(twin.seed)
     trainer = parallelize(build_model(twin).to(world.device), twin, world)
+    gradients: Named = {}
+
+    def keep(*_: object) -> None:
+        """At the first update gradients are averaged, unscaled and clipped."""
+        if not gradients:
+            gradients.update(whole_tensors(trainer, trainer.gradient_of))
+
+    if twin.optimizer == _plain_sgd(twin):
+        trainer.optimizer.register_step_pre_hook(keep)
     losses = []
     for step in range(STEPS):
         images, labels = _global_batch(twin, step, world)
         loss = _step_that_counts(trainer, _my_share(twin, images, labels, world))
         losses.append(_mean_over_replicas(loss, world))
-    return losses
+    return losses, gradients
 
 
 def _step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch]) -> torch.Tensor:

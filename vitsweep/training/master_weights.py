@@ -26,6 +26,13 @@ class MasterWeights:
         self._masters.append(master)
         return master
 
+    def of(self, parameter: Tensor) -> Tensor:
+        """Return the master of a parameter: itself where it is float32 already."""
+        for own, master in zip(self._model, self._masters, strict=True):
+            if own is parameter:
+                return master
+        return parameter
+
     def take_gradients(self) -> None:
         """Copy the model's gradients to the masters, in place where the optimizer holds buffers."""
         for parameter, master in zip(self._model, self._masters, strict=True):

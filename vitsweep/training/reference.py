@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitsweep.model.build import build_model
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
+from vitsweep.techniques.precision.cast import autocast, cast_model
 from vitsweep.training.trainer import MicroBatch
 
 
@@ -49,6 +51,36 @@ def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> 
             torch.nn.utils.clip_grad_norm_(model.parameters(), cell.optimizer.clip_norm)
         optimizer.step()
     return losses
+
+
+def plain_gradients(
+    cell: CellSpec, batch: MicroBatch, device: torch.device, *, rounded: bool
+) -> dict[str, Tensor]:
+    """Return the plain model's gradients of the mean loss of a whole global batch, clipped.
+
+    Args:
+        cell: gives the model, its seed, and the norm to clip at.
+        batch: images (B, C, H, W) and labels of all replicas.
+        device: where to compute.
+        rounded: compute in the cell's precision; otherwise in float32, or float64 where the cell does.
+    """
+    plan, model = cell.precision.plan(), plain_model(cell, device)
+    images, labels = batch
+    if rounded:
+        model = cast_model(cell.precision.convert(model), plan, sharded_masters=False)
+        images = images.to(getattr(torch, plan.param_dtype))
+    else:
+        plan = PrecisionPlan(param_dtype="float64" if plan.param_dtype == "float64" else "float32")
+        model, images = (
+            model.to(getattr(torch, plan.param_dtype)),
+            images.to(getattr(torch, plan.param_dtype)),
+        )
+    with autocast(plan, device):
+        outputs = _outputs(cell, model, images)
+    _loss(cell, outputs.to(torch.promote_types(outputs.dtype, torch.float32)), labels).backward()
+    if cell.optimizer.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), cell.optimizer.clip_norm)
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def _outputs(cell: CellSpec, model: nn.Module, images: torch.Tensor) -> torch.Tensor:

@@ -127,6 +127,10 @@ class Trainer:
             self.masters.zero_model_gradients()
         self.optimizer.zero_grad()
 
+    def gradient_of(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the gradient that the optimizer is given for a parameter: its master's, if any."""
+        return (self.masters.of(parameter) if self.masters else parameter).grad
+
     def _clip(self) -> None:
         limit = self.cell.optimizer.clip_norm
         if limit is not None:

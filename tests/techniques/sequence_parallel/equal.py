@@ -8,18 +8,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vitsweep.collectives.parallel_linear import ColumnParallelLinear, split_over_ranks
 from vitsweep.equivalence import _global_batch, _mean_over_replicas, _my_share, _plain
 from vitsweep.model.build import build_model
-from vitsweep.model.parameter_names import plain_name
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.reference import plain_model, train_plain
 from vitsweep.training.trainer import Trainer
+from vitsweep.training.whole_tensors import whole_tensors
 from vitsweep.world import World
 
 STEPS = 3
-Named = dict[str, Tensor]
 
 
 def pass_differences(world: World, cells: list[CellSpec]) -> list[dict[str, float]]:
@@ -56,7 +54,7 @@ def _pass_difference(world: World, cell: CellSpec) -> dict[str, float]:
     assert own_input.grad is not None
     dist.all_reduce(own_input.grad)
     own_input.grad /= world.size  # every rank's input has the gradient of its own tokens
-    gradients = whole(trainer, lambda p: p.grad)
+    gradients = whole_tensors(trainer, lambda p: p.grad)
     references = {n: p.grad for n, p in plain.named_parameters()}
     return {
         "output": _apart(output, wanted),
@@ -75,7 +73,7 @@ def _training_difference(world: World, cell: CellSpec) -> dict[str, float]:
         _mean_over_replicas(trainer.step(iter(_my_share(cell, *batch, world))), world)
         for batch in batches
     ]
-    weights = whole(trainer, lambda p: p)
+    weights = whole_tensors(trainer, lambda p: p)
     return {
         "loss": max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True)),
         "weights": max(_apart(weights[n], p) for n, p in plain.named_parameters()),
@@ -86,40 +84,6 @@ def _training_difference(world: World, cell: CellSpec) -> dict[str, float]:
 def _trainer(cell: CellSpec, world: World) -> Trainer:
     torch.manual_seed(cell.seed)
     return parallelize(build_model(cell).to(world.device), cell, world)
-
-
-def whole(trainer: Trainer, read: Callable[[nn.Parameter], Any]) -> Named:
-    """Return what `read` gives for each parameter, shards, split matrices and stages joined."""
-    model, world = trainer.model, trainer.world
-    found: Named = {}
-    for stage in model if isinstance(model, nn.ModuleList) else [model]:
-        found |= _whole_stage(stage, read, world)
-    if world.shape.pipeline > 1:
-        stages: list[Any] = [None] * world.shape.pipeline
-        dist.all_gather_object(stages, found, group=world.axis("pipeline").get_group())
-        found = {name: value for stage in stages for name, value in stage.items()}
-    return found
-
-
-def _whole_stage(stage: nn.Module, read: Callable[[nn.Parameter], Any], world: World) -> Named:
-    split, modules = split_over_ranks(stage), dict(stage.named_modules())
-    found: Named = {}
-    for name, parameter in stage.named_parameters():
-        value = read(parameter)
-        value = value.full_tensor() if hasattr(value, "full_tensor") else value.detach()
-        if name in split:
-            value = _joined(value, modules[name.rpartition(".")[0]], name, world)
-        found[plain_name(name)] = value
-    return found
-
-
-def _joined(part: Tensor, linear: nn.Module, name: str, world: World) -> Tensor:
-    pieces: list[Any] = [None] * world.shape.tensor
-    dist.all_gather_object(pieces, part, group=world.axis("tensor").get_group())
-    if not isinstance(linear, ColumnParallelLinear):
-        return torch.cat(pieces, 1)
-    fused = 3 if ".qkv." in name else 1
-    return torch.cat([p.unflatten(0, (fused, -1)) for p in pieces], 1).flatten(0, 1)
 
 
 def _apart(a: Tensor, b: Any) -> float:
