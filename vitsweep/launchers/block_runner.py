@@ -22,10 +22,9 @@ from vitsweep.execution.run_request import RunRequest, earlier_folders, run_id_o
 from vitsweep.execution.supervisor import RunEnding, start_local_ranks, supervise
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block, warm_up_cell
-from vitsweep.planning.pending import STOPPED_FROM_OUTSIDE
 from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store, append_line
 
 SECONDS_TO_SAVE = 60.0

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from vitsweep.planning.pending import STOPPED_FROM_OUTSIDE, ResumeState
+from vitsweep.planning.pending import ResumeState
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.tables.ratios import MIN_BLOCKS
 
 EXTRA_ROUNDS = 3

@@ -24,11 +24,8 @@ from rich.console import Console
 
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.results.record import SCHEMA_VERSION, RunRecord, Status
+from vitsweep.results.record import SCHEMA_VERSION, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.tables.ratios import share_nodes
-
-STOPPED_FROM_OUTSIDE = (Status.killed, Status.preempted)
-"""These say nothing about the cell: it is run again. Other statuses are results."""
 
 KILLS_IN_A_ROW = 3
 """A cell that was killed so often in a row is not tried again by the same command."""

@@ -25,6 +25,10 @@ class Status(StrEnum):
     failed = "failed"  # anything else, with its reason
 
 
+STOPPED_FROM_OUTSIDE = (Status.killed, Status.preempted)
+"""Statuses of runs that say nothing about their cell, which is therefore run again."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """One cell measured once in fresh processes, as part of a block.

@@ -13,6 +13,7 @@ import pytest
 from tests.cells import entry
 from vitsweep.execution.frozen_cell import frozen_document
 from vitsweep.launchers.slurm.state import poll
+from vitsweep.launchers.slurm.state.job_events import JobEvents, Run
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
@@ -227,3 +228,23 @@ def test_a_verb_that_only_shows_a_sweep_records_nothing(store, slurm, verb, caps
     assert rows(store) == []
     if verb != "report":
         assert f"collect {store.root} --reconcile" in " ".join(capsys.readouterr().out.split())
+
+
+def ended(*statuses: str, starts: int = 1) -> set[str]:
+    """Cells that a job skips after its first blocks ended so for cell `a`; `b` was measured."""
+    runs = [Run(f"b{n}", place, cell, f"b{n}-{cell}") for n in range(5) for place, cell in pair()]
+    final = {f"b{n}-a": status for n, status in enumerate(statuses)} | {"b0-b": "measured"}
+    started = [{"event": "run_start", "run": name} for name in final for _ in range(starts)]
+    return JobEvents(started).cells_to_skip(runs, final)
+
+
+def pair() -> list[tuple[int, str]]:
+    return list(enumerate("ab"))
+
+
+def test_a_job_goes_on_with_a_cell_that_was_killed_once():
+    assert ended("measured", "killed") == set()
+    assert ended("preempted", "measured", "killed") == set()
+    assert ended("killed", "killed", "killed") == {"a"}
+    assert ended("killed", starts=3) == {"a"}, "its attempts are used up"
+    assert ended("measured", "out_of_memory") == {"a"}

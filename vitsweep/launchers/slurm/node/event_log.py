@@ -21,26 +21,23 @@ class JobEventWriter:
     Attributes:
         earlier: events of earlier starts of the job.
         final_statuses: run -> status, of the runs that will not be repeated.
-        skipped_cells: cells of which a run was not measured; their other runs would end the same way.
     """
 
     def __init__(self, job: ArrayJob, restart: int) -> None:
         self.job, self.restart = job, restart
         self.earlier = job.events()
         self.final_statuses = self.earlier.final_statuses()
-        self.skipped_cells = {run.cell_id for run in job.runs() if self._not_measured(run)}
         self._written_at = 0.0
-
-    def _not_measured(self, run: Run) -> bool:
-        return self.final_statuses.get(run.name, Status.measured) != Status.measured
 
     @property
     def remaining_runs(self) -> list[Run]:
         """Runs that are still to be done, in order."""
+        runs = self.job.runs()
+        skipped_cells = self.earlier.cells_to_skip(runs, self.final_statuses)
         return [
             run
-            for run in self.job.runs()
-            if run.name not in self.final_statuses and run.cell_id not in self.skipped_cells
+            for run in runs
+            if run.name not in self.final_statuses and run.cell_id not in skipped_cells
         ]
 
     @property
@@ -78,8 +75,6 @@ class JobEventWriter:
         """
         if not will_repeat:
             self.final_statuses[run.name] = str(record.status)
-            if record.status != Status.measured:
-                self.skipped_cells.add(run.cell_id)
         self.write(
             "run_end",
             run=run.name,

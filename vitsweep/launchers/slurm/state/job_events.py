@@ -1,11 +1,17 @@
 """Events that a job writes about itself: its starts, runs, heartbeats, signals and end."""
 
 import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vitsweep.execution.run_request import run_id_of
+from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
+
+MAX_KILLS = 3
+"""A cell is given up by a job after so many attempts that something from outside stopped for good."""
 
 CAUSE_TIME_LIMIT = "time limit"
 CAUSE_PREEMPTED = "preempted"
@@ -110,6 +116,29 @@ class JobEvents:
     def final_statuses(self) -> dict[str, str]:
         """Return run -> status, of the runs that the job will not repeat."""
         return {e["run"]: e["status"] for e in self.of_kind("run_end") if not e["will_repeat"]}
+
+    def cells_to_skip(self, runs: Iterable[Run], final_statuses: Mapping[str, str]) -> set[str]:
+        """Return the cells of which the job does no further run.
+
+        One that ended by itself without being measured would end the same way again. One that was
+        killed or preempted still has its other blocks, until that has happened `MAX_KILLS` times.
+
+        Args:
+            runs: of the job.
+            final_statuses: run name -> status, of the runs that have ended.
+        """
+        kills: Counter[str] = Counter()
+        found = set()
+        for run in runs:
+            status = final_statuses.get(run.name, Status.measured)
+            if status in STOPPED_FROM_OUTSIDE:
+                kills[run.cell_id] += max(1, self.num_attempts(run))
+            if kills[run.cell_id] >= MAX_KILLS or status not in (
+                Status.measured,
+                *STOPPED_FROM_OUTSIDE,
+            ):
+                found.add(run.cell_id)
+        return found
 
 
 def read_new_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:

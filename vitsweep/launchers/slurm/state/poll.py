@@ -15,7 +15,6 @@ from vitsweep.launchers.slurm.state.slurm_cli import (
     squeue,
     submitted_scripts,
 )
-from vitsweep.results.record import Status
 from vitsweep.results.store import Store, write_atomically
 
 SECONDS_TO_SUBMIT = 60
@@ -147,8 +146,6 @@ def pending_runs(job_states: Sequence[JobState]) -> list[Run]:
         if not state.is_live:
             continue
         statuses, runs = state.events.final_statuses(), state.job.runs()
-        skipped_cells = {
-            r.cell_id for r in runs if statuses.get(r.name, Status.measured) != Status.measured
-        }
+        skipped_cells = state.events.cells_to_skip(runs, statuses)
         pending += [r for r in runs if r.name not in statuses and r.cell_id not in skipped_cells]
     return pending
