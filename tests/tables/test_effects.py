@@ -274,3 +274,18 @@ def test_within_blocks_agrees_with_least_squares_on_dummies():
     residual = log - design @ solution
     assert data.residual == pytest.approx(residual @ residual)
     assert data.degrees == len(runs) - rank
+
+
+def test_what_a_block_ran_on_other_nodes_is_another_block():
+    def on(nodes):
+        return {"environment": {"nodes_used": nodes}}
+
+    kept = [
+        run(c, f"b{i}", s, **on("n1,n2")) for i in range(3) for c, s in (("a", 100), ("b", 200))
+    ]
+    moved = [run("a", "b3", 100, **on("n1,n2")), run("b", "b3", 900, **on("n3,n4"))]
+    data = within_blocks(table(*kept, *moved))
+    assert np.exp(np.diff(data.logs))[0] == pytest.approx(2.0)
+    part = [run("a", "b3", 100, **on("n1,n2")), run("b", "b3", 200, **on("n1"))]
+    assert within_blocks(table(*kept, *part)).num_blocks.tolist() == [4, 4]
+    assert within_blocks(table(*kept, *part)).degrees == 3

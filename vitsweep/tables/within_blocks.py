@@ -9,9 +9,10 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.tables.checks import checked_runs
+from vitsweep.tables.ratios import BLOCK, log_throughput_per_block, share_nodes
 from vitsweep.tables.status import counted
 
 Floats = NDArray[np.float64]
@@ -70,22 +71,30 @@ def within_blocks(runs: DataFrame) -> WithinBlocks:
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
     """
-    good = counted(checked_runs(runs))
-    speed = good["images_per_second"].astype(float)
-    logs = (
-        good.loc[speed.notna(), ["cell_id", "sweep", "block"]]
-        .assign(log=np.log(speed.dropna()))
-        .groupby(["cell_id", "sweep", "block"], observed=True, sort=False, dropna=False)["log"]
-        .mean()
-        .reset_index()
-    )
-    return _reduced(logs)
+    per_block = log_throughput_per_block(counted(checked_runs(runs)))
+    return _reduced(per_block["cell_id"], _blocks(per_block), per_block["log_throughput"])
 
 
-def _reduced(logs: DataFrame) -> WithinBlocks:
-    cell, cells = pd.factorize(logs["cell_id"])
-    block = logs.groupby(["sweep", "block"], observed=True, sort=False, dropna=False).ngroup()
-    value = logs["log"].to_numpy(float)
+def _blocks(per_block: DataFrame) -> NDArray[np.int64]:
+    """Return the number of each row's block; what was requeued onto other nodes is another block."""
+    block = per_block.groupby(BLOCK, sort=False, dropna=False).ngroup()
+    nodes = per_block["nodes_used"].astype(object)
+    apart = nodes.groupby(block).nunique() > 1
+    part = Series(0, per_block.index)
+    for number in apart.index[apart]:
+        groups: list[str] = []
+        known = nodes[block == number].dropna().astype(str)
+        for row in known.str.count(",").sort_values(ascending=False, kind="stable").index:
+            found = [i for i, group in enumerate(groups) if share_nodes(group, known[row])]
+            part[row] = found[0] if found else len(groups)
+            groups += [] if found else [known[row]]
+    parts = DataFrame({"block": block, "part": part}).groupby(["block", "part"])
+    return np.asarray(parts.ngroup(), dtype=np.int64)
+
+
+def _reduced(cell_ids: Series, block: NDArray[np.int64], logs: Series) -> WithinBlocks:
+    cell, cells = pd.factorize(cell_ids)
+    value = logs.to_numpy(float)
     num_blocks = int(block.max()) + 1 if len(block) else 0
     seen = np.zeros((len(cells), num_blocks))
     seen[cell, block] = 1.0
