@@ -220,6 +220,20 @@ def test_an_array_whose_id_was_not_noted_is_found_by_its_script(store, slurm, mo
     assert (state.state, path.read_text()) == ("waiting", "7")
 
 
+def test_an_array_without_an_id_is_not_given_up_while_slurm_does_not_answer(
+    store, slurm, monkeypatch
+):
+    [path] = store.root.glob("jobs/*/slurm_id")
+    path.unlink()
+    array = store.root / "jobs" / "a" / "array.json"
+    array.write_text(json.dumps(json.loads(array.read_text()) | {"time": time.time() - 3600}))
+    monkeypatch.setattr(poll, "submitted_scripts", lambda: None)
+    assert [state.state for state in reconcile(store)] == ["unknown"]
+    monkeypatch.setattr(poll, "submitted_scripts", dict)
+    assert [state.state for state in reconcile(store)] == ["gone"]
+    assert "submitting command died" in rows(store)[0][1]
+
+
 @pytest.mark.parametrize("verb", ["status", "collect", "report"])
 def test_a_verb_that_only_shows_a_sweep_records_nothing(store, slurm, verb, capsys):
     write_events(store, START, first_run_start(store))

@@ -67,30 +67,36 @@ def poll(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]
     if all(events.is_done for _, events in jobs):
         return [JobState(job, events, "ended", None) for job, events in jobs]
     here = controller_settings().get("ClusterName", "")
-    _find_ids([array for array in arrays if _is_on(array, here)])
+    ids_known = _find_ids([array for array in arrays if _is_on(array, here)])
     queued = squeue({a.slurm_id for a in arrays if _is_on(a, here)} - {""})
     jobs = [(job, events if events.is_done else job.events()) for job, events in jobs]
     if queued is None:
         return [_state_of(job, events, None, slurm_answers=False) for job, events in jobs]
     known = _accounted([j for j in jobs if _is_on(j[0].array, here)], queued) | queued
+    # once per array: `slurm_id` reads files
+    answers = {a.folder: _is_on(a, here) and (ids_known or a.slurm_id != "") for a in arrays}
     return [
-        _state_of(job, events, _own(job, known), slurm_answers=_is_on(job.array, here))
+        _state_of(job, events, _own(job, known), slurm_answers=answers[job.array.folder])
         for job, events in jobs
     ]
 
 
-def _find_ids(arrays: Sequence[JobArray]) -> None:
+def _find_ids(arrays: Sequence[JobArray]) -> bool:
     """Note the ids of arrays whose submitting command died before it could.
 
     An array is recognized by its batch script, which lies in its folder.
+
+    Returns:
+        False where an array has no id and Slurm does not say whether it was submitted.
     """
     without_id = [array for array in arrays if not array.slurm_id]
-    scripts = submitted_scripts() if without_id else None
+    scripts = submitted_scripts() if without_id else {}
     for script, array_id in (scripts or {}).items():
         for array in without_id:
             if array.owns(script):
                 with suppress(OSError):  # another user's sweep
                     write_atomically(array.folder / "slurm_id", array_id)
+    return scripts is not None
 
 
 def _own(job: ArrayJob, known: dict[str, SlurmJob]) -> SlurmJob | None:
