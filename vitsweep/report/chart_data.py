@@ -11,7 +11,7 @@ from vitsweep.tables import communication as communication_table
 from vitsweep.tables import limits as limits_table
 from vitsweep.tables import optimizer_steps as optimizer_table
 from vitsweep.tables.columns import varying
-from vitsweep.tables.effects import effects
+from vitsweep.tables.effects import BASELINE, effects
 from vitsweep.tables.load import Sweep
 from vitsweep.tables.names import with_changes
 from vitsweep.tables.pareto import pareto_front
@@ -97,12 +97,16 @@ def curves(sweep: Sweep) -> DataFrame:
 
 
 def technique_effects(sweep: Sweep) -> DataFrame:
-    """Return the effects of techniques, where one was measured with several choices of another."""
+    """Return the effects of the techniques that were crossed: measured with several choices of another.
+
+    With one other choice only, an average is the plain speedup, which has a chart of its own.
+    """
     table = effects(sweep.runs, sweep.baselines)
     given = table[(table["kind"] == "given") & table["effect"].notna()]
     other = given["given"].astype(str).str.split("=").str[0]
-    several = given.groupby(["device", "technique", other]).size().gt(1).any()
-    return table if several else NOTHING
+    counts = given[other != BASELINE].groupby(["technique", other]).size()
+    crossed = set(counts.index[counts > 1].get_level_values("technique"))
+    return table[table["technique"].isin(crossed)] if len(crossed) > 1 else NOTHING
 
 
 def phases_on_the_roofline(sweep: Sweep) -> DataFrame:
