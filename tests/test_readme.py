@@ -47,8 +47,15 @@ SMALLER = {
 INSTALLS = ("make sweep", "make test")
 """Commands that install into .venv and run for minutes: `.ci/run` and the story's test run them."""
 
-REFUSES_A_CELL = ("optimizer=glob(adamw_*)",)
-"""Commands in which a choice needs more than this machine has, such as apex: exit code 3."""
+EXIT_CODES = {
+    "optimizer=glob(adamw_*)": 3,  # a choice needs more than this machine has, such as apex
+    "vitsweep gate": 1,  # one block per cell is too few to judge
+}
+"""Part of a command -> its exit code with these settings on this machine, where that is not 0."""
+
+
+def exit_code(command: str) -> int:
+    return next((code for part, code in EXIT_CODES.items() if part in command), 0)
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -131,8 +138,7 @@ def test_every_command_of_the_readme_runs_as_printed(checkout: Path) -> None:
     wrong = {
         command: done.stdout + done.stderr
         for command, done in ended.items()
-        if done.returncode != (3 if any(part in command for part in REFUSES_A_CELL) else 0)
-        or "Traceback" in done.stderr
+        if done.returncode != exit_code(command) or "Traceback" in done.stderr
     }
     assert not wrong, "\n\n".join(f"$ {c}\n{text}" for c, text in wrong.items())
     assert len(typed) >= 14
