@@ -7,10 +7,11 @@ and whether 560 is per GPU or in total were never found, so those cells stay emp
 """
 
 import pandas as pd
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from analysis.study import main, with_conditions
 from vitsweep.tables.budget import epoch_hours
+from vitsweep.tables.checks import KEY, row_keys
 from vitsweep.tables.load import Sweep
 from vitsweep.tables.names import with_changes
 from vitsweep.tables.optimizer_steps import optimizer_steps
@@ -27,13 +28,16 @@ SETTINGS = {
     "full_fp16": "precision == 'O3'",
 }
 """Published experiment -> the cells that may be it, together with all the other techniques."""
+OPTIMIZED = "optimized"
+TECHNIQUES = {"precision", "sharding", "optimizer", "classifier"}
+"""Groups of which the optimized set-up of the blog changes every one."""
 OPTIMIZER = "family implementation optimizer_ms step_ratio step_time_ms speedup claim".split()
 
 
 def cumulative(sweep: Sweep) -> DataFrame:
     """Each technique on top of those before it; nothing of this was published."""
     steps = waterfall(sweep.runs, sweep.baselines)
-    measured = sweep.cells[["cell_id", "model_tflops_per_rank"]] if len(steps) else sweep.cells
+    measured = sweep.cells[[*KEY, "model_tflops_per_rank"]]
     columns = [
         "kind",
         "added",
@@ -44,7 +48,8 @@ def cumulative(sweep: Sweep) -> DataFrame:
         "speedup_high",
     ]
     return (
-        steps.merge(measured, on="cell_id")
+        steps.astype(dict.fromkeys(KEY, object))
+        .merge(measured.astype(dict.fromkeys(KEY, object)), on=list(KEY))
         .reindex(columns=[*columns, "claim", "gain", "gain_claim", "model_tflops_per_rank"])
         .assign(published_speedup=None)
     )
@@ -70,13 +75,14 @@ def epochs(sweep: Sweep) -> DataFrame:
     """Hours per ImageNet-1k epoch of the baseline and of the cell with the most techniques."""
     hours = epoch_hours(sweep.cells)
     optimized = _fullest(with_changes(sweep.cells), "speedup.notna() and claim != 'baseline'")
-    compared = hours[hours["cell_id"].isin(optimized["cell_id"])]
-    base = sweep.cells["baseline_cell_id"].iloc[0] if compared.empty else None
-    wanted = sweep.cells.set_index("cell_id")["baseline_cell_id"].reindex(compared["cell_id"])
-    baseline = hours[hours["cell_id"].isin([*wanted, base])].head(1)
+    keys = row_keys(hours)
+    compared = hours[keys.isin(row_keys(optimized))]
+    wanted = compared if len(compared) else hours
+    baseline = hours[keys.isin(row_keys(wanted, "baseline_cell_id"))].head(1)
+    texts = with_conditions(sweep.cells)["conditions"]
     measured = pd.concat(
         [baseline.assign(system="ddp-baseline"), compared.assign(system="pycls-vit-optimized")]
-    ).merge(with_conditions(sweep.cells)[["cell_id", "conditions"]], on="cell_id")
+    ).join(texts)
     figures = _figures("epoch_time", ["system", *FIGURE])
     columns = [
         "system",
@@ -90,9 +96,19 @@ def epochs(sweep: Sweep) -> DataFrame:
 
 
 def gpu_scaling(sweep: Sweep) -> DataFrame:
-    """Throughput by number of GPUs, and the speedup over DDP at the same number; published at 64."""
-    curve = scaling_efficiency(sweep.runs, sweep.baselines).pipe(with_conditions)
+    """Throughput by number of GPUs, and the speedup over DDP at the same number.
+
+    Published at 64 GPUs with all techniques: it stands beside no DDP baseline and no cell that has
+    only some of them.
+    """
+    devices = sweep.runs.groupby(sweep.runs["device"].astype(str), sort=False)
+    curves = [scaling_efficiency(some, sweep.baselines) for _, some in devices]
+    curve = pd.concat(curves, ignore_index=True).pipe(with_conditions)
+    curve = curve.assign(
+        experiment=_optimized(curve, sweep.cells).map({True: OPTIMIZED, False: ""})
+    )
     columns = [
+        "experiment",
         "curve",
         "world_size",
         "images_per_second",
@@ -100,18 +116,22 @@ def gpu_scaling(sweep: Sweep) -> DataFrame:
         "efficiency",
     ]
     measured = curve.reindex(columns=[*columns, "oversubscribed", "speedup", "conditions"])
-    figures = _figures("speedup_vs_ddp").assign(world_size=64).drop(columns="experiment")
-    return beside(measured.astype({"world_size": int}), figures, on=["world_size"])
+    figures = _figures("speedup_vs_ddp").assign(world_size=64, experiment=OPTIMIZED)
+    return beside(measured.astype({"world_size": int}), figures, on=["world_size", "experiment"])
 
 
 def chips(sweep: Sweep) -> DataFrame:
-    """Throughput per chip, the fastest cell of the fastest device beside the published ratio."""
+    """Throughput per chip; the published ratio is an optimized A100 over a baseline V100.
+
+    It stands beside such a row only, else in a row of its own.
+    """
     table = per_chip(sweep.cells)
-    best = table["relative_throughput"] == table["relative_throughput"].max()
-    several = table["device"].nunique() > 1
-    measured = table.assign(
-        experiment=best.map({True: "per_chip_throughput", False: ""}) if several else ""
+    fits = (
+        _optimized(table, sweep.cells)
+        & table["device"].astype(str).str.contains("A100")
+        & table["reference"].astype(str).str.contains("V100")
     )
+    measured = table.assign(experiment=fits.map({True: "per_chip_throughput", False: ""}))
     columns = [
         "experiment",
         "device",
@@ -152,6 +172,17 @@ def accuracy(sweep: Sweep) -> DataFrame:
 
 def _figures(metric: str, columns: list[str] | None = None) -> DataFrame:
     return published(BLOG, metric=metric)[columns or ["experiment", *FIGURE]]
+
+
+def _optimized(table: DataFrame, cells: DataFrame) -> "Series[bool]":
+    """Return which rows change all the technique groups of the blog against their baseline."""
+    changed = with_changes(cells)
+    groups = {
+        cell: {c.partition("=")[0] for c in changes}
+        for cell, changes in zip(changed["cell_id"], changed["changes"], strict=True)
+    }
+    fits = [groups.get(cell, set()) >= TECHNIQUES for cell in table["cell_id"]]
+    return Series(fits, table.index, dtype=bool)
 
 
 def _fullest(changed: DataFrame, which: str) -> DataFrame:

@@ -7,7 +7,14 @@ from scipy import stats
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables.comparison import PILOT, blocks_wanted, compared, paired
+from vitsweep.tables.cells import cells
+from vitsweep.tables.comparison import (
+    PILOT,
+    blocks_wanted,
+    compared,
+    paired,
+    with_comparisons,
+)
 
 
 def test_up_to_the_pilot_it_is_students_interval():
@@ -122,3 +129,28 @@ def test_the_result_is_a_sentence():
 def test_a_width_of_zero_is_refused():
     with pytest.raises(VitsweepError, match=r"above 0; got 0"):
         blocks_wanted([0.1] * 9, 0)
+
+
+def test_the_tables_show_the_interval_and_the_claim_that_compare_printed():
+    factors = [1.02, 1.00, 1.03, 1.01, 1.02, 1.01, 1.20, 0.80, 1.30]
+    runs = table(*in_turns(*((100 * f, 100) for f in factors)))
+    cells_ = dict.fromkeys("AB", "B")
+    variant = "A"
+    command = {"command": "python -m vitsweep compare a b", "baselines": cells_}
+    plain = cells(runs, cells_).set_index("cell_id").loc[variant]
+    shown = with_comparisons(cells(runs, cells_), runs, [command]).set_index("cell_id").loc[variant]
+    result = compared(paired(runs, variant, "B"))
+    assert (shown["speedup_low"], shown["speedup_high"]) == pytest.approx((result.low, result.high))
+    assert (shown["claim"], shown["speedup"]) == (result.claim, pytest.approx(result.ratio))
+    assert plain["speedup_high"] > shown["speedup_high"]
+    # a later sweep in the folder shows what a fixed number of blocks shows
+    later = [command, {"command": "python -m vitsweep -m x=1,2", "baselines": cells_}]
+    again = with_comparisons(cells(runs, cells_), runs, later).set_index("cell_id").loc[variant]
+    assert again["speedup_high"] == pytest.approx(plain["speedup_high"])
+
+
+def test_the_result_says_where_blocks_resemble_each_other():
+    waves = [0.02, 0.02, 0.02, -0.02, -0.02, -0.02, 0.02, 0.02, 0.02, -0.02, -0.02, -0.02]
+    assert "Neighbouring blocks resemble each other" in compared(waves).sentence("A", "B")
+    quiet = [0.02, -0.02, 0.01, -0.01, 0.02, -0.02, 0.01]
+    assert "resemble" not in compared(quiet).sentence("A", "B")

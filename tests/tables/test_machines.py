@@ -5,11 +5,13 @@ import math
 import pandas as pd
 import pytest
 
+from analysis import meta_blog
 from tests.builders import run, table
 from vitsweep.results.record import Status
 from vitsweep.tables.budget import cost, epoch_hours
 from vitsweep.tables.cells import cells
 from vitsweep.tables.interactions import interactions
+from vitsweep.tables.load import Sweep
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.scaling import scaling_efficiency
@@ -80,6 +82,57 @@ def test_every_table_takes_two_machines():
     for device in SPEEDS:
         one = runs[runs["device"] == device]
         assert scaling_efficiency(one, BASELINES).empty
+
+
+OPTIMIZED = {
+    "precision": "O1",
+    "sharding": "fsdp",
+    "optimizer": "adamw_foreach",
+    "classifier": "pooled",
+}
+
+
+def chips(*devices: str, world_size: int = 1) -> Sweep:
+    """Two machines as in `+sweep=meta_chips`: a baseline, a part of the techniques, and all of them."""
+    specs = {"base": {}, "part": {"sharding": "fsdp"}, "all": OPTIMIZED}
+    runs = table(
+        *(
+            run(c, f"b{i}", 100 * (1 + place) * (1 + j), minute=i, sweep=f"chips_{d}",
+                environment={"device": d}, world_size=world_size, **spec)
+            for place, d in enumerate(devices)
+            for j, (c, spec) in enumerate(specs.items())
+            for i in range(3)
+        )
+    )  # fmt: skip
+    baselines: dict[str, str | None] = dict.fromkeys(specs, "base")
+    return Sweep(runs, baselines, cells(runs, baselines))
+
+
+def test_the_study_of_metas_blog_takes_the_folders_of_two_machines():
+    both = chips("NVIDIA V100", "NVIDIA A100")
+    found = {name: table_of(both) for name, table_of in meta_blog.TABLES.items()}
+    assert len(found["Techniques alone and cumulative"]) == 8
+    measured = found["Per chip"].dropna(subset=["cell_id"])
+    beside = measured[measured["published_value"].notna()]
+    assert beside[["cell_id", "device"]].to_numpy().tolist() == [["all", "NVIDIA A100"]]
+    assert beside["relative_throughput"].tolist() == pytest.approx([6.0])
+    other = meta_blog.chips(chips("NVIDIA H100", "NVIDIA A100"))
+    assert other.dropna(subset=["cell_id"])["published_value"].isna().all()
+    assert "4.05" in other["published_value"].tolist()  # in a row of its own
+
+
+def test_the_published_speedup_on_64_gpus_stands_beside_no_baseline_and_no_part_of_the_techniques():
+    sweeps = [chips("NVIDIA A100", world_size=n) for n in (32, 64)]
+    runs = pd.concat([
+        s.runs.assign(cell_id=s.runs["cell_id"] + f"-{s.runs['world_size'].iloc[0]}") for s in sweeps
+    ], ignore_index=True)  # fmt: skip
+    baselines = {c: f"base-{c.partition('-')[2]}" for c in runs["cell_id"].unique()}
+    sweep = Sweep(runs, dict(baselines), cells(runs, baselines))
+    scaling = meta_blog.gpu_scaling(sweep)
+    beside = scaling[scaling["published_value"].notna()]
+    assert set(beside["experiment"]) == {"optimized"}
+    assert set(beside["world_size"]) == {64}
+    assert beside["speedup"].tolist() == pytest.approx([3.0] * len(beside))
 
 
 def test_a_baseline_of_another_device_gives_no_speedup_and_is_named():

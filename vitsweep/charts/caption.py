@@ -7,11 +7,13 @@ from pandas import DataFrame
 
 from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
+from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.formatting import plain
 
 
 def caption(cells: DataFrame) -> str:
     """Return device, versions, ranks, dates, what is left out, and which flags are set."""
+    cells = checked_cells(cells)
     measured = cells[cells["status"] == Status.measured]
     parts = [
         values(measured, "device"),

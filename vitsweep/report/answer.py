@@ -10,6 +10,8 @@ from vitsweep.tables.columns import varying
 from vitsweep.tables.names import cell_names, named, with_changes
 from vitsweep.tables.show import MANY, counts
 
+UNKNOWN = Series({"images_per_second": float("nan")})
+"""A baseline that the table does not have."""
 COMPARED = (
     "sweep", "device", "images_per_second", "speedup", "speedup_low", "speedup_high", "claim",
     "num_pairs", "baseline_cell_id",
@@ -43,7 +45,9 @@ def answers(cells: DataFrame) -> list[str]:
     keys = row_keys(compared, "baseline_cell_id")
     groups = compared.groupby(keys, sort=False)
     where = len({key.partition(SEPARATOR)[2] for key in keys}) > 1
-    return [_over_baseline(group, bases[str(key)], names, where) for key, group in groups][:MOST]
+    return [
+        _over_baseline(group, bases.get(str(key), UNKNOWN), names, where) for key, group in groups
+    ][:MOST]
 
 
 def _the_same_everywhere(compared: DataFrame, cells: DataFrame) -> str:
@@ -72,7 +76,8 @@ def _fastest(measured: DataFrame, names: dict[str, str]) -> str:
 def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where: bool) -> str:
     """Return the answer for the cells of one baseline; `where` adds their sweep and device."""
     best = group.iloc[int(group["speedup"].argmax())]
-    name, against = names[best["cell_id"]], _the_baseline(names[best["baseline_cell_id"]])
+    base_id = str(best["baseline_cell_id"])
+    name, against = names[best["cell_id"]], _the_baseline(names.get(base_id, base_id))
     against += f" on {best['device']} (sweep {best['sweep']})" if where else ""
     size = f"{formatting.speedup(best)} over {formatting.count(best['num_pairs'], 'block')}"
     rates = (

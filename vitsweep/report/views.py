@@ -9,8 +9,7 @@ from pandas import DataFrame
 
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store, replacing, write_atomically, write_if_changed
-from vitsweep.tables.cells import cells
-from vitsweep.tables.load import families_of, unrun_of
+from vitsweep.tables.load import cells_from
 
 
 def collect(store: Store) -> DataFrame:
@@ -21,7 +20,7 @@ def collect(store: Store) -> DataFrame:
     """
     records = list(store.runs())
     runs = DataFrame([record.row() for record in records])
-    table = cells(runs, store.baselines(), unrun_of(store), families_of(store))
+    table = cells_from(store, runs)
     _write_parquet(runs, store.root / "runs.parquet")
     _write_parquet(samples(records), store.root / "samples.parquet")
     _write_parquet(table, store.root / "cells.parquet")

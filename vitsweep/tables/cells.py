@@ -7,9 +7,14 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.tables import columns as col
-from vitsweep.tables.checks import checked_runs, separated
+from vitsweep.tables.checks import checked_cells, checked_runs, separated
 from vitsweep.tables.speedup import Families, compare_rows
 from vitsweep.tables.status import counted, final_status, in_order
+
+COMPARED = (
+    "sweep", "device", "world_size", "images_per_step", "images_per_second", *col.COMPARISON,
+)  # fmt: skip
+"""Columns that an empty table of cells has, for tables that are made from it."""
 
 RATES = (
     "images_per_second_per_rank", "tokens_per_second", "model_tflops_per_rank", "mfu", "hfu",
@@ -60,7 +65,8 @@ def cells(
     runs = checked_runs(runs)
     not_run = _without_runs(unrun, runs)
     if runs.empty:
-        return not_run.pipe(in_record_order).pipe(typed)
+        compared = () if len(not_run) else COMPARED
+        return checked_cells(not_run, *compared).pipe(in_record_order).pipe(typed)
     apart, of_key, original = separated(with_all_metrics(runs), baselines)
     comparison = compare_rows(
         apart.assign(device=apart.get("device", "")), of_key, original, families

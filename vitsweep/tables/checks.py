@@ -145,8 +145,8 @@ def row_keys(table: DataFrame, cell: str = "cell_id") -> Index:
         table: cells or runs.
         cell: column with the cell: `baseline_cell_id` gives the keys of the rows' baselines.
     """
-    sweep, device = (_text(table, c) for c in KEY[1:])
-    return Index(_text(table, cell) + SEPARATOR + sweep + SEPARATOR + device, dtype=object)
+    sweep, device = (text(table, c) for c in KEY[1:])
+    return Index(text(table, cell) + SEPARATOR + sweep + SEPARATOR + device, dtype=object)
 
 
 def of_baseline(cells: DataFrame, column: str) -> Series:
@@ -189,11 +189,11 @@ def separated(
 
 def _places(runs: DataFrame) -> Series | None:
     """Return `sweep, device` of the row that each run belongs to; None for one sweep and device."""
-    text = {c: _text(runs, c) for c in ("sweep", "device")}
+    where = {c: text(runs, c) for c in ("sweep", "device")}
     measured = runs["status"] == Status.measured
-    if text["sweep"].nunique() < 2 and text["device"][measured].nunique() < 2:
+    if where["sweep"].nunique() < 2 and where["device"][measured].nunique() < 2:
         return None
-    seen = DataFrame({"cell": runs["cell_id"].astype(str), **text}, index=runs.index)
+    seen = DataFrame({"cell": runs["cell_id"].astype(str), **where}, index=runs.index)
     if "started_at" in runs:
         order = runs["started_at"].astype(str).sort_values(kind="stable").index
         seen = seen.loc[order]
@@ -208,7 +208,8 @@ def _places(runs: DataFrame) -> Series | None:
     return places.reindex(runs.index)
 
 
-def _text(table: DataFrame, column: str) -> Series:
+def text(table: DataFrame, column: str) -> Series:
+    """Return a column as text, the empty text where it or its value is missing."""
     if column not in table:
         return Series("", table.index, dtype=object)
     return table[column].astype(object).where(table[column].notna(), "").astype(str)

@@ -1,19 +1,27 @@
 """Two settings measured alternately (`vitsweep compare`): the stopping rule and the result."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, log1p, nan, sqrt
+from typing import Any
 
 import numpy as np
-from pandas import DataFrame
+from pandas import DataFrame, Series
 from scipy.special import stdtrit
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
+from vitsweep.tables.checks import checked_runs
 from vitsweep.tables.formatting import count, times
 from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
 from vitsweep.tables.status import in_order
 from vitsweep.tables.tidy import one_device
+
+COMPARE = "vitsweep compare "
+"""In the text of a command of `compare`."""
+
+CORRELATED = 0.3
+"""Correlation of neighbouring blocks from which on the result says so."""
 
 PILOT = 6
 """The spread of the first blocks decides how many are needed in total (Stein 1945)."""
@@ -27,6 +35,8 @@ class Comparison:
     low: float
     high: float
     num_blocks: int
+    correlation: float = nan
+    """Of neighbouring blocks, estimated; the interval assumes 0."""
 
     @property
     def half_width(self) -> float:
@@ -44,7 +54,13 @@ class Comparison:
         """Return the result in one sentence."""
         interval = "" if self.low != self.low else f" [{self.low:.3f}, {self.high:.3f}]"
         size = f"{times(self.ratio)}{interval} the throughput of {baseline}"
-        return f"{variant} has {size} over {count(self.num_blocks, 'block')}: {self.claim}."
+        text = f"{variant} has {size} over {count(self.num_blocks, 'block')}: {self.claim}."
+        if self.correlation >= CORRELATED:
+            text += (
+                f" Neighbouring blocks resemble each other (correlation {self.correlation:.2f}), so "
+                "the interval covers the truth less often than 95 %, about 87 % at 0.3."
+            )
+        return text
 
 
 def paired(
@@ -63,12 +79,15 @@ def paired(
     Raises:
         VitsweepError: blocks of different devices would be compared.
     """
-    if runs.empty or "images_per_second" not in runs:
+    if runs.empty:
         return []
+    runs = checked_runs(runs, "device")
     measured = in_order(runs[runs["status"] == Status.measured])
     of_both = measured[measured["cell_id"].isin([variant, baseline])]
     per_block = log_throughput_per_block(one_device(of_both, mixed_hardware))
-    ratios = log_ratios(per_block, {variant: baseline}).set_index(["sweep", "block"])["log_ratio"]
+    ratios = (
+        log_ratios(per_block, {variant: baseline}).groupby(["sweep", "block"])["log_ratio"].mean()
+    )
     begun = of_both[["sweep", "block"]].drop_duplicates().itertuples(index=False, name=None)
     return [float(ratios[block]) for block in begun if block in ratios.index]
 
@@ -108,7 +127,52 @@ def compared(log_ratios: Sequence[float]) -> Comparison:
     pilot = log_ratios[:PILOT]
     quantile = float(stdtrit(len(pilot) - 1.0, 1 - LEVEL / 2))
     error = quantile * _spread(pilot) / sqrt(num_blocks)
-    return Comparison(exp(middle), exp(middle - error), exp(middle + error), num_blocks)
+    ends = exp(middle - error), exp(middle + error)
+    return Comparison(exp(middle), *ends, num_blocks, _correlation(log_ratios))
+
+
+def _correlation(log_ratios: Sequence[float]) -> float:
+    """Return the lag-1 autocorrelation, corrected for its bias of about -1 / blocks."""
+    off = np.asarray(log_ratios) - np.mean(log_ratios)
+    total = float(off @ off)
+    if len(off) < PILOT or not total:
+        return nan
+    return (len(off) * float(off[1:] @ off[:-1]) / total + 1) / (len(off) - 3)
+
+
+def with_comparisons(
+    cells: DataFrame, runs: DataFrame, commands: Sequence[Mapping[str, Any]]
+) -> DataFrame:
+    """Give cells that `vitsweep compare` measured the interval and claim that it printed.
+
+    `compare` decides by the spread of its first blocks how many it needs, so its interval is Stein's
+    and not that of a fixed number of blocks: see `compared`. Tables and the report show the same.
+
+    Args:
+        cells: one row per cell.
+        runs: one row per run.
+        commands: the commands of the sweep, oldest first; the latest one that names a cell counts.
+    """
+    pairs: dict[str, str] = {}
+    for command in commands:
+        is_comparison = COMPARE in str(command.get("command", ""))
+        for cell, base in (command.get("baselines") or {}).items():
+            pairs.pop(cell, None)
+            if is_comparison and base and base != cell:
+                pairs[cell] = base
+    if runs.empty or cells.empty:
+        return cells
+    for cell, base in pairs.items():
+        rows = (cells["cell_id"] == cell) & (cells["num_pairs"].fillna(0) > 0)
+        both = runs[runs["cell_id"].isin([cell, base])]
+        if rows.sum() != 1 or both.get("device", Series(dtype=object)).nunique() > 1:
+            continue  # on several devices each has its own row, of a fixed number of blocks
+        result = compared(paired(both, cell, base))
+        ends = {"low": result.low, "high": result.high}
+        shown = {f"{name}_{end}": v for name in ("speedup", "claim") for end, v in ends.items()}
+        values = shown | {"claim": result.claim, "p_value": nan, "p_holm": nan}
+        cells = cells.assign(**{c: cells[c].mask(rows, v) for c, v in values.items()})
+    return cells
 
 
 def _spread(values: Sequence[float]) -> float:

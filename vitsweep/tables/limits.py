@@ -52,7 +52,9 @@ def limits(cells: DataFrame, key: str) -> DataFrame:
 
 def _row(cells: DataFrame, key: str, names: list[str]) -> dict[str, Any]:
     kinds, values = cells["status"].astype(str), cells[key]
-    measured, failed = (values[kinds == kind] for kind in (Status.measured, Status.out_of_memory))
+    measured, failed = (
+        values[kinds == kind].dropna() for kind in (Status.measured, Status.out_of_memory)
+    )
     others = cells[~kinds.isin([Status.measured, Status.out_of_memory])]
     row = {name: cells[name].iloc[0] for name in names} | {
         "fits": int(measured.max()) if len(measured) else 0,

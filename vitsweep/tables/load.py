@@ -13,6 +13,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.store import Store
 from vitsweep.results.upgrade import upgraded_rows
 from vitsweep.tables.cells import cells
+from vitsweep.tables.comparison import with_comparisons
 from vitsweep.tables.limits import limit_key
 from vitsweep.tables.read_store import runs_of, unrun_of
 from vitsweep.tables.tidy import tidy
@@ -45,7 +46,7 @@ class Sweep:
 def sweep_of(store: Store) -> Sweep:
     """Return runs and cells of one sweep folder; the runs may be empty."""
     runs, baselines = runs_of(store), store.baselines()
-    found = cells(runs, baselines, unrun_of(store), families_of(store))
+    found = cells_from(store, runs)
     return Sweep(runs, baselines, found, limit_key(store.commands()), traces_of(store))
 
 
@@ -87,7 +88,13 @@ def load(*sources: Source, rows: Literal["cells", "runs"] = "cells") -> DataFram
 
 def cells_of(store: Store) -> DataFrame:
     """Return one row per cell of a store, measured or not."""
-    return cells(runs_of(store), store.baselines(), unrun_of(store), families_of(store))
+    return cells_from(store, runs_of(store))
+
+
+def cells_from(store: Store, runs: DataFrame) -> DataFrame:
+    """Return one row per cell of a store whose runs have been read."""
+    table = cells(runs, store.baselines(), unrun_of(store), families_of(store))
+    return with_comparisons(table, runs, store.commands())
 
 
 def families_of(store: Store) -> list[frozenset[str]]:

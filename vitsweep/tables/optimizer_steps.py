@@ -3,7 +3,7 @@
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
-from vitsweep.tables.checks import checked_cells
+from vitsweep.tables.checks import checked_cells, text
 from vitsweep.tables.columns import varying
 
 
@@ -22,7 +22,8 @@ def optimizer_steps(cells: DataFrame) -> DataFrame:
         family=Series([n[0] for n in names], measured.index, dtype=object),
         implementation=Series([n[2] for n in names], measured.index, dtype=object),
     )
-    machine = [c for c in ("sweep", "device") if c in table]
+    machine = ["_sweep", "_device"]
+    table = table.assign(**{f"_{c}": text(table, c) for c in ("sweep", "device")})
     keys = [*others, "family", *machine]
     loops = (
         table[table["implementation"] == "loop"]

@@ -24,7 +24,7 @@ from vitsweep.tables.tidy import one_device_each
 
 COLUMNS = (
     "baseline_cell_id kind position added cell_id status images_per_second throughput_spread "
-    "speedup speedup_low speedup_high claim num_pairs gain gain_low gain_high gain_claim"
+    "speedup speedup_low speedup_high claim num_pairs gain gain_low gain_high gain_claim sweep device"
 ).split()
 NAMES = {"speedup": "gain", "speedup_low": "gain_low", "speedup_high": "gain_high"}
 
