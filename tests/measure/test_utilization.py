@@ -150,7 +150,7 @@ def test_a_fused_kernel_computes_the_scores_once_more() -> None:
     [
         ["attention=sdpa_causal", "classifier=pooled"],
         ["attention=linear"],
-        ["sequence_parallel=lss", "classifier=pooled"],
+        ["sequence_parallel=segment_local", "classifier=pooled"],
     ],
 )
 def test_what_attends_to_less_has_fewer_flops(overrides: list[str]) -> None:

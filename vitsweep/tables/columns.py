@@ -150,7 +150,7 @@ ORDER: dict[str, str] = {
     "classifier": "token pooled",
     "attention": "sdpa_auto mha_module sdpa_math sdpa_flash sdpa_efficient sdpa_cudnn flex linear "
     "sdpa_causal",
-    "sequence_parallel": "none ulysses ring dsp usp lasp lasp2 megatron_sp lss",
+    "sequence_parallel": "none ulysses ring dsp usp lasp lasp2 megatron_sp lss segment_local",
     "tensor_parallel": "none megatron",
     "pipeline_parallel": "none gpipe one_f_one_b interleaved",
     "memory": "keep_all recompute_blocks recompute_selected offload_activations",

@@ -49,11 +49,19 @@ def reasons(*overrides: str, ranks: int = 4) -> str:
             "`attention.decay=0.5` needs `attention.causal=true`",
         ),
         (
-            ["sequence_parallel=lss"],
+            ["sequence_parallel=lss", "attention=sdpa_causal", "classifier=pooled"],
+            "`attention=sdpa_causal` is not defined here: use `attention=sdpa_auto`",
+        ),
+        (
+            ["sequence_parallel=lss", "attention=linear"],
+            "or `sequence_parallel=ulysses`, which runs any attention.",
+        ),
+        (
+            ["sequence_parallel=segment_local"],
             "use `classifier=pooled`, which reads all of them.",
         ),
         (
-            ["sequence_parallel=lss", "sequence_parallel.segments=6", "classifier=pooled"],
+            ["sequence_parallel=segment_local", "sequence_parallel.segments=6", "classifier=pooled"],
             "`sequence_parallel.segments=6` must be a multiple of `mesh.sequence=4`: each rank has "
             "whole segments. Try `sequence_parallel.segments=4`.",
         ),

@@ -1,14 +1,16 @@
-"""Long-sequence segmentation: each rank attends within its own segments."""
+"""Long-sequence segmentation: own queries against the keys and values of all ranks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from annotated_types import Gt
-
-from vitsweep.spec.attention_pattern import AttentionPattern
 from vitsweep.spec.model_parallel import SequenceParallel
-from vitsweep.techniques.sequence_parallel.sent_bytes import gathered_at_the_end, tokens
+from vitsweep.spec.volume import Volume
+from vitsweep.techniques.sequence_parallel.sent_bytes import (
+    attended_bytes,
+    gathered_at_the_end,
+    tokens,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,76 +21,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LongSequenceSegmentation(SequenceParallel):
-    """Partial self-attention per segment (LSS Transformer, arXiv:2311.02382, after its abstract).
+    """Full attention with sharded queries (LSS Transformer, Wang et al., arXiv:2311.02382).
 
-    From the abstract: the sequence is segmented over GPUs, each computes partial self-attention of
-    its segment; communication is fused; "double gradient averaging" avoids aggregating partial
-    attention. Ours, where it says no more: a segment's tokens attend to that segment alone, so that
-    attention sends nothing; segments exchange through the gathered output and the gradients, whose
-    average over segments and the one over replicas are one all-reduce. Another model than a ViT:
-    compared with one process that attends within the same segments.
+    Each rank computes the attention of its own tokens to all tokens. One fused collective per block
+    gathers keys and values, and one reduce-scatter returns their gradients. Gradients of weights are
+    averaged over token ranks and replicas by one all-reduce (the paper's double gradient averaging).
 
-    Attributes:
-        segments: of an image; resolved from auto: one per rank.
+    Read off the paper's description and not compared with the authors' code: that K and V travel in
+    one message, and that nothing else of a block is gathered.
     """
 
-    segments: Annotated[int, Gt(0)]
-
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
-    changes_model: ClassVar[bool] = True
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """The segments of this rank, padding included."""
-        return (tokens(cell, self.segments),) * cell.transformer.depth
-
-    def attention_pattern(self, kernel: AttentionPattern) -> AttentionPattern:
-        """Each segment attends to itself only."""
-        return replace(kernel, segments=self.segments)
+        """The padded share of the first axis, times the other one."""
+        return (tokens(cell),) * cell.transformer.depth
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """The all-gather before the head; attention sends nothing."""
-        return {"activation": gathered_at_the_end(cell, self.segments)}
+        """K and V to n - 1 ranks per forward pass, their gradients back, the all-gather at the end."""
+        passes = Volume.of(cell).forwards + 1
+        of_kv = 2 * (cell.mesh.sequence_parallel_size - 1) * attended_bytes(cell)
+        return {"activation": passes * of_kv + gathered_at_the_end(cell)}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse segments that straddle ranks, and a class token, which would see one segment only."""
-        ways = cell.mesh.sequence
-        if self.segments % ways:
+        """Refuse kernels that need as many queries as keys: masked and linear ones."""
+        pattern = cell.attention.attention_pattern
+        if pattern.causal or pattern.linear:
             yield (
-                f"`sequence_parallel.segments={self.segments}` must be a multiple of "
-                f"`mesh.sequence={ways}`: each rank has whole segments. Try "
-                f"`sequence_parallel.segments={ways * max(1, self.segments // ways)}`."
+                f"`sequence_parallel={self.name}` has fewer queries than keys on a rank, for which "
+                f"`attention={cell.attention.name}` is not defined here: use `attention=sdpa_auto`, "
+                "or `sequence_parallel=ulysses`, which runs any attention."
             )
-        if cell.model.has_class_token(cell.classifier.pooling):
-            yield (
-                f"`sequence_parallel={self.name}` shows the class token its own segment only: use "
-                "`classifier=pooled`, which reads all of them."
-            )
-
-    def plain_twin(self, model: "nn.Module") -> "nn.Module":
-        """Attend within segments, in one process."""
-        from vitsweep.model.token_axes import token_axes
-        from vitsweep.techniques.sequence_parallel.token_sharding import replace_attend
-        from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
-
-        along = token_axes(model)[0]
-        replace_attend(
-            model, along, lambda attend: within_segments(attend, along.length, self.segments)
-        )
-        return model
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        """Shard the tokens by whole segments; attend within each."""
+        """Shard the tokens; gather keys and values before each attention along them."""
         from vitsweep.model.token_axes import token_axes
         from vitsweep.techniques.sequence_parallel.token_sharding import (
             replace_attend,
             shard_tokens,
         )
-        from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
+        from vitsweep.techniques.sequence_parallel.wrapped_attention import to_all_keys
 
         along, group = token_axes(model)[0], world.token_group()
-        shard_tokens(model, along, along, group, unit=self.segments)
-        first = group.rank() * (self.segments // group.size())
-        replace_attend(
-            model, along, lambda attend: within_segments(attend, along.length, self.segments, first)
-        )
+        shard_tokens(model, along, along, group)
+        replace_attend(model, along, lambda attend: to_all_keys(attend, along.length, group))
         return model

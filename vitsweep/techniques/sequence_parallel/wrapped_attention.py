@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from vitsweep.collectives.padding import padded_share, unpadded_length
+from vitsweep.collectives.megatron_operators import gather_from_sequence_parallel
+from vitsweep.collectives.padding import check_share, padded_share, unpadded_length
 from vitsweep.collectives.resharding import switch
 from vitsweep.model.attention import Attend
 
@@ -52,3 +53,22 @@ def within_segments(attend: Attend, num_tokens: int, segments: int, first: int =
         return torch.cat(outputs, 2)[:, :, : q_BHTK.shape[2]]
 
     return partial
+
+
+def to_all_keys(attend: Attend, num_tokens: int, group: ProcessGroup) -> Attend:
+    """Return an `attend` of this rank's queries to the keys and values of all ranks.
+
+    Args:
+        attend: any kernel without a mask; it sees T/n queries and all `num_tokens` keys.
+        num_tokens: tokens over all ranks of the group, without padding.
+        group: n ranks with adjacent parts of the tokens.
+    """
+
+    def gathered(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+        check_share(k_BHTK, 2, num_tokens, group)
+        # One message each way: keys and values forward, both gradients backward.
+        kv = gather_from_sequence_parallel(torch.stack((k_BHTK, v_BHTK)), 3, group)
+        k, v = kv.narrow(3, 0, num_tokens)  # padding comes last
+        return attend(q_BHTK, k, v)
+
+    return gathered

@@ -1,0 +1,90 @@
+"""Attention within segments of the sequence: each rank attends to its own segments only."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from annotated_types import Gt
+
+from vitsweep.spec.attention_pattern import AttentionPattern
+from vitsweep.spec.model_parallel import SequenceParallel
+from vitsweep.techniques.sequence_parallel.sent_bytes import gathered_at_the_end, tokens
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentLocal(SequenceParallel):
+    """Block-diagonal attention: a token attends to the tokens of its own segment.
+
+    Attention sends nothing; segments interact through the head and the averaged gradients only.
+    Another model than a ViT: compared with one process that attends within the same segments.
+
+    Attributes:
+        segments: of an image; resolved from auto: one per rank.
+    """
+
+    segments: Annotated[int, Gt(0)]
+
+    axes: ClassVar[tuple[str, ...]] = ("sequence",)
+    changes_model: ClassVar[bool] = True
+
+    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
+        """The segments of this rank, padding included."""
+        return (tokens(cell, self.segments),) * cell.transformer.depth
+
+    def attention_pattern(self, kernel: AttentionPattern) -> AttentionPattern:
+        """Each segment attends to itself only."""
+        return replace(kernel, segments=self.segments)
+
+    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
+        """The all-gather before the head; attention sends nothing."""
+        return {"activation": gathered_at_the_end(cell, self.segments)}
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse segments that straddle ranks, and a class token, which would see one segment only."""
+        ways = cell.mesh.sequence
+        if self.segments % ways:
+            yield (
+                f"`sequence_parallel.segments={self.segments}` must be a multiple of "
+                f"`mesh.sequence={ways}`: each rank has whole segments. Try "
+                f"`sequence_parallel.segments={ways * max(1, self.segments // ways)}`."
+            )
+        if cell.model.has_class_token(cell.classifier.pooling):
+            yield (
+                f"`sequence_parallel={self.name}` shows the class token its own segment only: use "
+                "`classifier=pooled`, which reads all of them."
+            )
+
+    def plain_twin(self, model: "nn.Module") -> "nn.Module":
+        """Attend within segments, in one process."""
+        from vitsweep.model.token_axes import token_axes
+        from vitsweep.techniques.sequence_parallel.token_sharding import replace_attend
+        from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
+
+        along = token_axes(model)[0]
+        replace_attend(
+            model, along, lambda attend: within_segments(attend, along.length, self.segments)
+        )
+        return model
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        """Shard the tokens by whole segments; attend within each."""
+        from vitsweep.model.token_axes import token_axes
+        from vitsweep.techniques.sequence_parallel.token_sharding import (
+            replace_attend,
+            shard_tokens,
+        )
+        from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
+
+        along, group = token_axes(model)[0], world.token_group()
+        shard_tokens(model, along, along, group, unit=self.segments)
+        first = group.rank() * (self.segments // group.size())
+        replace_attend(
+            model, along, lambda attend: within_segments(attend, along.length, self.segments, first)
+        )
+        return model
