@@ -57,13 +57,7 @@ def memory_by_kind(trainer: Any, stream: Iterator[Any]) -> tuple[dict[str, float
         Column -> GiB, and the reason why `gathered_parameter_gib` and `activation_gib` are empty
         ("" where they are not).
     """
-    tracker, reason = _tracker_for(trainer)
-    if tracker is None:
-        trainer.gradients(stream)
-    else:
-        tracker.track_external(trainer.model)
-        with tracker:
-            trainer.gradients(stream)
+    peak, reason = _gradients_with_peak(trainer, stream)
     parameters = list(trainer.model.parameters())
     columns: dict[str, float | None] = {
         "parameter_gib": _gib(parameters),
@@ -72,8 +66,7 @@ def memory_by_kind(trainer: Any, stream: Iterator[Any]) -> tuple[dict[str, float
         "gathered_parameter_gib": None,
         "activation_gib": None,
     }
-    if tracker:
-        peak = tracker.peak_bytes(trainer.world.device)
+    if peak:
         held = sum(_local(p).nbytes for p in parameters)
         columns["gathered_parameter_gib"] = max(0, peak["Parameter"] - held) / GIB
         columns["activation_gib"] = sum(peak[kind] for kind in NOT_PARAMETERS) / GIB
@@ -81,13 +74,25 @@ def memory_by_kind(trainer: Any, stream: Iterator[Any]) -> tuple[dict[str, float
     return columns, reason
 
 
-def _tracker_for(trainer: Any) -> tuple[Any, str]:
+def _gradients_with_peak(trainer: Any, stream: Iterator[Any]) -> tuple[dict[str, int], str]:
+    """Compute the gradients of one step; return kind of tensor -> bytes at the peak.
+
+    The tracker is private to torch: where it is missing or works differently, the gradients are
+    computed without it, and the reason says so.
+    """
     if trainer.cell.compilation.scope != "nothing":
-        return None, "torch's memory tracker sees no tensors inside compiled code"
+        trainer.gradients(stream)
+        return {}, "torch's memory tracker sees no tensors inside compiled code"
     try:
-        return _tensor_tracker(), ""
-    except (ImportError, AttributeError) as error:
-        return None, f"this torch has no memory tracker as it is used here ({error})"
+        tracker = _tensor_tracker()
+        tracker.track_external(trainer.model)
+        tracker.peak_bytes(trainer.world.device)
+    except (ImportError, AttributeError, TypeError) as error:
+        trainer.gradients(stream)
+        return {}, f"this torch has no memory tracker as it is used here ({error})"
+    with tracker:
+        trainer.gradients(stream)
+    return tracker.peak_bytes(trainer.world.device), ""
 
 
 def _tensor_tracker() -> Any:

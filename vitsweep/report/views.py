@@ -8,7 +8,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from vitsweep.results.record import RunRecord
-from vitsweep.results.store import Store, replacing, write_atomically, write_if_changed
+from vitsweep.results.store import Store, replacing, write_if_changed
 from vitsweep.tables.load import cells_from
 
 
@@ -24,7 +24,7 @@ def collect(store: Store) -> DataFrame:
     _write_parquet(runs, store.root / "runs.parquet")
     _write_parquet(samples(records), store.root / "samples.parquet")
     _write_parquet(table, store.root / "cells.parquet")
-    write_atomically(store.root / "cells.csv", table.to_csv(index=False))
+    write_if_changed(store.root / "cells.csv", table.to_csv(index=False))
     for row in json.loads(table.to_json(orient="records", date_format="iso")):
         write_if_changed(store.cell(row["cell_id"]) / "record.json", json.dumps(row, indent=1))
     return table

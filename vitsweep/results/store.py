@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import filecmp
 import hashlib
 import json
 import os
@@ -21,6 +22,10 @@ from vitsweep.results.record import NewerSchemaError, RunRecord
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's where PyYAML has them: thousands of cells are frozen at once."""
+
+
+MOST_KEPT_RECORDS = 20_000
+"""More records of a store are parsed anew each time: some 10 KiB each would fill the memory."""
 
 
 class DamagedRecordWarning(UserWarning):
@@ -48,7 +53,8 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.cells = root / "cells"
-        self._parsed: dict[Path, tuple[tuple[int, int, int], RunRecord]] = {}
+        self._parsed: dict[str, tuple[tuple[int, int, int], RunRecord]] = {}
+        self._commands: tuple[int, list[dict[str, Any]]] | None = None
 
     @property
     def name(self) -> str:
@@ -137,7 +143,7 @@ class Store:
         Raises:
             NewerSchemaError: a record was written by a later vitsweep; its file is named.
         """
-        for path in sorted(self.cells.glob(f"{cell_id}/runs/*.json")):
+        for path in self._run_paths(cell_id):
             try:
                 yield self._parse(path)
             except NewerSchemaError as error:
@@ -147,21 +153,39 @@ class Store:
                     f"{path} is damaged and left out ({error})", DamagedRecordWarning, stacklevel=2
                 )
 
-    def _parse(self, path: Path) -> RunRecord:
-        status = path.stat()
+    def _run_paths(self, cell_id: str) -> Iterator[str]:
+        # os.scandir instead of glob: three times as fast where 100,000 files are read
+        for cell in _sorted_paths(self.cells) if cell_id == "*" else [str(self.cell(cell_id))]:
+            for path in _sorted_paths(os.path.join(cell, "runs")):
+                if path.endswith(".json") and not os.path.basename(path).startswith("."):
+                    yield path
+
+    def _parse(self, path: str) -> RunRecord:
+        status = os.stat(path)
         version = (status.st_size, status.st_mtime_ns, status.st_ino)
         known = self._parsed.get(path)
-        if known is None or known[0] != version:
-            known = self._parsed[path] = (version, RunRecord.from_json(path.read_text()))
-        return known[1]
+        if known is not None and known[0] == version:
+            return known[1]
+        with open(path, encoding="utf-8") as handle:
+            record = RunRecord.from_json(handle.read())
+        if path in self._parsed or len(self._parsed) < MOST_KEPT_RECORDS:
+            self._parsed[path] = (version, record)
+        return record
 
     def append_command(self, entry: dict[str, Any]) -> None:
         """Add a command to `commands.jsonl`."""
         append_line(self.root / "commands.jsonl", entry)
 
     def commands(self) -> list[dict[str, Any]]:
-        """Return all commands, oldest first; a half-written last line is left out."""
-        return read_lines(self.root / "commands.jsonl")
+        """Return all commands, oldest first; a half-written last line is left out.
+
+        The file is parsed again only if it has changed since.
+        """
+        path = self.root / "commands.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if self._commands is None or self._commands[0] != size:
+            self._commands = (size, read_lines(path))
+        return list(self._commands[1])
 
     def baselines(self) -> dict[str, str | None]:
         """Return cell -> baseline cell (None where there is none), the latest command winning."""
@@ -189,11 +213,17 @@ def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name that becomes `path` at the end; after an exception it is removed."""
+    """Yield a temporary name that becomes `path` at the end; after an exception it is removed.
+
+    A file that has the same content already is left alone, with its time of change.
+    """
     draft = draft_of(path)
     try:
         yield draft
-        draft.replace(path)
+        if path.exists() and filecmp.cmp(draft, path, shallow=False):
+            draft.unlink()
+        else:
+            draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
@@ -208,6 +238,14 @@ def write_if_changed(path: Path, text: str) -> bool:
         pass
     write_atomically(path, text)
     return True
+
+
+def _sorted_paths(folder: str | Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.path for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def draft_of(path: Path) -> Path:

@@ -1,22 +1,19 @@
 """The records of one sweep folder as rows."""
 
 import json
-import os
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pandas import DataFrame
 
-from vitsweep.results.record import NewerSchemaError, RunRecord
-from vitsweep.results.store import DamagedRecordWarning, Store
+from vitsweep.results.store import Store
 
 
 def runs_of(store: Store) -> DataFrame:
     """Return one row per run of a store, failed ones included; damaged records cause a warning."""
-    return from_rows(record.row() for record in _records(store))
+    return from_rows(record.row() for record in store.runs())
 
 
 def unrun_of(store: Store) -> DataFrame:
@@ -39,29 +36,6 @@ def from_rows(rows: Iterable[dict[str, Any]]) -> DataFrame:
             for column in columns.values():
                 column.extend([None] * (count + 1 - len(column)))
     return DataFrame(columns)
-
-
-def _records(store: Store) -> Iterator[RunRecord]:
-    # os.scandir instead of glob: three times as fast where 100,000 files are read
-    for cell in _sorted_paths(store.cells):
-        for path in _sorted_paths(os.path.join(cell, "runs")):
-            if path.endswith(".json") and not os.path.basename(path).startswith("."):
-                try:
-                    with open(path, "rb", buffering=0) as handle:
-                        yield RunRecord.from_json(handle.read().decode())
-                except NewerSchemaError as error:
-                    raise NewerSchemaError(f"{path}: {error}") from error
-                except (ValueError, OSError) as error:
-                    text = f"{path} is damaged and left out ({error})"
-                    warnings.warn(text, DamagedRecordWarning, stacklevel=2)
-
-
-def _sorted_paths(folder: str | Path) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.path for entry in entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _known(folder: Path) -> dict[str, Any]:
