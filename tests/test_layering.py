@@ -107,6 +107,13 @@ def test_every_room_has_its_place_in_the_table() -> None:
     assert {room_of(path) for path in files()} - {"__init__"} <= known
 
 
+def test_no_two_files_of_the_rooms_around_a_run_share_a_name() -> None:
+    rooms = ("cli", "launchers", "planning", "execution", "composition")
+    names = [path.name for room in rooms for path in (PACKAGE / room).rglob("*.py")]
+    shared = {name for name in names if names.count(name) > 1} - {"__init__.py"}
+    assert shared == set()
+
+
 def test_imports_point_downwards_only() -> None:
     upwards = {name_of(path): found for path in files() if (found := _not_allowed(path))}
     assert upwards == {}

@@ -1,4 +1,4 @@
-"""Who am I: rank, device and mesh, from one process, torchrun, Slurm, or vitsweep's own worker."""
+"""Rank, device and device mesh of this process, however it was started."""
 
 import os
 from dataclasses import dataclass

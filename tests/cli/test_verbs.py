@@ -1,5 +1,6 @@
 """The table of verbs: help and README follow it, and each verb refuses what it does not take."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,10 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
         (["-m", "precision=O1,", "O2"], "`precision=O1,O2`"),
         (["-m", "precision", "O1"], "`precision` is neither an override"),
         (["precision=O1,O2"], "add `-m`"),
+        (["sweep=5"], "a named sweep is `+sweep=NAME`"),
+        (["+sweep=5"], "a named sweep is `+sweep=NAME`"),
+        (["hydra.sweep.dir=/x"], "`sweep.folder`/`sweep.name`"),
+        (["--config-dir", "conf", "plan"], "The verb comes first"),
     ],
 )
 def test_what_is_mistyped_is_refused_by_name(
@@ -65,3 +70,11 @@ def _commands(row: str) -> list[str]:
 
 def test_usage_lines_fit_a_terminal() -> None:
     assert max(map(len, usage().splitlines())) <= 140
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_usage_of_a_verb_names_all_its_options(verb: str) -> None:
+    flags = {flag for action in VERBS[verb].parser()._actions for flag in action.option_strings}
+    assert flags - {"-h", "--help", "--multirun"} <= set(
+        re.findall(r"--?[\w-]+", VERBS[verb].usage)
+    )

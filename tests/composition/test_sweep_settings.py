@@ -54,7 +54,7 @@ def test_what_is_allowed_is_taken(override: str) -> None:
         ("sweep.folder=null", "`sweep.folder=null`: a text is needed"),
         ("sweep.folder=''", "`sweep.folder=` is no path of a folder"),
         ("sweep.zip=5", "`sweep.zip=5`: must be a list, like `[a,b]`"),
-        ("sweep.zip=[seed]", '`sweep.zip=["seed"]`: must be a list, like `[a,b]`'),
+        ("sweep.zip=[seed]", "`sweep.zip=[seed]` must be a list of lists of swept keys"),
         ("sweep.match=model", "`sweep.match=model`: must be a list, like `[a,b]`"),
         ("sweep.limit=5", "`sweep.limit` is a section; set one of its keys: `sweep.limit.key`"),
         ("sweep.limit.first=x", "`sweep.limit.first=x`: a whole number is needed"),
@@ -139,3 +139,9 @@ def test_the_command_line_ends_with_the_sentence_and_writes_nothing(
     assert told in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_flat_zip_says_how_to_write_it() -> None:
+    tree = composer().compose(["sweep.zip=[a,b]"]).tree
+    with pytest.raises(BadValueError, match=r"`sweep.zip=\[a,b\]` must be a list of lists"):
+        sweep_settings(tree)

@@ -15,8 +15,9 @@ def parser() -> Options:
 
 def run(arguments: Sequence[str]) -> int:
     """End the jobs of a sweep; what was measured is kept."""
+    typed = parser().parse_args(arguments)
     from vitsweep.console import open_console
     from vitsweep.launchers.slurm.state.job_control import cancel
     from vitsweep.results.find import find_sweep
 
-    return cancel(find_sweep(parser().parse_args(arguments).sweep), open_console())
+    return cancel(find_sweep(typed.sweep), open_console())

@@ -21,6 +21,7 @@ def parser() -> Options:
 
 def run(arguments: Sequence[str]) -> int:
     """Write the views of a sweep and show its table; return 0."""
+    typed = parser().parse_args(arguments)
     from vitsweep.console import open_console
     from vitsweep.launchers.slurm.state.job_control import reconcile_hint
     from vitsweep.launchers.slurm.state.poll import poll
@@ -30,7 +31,6 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.results.trackers import sync
     from vitsweep.tables.show import printed
 
-    typed = parser().parse_args(arguments)
     store = find_sweep(typed.sweep)
     if typed.reconcile:
         reconcile(store)

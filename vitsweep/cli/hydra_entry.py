@@ -65,7 +65,18 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
 
 
 def _refuse_ignored(overrides: Sequence[str]) -> None:
+    """Refuse settings that nothing reads, and a named sweep that is typed as a value.
+
+    Raises:
+        BadValueError: there is one; the text says what to type instead.
+    """
     for override in overrides:
+        key, _, name = override.lstrip("+").partition("=")
+        if key == "sweep" and not (override.startswith("+") and name.isidentifier()):
+            raise BadValueError(
+                f"`{override}`: `sweep` is a section of settings; a named sweep is `+sweep=NAME`, "
+                "and `python -m vitsweep --help` lists them."
+            )
         if override.lstrip("+~").startswith(IGNORED):
             raise BadValueError(
                 f"`{override}` would change nothing: results go to the folder "

@@ -107,7 +107,7 @@ def _plan(
     )
 
 
-def _search(searches: Searches, launcher: Any, config: dict[str, Any]) -> list[Search]:
+def _search(searches: Searches, launcher: CellLauncher, config: dict[str, Any]) -> list[Search]:
     """Run the rounds of a search for limits, and show what it found.
 
     Raises:

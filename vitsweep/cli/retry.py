@@ -8,12 +8,11 @@ from vitsweep.cli.hydra_entry import run_hydra
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.override_text import value_override
+from vitsweep.composition.sweep_settings import RETRIABLE
 from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.results.find import find_sweep
-from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
-RETRIED = tuple(str(s) for s in Status if s not in (Status.measured, Status.invalid))
 HELP = """\
 Run the cells of a sweep again that were not measured, whichever command they belong to.
 
@@ -54,7 +53,7 @@ def retry_options(arguments: Sequence[str]) -> RetryOptions:
         options.error(f"one sweep at a time, not {' and '.join(f'`{name}`' for name in sweeps)}")
     return RetryOptions(
         sweep=sweeps[0] if sweeps else "default",
-        statuses=RETRIED if found.status is None else _statuses(found.status),
+        statuses=RETRIABLE if found.status is None else _statuses(found.status),
         overrides=tuple(word for word in words if "=" in word),
     )
 
@@ -166,6 +165,6 @@ def _words(command: str) -> list[str]:
 
 def _statuses(text: str) -> tuple[str, ...]:
     wanted = tuple(word for word in text.split(",") if word)
-    if not wanted or not set(wanted) <= set(RETRIED):
-        raise VitsweepError(f"`--status {text}`: name some of {', '.join(RETRIED)}.")
+    if not wanted or not set(wanted) <= set(RETRIABLE):
+        raise VitsweepError(f"`--status {text}`: name some of {', '.join(RETRIABLE)}.")
     return wanted

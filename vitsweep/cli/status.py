@@ -16,9 +16,9 @@ def parser() -> Options:
 
 def run(arguments: Sequence[str]) -> int:
     """Show jobs and cells; return 3 where nothing runs any more and cells were not measured."""
+    typed = parser().parse_args(arguments)
     from vitsweep.console import open_console
     from vitsweep.launchers.slurm.state.job_control import status
     from vitsweep.results.find import find_sweep
 
-    typed = parser().parse_args(arguments)
     return status(find_sweep(typed.sweep), typed.watch, open_console())

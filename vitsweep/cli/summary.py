@@ -41,6 +41,8 @@ def summarize(
         ImpossibleCellError: every cell is refused.
     """
     if result.submitted:
+        if result.interrupted:
+            raise SystemExit(ExitCode.interrupted)
         return [
             {"cell_id": cell_id, "status": SUBMITTED}
             for cell_id, entry in result.plan.entries.items()
@@ -68,6 +70,8 @@ def rows_of(result: LaunchResult, console: Console) -> Rows:
     Raises:
         SystemExit: 130 after an interruption.
     """
+    if result.submitted and result.interrupted:
+        raise SystemExit(ExitCode.interrupted)
     table = collect(result.store)
     _exit_if_interrupted(result, console)
     return _rows(table, result.plan)

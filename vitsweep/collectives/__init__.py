@@ -1,1 +1,1 @@
-"""Collectives that autograd can go through, and what they are booked as."""
+"""Collectives that autograd can go through, and the purpose their bytes are counted under."""

@@ -1,4 +1,4 @@
-"""Where the menu lies: inside the package when installed from a wheel, beside it in a checkout."""
+"""Path of the configuration folder: inside an installed package, beside it in a checkout."""
 
 from pathlib import Path
 

@@ -87,12 +87,22 @@ def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:
 @lru_cache(maxsize=16)
 def _checked(node: str) -> SweepSettings:
     """Check a node, given as JSON, once for all cells of a command."""
-    settings: SweepSettings = section_from_tree(SweepSettings, json.loads(node), "sweep")
+    tree = json.loads(node)
+    _require_list_of_lists(tree.get("zip"))
+    settings: SweepSettings = section_from_tree(SweepSettings, tree, "sweep")
     problems = [_name_problem(settings.name), _folder_problem(settings.folder)]
     problems += [_retry_problem(settings.retry, status) for status in settings.retry]
     if found := [problem for problem in problems if problem]:
         raise BadValueError("\n".join(found))
     return settings
+
+
+def _require_list_of_lists(groups: Any) -> None:
+    if isinstance(groups, list) and any(not isinstance(group, list) for group in groups):
+        raise BadValueError(
+            f"`sweep.zip=[{','.join(map(str, groups))}]` must be a list of lists of swept keys that "
+            "advance together, like `sweep.zip=[[batch.images_per_step,batch.resolution_px]]`."
+        )
 
 
 def _name_problem(name: str) -> str:

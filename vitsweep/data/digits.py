@@ -1,4 +1,4 @@
-"""Real images without a download: the handwritten digits of scikit-learn, at rest and moving."""
+"""Real images without a download: scikit-learn's handwritten digits, as still images and as videos."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 A launcher takes composed cells and measures those that lack runs: on this machine, on a cluster, or
 anywhere else. To add one, subclass `hydra_plugins.vitsweep_launchers.plugin.CellLauncherPlugin`,
-implement the two methods of `CellLauncher`, and name the class in a YAML of `hydra/launcher`.
+implement the methods of `CellLauncher`, and name the class in a YAML of `hydra/launcher`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,8 +46,8 @@ class LaunchResult:
     Attributes:
         store: the sweep folder.
         plan: the cells of the command with their baselines.
-        interrupted: the user stopped the command, or detached from it.
-        submitted: the cells still have to run somewhere else, so there is nothing to show yet.
+        interrupted: the user stopped the command, or detached from submitted jobs.
+        submitted: cells still have to run somewhere else, so there is nothing to show yet.
     """
 
     store: Store
@@ -70,12 +70,19 @@ class CellLauncher(Protocol):
     def with_paired_baselines(self, plan: SweepPlan) -> SweepPlan:
         """Return the plan without the baselines that cannot run in the blocks of their cells."""
 
+    def check_that_results_are_awaited(self) -> None:
+        """Refuse to return before the cells have run, which a search for limits cannot use.
+
+        Raises:
+            VitsweepError: the launcher is set to return before its cells have run.
+        """
+
     def launch_cells(self, request: LaunchRequest) -> AbstractContextManager[LaunchResult]:
         """Measure what is missing of the cells.
 
         The result is summarized within the `with` block. A launcher that measures on this machine
         keeps the sweep locked until the block ends: drawing charts would disturb the timing of the
-        next command that waits for the lock.
+        next command that waits for the lock. One whose cells run elsewhere need not hold it.
 
         Raises:
             VitsweepError: something the user asked for cannot be done.

@@ -1,1 +1,1 @@
-"""What is read off a running cell, and how it becomes a record."""
+"""What is measured on a running cell, and how it becomes the metrics of a record."""

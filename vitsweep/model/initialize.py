@@ -1,7 +1,7 @@
 """First weights of a Vision Transformer, fixed by torch's seed."""
 
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,13 +9,10 @@ from torch import nn
 from vitsweep.model.attention import Attention
 from vitsweep.model.block import Mlp
 
-if TYPE_CHECKING:
-    from vitsweep.model.vit import ViT
-
 
 @torch.no_grad()
-def initialize(model: "ViT") -> None:
-    """Draw all weights, in the order of the modules.
+def initialize(model: Any) -> None:
+    """Draw all weights of a `model.vit.ViT`, in the order of its modules.
 
     As pycls and the original JAX code: linears of the blocks uniform after Glorot (q, k and v each
     for itself), patch filters truncated normal with variance 1 / fan-in, positions normal with

@@ -1,4 +1,4 @@
-"""The border: a composed configuration becomes typed, frozen objects here and nowhere else."""
+"""Checks a composed configuration and builds the frozen spec; the only module that does."""
 
 import dataclasses
 import importlib
@@ -128,8 +128,8 @@ def _leaf(kind: Any, value: Any, path: str) -> Any:
     try:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
-        told = "; or ".join(dict.fromkeys(_sentence(problem) for problem in error.errors()))
-        raise BadValueError(f"`{path}={_typed(value)}`: {told}.") from error
+        problems = "; or ".join(dict.fromkeys(_sentence(problem) for problem in error.errors()))
+        raise BadValueError(f"`{path}={_typed(value)}`: {problems}.") from error
 
 
 def _flat(value: Any) -> list[Any]:

@@ -60,7 +60,7 @@ class ModelSpec(ABC):
     def refused(self, cell: "CellSpec") -> dict[str, str]:
         """Return group -> reason for choices that this kind of model has no place for.
 
-        Such a technique is not asked for reasons of its own.
+        The `conflicts` of such a technique are not called.
         """
         return {}
 

@@ -74,7 +74,7 @@ class Lasp(Lasp2):
     chain: ClassVar[bool] = True
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse attention without a causal mask: a chain passes states to later tokens only."""
+        """Refuse attention without a causal mask: states are sent to ranks of later tokens only."""
         yield from super().conflicts(cell)
         if cell.attention.attention_pattern.linear and not cell.attention.attention_pattern.causal:
             yield (

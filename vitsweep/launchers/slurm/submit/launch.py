@@ -8,7 +8,7 @@ from statistics import median
 from rich.console import Console
 
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.errors import BadValueError, ExitCode
+from vitsweep.errors import BadValueError
 from vitsweep.launchers.base import LaunchRequest, LaunchResult, PreparedSweep, prepared
 from vitsweep.launchers.slurm.state.job_control import sweep_argument
 from vitsweep.launchers.slurm.state.job_files import JobArray
@@ -37,7 +37,6 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
 
     Raises:
         VitsweepError: a value is wrong, or Slurm refuses.
-        SystemExit: 130 after Ctrl-C.
     """
     require_slurm()
     console = request.console
@@ -46,10 +45,12 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
     store, plan = sweep.store, sweep.plan
     if not settings.wait:
         console.print(_next_commands(store), highlight=False)
-    elif not watch(store, plan, watched, console):
+        yield LaunchResult(store=store, plan=plan, submitted=True)
+        return
+    detached = not watch(store, plan, watched, console)
+    if detached:
         console.print(f"Detached; the jobs continue. {_next_commands(store)}", highlight=False)
-        raise SystemExit(ExitCode.interrupted)
-    yield LaunchResult(store=store, plan=plan, submitted=not settings.wait)
+    yield LaunchResult(store=store, plan=plan, interrupted=detached, submitted=detached)
 
 
 def _submit_missing(

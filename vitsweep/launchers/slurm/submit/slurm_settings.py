@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt
 
 from vitsweep.errors import BadValueError
+from vitsweep.launchers.local_settings import check_objective
 from vitsweep.spec.from_yaml import section_from_tree
 
 Auto = Literal["auto"]
@@ -90,6 +91,7 @@ def settings_of(given: Mapping[str, Any]) -> SlurmSettings:
     site = section_from_tree(Site, given.get("site", {}), "hydra.launcher.site")
     rest = section_from_tree(_WithoutSite, values, "hydra.launcher")
     settings = SlurmSettings(site=site, **vars(rest))
+    check_objective(settings.objective)
     _check_texts(settings)
     return settings
 
