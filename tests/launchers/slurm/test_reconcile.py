@@ -52,7 +52,12 @@ def store(tmp_path: Path) -> Store:
     (folder / "tasks.jsonl").write_text(
         json.dumps({"blocks": [{"name": "b", "runs": runs}]}) + "\n"
     )
-    facts = {"time": time.time(), "num_jobs": 1, "request": {"nodes": 1, "ranks_per_node": 2}}
+    facts = {
+        "time": time.time(),
+        "num_jobs": 1,
+        "max_attempts": 3,
+        "request": {"nodes": 1, "ranks_per_node": 2},
+    }
     (folder / "array.json").write_text(json.dumps(facts))
     (folder / "slurm_id").write_text("7")
     return store
@@ -114,6 +119,18 @@ def test_a_job_that_was_cancelled_while_pending_says_so(store, slurm):
 )
 def test_ranges_of_array_indices_are_read(shown, ids):
     assert expand_job_ids(shown) == ids
+
+
+@pytest.mark.parametrize(("restarts", "released"), [(1, ["7_0"]), (4, [])])
+def test_a_job_whose_launch_failed_is_released_a_few_times(
+    store, slurm, monkeypatch, restarts, released
+):
+    found: list[str] = []
+    monkeypatch.setattr("vitsweep.launchers.slurm.state.reconcile.release", found.append)
+    held = "launch failed requeued held"
+    slurm["7_0"] = SlurmJob(state="PENDING", reason=held, restarts=restarts)
+    [state] = reconcile(store)
+    assert (state.state, found, rows(store)) == ("waiting", released, [])
 
 
 def test_a_job_in_the_queue_is_left_alone(store, slurm):

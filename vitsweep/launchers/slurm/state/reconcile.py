@@ -16,9 +16,11 @@ from vitsweep.launchers.slurm.state.job_events import (
 )
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import JobState, poll
+from vitsweep.launchers.slurm.state.slurm_cli import release
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, append_line
 
+HELD_AFTER_LAUNCH_FAILURE = "launch failed requeued held"
 UNFINISHED = "-unfinished"
 """Ends the run id of a record that the run's own job did not write."""
 
@@ -37,6 +39,8 @@ STATUS_OF_CAUSE = {
 def reconcile(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]:
     """Poll the jobs of a sweep, and record the runs that dead jobs did not finish.
 
+    Jobs that Slurm holds because a node failed while they were launched are released.
+
     Recorded are the run that was in flight, and one run of every cell that has no record at all. Any
     number of processes may do so at once. Such a record has a run id of its own, which leaves the
     run's own id free: if the job was alive after all, its measurement is recorded too, and counts.
@@ -53,11 +57,26 @@ def reconcile(store: Store, only: Sequence[JobArray] | None = None) -> list[JobS
     """
     job_states = poll(store, only)
     for state in job_states:
+        if _is_held_after_launch_failure(state):
+            release(state.job.slurm_id)
         for run in runs_to_record(store, state):
             _record(store, state, run, failure_of_job(state))
         if not state.is_live and not state.events.reconciled:
             append_line(state.job.events_path, {"event": "reconciled", "time": time.time()})
     return job_states
+
+
+def _is_held_after_launch_failure(state: JobState) -> bool:
+    """Whether a node failed while the job was launched there; Slurm then holds it for ever.
+
+    A job whose launch fails again and again stays held.
+    """
+    slurm = state.slurm
+    return (
+        slurm is not None
+        and slurm.reason.replace("_", " ").lower() == HELD_AFTER_LAUNCH_FAILURE
+        and slurm.restarts <= state.job.array.facts["max_attempts"]
+    )
 
 
 def runs_to_record(store: Store, state: JobState) -> list[Run]:

@@ -154,6 +154,11 @@ def expand_job_ids(text: str) -> list[str]:
     return ids
 
 
+def release(job_id: str) -> None:
+    """Let a held job start again, where Slurm allows it."""
+    slurm_output("scontrol", "release", job_id)
+
+
 def scancel(job_ids: list[str]) -> str:
     """Cancel arrays or single jobs of arrays; return Slurm's error messages."""
     errors = []
