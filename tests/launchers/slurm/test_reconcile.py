@@ -209,6 +209,12 @@ def test_a_job_with_a_recent_event_is_alive_although_slurm_does_not_list_it(stor
     assert (state.state, len(rows(store))) == ("gone", 2)
 
 
+def test_a_job_that_only_the_accounting_takes_for_pending_is_gone(store, slurm, monkeypatch):
+    monkeypatch.setattr(poll, "sacct", lambda ids: {"7_0": SlurmJob(state="PENDING")})
+    [state] = reconcile(store)
+    assert (state.state, len(rows(store))) == ("gone", 2)
+
+
 def test_nothing_is_concluded_about_jobs_of_another_cluster(store, slurm, monkeypatch):
     array = store.root / "jobs" / "a" / "array.json"
     array.write_text(json.dumps(json.loads(array.read_text()) | {"cluster": "other"}))

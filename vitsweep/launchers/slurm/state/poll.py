@@ -113,9 +113,13 @@ def _is_on(array: JobArray, cluster: str) -> bool:
 def _accounted(
     jobs: Sequence[tuple[ArrayJob, JobEvents]], queued: dict[str, SlurmJob]
 ) -> dict[str, SlurmJob]:
-    """Ask the accounting about jobs that the controller has forgotten."""
+    """Ask the accounting how jobs ended that the controller does not know any more.
+
+    A controller that lost its state leaves them pending or running there for ever.
+    """
     forgotten = [j for j, events in jobs if j.slurm_id not in queued and not events.has_ended]
-    return sacct({job.array.slurm_id for job in forgotten} - {""})
+    found = sacct({job.array.slurm_id for job in forgotten} - {""})
+    return {job_id: slurm for job_id, slurm in found.items() if not slurm.is_live}
 
 
 def _state_of(
