@@ -38,6 +38,7 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
         (["precision=O1,O2"], "add `-m`"),
         (["sweep=5"], "a named sweep is `+sweep=NAME`"),
         (["+sweep=5"], "a named sweep is `+sweep=NAME`"),
+        (["-m", "+sweep=meta_speedup"], "Did you mean `+sweep=meta_speedups`?"),
         (["hydra.sweep.dir=/x"], "`sweep.folder`/`sweep.name`"),
         (["--config-dir", "conf", "plan"], "The verb comes first"),
     ],

@@ -57,19 +57,23 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     _refuse_words(arguments)
     overrides = [a for a in arguments if _is_override(a)]
-    _refuse_ignored(overrides)
+    adds_conf = any(a.startswith(("--config-", "hydra.searchpath")) for a in arguments)
+    _refuse_ignored(overrides, has_own_conf=not adds_conf)
     if not {"-m", "--multirun"} & set(arguments):
         _refuse_sweeps(parse_overrides(overrides), arguments)
     flags = [a for a in arguments if a not in overrides and a not in ("-m", "--multirun")]
     return ["--multirun", *flags, *deferred(overrides)]
 
 
-def _refuse_ignored(overrides: Sequence[str]) -> None:
-    """Refuse settings that nothing reads, and a named sweep that is typed as a value.
+def _refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
+    """Refuse settings that nothing reads, and a named sweep that does not exist or is typed as a value.
 
     Raises:
         BadValueError: there is one; the text says what to type instead.
     """
+    from vitsweep.composition.conf_dir import named_sweeps
+    from vitsweep.composition.suggestions import unknown_choice
+
     for override in overrides:
         key, _, name = override.lstrip("+").partition("=")
         if key == "sweep" and not (override.startswith("+") and name.isidentifier()):
@@ -77,6 +81,8 @@ def _refuse_ignored(overrides: Sequence[str]) -> None:
                 f"`{override}`: `sweep` is a section of settings; a named sweep is `+sweep=NAME`, "
                 "and `python -m vitsweep --help` lists them."
             )
+        if key == "sweep" and has_own_conf and name not in (names := named_sweeps()):
+            raise unknown_choice("+sweep", name, names)
         if override.lstrip("+~").startswith(IGNORED):
             raise BadValueError(
                 f"`{override}` would change nothing: results go to the folder "

@@ -17,7 +17,6 @@ from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.fragment_cache import FragmentCache, Kind
 from vitsweep.composition.set_value import NotLocalError, root_of, set_value
 from vitsweep.composition.suggestions import unknown_key
-from vitsweep.errors import BadValueError
 
 
 class Composer:
@@ -45,7 +44,6 @@ class Composer:
             BadValueError: a group, choice or key does not exist, or Hydra refuses an override.
         """
         parsed = self.parse(overrides)
-        self._refuse_groups_without_choice(parsed)
         tree, choices = self._composed(parsed)
         self._refuse_unread_keys(tree, parsed)
         return ComposedCell(tuple(overrides), choices, self._named(tree, choices))
@@ -103,20 +101,6 @@ class Composer:
         for override in [o for o, kind in local if kind is Kind.value]:
             set_value(tree, override)
         return tree, choices
-
-    def _refuse_groups_without_choice(self, parsed: list[Override]) -> None:
-        """Refuse `~precision` and `precision=[O1,O2]`: a cell has one choice of every group."""
-        for override in parsed:
-            group = override.key_or_group
-            is_list = not override.is_delete() and isinstance(override.value(), list)
-            if group not in self.default_choices or not (override.is_delete() or is_list):
-                continue
-            fault = "removes a group" if override.is_delete() else "gives a group several choices"
-            raise BadValueError(
-                f"`{override.input_line}` {fault}, but a cell has one choice of `{group}`: "
-                f"`{group}={self.default_choices[group]}` is the plain one, and "
-                f"`-m {group}=a,b` sweeps over several."
-            )
 
     def _refuse_unread_keys(self, tree: Tree, parsed: list[Override]) -> None:
         """Refuse a key that nothing reads: a mistyped `+precison=O1` must not pass in silence."""

@@ -16,3 +16,8 @@ def conf_dir() -> Path:
     raise FileNotFoundError(
         f"vitsweep's conf/ is neither in {package} nor beside it: install it again."
     )
+
+
+def named_sweeps() -> list[str]:
+    """Return what `+sweep=NAME` may name."""
+    return sorted(path.stem for path in (conf_dir() / "sweep").glob("*.yaml"))

@@ -1,7 +1,7 @@
 """SweepPlan: the cells of one command, typed and checked, with the baselines they are divided by."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from vitsweep.composition.composed_cell import ComposedCell, Tree
@@ -11,6 +11,8 @@ from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.machine import Machine
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.rules import conflicts
+
+_GROUPS = tuple(field.name for field in fields(CellSpec) if field.name != "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +88,31 @@ def make_sweep_plan(
 
 
 def plan_cell(composed: ComposedCell, machine: Machine) -> PlannedCell:
-    """Resolve, type and check one cell."""
+    """Resolve, type and check one cell.
+
+    Raises:
+        BadValueError: a value is wrong, or a group of the cell has no single choice.
+    """
+    _require_single_choices(composed)
     tree = resolve(composed.tree, machine)
     cell = cell_from_tree(tree)
     return PlannedCell(composed=composed, tree=tree, spec=cell, reasons=tuple(conflicts(cell)))
+
+
+def _require_single_choices(composed: ComposedCell) -> None:
+    """Refuse `~precision` and `precision=[O1,O2]`: a cell has one choice of every group."""
+    for text in composed.overrides:
+        group, _, value = text.lstrip("+~").partition("=")
+        if text.startswith("~") and group not in composed.tree and group in _GROUPS:
+            fault = "removes a group"
+        elif group in _GROUPS and value.startswith("["):
+            fault = "gives a group several choices"
+        else:
+            continue
+        raise BadValueError(
+            f"`{text}` {fault}, but a cell has one choice of `{group}`: leave it out for the "
+            f"default, or sweep over several with `-m {group}=a,b`."
+        )
 
 
 def _with_baselines(

@@ -25,8 +25,12 @@ def find_sweep(name: str) -> "Store":
     for folder in (Path(name), RESULTS / name):
         if (folder / "cells").is_dir():
             return Store(folder)
-    listed = ", ".join(sweep_names()) or "none yet"
-    raise VitsweepError(f"There is no sweep `{name}` under `results/`; there are: {listed}.")
+    names = ", ".join(f"`{known}`" for known in sweep_names())
+    raise VitsweepError(
+        f"There is no sweep `{name}` under `{RESULTS}/`, which holds {names}."
+        if names
+        else f"There is no sweep `{name}`: `{RESULTS}/` in this folder holds none yet."
+    )
 
 
 def sweep_names() -> list[str]:
