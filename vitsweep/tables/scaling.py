@@ -73,7 +73,7 @@ def _curves(measured: DataFrame, kind: str) -> DataFrame:
     return points.assign(
         reference=groups["_key"].transform("first"),
         reference_world_size=groups["world_size"].transform("first"),
-        curve=kind + " " + groups["cell_id"].transform("min"),
+        curve=kind + " " + groups["cell_id"].transform("min").astype(str),
     )[groups["world_size"].transform("nunique") > 1].drop(columns=["key", "order"])
 
 
