@@ -41,7 +41,7 @@ def planned(generator, shape):
     for sweep in range(sweeps):
         order = BalancedOrder(seed=int(generator.integers(2**31)))
         for block in range(num_blocks):
-            names = order.order([str(cell) for cell in range(num_cells)])
+            names = order.next_block([str(cell) for cell in range(num_cells)])
             positions[sweep, block] = np.argsort([int(name) for name in names])
     return positions
 
