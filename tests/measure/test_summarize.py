@@ -117,12 +117,21 @@ def test_losses_are_means_over_ranks_of_the_first_and_last_measured_step() -> No
     assert longer["loss_last"] == 1.5, "of the same step, however many seconds were measured"
 
 
-def test_a_slow_start_beyond_the_asked_warm_up_is_cut() -> None:
-    times = [900.0, 500.0, 300.0, 200.0, *[10.0] * 16]
+def test_a_slow_start_within_the_window_counts_and_is_called_drifting() -> None:
+    times = [900.0, 500.0, *[300.0 - 10 * step for step in range(18)]]
     found = summarize(spec(measured=18), [samples(times)] * 2, {})
-    assert found.samples["warm_up_steps"] == 4
-    assert found.validity["steps_counted"] == 16
-    assert found.metrics["step_time_ms"] == 10.0
+    assert found.samples["warm_up_steps"] == 2
+    assert found.validity["steps_counted"] == 18
+    assert found.metrics["step_time_ms"] == pytest.approx(sum(times[2:]) / 18)
+    assert found.validity["drifting"]
+
+
+@pytest.mark.parametrize("begin", range(10))
+def test_stalls_count_wherever_the_window_begins(begin: int) -> None:
+    """A loader that stalls at every tenth step: no phase of it may make the window faster."""
+    steps = [305.0 if (begin + step) % 10 == 0 else 80.0 for step in range(20)]
+    found = summarize(spec(measured=20), [samples([900.0, 80.0, *steps])], {})
+    assert found.metrics["step_time_ms"] == pytest.approx(102.5)
 
 
 def test_steps_that_grow_are_called_drifting() -> None:

@@ -1,6 +1,4 @@
-"""From the step times of all ranks to the step time of the run: where the timed window begins, and
-how long it lasts on the slowest rank.
-"""
+"""From the step times of all ranks to the step time of the run: how long its window lasts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -50,28 +48,29 @@ def summarize_window(
     A median over steps would hide a loader that stalls now and then. A maximum over ranks of every
     single step would add up jitter that the ranks catch up with in the next step.
 
+    Every step of the window counts, a slow first one too: a rule that cuts slow steps from the
+    samples would also cut the stalls of a loader. What still falls is flagged as `drifting`.
     Steps whose update was skipped count neither as images nor as time.
 
     Args:
         times_ms: by rank and step, warm-up included.
         skipped: by step, whether the loss scaler skipped the update; the same on all ranks.
-        warmup_steps: steps to leave out; more are left out where the samples show a longer warm-up.
+        warmup_steps: steps before the window.
         data_waits_ms: by rank and step, time in which the host waited for data.
     """
     times, waits = np.asarray(times_ms, float), np.asarray(data_waits_ms, float)
-    cut = warm_up_steps(times.mean(axis=0).tolist(), warmup_steps)
-    counted = np.arange(times.shape[1]) >= cut
+    counted = np.arange(times.shape[1]) >= warmup_steps
     counted &= ~np.asarray(skipped, bool)
     times, waits = times[:, counted], waits[:, counted]
     steps = times.shape[1]
     if not steps:
-        return Window(warmup_steps=cut, steps=0)
+        return Window(warmup_steps=warmup_steps, steps=0)
     elapsed = times.sum(axis=1)
     slowest = times[elapsed.argmax()]
     mean, median = float(slowest.mean()), float(np.median(slowest))
     uneven = mean > UNEVEN * median
     return Window(
-        warmup_steps=cut,
+        warmup_steps=warmup_steps,
         steps=steps,
         metrics={
             "step_time_ms": mean,
@@ -92,27 +91,6 @@ def _cause(times: NDArray[np.float64], waits: NDArray[np.float64]) -> str:
     """Say whether waiting for data explains the time that slow steps took beyond the median."""
     slow, waited = (np.maximum(0, x - np.median(x)).sum() for x in (times, waits))
     return "data" if waited >= EXPLAINED * slow else "unknown"
-
-
-def warm_up_steps(times_ms: list[float], at_least: int) -> int:
-    """Return how many steps at the start to leave out.
-
-    MSER (White, Simulation 69(6), 1997): the cut that minimises the squared standard error of the
-    mean of what remains, searched from `at_least` to half of the samples. It is taken only if what
-    it cuts off is slow as a whole: its median above the 90th percentile of what remains. A stall in
-    the midst of ordinary steps is no warm-up; without this rule half of all stalls would be lost.
-
-    Args:
-        times_ms: all step times of a run.
-        at_least: steps that are left out in any case.
-    """
-    last = max(at_least, len(times_ms) // 2)
-    cuts = range(at_least, min(last, len(times_ms) - 2) + 1)
-    if not cuts:
-        return min(at_least, max(0, len(times_ms) - 1))
-    best = min(cuts, key=lambda cut: float(np.var(times_ms[cut:])) / (len(times_ms) - cut))
-    cut_off, kept = times_ms[at_least:best], times_ms[best:]
-    return best if cut_off and np.median(cut_off) > np.quantile(kept, 0.9) else at_least
 
 
 def is_drifting(times_ms: list[float]) -> bool:

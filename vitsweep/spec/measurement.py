@@ -18,8 +18,8 @@ class Measurement:
     """Warm-up and window of a run, number of blocks, and what is proved before.
 
     Attributes:
-        warmup_steps: least number of steps before the timed window. More are left out where the
-            samples show that the steady state came later, or the loader holds more batches ready.
+        warmup_steps: least number of steps before the timed window; more where the loader holds
+            more batches ready.
         warmup_min_seconds: least duration of the warm-up; clocks of a GPU settle in seconds.
         measured_steps: least number of steps in the timed window.
         min_seconds: least duration of the timed window; steps are added until both hold.
