@@ -126,13 +126,12 @@ def test_a_run_whose_fork_server_is_killed_is_killed_and_repeated(vitsweep: Comm
     for process in psutil.Process(running.pid).children():
         if "multiprocessing.forkserver" in " ".join(process.cmdline()):
             process.kill()
-    out, error = running.communicate(timeout=60)
+    out, error = running.communicate(timeout=120)
 
-    assert running.returncode == 3, out + error
-    [run] = vitsweep.store.runs()
-    assert (run.status, run.reason) == ("killed", "The fork server of the ranks was killed.")
+    assert running.returncode == 0, out + error
+    ends = {str(run.status): run.reason for run in vitsweep.store.runs()}
+    assert ends == {"killed": "The fork server of the ranks was killed.", "measured": ""}
     assert not ranks_in(vitsweep.folder)
-    assert vitsweep(*asked, "sweep.baseline=null").returncode == 0
     assert vitsweep.cells()["status"].tolist() == ["measured"]
 
 

@@ -71,7 +71,7 @@ def test_a_launcher_from_outside_runs_a_sweep(
     assert set(vitsweep.runs()["cells_at_a_time"]) == {2}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_sweep_of_hydras_own_launcher_ends_with_the_table(vitsweep: Command) -> None:
     ended = vitsweep("-m", "hydra/launcher=basic", "optimizer=adamw_foreach,adamw_fused")
     assert ended.returncode == 0, ended.stderr

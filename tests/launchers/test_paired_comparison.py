@@ -198,7 +198,7 @@ def test_a_setting_compared_with_itself_tests_the_comparison(
     assert "this tests the comparison itself" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_self_test_runs_the_cell_twice_in_each_block(vitsweep: Command) -> None:
     vitsweep("compare", "seed=1", "seed=1", *QUICK, ONE_BLOCK, quick=False)
     runs = pd.DataFrame([r.row() for r in Store(vitsweep.folder / "results" / "compare").runs()])

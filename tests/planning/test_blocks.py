@@ -152,6 +152,7 @@ def balanced(random: np.random.Generator, num_blocks: int) -> list[list[str]]:
     return [order.next_block(["a", "b"]) for _ in range(num_blocks)]
 
 
+@pytest.mark.full
 def test_slow_first_runs_make_no_false_claims() -> None:
     assert false_claims(shuffled, 3) > 0.15, "with a random order they do"
     assert false_claims(balanced, 3) <= 0.07

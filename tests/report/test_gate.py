@@ -126,6 +126,7 @@ def test_an_accuracy_that_fell_fails_whatever_metric_is_asked_for():
     assert gate(accuracy(0.9, None, None), kept).rows["verdict"].tolist()[-1] == "accuracy fell"
 
 
+@pytest.mark.full
 def test_20_equal_cells_fail_in_at_most_5_percent_of_gates():
     """No tolerance at all, another day, 3 % from run to run: the stated rate of false alarms."""
     cells = {"base": 1.0} | {f"c{i}": 1.0 for i in range(20)}
@@ -251,3 +252,33 @@ def test_equal_sweeps_fail_in_at_most_5_percent():
         sides = [side(**{f"p{c}": list(100 * s) for c, s in enumerate(half)}) for half in speeds]
         failed += not gate(*sides, tolerance=0.0).passed
     assert failed <= 2
+
+
+def test_a_slower_cell_fails_although_it_ran_out_of_memory_in_a_block_too():
+    slow = [run("O1", f"b{i}", speed, precision="O1") for i, speed in enumerate([75, 76, 74, 75])]
+    lost = run("O1", "b9", None, precision="O1", status=Status.out_of_memory)
+    now = table(*slow, lost)
+    result = gate(now, side(O1=[150, 151, 149, 150]), lenient=True)
+    assert not result.passed
+    assert one(result, "O1")["verdict"] == "worse beyond the tolerance"
+
+
+def test_a_run_that_was_killed_and_made_up_for_is_no_loss():
+    same = [run("O1", f"b{i}", speed, precision="O1") for i, speed in enumerate([150, 151, 149])]
+    killed = run("O1", "b9", None, precision="O1", status=Status.killed)
+    assert gate(table(*same, killed), side(O1=[150, 151, 149])).passed
+
+
+@pytest.mark.parametrize("now", [0.0, None])
+def test_an_accuracy_that_is_gone_fails(now):
+    result = gate(accuracy(now, now, now), accuracy(0.9, 0.9, 0.9), metrics=["img/s"])
+    assert not result.passed
+    assert any("accuracy was measured and is now missing or 0" in s for s in result.sentences)
+
+
+def test_a_cell_without_a_baseline_is_compared_by_its_throughput():
+    kept = side(fp32=[100, 101, 99, 100], O1=[150, 151, 149, 150], alone=[90, 91, 89, 90])
+    now = side(fp32=[100, 101, 99, 100], O1=[150, 151, 149, 150], alone=[30, 31, 29, 30])
+    result = gate(now, kept, baselines={"O1": "fp32", "fp32": "fp32", "alone": None})
+    assert not result.passed
+    assert one(result, "alone")["metric"] == "images_per_second"

@@ -191,7 +191,7 @@ def test_there_are_more_than_40_frames():
     assert len(damaged_cells()) >= 40
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", OF_RUNS)
 def test_tables_of_runs_survive(name):
     found = {frame: outcome(OF_RUNS[name], runs) for frame, runs in damaged_runs()}

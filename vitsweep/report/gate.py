@@ -28,7 +28,10 @@ UNLESS_LENIENT = (FELL, PARTLY, TOO_FEW, NO_STEP, ABSENT)
 """Verdicts that fail the gate, but only warn if it is lenient."""
 _ONE_SIDED = (NEW, ABSENT, NEVER)
 ACCURACY, ACCURACY_TOLERANCE = "accuracy_top1", 0.01
-"""Accuracy is compared wherever both sides have it; it may not fall by more than this fraction."""
+"""Accuracy is compared wherever the kept side has it; it may not fall by more than this fraction."""
+FAR = 0.05
+"""Without an interval, accuracy has fallen where it is lower than accepted by more than this."""
+FROM_OUTSIDE = (Status.killed, Status.preempted)
 
 
 @dataclass(frozen=True)
@@ -114,15 +117,21 @@ def gate(
     columns = list(
         dict.fromkeys(metric_named(name) for name in metrics or _default(baselines, both))
     )
+    unpaired = {cell for cell in both if (baselines or {}).get(cell) is None}
+    by_default = not metrics and columns == ["speedup"]
+    if by_default and unpaired:
+        columns.append("images_per_second")
     if not mixed_hardware:
         _refuse_other_devices(runs, kept)
-    if all(ACCURACY in side and side[ACCURACY].notna().any() for side in (runs, kept)):
+    if ACCURACY in kept and kept[ACCURACY].notna().any():
         columns += [ACCURACY] * (ACCURACY not in columns)
+        runs = runs if ACCURACY in runs else runs.assign(**{ACCURACY: float("nan")})
     compared = compare_with_kept(runs, kept, columns, baselines)
     rows = (
         _cells(runs, kept)
         .merge(DataFrame({"metric": columns}), how="cross")
         .merge(compared, on=["cell_id", "metric"], how="left")
+        .pipe(_own_default, unpaired if by_default else None)
         .pipe(_once_where_unmeasured, baselines, columns)
         .assign(limit=lambda t: [_limit(metric, tolerance) for metric in t["metric"]])
         .assign(verdict=_verdicts)
@@ -141,6 +150,15 @@ def gate(
 def _default(baselines: Mapping[str, str | None] | None, cells: set[str]) -> list[str]:
     paired = any(base in cells and base != cell for cell, base in (baselines or {}).items())
     return ["speedup"] if paired else ["images_per_second"]
+
+
+def _own_default(table: DataFrame, unpaired: set[str] | None) -> DataFrame:
+    """Compare cells without a baseline by their throughput, all others by their speedup."""
+    if not unpaired:
+        return table
+    alone = table["cell_id"].isin(unpaired)
+    other = table["metric"].map({"speedup": True, "images_per_second": False})
+    return table[other.isna() | (alone != other.fillna(False).astype(bool))].reset_index(drop=True)
 
 
 def _refuse_unmeasured(kept: DataFrame) -> None:
@@ -189,23 +207,26 @@ def _cells(runs: DataFrame, kept: DataFrame) -> DataFrame:
     ]  # fmt: skip
     every = pd.concat([runs, kept]).drop_duplicates("cell_id", keep="first").reset_index(drop=True)
     names = DataFrame({"cell_id": every["cell_id"], "name": cell_names(every)})
-    lost = [
-        _lost_blocks(side).rename(f"lost_{name}") for side, name in ((kept, "kept"), (runs, "now"))
-    ]
+    lost = [_lost_blocks(side).add_suffix(f"_{n}") for side, n in ((kept, "kept"), (runs, "now"))]
     return (
         sides[0]
         .merge(sides[1], on="cell_id", how="outer")
         .merge(names, on="cell_id")
         .join(lost[0], on="cell_id")
         .join(lost[1], on="cell_id")
-        .fillna({"lost_kept": 0, "lost_now": 0})
+        .fillna({c: 0 for c in ("lost_kept", "lost_now", "lost_share_kept", "lost_share_now")})
     )
 
 
-def _lost_blocks(runs: DataFrame) -> Series:
-    """Return how many blocks of each cell hold no measured run, though one was tried."""
-    good = (runs["status"] == Status.measured).groupby([runs["cell_id"], runs["block"]]).any()
-    return (~good).groupby(level=0).sum()
+def _lost_blocks(runs: DataFrame) -> DataFrame:
+    """Return by cell how many blocks hold no measured run, and which share of its blocks that is.
+
+    Runs that were killed or preempted say nothing about their cell and do not count.
+    """
+    own = runs[~runs["status"].isin([str(s) for s in FROM_OUTSIDE])]
+    good = (own["status"] == Status.measured).groupby([own["cell_id"], own["block"]]).any()
+    lost = (~good).groupby(level=0)
+    return DataFrame({"lost": lost.sum(), "lost_share": lost.mean()})
 
 
 def _once_where_unmeasured(
@@ -216,7 +237,8 @@ def _once_where_unmeasured(
     again = table["cell_id"].duplicated() & ~measured
     is_baseline = table["cell_id"].map(lambda c: (baselines or {}).get(c) == c).astype(bool)
     is_one = measured & (table["metric"] == "speedup") & table["ratio"].isna() & is_baseline
-    optional = (table["metric"] == ACCURACY) & table["ratio"].isna() & (len(columns) > 1) & measured
+    never = ~(table["count_kept"] > 0)
+    optional = (table["metric"] == ACCURACY) & never & (len(columns) > 1) & measured
     return table[~again & ~is_one & ~optional].reset_index(drop=True)
 
 
@@ -230,18 +252,20 @@ def _verdicts(table: DataFrame) -> Series:
     was = table["status_kept"] == Status.measured
     low, high = table["ratio_low"], table["ratio_high"]
     up = table["metric"].map(lambda metric: METRICS[metric].better == "higher")
+    limit, accuracy = table["limit"], table["metric"] == ACCURACY
+    gone = (table["count_kept"] > 0) & ~(table["count_now"] > 0)
     rules = {
         NEW: table["status_kept"].isna(),
         ABSENT: table["status_now"].isna(),
         GONE: was & (table["status_now"] != Status.measured),
         NEVER: ~was,
-        PARTLY: (table["lost_now"] > 0) & (table["lost_kept"] == 0),
-        NO_STEP: (table["count_kept"] > 0) & ~(table["count_now"] > 0),
+        FELL: accuracy & (gone | (high < limit) | (high.isna() & (table["ratio"] < limit - FAR))),
+        WORSE: ~accuracy & (high < limit).where(up, low > limit),
+        PARTLY: table["lost_share_now"] > table["lost_share_kept"],
+        NO_STEP: gone,
         NO_NUMBERS: table["ratio"].isna(),
-        FELL: (table["metric"] == ACCURACY) & (high.fillna(table["ratio"]) < table["limit"]),
-        TOO_FEW: high.isna() & (table["metric"] != ACCURACY),
+        TOO_FEW: high.isna() & (~accuracy | (table["ratio"] < limit)),
         "no difference shown": high.isna(),
-        WORSE: (high < table["limit"]).where(up, low > table["limit"]),
         "worse within the tolerance": (high < 1).where(up, low > 1),
         "better": (low > 1).where(up, high < 1),
     }
@@ -263,8 +287,8 @@ def _reason(row: Series) -> str:
     metric = METRICS[row["metric"]]
     if row["verdict"] == PARTLY:
         return (
-            f"{name} is not measured in {count(row['lost_now'], 'block')}, though it was in all kept "
-            "ones: see the reasons in its runs."
+            f"{name} is not measured in {count(row['lost_now'], 'block')}, a larger share than of the "
+            "kept ones: see the reasons in its runs."
         )
     if row["verdict"] == NO_STEP:
         why = "no step was counted"
@@ -272,6 +296,8 @@ def _reason(row: Series) -> str:
             why += ", or its baseline was not measured"
         return f"{name}: `{metric.column}` has no value any more: {why}."
     if row["verdict"] == FELL:
+        if pd.isna(row["ratio"]):
+            return f"{name}: accuracy was measured and is now missing or 0."
         size = f"{times(row['ratio'])} the kept one; at least {row['limit']:.3g} is accepted"
         return f"{name}: accuracy is {size}."
     if row["verdict"] == TOO_FEW:
