@@ -121,6 +121,8 @@ def _numbers(column: Series, name: str) -> Series | None:
     if name not in METRICS and name not in COUNTS and name not in STATISTICS:
         return None
     values = column
+    if pd.api.types.is_complex_dtype(values):
+        raise VitsweepError(f"Column `{name}` must hold real numbers; it holds complex ones.")
     if not pd.api.types.is_numeric_dtype(values):
         values = pd.to_numeric(values, errors="coerce")
         text = values.isna() & column.notna()
