@@ -163,6 +163,7 @@ def test_every_path_that_a_document_names_exists(document: str) -> None:
     assert paths == there
 
 
+@pytest.mark.full
 def test_the_lines_of_the_analysis_readme_run_on_the_sample(tmp_path: Path) -> None:
     text = (ROOT / "analysis" / "README.md").read_text(encoding="utf-8")
     [lines] = blocks("python", text)

@@ -58,7 +58,7 @@ def test_the_same_command_again_runs_nothing_and_a_wider_one_only_what_is_new(
     assert new["block"].nunique() == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_block_holds_every_cell_and_the_baseline_in_changing_order(vitsweep: Command) -> None:
     vitsweep("-m", "optimizer=adamw_foreach,adamw_fused", "measurement.blocks=6")
     runs = vitsweep.runs()

@@ -15,6 +15,7 @@ from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, MEASUREMENT_FI
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.full
 def test_a_cell_that_failed_is_repeated_by_retry_only(vitsweep: Command) -> None:
     vitsweep(*fault("Raise"), "sweep.baseline=null")
     same = vitsweep(*fault("Raise"), "sweep.baseline=null")
@@ -117,6 +118,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind_and_loses_nothing(
     assert not list(vitsweep.store.runs())
 
 
+@pytest.mark.full
 def test_a_run_whose_fork_server_is_killed_is_killed_and_repeated(vitsweep: Command) -> None:
     target = "sequence_parallel._target_=tests.launchers.slurm.faults.HangOnce"
     marker = vitsweep.folder / "struck"

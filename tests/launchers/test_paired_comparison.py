@@ -110,7 +110,7 @@ def test_blocks_of_another_device_are_refused(
     assert compare("seed=1", "seed=2", "--mixed-hardware") == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_blocks_are_added_until_the_budget_is_spent_and_the_same_command_goes_on(
     vitsweep: Command,
 ) -> None:
