@@ -86,7 +86,7 @@ FAULTS = {
 FAST = ("fp32", "O1")
 PRECISIONS = ["fp32", "O0", "O1", "O2", "O3", "bf16", "bf16_params"]
 BY_PRECISION = [
-    pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in PRECISIONS
+    pytest.param(name, marks=[] if name in FAST else pytest.mark.full) for name in PRECISIONS
 ]
 
 
@@ -150,7 +150,7 @@ HONEST = {
 
 @pytest.mark.parametrize(
     "name",
-    [*list(HONEST)[:2], *(pytest.param(n, marks=pytest.mark.slow) for n in list(HONEST)[2:])],
+    [*list(HONEST)[:2], *(pytest.param(n, marks=pytest.mark.full) for n in list(HONEST)[2:])],
 )
 def test_honest_techniques_pass_under_every_precision(name: str, tmp_path: Path) -> None:
     specs = [
