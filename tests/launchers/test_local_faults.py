@@ -137,6 +137,7 @@ def test_a_run_whose_fork_server_is_killed_is_killed_and_repeated(vitsweep: Comm
     assert vitsweep.cells()["status"].tolist() == ["measured"]
 
 
+@pytest.mark.full
 def test_the_same_sweep_started_twice_at_once_runs_no_cell_twice(vitsweep: Command) -> None:
     asked = ("-m", "optimizer=adamw_loop,adamw_foreach", *fault("Slow"), "sweep.baseline=null")
     both = [vitsweep.start(*asked), vitsweep.start(*asked)]

@@ -89,8 +89,10 @@ def summarize_window(
 
 def _cause(times: NDArray[np.float64], waits: NDArray[np.float64]) -> str:
     """Say whether waiting for data explains the time that slow steps took beyond the median."""
-    slow, waited = (np.maximum(0, x - np.median(x)).sum() for x in (times, waits))
-    return "data" if waited >= EXPLAINED * slow else "unknown"
+    slow = times > np.median(times)
+    beyond = (times[slow] - np.median(times)).sum()
+    waited = np.maximum(0, waits[slow] - np.median(waits[~slow])).sum()
+    return "data" if waited >= EXPLAINED * beyond else "unknown"
 
 
 def is_drifting(times_ms: list[float]) -> bool:

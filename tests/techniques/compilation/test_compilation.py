@@ -45,7 +45,7 @@ def assert_compiled_equals_plain(name, memory="keep_all", attention="sdpa_auto",
     [
         ("compile_blocks", "keep_all"),
         pytest.param("compile_blocks", "recompute_blocks", marks=pytest.mark.full),
-        ("compile_blocks", "recompute_selected"),
+        pytest.param("compile_blocks", "recompute_selected", marks=pytest.mark.full),
         ("compile_model", "keep_all"),
     ],
 )

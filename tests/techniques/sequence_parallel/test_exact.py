@@ -86,7 +86,7 @@ SHARDINGS = ["ddp", "zero1", "zero2", "fsdp"]
     "ranks",
     [
         pytest.param(2, marks=pytest.mark.slow),
-        pytest.param(4, marks=pytest.mark.slow),
+        pytest.param(4, marks=pytest.mark.full),
         pytest.param(8, marks=pytest.mark.full),
     ],
 )
