@@ -8,9 +8,9 @@ from vitsweep.cli.hydra_entry import run_hydra
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.override_text import value_override
-from vitsweep.composition.sweep_settings import RETRIABLE
 from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.results.find import find_sweep
+from vitsweep.results.record import RETRIABLE
 from vitsweep.results.store import Store
 
 HELP = """\

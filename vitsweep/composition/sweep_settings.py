@@ -15,11 +15,8 @@ from annotated_types import Gt
 
 from vitsweep.composition.suggestions import did_you_mean
 from vitsweep.errors import BadValueError
-from vitsweep.results.record import Status
+from vitsweep.results.record import RETRIABLE
 from vitsweep.spec.from_yaml import section_from_tree
-
-RETRIABLE = tuple(str(s) for s in Status if s not in (Status.measured, Status.invalid))
-"""Statuses after which a cell can be run again."""
 
 _NOT_IN_A_NAME = "/\\[]%"
 _LONGEST_NAME_BYTES = 200

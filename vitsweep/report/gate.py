@@ -9,7 +9,7 @@ from pandas import DataFrame, Series
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
-from vitsweep.results.record import Status
+from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 from vitsweep.tables.checks import checked_runs
 from vitsweep.tables.formatting import count, plain, times
 from vitsweep.tables.names import cell_names
@@ -31,7 +31,6 @@ ACCURACY, ACCURACY_TOLERANCE = "accuracy_top1", 0.01
 """Accuracy is compared wherever the kept side has it; it may not fall by more than this fraction."""
 FAR = 0.05
 """Without an interval, accuracy has fallen where it is lower than accepted by more than this."""
-FROM_OUTSIDE = (Status.killed, Status.preempted)
 
 
 @dataclass(frozen=True)
@@ -156,9 +155,9 @@ def _own_default(table: DataFrame, unpaired: set[str] | None) -> DataFrame:
     """Compare cells without a baseline by their throughput, all others by their speedup."""
     if not unpaired:
         return table
-    alone = table["cell_id"].isin(unpaired)
-    other = table["metric"].map({"speedup": True, "images_per_second": False})
-    return table[other.isna() | (alone != other.fillna(False).astype(bool))].reset_index(drop=True)
+    alone, metric = table["cell_id"].isin(unpaired), table["metric"]
+    other = (alone & (metric == "speedup")) | (~alone & (metric == "images_per_second"))
+    return table[~other].reset_index(drop=True)
 
 
 def _refuse_unmeasured(kept: DataFrame) -> None:
@@ -223,7 +222,7 @@ def _lost_blocks(runs: DataFrame) -> DataFrame:
 
     Runs that were killed or preempted say nothing about their cell and do not count.
     """
-    own = runs[~runs["status"].isin([str(s) for s in FROM_OUTSIDE])]
+    own = runs[~runs["status"].isin([str(s) for s in STOPPED_FROM_OUTSIDE])]
     good = (own["status"] == Status.measured).groupby([own["cell_id"], own["block"]]).any()
     lost = (~good).groupby(level=0)
     return DataFrame({"lost": lost.sum(), "lost_share": lost.mean()})

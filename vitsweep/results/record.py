@@ -27,6 +27,8 @@ class Status(StrEnum):
 
 STOPPED_FROM_OUTSIDE = (Status.killed, Status.preempted)
 """Statuses of runs that say nothing about their cell, which is therefore run again."""
+RETRIABLE = tuple(str(s) for s in Status if s not in (Status.measured, Status.invalid))
+"""Statuses after which a cell can be run again on request."""
 
 
 @dataclass(frozen=True, kw_only=True)
