@@ -98,6 +98,40 @@ def test_blocks_that_are_there_already_are_used(
     assert "The interval is +- 0.72 %; +- 5 % was asked for." in told
     assert "Report: results/compare/report/index.html" in told
     assert len(list(Store(tmp_path / "results" / "compare").runs())) == 12, "nothing ran"
+    assert in_report(tmp_path, told, "seed=1")
+
+
+def in_report(folder: Path, printed: str, variant: str) -> bool:
+    """Return whether the sentence about A that the terminal shows is in the report too."""
+    sentence = re.search(rf"{variant} has \d.*?: [a-z ]+\.", printed)
+    assert sentence
+    page = folder / "results" / "compare" / "report" / "index.html"
+    return sentence[0] in page.read_text()
+
+
+def test_terminal_table_and_report_agree_where_earlier_blocks_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept_blocks(tmp_path, 3.0, 3.0, 1.5, 1.51, 1.49, 1.5, 1.52, 1.5)
+    store = Store(tmp_path / "results" / "compare")
+    for run_ in list(store.runs()):
+        if run_.block in ("b0", "b1"):
+            store.save_run(replace(run_, environment=run_.environment | {"torch": "1.13.0"}))
+    monkeypatch.chdir(tmp_path)
+    assert compare("seed=1", "seed=2") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "1.50x [1.49, 1.51]" in told
+    assert in_report(tmp_path, told, "seed=1")
+    variant, baseline = next((c, b) for c, b in store.baselines().items() if c != b)
+    cells = pd.read_parquet(store.root / "cells.parquet").set_index("cell_id")
+    assert cells.loc[variant, "num_pairs"] == 6
+    rates = cells["images_per_second"]
+    assert rates[variant] / rates[baseline] == pytest.approx(cells.loc[variant, "speedup"])
+
+    assert compare("seed=2", "seed=1") == 0
+    other = " ".join(capsys.readouterr().out.split())
+    assert in_report(tmp_path, other, "seed=2")
+    assert in_report(tmp_path, told, "seed=1"), "earlier pairs stay"
 
 
 def test_blocks_of_another_device_are_refused(
@@ -196,6 +230,9 @@ def test_a_setting_compared_with_itself_tests_the_comparison(
     shown = " ".join(capsys.readouterr().out.split())
     assert re.search(r"seed=1 has \d\.\d\dx \[.*\] the throughput of seed=1 over 8 blocks", shown)
     assert "this tests the comparison itself" in shown
+    assert in_report(tmp_path, shown, "seed=1")
+    page = (tmp_path / "results" / "compare" / "report" / "index.html").read_text()
+    assert "this tests the comparison itself" in page
 
 
 @pytest.mark.full

@@ -105,6 +105,28 @@ def test_two_blocks_claim_nothing(tmp_path):
     assert "nothing is claimed" in said(tmp_path, 200, 201)
 
 
+def test_cells_that_lost_all_their_pairs_are_named_with_the_reason(tmp_path):
+    store = Store(tmp_path / "s").create()
+    for i in range(3):
+        store.save_run(run("base", f"b{i}", 100))
+        store.save_run(run("fast", f"c{i}", 200, precision="O2"))
+    store.append_command({"baselines": {"base": "base", "fast": "base"}})
+    assert answers(cells_of(store)) == [
+        "O2 had the highest throughput, 200 img/s; nothing was compared with a baseline.",
+        "No speedup over the baseline fp32: 1 cell measured, of which O2 has no speedup: it never shared a "
+        "block with its baseline base.",
+    ]
+    for i in range(3):
+        size = {"world_size": 4, "ranks_per_node": 4}
+        store.save_run(run("base4", f"b{i}", 100, **size))
+        store.save_run(run("fast4", f"b{i}", 200 + i, precision="O2", **size))
+    store.append_command({"baselines": {"base4": "base4", "fast4": "base4"}})
+    found = answers(cells_of(store))
+    assert len(found) == 2
+    assert found[0].startswith("No speedup over the baseline")
+    assert "is fastest: 2.01x" in found[1]
+
+
 def test_one_answer_for_many_baselines_is_one_sentence(tmp_path):
     store = Store(tmp_path / "s").create()
     baselines = {}

@@ -4,8 +4,6 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 
-from pandas import DataFrame, Series
-
 from vitsweep.cli.options import Options
 from vitsweep.cli.summary import explain
 from vitsweep.cli.verbs import VERBS
@@ -23,7 +21,7 @@ from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.trackers import mirror
-from vitsweep.tables.comparison import Comparison, blocks_wanted
+from vitsweep.tables.comparison import SELF_TEST, Comparison, blocks_wanted
 from vitsweep.tables.formatting import count
 from vitsweep.tables.show import printed
 
@@ -123,10 +121,9 @@ def _show(pair: PairedComparison) -> None:
     """Write the views and the report; show the two rows and the sentences."""
     table, result, console = collect(pair.store), pair.result, pair.console
     rows = table[table["cell_id"].isin(pair.plan.entries)]
-    shown = _with_result(rows, pair, result) if result.num_blocks else rows
     console.print()
-    console.print(printed(shown, title=f"Sweep {pair.store.name}"))
-    explain(shown, console)
+    console.print(printed(rows, title=f"Sweep {pair.store.name}"))
+    explain(rows, console)
     records = [{str(k): v for k, v in row.items()} for row in rows.to_dict("records")]
     mirrored = mirror(pair.store, records, pair.tracker)
     any_measured = (rows["status"] == Status.measured).any()
@@ -135,33 +132,12 @@ def _show(pair: PairedComparison) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _with_result(rows: DataFrame, pair: PairedComparison, result: Comparison) -> DataFrame:
-    """Give the two rows this comparison's ratio, interval and claim.
-
-    The views keep Student's interval over all blocks, like those of any sweep: after a stop that
-    the first blocks decided it covers 93 to 95 %, simulated.
-    """
-    is_variant = rows["cell_id"] == pair.variant
-    numbers = {
-        "speedup": result.ratio,
-        "speedup_low": result.low,
-        "speedup_high": result.high,
-    }
-    return rows.assign(
-        **{c: Series(v, rows.index).where(is_variant, rows[c]) for c, v in numbers.items()},
-        claim=Series("baseline", rows.index).mask(is_variant, result.claim),
-    )
-
-
 def _sentences(pair: PairedComparison, result: Comparison) -> Iterator[str]:
     wanted = f"+- {100 * pair.request.width:.3g} %"
     if result.num_blocks:
         yield result.sentence(*pair.request.names)
     if pair.is_self_test:
-        yield (
-            "Both settings are the same cell, so this tests the comparison itself: the true ratio is "
-            "1, and 95 of 100 such intervals hold it."
-        )
+        yield SELF_TEST
     reached = f"+- {100 * result.half_width:.2g} %" if result.low == result.low else "still unknown"
     if pair.stop_reason is StopReason.narrow_enough:
         yield f"The interval is {reached}; {wanted} was asked for."

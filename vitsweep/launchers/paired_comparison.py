@@ -1,6 +1,5 @@
 """Two settings measured in turns, until the interval on their ratio is narrow enough."""
 
-import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,14 @@ from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import check_tracker
 from vitsweep.spec.machine import Machine
-from vitsweep.tables.comparison import Comparison, blocks_wanted, compared, paired
+from vitsweep.tables.comparison import (
+    Comparison,
+    as_self_test,
+    blocks_wanted,
+    compared,
+    paired,
+    self_test_arms,
+)
 from vitsweep.tables.tidy import one_device
 
 DEFAULT_WIDTH, DEFAULT_MINUTES = 0.05, 30.0
@@ -88,7 +94,7 @@ def measured_pair(request: ComparisonRequest, console: Console) -> Iterator["Pai
     with locked(store, console):
         pair = PairedComparison(store, plan, settings, tracker, code_state(), request, console)
         pair.check_device()
-        freeze(store, plan, settings, pair.code)
+        freeze(store, plan, settings, pair.code, comparison=pair.facts)
         pair.measure()
         yield pair
 
@@ -151,11 +157,19 @@ class PairedComparison:
     def __post_init__(self) -> None:
         cells = list(self.plan.entries)
         self.is_self_test = len(cells) == 1
-        self.variant, self.baseline = (
-            [f"{cells[0]} {a}" for a in "AB"] if self.is_self_test else cells
-        )
-        earlier = self._runs() if self.settings.remeasure else DataFrame()
-        self._replaced_blocks = set(earlier["block"]) if len(earlier) else set()
+        self.variant, self.baseline = self_test_arms(cells[0]) if self.is_self_test else cells
+        used = set() if self.settings.remeasure else {run["block"] for run in self._rows()}
+        earlier = {run.block for cell_id in cells for run in self.store.runs(cell_id)}
+        self._left_out_blocks = earlier - used
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the command's line in the store says, so that the report shows the same result."""
+        return {
+            "names": self.request.names,
+            "left_out_blocks": sorted(self._left_out_blocks),
+            "mixed_hardware": self.request.mixed_hardware,
+        }
 
     def log_ratios(self) -> list[float]:
         """Return log(variant / baseline) of throughput for each block, oldest first."""
@@ -231,22 +245,15 @@ class PairedComparison:
 
     def _used(self) -> DataFrame:
         """Return the runs that count for the two cells, one row each."""
-        runs = self._runs()
-        return runs[~runs["block"].isin(self._replaced_blocks)] if len(runs) else runs
+        runs = DataFrame([r for r in self._rows() if r["block"] not in self._left_out_blocks])
+        return as_self_test(runs) if self.is_self_test else runs
 
-    def _runs(self) -> DataFrame:
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return the runs of the two cells under this version of torch and this schema."""
         torch_version = self.code["packages"]["torch"]
-        rows = [
+        return [
             run.row()
             for cell_id, entry in self.plan.entries.items()
             for run in self.store.runs(cell_id)
             if comparable(run, entry, torch_version)
         ]
-        if self.is_self_test:
-            rows = [row | {"cell_id": self._arm(row)} for row in rows]
-        return DataFrame(rows)
-
-    def _arm(self, row: Mapping[str, Any]) -> str:
-        """Return which of A and B a run of a self-test stands for."""
-        parity = int(hashlib.sha256(str(row["block"]).encode()).hexdigest(), 16) + row["position"]
-        return self.variant if parity % 2 else self.baseline

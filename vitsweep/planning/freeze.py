@@ -1,7 +1,7 @@
 """Writing a sweep folder: every cell with its configuration and code, frozen before anything runs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -41,10 +41,23 @@ def open_store(settings: SweepSettings) -> Store:
     return store_of(settings).create()
 
 
-def freeze(store: Store, plan: SweepPlan, settings: SweepSettings, code: dict[str, Any]) -> None:
+def freeze(
+    store: Store,
+    plan: SweepPlan,
+    settings: SweepSettings,
+    code: dict[str, Any],
+    **facts: Mapping[str, Any],
+) -> None:
     """Write every cell, the invalid ones with their reasons, and append the command.
 
     Uncommitted changes of the code are written once, and cells name the file.
+
+    Args:
+        store: of the sweep.
+        plan: its cells.
+        settings: of the sweep.
+        code: state of the code.
+        facts: further entries of the command's line.
     """
     changes = str(code.get("git_diff") or "")
     code = code | {"git_diff": store.keep("code", changes, ".diff") if changes else ""}
@@ -61,6 +74,7 @@ def freeze(store: Store, plan: SweepPlan, settings: SweepSettings, code: dict[st
             "limit": asdict(settings.limit),
             "cells": [e.cell_id for e in plan.entries.values() if not e.is_added_baseline],
             "baselines": plan.baselines,
+            **facts,
         }
     )
 

@@ -14,7 +14,7 @@ UNKNOWN = Series({"images_per_second": float("nan")})
 """A baseline that the table does not have."""
 COMPARED = (
     "sweep", "device", "images_per_second", "speedup", "speedup_low", "speedup_high", "claim",
-    "num_pairs", "baseline_cell_id",
+    "num_pairs", "baseline_cell_id", "speedup_note",
 )  # fmt: skip
 MOST = 8
 """The sentences are limited to this many baselines; the table shows all."""
@@ -37,17 +37,32 @@ def answers(cells: DataFrame) -> list[str]:
         statuses = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in counts(cells).to_numpy())
         return [f"Nothing was measured: {statuses}."]
     compared = measured[measured["speedup"].notna() & (measured["claim"] != "baseline")]
+    lost = _without_speedups(measured, compared, names)
     if compared.empty:
-        return [_fastest(measured, names)]
+        return [_fastest(measured, names), *lost][:MOST]
     if same := _the_same_everywhere(compared, cells):
-        return [same]
+        return [same, *lost][:MOST]
     bases = {k: row for k, (_, row) in zip(row_keys(measured), measured.iterrows(), strict=True)}
     keys = row_keys(compared, "baseline_cell_id")
     groups = compared.groupby(keys, sort=False)
     where = len({key.partition(SEPARATOR)[2] for key in keys}) > 1
-    return [
+    found = [
         _over_baseline(group, bases.get(str(key), UNKNOWN), names, where) for key, group in groups
-    ][:MOST]
+    ]
+    return [*lost, *found][:MOST]
+
+
+def _without_speedups(measured: DataFrame, compared: DataFrame, names: dict[str, str]) -> list[str]:
+    """Return a sentence per baseline of which every measured cell lost its speedup, with the reason."""
+    noted = measured[measured["speedup"].isna() & measured["speedup_note"].fillna("").ne("")]
+    keys = row_keys(noted, "baseline_cell_id")
+    alone = ~keys.isin(row_keys(compared, "baseline_cell_id"))
+    return [
+        f"No speedup over {_the_baseline(names.get(base := str(rows['baseline_cell_id'].iloc[0]), base))}: "
+        f"{formatting.count(len(rows), 'cell')} measured, of which {names[rows['cell_id'].iloc[0]]} has "
+        f"{rows['speedup_note'].iloc[0]}."
+        for _, rows in noted[alone].groupby(keys[alone], sort=False)
+    ]
 
 
 def _the_same_everywhere(compared: DataFrame, cells: DataFrame) -> str:

@@ -10,11 +10,12 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
+from vitsweep.results.upgrade import PER_SECOND
 from vitsweep.tables.checks import checked_runs
 from vitsweep.tables.formatting import count, plain, times
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.regression import compare_with_kept, metric_named
-from vitsweep.tables.status import counted, final_status
+from vitsweep.tables.status import counted, final_status, note_on_medians
 
 WORSE, GONE = "worse beyond the tolerance", "no longer measured"
 FELL = "accuracy fell"
@@ -27,6 +28,8 @@ FAILING = (WORSE, GONE)
 UNLESS_LENIENT = (FELL, PARTLY, TOO_FEW, NO_STEP, ABSENT)
 """Verdicts that fail the gate, but only warn if it is lenient."""
 _ONE_SIDED = (NEW, ABSENT, NEVER)
+TIMED = frozenset(("speedup", "step_time_ms", "epoch_hours_imagenet1k", *PER_SECOND))
+"""Metrics that follow from the step time."""
 ACCURACY, ACCURACY_TOLERANCE = "accuracy_top1", 0.01
 """Accuracy is compared wherever the kept side has it; it may not fall by more than this fraction."""
 FAR = 0.05
@@ -35,10 +38,17 @@ FAR = 0.05
 
 @dataclass(frozen=True)
 class Gate:
-    """The verdict on a sweep: `passed`, and one row per cell and metric in `rows`."""
+    """The verdict on a sweep.
+
+    Attributes:
+        passed: whether no row fails.
+        rows: one row per cell and metric.
+        notes: warnings about the runs of a whole side.
+    """
 
     passed: bool
     rows: DataFrame
+    notes: tuple[str, ...] = ()
 
     @property
     def num_compared(self) -> int:
@@ -47,17 +57,18 @@ class Gate:
 
     @property
     def sentences(self) -> list[str]:
-        """One sentence per cell and metric: failing ones first, then warnings."""
+        """One sentence per cell and metric, failing ones first, then warnings; `notes` before all."""
         order = self.rows.assign(_ok=~self.rows["fails"], _quiet=~self.rows["warns"])
         ordered = order.sort_values(["_ok", "_quiet"], kind="stable")
         prefix = ordered["warns"].map({True: "Warning: ", False: ""})
-        return [f"{p}{text}" for p, text in zip(prefix, ordered["reason"], strict=True)]
+        notes = [f"Warning: {note}" for note in self.notes]
+        return notes + [f"{p}{text}" for p, text in zip(prefix, ordered["reason"], strict=True)]
 
     @property
     def verdict(self) -> str:
         """The result in one sentence."""
         if self.passed:
-            warnings = int(self.rows["warns"].sum())
+            warnings = int(self.rows["warns"].sum()) + len(self.notes)
             also = f"; {count(warnings, 'warning')}" if warnings else ""
             compared = count(self.num_compared, "comparison")
             return f"The gate passed: {compared}, none worse beyond the tolerance{also}."
@@ -143,7 +154,16 @@ def gate(
     _refuse_without_numbers(rows, columns)
     shown = ["cell_id", "name", "metric", "verdict", "fails", "warns"]
     ratio = ["ratio", "ratio_low", "ratio_high", "reason"]
-    return Gate(passed=not rows["fails"].any(), rows=rows[[*shown, *ratio]])
+    return Gate(
+        passed=not rows["fails"].any(),
+        rows=rows[[*shown, *ratio]],
+        notes=tuple(_notes(runs, kept)) if TIMED & set(columns) else (),
+    )
+
+
+def _notes(runs: DataFrame, kept: DataFrame) -> list[str]:
+    sides = {"the sweep": runs, "the kept baseline": kept}
+    return [note for where, side in sides.items() if (note := note_on_medians(side, where))]
 
 
 def _default(baselines: Mapping[str, str | None] | None, cells: set[str]) -> list[str]:

@@ -17,6 +17,7 @@ from vitsweep.results.metrics import COLUMN_OF, METRICS
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, write_atomically
 from vitsweep.tables.columns import environment_columns, varying
+from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.formatting import as_text, missing
 from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
@@ -52,7 +53,20 @@ def write_report(store: Store | Path) -> Path:
         write_atomically(folder / "limits.csv", found.to_csv(index=False))
     page = folder / "index.html"
     write_atomically(
-        page, render(store.name, cells, store.commands(), charts, _traces(sweep), _diagnosed(sweep))
+        page,
+        render(
+            store.name,
+            cells,
+            store.commands(),
+            charts,
+            _traces(sweep),
+            _diagnosed(sweep),
+            [
+                s
+                for pair in recorded_comparisons(sweep.runs, store.commands())
+                for s in pair.sentences
+            ],
+        ),
     )
     return page
 
@@ -64,6 +78,7 @@ def render(
     charts: list[dict[str, Any]],
     traces: Sequence[tuple[str, str]] = (),
     diagnosed: DataFrame | None = None,
+    comparisons: Sequence[str] = (),
 ) -> str:
     """Return the page as text.
 
@@ -74,6 +89,7 @@ def render(
         charts: name, title, caption and SVG of each chart.
         traces: names of cells and the paths of their traces from the page.
         diagnosed: table of `tables.diagnostics`.
+        comparisons: sentences about the pairs that `compare` measured.
     """
     questions = [str(c["question"]) for c in commands if c.get("question")]
     key = limit_key(commands)
@@ -82,6 +98,7 @@ def render(
         "name": name,
         "question": questions[-1] if questions else question(cells),
         "answers": [limit_answer(found, key)] if key else answers(cells),
+        "comparisons": comparisons,
         "limits": presented_limits(found, key).to_dict("split") if key else None,
         "table": table(cells),
         "numeric": tuple(COLUMN_OF),

@@ -1,16 +1,18 @@
 """Two settings measured alternately (`vitsweep compare`): the stopping rule and the result."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, exp, log1p, nan, sqrt
 from typing import Any
 
 import numpy as np
-from pandas import DataFrame, Series
+from pandas import DataFrame
 from scipy.special import stdtrit
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
+from vitsweep.tables.cells import RATES, TIMES
 from vitsweep.tables.checks import checked_runs
 from vitsweep.tables.formatting import count, times
 from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
@@ -19,6 +21,13 @@ from vitsweep.tables.tidy import one_device
 
 COMPARE = "vitsweep compare "
 """In the text of a command of `compare`."""
+
+PROPORTIONAL = ("images_per_second", *RATES)
+
+SELF_TEST = (
+    "Both settings are the same cell, so this tests the comparison itself: the true ratio is 1, and 95 of "
+    "100 such intervals hold it."
+)
 
 CORRELATED = 0.3
 """Correlation of neighbouring blocks from which on the result says so."""
@@ -140,38 +149,138 @@ def _correlation(log_ratios: Sequence[float]) -> float:
     return (len(off) * float(off[1:] @ off[:-1]) / total + 1) / (len(off) - 3)
 
 
+@dataclass(frozen=True)
+class RecordedComparison:
+    """One pair of settings that `vitsweep compare` measured.
+
+    Attributes:
+        names: A and B as typed.
+        variant: cell of A; in a self-test one half of the cell's runs.
+        baseline: cell of B; in a self-test the other half.
+        result: the ratio over the blocks that the command used.
+        is_self_test: A and B are the same cell.
+        is_latest: no later command names the variant's cell.
+    """
+
+    names: tuple[str, str]
+    variant: str
+    baseline: str
+    result: Comparison
+    is_self_test: bool
+    is_latest: bool = True
+
+    @property
+    def sentences(self) -> list[str]:
+        """The result in words; in a self-test also what it tests."""
+        return [self.result.sentence(*self.names), *([SELF_TEST] if self.is_self_test else [])]
+
+
+def self_test_arms(cell_id: str) -> tuple[str, str]:
+    """Return what the two halves of the runs of a cell are called that is compared with itself."""
+    return f"{cell_id} A", f"{cell_id} B"
+
+
+def as_self_test(runs: DataFrame) -> DataFrame:
+    """Return runs of one cell with the cell ids of `self_test_arms`.
+
+    Each block holds two runs of the cell; the block's random name decides which stands for A.
+
+    Args:
+        runs: rows `cell_id, block, position` (0 or 1 within the block).
+    """
+
+    def arm(cell_id: str, block: str, position: int) -> str:
+        digest = int(hashlib.sha256(block.encode()).hexdigest(), 16)
+        return self_test_arms(cell_id)[(digest + position + 1) % 2]
+
+    if runs.empty:
+        return runs
+    columns = (runs["cell_id"], runs["block"].astype(str), runs["position"].fillna(0).astype(int))
+    return runs.assign(cell_id=[arm(*row) for row in zip(*columns, strict=True)])
+
+
+def recorded_comparisons(
+    runs: DataFrame, commands: Sequence[Mapping[str, Any]]
+) -> list[RecordedComparison]:
+    """Return every pair that `vitsweep compare` measured, with the interval and claim it printed.
+
+    Args:
+        runs: one row per run.
+        commands: the commands of the sweep, oldest first. Those of `compare` say which blocks of their
+            cells they left out; of several for one pair the latest counts.
+    """
+    found: dict[tuple[str, str], RecordedComparison] = {}
+    latest: dict[str, tuple[str, str]] = {}
+    for command in commands:
+        baselines = command.get("baselines") or {}
+        pair = next(((c, b) for c, b in baselines.items() if b and b != c), None)
+        by_name = COMPARE in str(command.get("command", ""))  # before commands had `comparison`
+        is_comparison = ("comparison" in command or by_name) and len(baselines) in (1, 2)
+        if is_comparison and len(baselines) == 1:
+            pair = (next(iter(baselines)),) * 2
+        for cell in baselines:
+            latest.pop(cell, None)
+        if is_comparison and pair and (shown := _recorded(runs, *pair, command)):
+            found.pop(pair, None)
+            found[pair] = shown
+            latest[pair[0]] = pair
+    return [replace(one, is_latest=latest.get(pair[0]) == pair) for pair, one in found.items()]
+
+
+def _recorded(
+    runs: DataFrame, variant: str, baseline: str, command: Mapping[str, Any]
+) -> RecordedComparison | None:
+    """Return one comparison; None without a block, or where blocks of several devices are not mixed."""
+    facts = command.get("comparison") or {}
+    names = tuple(facts.get("names") or (variant, baseline))
+    if runs.empty:
+        return None
+    used = runs[runs["cell_id"].isin([variant, baseline])]
+    used = used[~used["block"].isin(facts.get("left_out_blocks") or [])]
+    if is_self_test := variant == baseline:
+        used = as_self_test(used)
+        variant, baseline = self_test_arms(variant)
+    try:
+        result = compared(paired(used, variant, baseline, bool(facts.get("mixed_hardware"))))
+    except VitsweepError:
+        return None
+    if not result.num_blocks:
+        return None
+    return RecordedComparison((names[0], names[1]), variant, baseline, result, is_self_test)
+
+
 def with_comparisons(
     cells: DataFrame, runs: DataFrame, commands: Sequence[Mapping[str, Any]]
 ) -> DataFrame:
     """Give cells that `vitsweep compare` measured the interval and claim that it printed.
 
     `compare` decides by the spread of its first blocks how many it needs, so its interval is Stein's
-    and not that of a fixed number of blocks: see `compared`. Tables and the report show the same.
+    and not that of a fixed number of blocks: see `compared`. Throughput follows the speedup, as in
+    every table.
 
     Args:
         cells: one row per cell.
         runs: one row per run.
         commands: the commands of the sweep, oldest first; the latest one that names a cell counts.
     """
-    pairs: dict[str, str] = {}
-    for command in commands:
-        is_comparison = COMPARE in str(command.get("command", ""))
-        for cell, base in (command.get("baselines") or {}).items():
-            pairs.pop(cell, None)
-            if is_comparison and base and base != cell:
-                pairs[cell] = base
     if runs.empty or cells.empty:
         return cells
-    for cell, base in pairs.items():
-        rows = (cells["cell_id"] == cell) & (cells["num_pairs"].fillna(0) > 0)
-        both = runs[runs["cell_id"].isin([cell, base])]
-        if rows.sum() != 1 or both.get("device", Series(dtype=object)).nunique() > 1:
+    for pair in recorded_comparisons(runs, commands):
+        rows = (cells["cell_id"] == pair.variant) & (cells["num_pairs"].fillna(0) > 0)
+        if rows.sum() != 1 or not pair.is_latest:
             continue  # on several devices each has its own row, of a fixed number of blocks
-        result = compared(paired(both, cell, base))
+        result = pair.result
         ends = {"low": result.low, "high": result.high}
-        shown = {f"{name}_{end}": v for name in ("speedup", "claim") for end, v in ends.items()}
-        values = shown | {"claim": result.claim, "p_value": nan, "p_holm": nan}
-        cells = cells.assign(**{c: cells[c].mask(rows, v) for c, v in values.items()})
+        values: dict[str, float | str] = {
+            f"{name}_{end}": v for name in ("speedup", "claim") for end, v in ends.items()
+        }
+        values |= {"speedup": result.ratio, "num_pairs": result.num_blocks, "claim": result.claim}
+        values |= {"p_value": nan, "p_holm": nan}
+        factor = (result.ratio / cells["speedup"].astype(float)).where(rows, 1.0)
+        rates = {c: cells[c].astype(float) * factor for c in PROPORTIONAL if c in cells}
+        times = {c: cells[c].astype(float) / factor for c in TIMES if c in cells}
+        shown = {c: cells[c].mask(rows, v) for c, v in values.items()}
+        cells = cells.assign(**rates, **times, **shown)
     return cells
 
 
