@@ -6,7 +6,9 @@ import re
 import pytest
 
 from tests.cells import GPU_NODE, LAPTOP, TINY, entry
+from vitsweep.equivalence import twin_of
 from vitsweep.spec.machine import Machine
+from vitsweep.spec.rules import conflicts
 from vitsweep.techniques.optimizer import apex_adamw
 
 WAY_OUT = re.compile(r"(?:try|use|Try|Use) `([\w.]+=[\w.]+)`")
@@ -220,9 +222,50 @@ def test_fp8_is_refused_without_torchao(monkeypatch: pytest.MonkeyPatch) -> None
         return None if name == "torchao" else find_spec(name, *rest)
 
     monkeypatch.setattr("vitsweep.techniques.precision.float8.find_spec", without_torchao)
-    [reason] = reasons("precision=fp8", machine=GPU_NODE)
+    [reason] = reasons("precision=fp8", "batch.images_per_step=128", machine=GPU_NODE)
     assert reason.startswith("`precision=fp8` needs torchao: `pip install 'vitsweep[fp8]'`")
     assert reasons(way_out(reason), machine=GPU_NODE) == ()
+
+
+FP8 = ("precision=fp8", "resources.ranks_per_node=2")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows", "nearest"),
+    [
+        # 17 tokens, the class token among them: only a multiple of 16 images will do.
+        (["batch.images_per_step=16"], "8 x 17", "batch.images_per_step=32"),
+        (["batch.images_per_step=72"], "36 x 17", "batch.images_per_step=64"),
+        (
+            ["batch.images_per_step=10", "batch.scope=per_replica", "batch.accumulation_steps=2"],
+            "5 x 17",
+            "batch.images_per_step=32",
+        ),
+        # 16 patches shared by two ranks: any even number of images will do.
+        (
+            ["classifier=pooled", "sequence_parallel=ulysses", "batch.images_per_step=15"],
+            "15 x 8",
+            "batch.images_per_step=16",
+        ),
+    ],
+)
+def test_fp8_is_refused_where_its_rows_are_no_multiple_of_16_and_the_hint_runs(
+    overrides: list[str], rows: str, nearest: str
+) -> None:
+    [reason] = reasons(*FP8, *overrides, machine=GPU_NODE)
+    assert f"must be divisible by 16; got {rows}" in reason
+    assert way_out(reason) == nearest
+    assert reasons(*FP8, *overrides, nearest, machine=GPU_NODE) == ()
+
+
+def test_emulated_fp8_takes_any_number_of_rows() -> None:
+    assert reasons("precision=fp8", "precision.emulate=true") == ()
+
+
+def test_the_twin_of_an_fp8_cell_has_rows_that_its_products_take() -> None:
+    twin = twin_of(entry(*TINY, *FP8, "batch.images_per_step=32", machine=GPU_NODE).spec)
+    assert twin.micro_batch * (twin.num_tokens or 0) % 16 == 0
+    assert not [reason for reason in conflicts(twin) if "divisible by 16" in reason]
 
 
 def test_all_reasons_of_a_cell_are_told_at_once() -> None:

@@ -1,6 +1,6 @@
 """What cannot run, with every reason, before a process starts or a job is queued."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.mesh_shape import TOKEN_AXES
@@ -93,6 +93,18 @@ def _batch(cell: CellSpec) -> Iterator[str]:
     )
 
 
+def largest_degree(cell: CellSpec, most: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest degree up to `most` that fits and whose mesh still divides the world.
+
+    Args:
+        cell: the cell.
+        most: degree of the axis in the cell; what is taken from it goes to the replicas.
+        fits: whether a degree does what the technique needs.
+    """
+    ranks = most * max(1, cell.mesh.replicate)
+    return max(d for d in range(1, most + 1) if ranks % d == 0 and fits(d))
+
+
 def tensor_split_conflicts(cell: CellSpec, choice: str) -> Iterator[str]:
     """Yield why the matrices of a block cannot be split over `mesh.tensor` ranks.
 
@@ -102,7 +114,7 @@ def tensor_split_conflicts(cell: CellSpec, choice: str) -> Iterator[str]:
     """
     ways, heads, hidden = cell.mesh.tensor, cell.transformer.num_heads, cell.transformer.mlp_width
     if heads % ways or hidden % ways:
-        fits = max(d for d in range(1, ways + 1) if heads % d == 0 and hidden % d == 0)
+        fits = largest_degree(cell, ways, lambda d: heads % d == 0 == hidden % d)
         yield (
             f"`mesh.tensor={ways}` must divide `model.num_heads={heads}` and "
             f"`model.mlp_width={hidden}`: `{choice}` gives whole heads and equal parts of the MLP "

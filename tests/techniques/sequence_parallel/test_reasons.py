@@ -92,7 +92,7 @@ def reasons(*overrides: str, ranks: int = 4) -> str:
         ),
         (
             ["pipeline_parallel=gpipe", "model.depth=2"],
-            "makes 4 stages of `model.depth=2` blocks: use at most 2 stages.",
+            "makes 4 stages of `model.depth=2` blocks: try `mesh.pipeline=2` or more blocks.",
         ),
         (
             ["pipeline_parallel=gpipe", "pipeline_parallel.microbatches=3"],
@@ -125,6 +125,23 @@ def test_a_reason_names_the_knob_the_rule_and_the_way_out(
     overrides: list[str], sentence: str
 ) -> None:
     assert sentence in reasons(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "axis", "degree"),
+    [
+        (["sequence_parallel=ulysses", "model.num_heads=6"], "ulysses", 2),
+        (["tensor_parallel=megatron", "model.num_heads=6"], "tensor", 2),
+        (["sequence_parallel=ulysses", "mesh.ulysses=4", "model.num_heads=6"], "ulysses", 2),
+        (["pipeline_parallel=gpipe", "model.depth=7"], "pipeline", 4),
+    ],
+)
+def test_hints_offer_degrees_that_divide_the_heads_and_the_world(
+    overrides: list[str], axis: str, degree: int
+) -> None:
+    width = "model.width=48"
+    assert f"ry `mesh.{axis}={degree}`" in reasons(*overrides, width, ranks=8)
+    assert not reasons(*overrides, width, f"mesh.{axis}={degree}", ranks=8)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from annotated_types import Gt
 
 from vitsweep.spec.model_parallel import PipelineParallel
+from vitsweep.spec.rules import largest_degree
 from vitsweep.spec.volume import Volume, remote_fraction
 
 if TYPE_CHECKING:
@@ -53,10 +54,13 @@ class Schedule(PipelineParallel):
         me, ranks = f"pipeline_parallel={self.name}", cell.mesh.pipeline
         stages, depth = ranks * self.stages_per_rank, cell.transformer.depth
         if stages > depth:
+            fits = largest_degree(
+                cell, ranks, lambda d: d == 1 or d * self.stages_per_rank <= depth
+            )
             yield (
                 f"`{me}` over `mesh.pipeline={ranks}` x "
                 f"`pipeline_parallel.stages_per_rank={self.stages_per_rank}` makes {stages} stages "
-                f"of `model.depth={depth}` blocks: use at most {depth} stages."
+                f"of `model.depth={depth}` blocks: try `mesh.pipeline={fits}` or more blocks."
             )
         if cell.micro_batch % self.microbatches:
             yield (

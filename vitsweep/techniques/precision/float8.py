@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import gcd, lcm
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.spec.cell_spec import CellSpec
@@ -11,8 +12,8 @@ from vitsweep.spec.technique import Precision, PrecisionPlan
 if TYPE_CHECKING:
     from torch import nn
 
-WIDTH_MULTIPLE = 16
-"""FP8 matrix units take operands whose sides are multiples of it."""
+MULTIPLE = 16
+"""FP8 matrix units take operands whose inner sides are multiples of it (`torch._scaled_mm`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,10 @@ class Float8(Precision):
 
     Parameters, gradients and optimizer state stay float32. The patch embedding and the head are
     left out: they are small and decide the accuracy.
+
+    Finding the scales and casting are kernels of their own unless a compiler fuses them into their
+    neighbours: with `compilation=eager` FP8 is usually slower than bfloat16 (torchao's README
+    measures it under torch.compile only).
 
     Attributes:
         recipe: `tensorwise` takes one scale per tensor; `rowwise` one per row, slower and safer
@@ -68,11 +73,13 @@ class Float8(Precision):
             )
         for knob in ("width", "mlp_width"):
             size = getattr(cell.transformer, knob)
-            if size % WIDTH_MULTIPLE:
+            if size % MULTIPLE:
                 yield (
-                    f"`precision={self.name}` needs `model.{knob}` divisible by {WIDTH_MULTIPLE}; got "
-                    f"{size}: try `model.{knob}={round(size / WIDTH_MULTIPLE) * WIDTH_MULTIPLE or 16}`."
+                    f"`precision={self.name}` needs `model.{knob}` divisible by {MULTIPLE}; got "
+                    f"{size}: try `model.{knob}={round(size / MULTIPLE) * MULTIPLE or 16}`."
                 )
+        if not self.emulate:
+            yield from _row_conflicts(cell)
         if self.emulate and self.recipe != "tensorwise":
             yield "`precision.emulate=true` knows `precision.recipe=tensorwise` only."
         if cell.resources.device == "cpu" and not self.emulate:
@@ -81,3 +88,27 @@ class Float8(Precision):
                 "cell has `resources.device=cpu`: use `precision.emulate=true` to see its rounding, "
                 "not its speed."
             )
+
+
+def _row_conflicts(cell: CellSpec) -> Iterator[str]:
+    """Refuse products whose rows, images x tokens, are no multiple of 16.
+
+    The gradient of a weight is a product over the rows.
+    """
+    if not cell.mesh.data_parallel_size:
+        return  # the mesh does not fit the world, which has a reason of its own
+    counts = set(cell.sequence_parallel.tokens_per_rank(cell))
+    parts = cell.pipeline_parallel.microbatches
+    images = cell.micro_batch // parts
+    unit = lcm(*(MULTIPLE // gcd(MULTIPLE, tokens) for tokens in counts))
+    if images % unit == 0:
+        return
+    tokens = next(t for t in sorted(counts) if images * t % MULTIPLE)
+    per_replica = unit * parts * cell.batch.accumulation_steps
+    step = per_replica * (1 if cell.batch.scope == "per_replica" else cell.mesh.data_parallel_size)
+    nearest = max(1, round(cell.batch.images_per_step / step)) * step
+    yield (
+        f"`precision={cell.precision.name}` multiplies matrices of images x tokens rows, which must "
+        f"be divisible by {MULTIPLE}; got {images} x {tokens}: try "
+        f"`batch.images_per_step={nearest}`."
+    )

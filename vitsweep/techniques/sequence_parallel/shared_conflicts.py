@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vitsweep.spec.rules import largest_degree
+
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
 
@@ -14,7 +16,7 @@ def heads_conflicts(cell: "CellSpec", name: str) -> Iterator[str]:
         return  # tensor parallelism says so itself
     local = heads // tensor
     if local % ways:
-        fits = max(d for d in range(1, ways + 1) if local % d == 0)
+        fits = largest_degree(cell, ways, lambda d: local % d == 0)
         after = f" / `mesh.tensor={tensor}`" if tensor > 1 else ""
         yield (
             f"`mesh.ulysses={ways}` must divide `model.num_heads={heads}`{after}: "
