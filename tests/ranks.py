@@ -9,11 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.device_mesh import init_device_mesh
-
 from vitsweep.execution.rank_processes import fork_server, rendezvous
-from vitsweep.spec.mesh_shape import AXES
-from vitsweep.world import World
+from vitsweep.world import World, device_mesh
 
 SECONDS_AT_MOST = 300
 
@@ -85,8 +82,7 @@ def placed(world: World, cell: Any) -> World:
     """Return the world on the mesh of another cell of as many ranks, so that they share processes."""
     if cell.mesh == world.shape:
         return world
-    mesh = init_device_mesh(world.device.type, cell.mesh.degrees(), mesh_dim_names=AXES)
-    return replace(world, shape=cell.mesh, mesh=mesh)
+    return replace(world, shape=cell.mesh, mesh=device_mesh(world.device.type, cell.mesh))
 
 
 def as_json(value: Any) -> str:

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 from vitsweep.spec.mesh_shape import AXES, TOKEN_AXES, MeshShape
 
+ALONE = "alone"
+"""Name of the mesh axis of size 1."""
+
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
@@ -22,8 +25,7 @@ class World:
         size: number of ranks.
         device: this rank's device.
         shape: degrees of the mesh.
-        mesh: the device mesh with the axes of `spec.mesh_shape.AXES`, or None in one process
-            without a process group.
+        mesh: what `device_mesh` returns, or None in one process without a process group.
     """
 
     rank: int
@@ -52,15 +54,16 @@ class World:
             indices.append(index)
         return tuple(reversed(indices))
 
-    def axis(self, *names: str) -> "DeviceMesh":
-        """Return the sub-mesh of one axis, or of several."""
+    def axis(self, name: str) -> "DeviceMesh":
+        """Return the sub-mesh of one axis."""
         assert self.mesh is not None, "a mesh needs a process group"
-        return self.mesh[names if len(names) > 1 else names[0]]
+        return self.mesh[name if getattr(self.shape, name) > 1 else ALONE]
 
     def joint_axis(self, name: str, *names: str) -> "DeviceMesh":
-        """Return adjacent axes as one, called `name`."""
+        """Return adjacent axes as one; it is called `name` where more than one has ranks."""
         assert self.mesh is not None, "a mesh needs a process group"
-        return self.mesh[names]._flatten(name)
+        held = tuple(axis for axis in names if getattr(self.shape, axis) > 1)
+        return self.mesh[held]._flatten(name) if len(held) > 1 else self.axis((*held, names[0])[0])
 
     def gradient_group(self) -> "ProcessGroup | None":
         """Group of the ranks whose gradients are averaged; None stands for all ranks.
@@ -86,7 +89,20 @@ class World:
         if not replicated:
             return shards
         assert self.mesh is not None
-        return self.mesh["replicate", "state"]
+        assert shards.mesh_dim_names is not None
+        return self.mesh["replicate", shards.mesh_dim_names[0]]
+
+
+def device_mesh(device_type: str, shape: MeshShape) -> "DeviceMesh":
+    """Return the mesh of the axes above 1, and of an axis of this rank alone for all others.
+
+    Every axis is a process group, which takes NCCL time and memory on the GPU. Every rank calls it.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    held = [axis for axis in AXES if getattr(shape, axis) > 1]
+    degrees = [getattr(shape, axis) for axis in held]
+    return init_device_mesh(device_type, (*degrees, 1), mesh_dim_names=(*held, ALONE))
 
 
 def environment_rank() -> tuple[int, int, int] | None:

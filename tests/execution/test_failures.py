@@ -10,6 +10,11 @@ from vitsweep.equivalence import WrongResultError
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.failures import classify, read_failure, write_failure
 
+NCCL = (
+    "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error, NCCL version 2.27.5\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+)
+
 
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
@@ -25,6 +30,25 @@ from vitsweep.execution.failures import classify, read_failure, write_failure
         (VitsweepError("a sentence"), "failed", "a sentence"),
         (OSError(errno.ENOSPC, "No space left on device"), "killed", "could not write its files"),
         (KeyError("a"), "failed", "KeyError: 'a'"),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            ),
+            "out_of_memory",
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
+        ),
+        (
+            RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+            "out_of_memory",
+            "CUDNN_STATUS_ALLOC_FAILED",
+        ),
+        (
+            RuntimeError(NCCL + "Failed to CUDA calloc async 608 bytes"),
+            "out_of_memory",
+            "608 bytes",
+        ),
+        (RuntimeError(NCCL + "Cuda failure 2 'out of memory'"), "out_of_memory", "Cuda failure 2"),
+        (RuntimeError(NCCL + "Cuda failure 700 'illegal memory access'"), "failed", "illegal"),
         (RuntimeError("could not create a primitive"), "failed", "RuntimeError: could not create"),
     ],
 )

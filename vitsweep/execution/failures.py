@@ -17,6 +17,15 @@ OUT_OF_MEMORY = (
     "not enough memory",
     "out of memory",
     "Cannot allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",  # workspace of a matrix product
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    # NCCL's own buffers (its src/include/alloc.h); "Cuda failure 2 'out of memory'" is found above.
+    "Failed to malloc",
+    "Failed to CUDA malloc",
+    "Failed to CUDA calloc",
+    "Failed to CUDA host alloc",
 )
 OUT_OF_MEMORY_UNDER_LIMIT = (
     "could not create a primitive",  # oneDNN has no memory for its scratchpad
@@ -64,7 +73,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
     if full := disk_full_error(error):
         return Status.killed, f"The run could not write its files: {full.strerror}."
     text = str(error).strip() or type(error).__name__
-    first_line = text.splitlines()[0][:500]
+    first_line = _essence(text)
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _is_allocation_failure(text):
         return Status.out_of_memory, first_line
     if isinstance(error, DivergedError):
@@ -74,6 +83,12 @@ def classify(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, VitsweepError):
         return Status.failed, text
     return Status.failed, f"{type(error).__name__}: {first_line}"
+
+
+def _essence(text: str) -> str:
+    """Return the first line of a message, and the last one of NCCL's, which says what happened."""
+    first, *rest = text.splitlines()
+    return (f"{first} {rest[-1]}" if rest and "NCCL" in first else first)[:500]
 
 
 def _is_allocation_failure(text: str) -> bool:

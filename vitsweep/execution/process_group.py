@@ -1,5 +1,6 @@
 """Joining the process group and device mesh of a run."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -8,9 +9,8 @@ from typing import Any
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.process_setup import limit_memory
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.mesh_shape import AXES
 from vitsweep.spec.resources import Resources
-from vitsweep.world import World
+from vitsweep.world import World, device_mesh
 
 
 @contextmanager
@@ -26,11 +26,10 @@ def joined_process_group(
         init_method: rendezvous of the ranks (`file://...` or `tcp://host:port`).
 
     Raises:
-        VitsweepError: the cell needs CUDA and this node has no usable GPU.
+        VitsweepError: the cell needs CUDA, and this rank sees no GPU of its own.
     """
     import torch
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
 
     resources = cell.resources
     device = _device(resources, local_rank)
@@ -43,7 +42,7 @@ def joined_process_group(
         timeout=timedelta(minutes=cell.measurement.timeout_min),
         device_id=device if resources.device == "cuda" else None,
     )
-    mesh = init_device_mesh(resources.device, cell.mesh.degrees(), mesh_dim_names=AXES)
+    mesh = device_mesh(resources.device, cell.mesh)
     limit_memory(resources)
     yield World(
         rank=rank,
@@ -59,14 +58,24 @@ def joined_process_group(
 
 
 def _device(resources: Resources, local_rank: int) -> Any:
+    """Return the device of a rank: the one its cell was frozen for, never another.
+
+    A rank that sees one GPU takes it: srun may give each rank a GPU of its own.
+    """
     import torch
 
     if resources.device == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not visible or 1 < visible <= local_rank:
+        built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
         raise VitsweepError(
-            "The cell was frozen for `resources.device=cuda`, but this node shows no usable GPU."
+            f"The cell was frozen for `resources.device=cuda` with `resources.ranks_per_node="
+            f"{resources.ranks_per_node}`, and rank {local_rank} of this node sees {visible} GPUs "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}, torch "
+            f"{torch.__version__} built for {built_for}): request the GPUs from the scheduler and "
+            "install a CUDA build of torch, or use `resources.device=cpu`."
         )
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    device = torch.device("cuda", local_rank if visible > 1 else 0)
     torch.cuda.set_device(device)
     return device

@@ -223,7 +223,7 @@ def fork_server() -> ForkServerContext:
 
 def context_for(cell: CellSpec) -> Context:
     """Compiled cells start from a fresh interpreter: compilers start threads before the fork."""
-    if cell.compilation.needs_spawn:
+    if any(technique.needs_spawn for technique in cell.techniques.values()):
         return multiprocessing.get_context("spawn")
     return fork_server()
 

@@ -40,6 +40,9 @@ class Technique(ABC):
     axes: ClassVar[tuple[str, ...]] = ()
     """Mesh axes whose degree this technique takes when it is left at `auto`."""
 
+    needs_spawn: ClassVar[bool] = False
+    """True where a compiler starts threads or processes, so that a forked child may hang."""
+
     @property
     def needs_transformer(self) -> bool:
         """Whether it works on tokens, heads or blocks of a transformer, and on no other model."""
@@ -248,9 +251,6 @@ class Compilation(Technique):
 
     scope: ClassVar[Literal["nothing", "block", "model"]] = "nothing"
     fuses_kernels: ClassVar[bool] = False
-
-    needs_spawn: ClassVar[bool] = False
-    """True where a compiler starts threads or processes, so that a forked child may hang."""
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Compile what should be compiled."""

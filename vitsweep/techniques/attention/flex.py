@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from vitsweep.spec.technique import AttentionKernel
 
@@ -18,6 +18,8 @@ class Flex(AttentionKernel):
 
     The kernel is compiled in the first steps, also with `compilation=eager`.
     """
+
+    needs_spawn: ClassVar[bool] = True
 
     @property
     def recomputes_scores(self) -> bool:

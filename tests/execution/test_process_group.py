@@ -1,0 +1,86 @@
+"""Which device a rank takes, and what the process that forks ranks must not have touched."""
+
+import multiprocessing
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+
+from tests.cells import GPU_NODE, cell
+from vitsweep.errors import VitsweepError
+from vitsweep.execution.process_group import _device
+from vitsweep.execution.rank_processes import PRELOADED, context_for, fork_server
+
+GPUS = cell(machine=GPU_NODE).resources
+
+
+@pytest.mark.parametrize(("visible", "local_rank"), [(0, 0), (4, 4)])
+def test_a_rank_without_a_gpu_of_its_own_fails_by_name(
+    monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    with pytest.raises(VitsweepError) as error:
+        _device(GPUS, local_rank)
+    assert "`resources.device=cuda` with `resources.ranks_per_node=8`" in str(error.value)
+    assert f"rank {local_rank} of this node sees {visible} GPUs" in str(error.value)
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3" in str(error.value)
+
+
+@pytest.mark.parametrize(("visible", "local_rank", "index"), [(8, 3, 3), (1, 3, 0)])
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(
+    monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: int, index: int
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert _device(GPUS, local_rank) == torch.device("cuda", index)
+    assert chosen == [torch.device("cuda", index)]
+
+
+def _report(answers: Connection) -> None:
+    answers.send((torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()))
+
+
+def test_the_fork_server_has_not_initialised_cuda() -> None:
+    received, answers = multiprocessing.Pipe()
+    process = fork_server().Process(target=_report, args=(answers,))
+    process.start()
+    assert received.poll(120), "the forked process did not answer"
+    assert received.recv() == (False, False)
+    process.join()
+
+
+@pytest.mark.slow
+def test_imports_of_the_fork_server_do_not_ask_for_gpus() -> None:
+    """Even counting them makes CUDA unusable in forked processes."""
+    script = f"""
+import torch
+touched = []
+torch.cuda._lazy_init = lambda: touched.append("initialised")
+torch.cuda.is_available = torch.cuda.device_count = lambda: touched.append("counted") or 0
+for name in {PRELOADED!r}:
+    __import__(name)
+raise SystemExit(", ".join(touched) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("attention", "compilation", "method"),
+    [
+        ("sdpa_auto", "eager", "forkserver"),
+        ("flex", "eager", "spawn"),
+        ("sdpa_auto", "compile_blocks", "spawn"),
+    ],
+)
+def test_ranks_that_compile_start_in_fresh_interpreters(
+    attention: str, compilation: str, method: str
+) -> None:
+    spec = cell(f"attention={attention}", f"compilation={compilation}", machine=GPU_NODE)
+    assert context_for(spec).get_start_method() == method
