@@ -68,7 +68,6 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
     checkpoints = context.checkpoints if cell.task.epochs else None
     earlier = checkpoints.load_measurement() if checkpoints else None
     proved = "" if earlier else context.proved or _prove(cell, world)
-    reset_peak(world.device)
     with contextlib.closing(cell.data.open(cell, world)) as batches:
         if earlier:
             summary = Summary(**earlier)
@@ -85,7 +84,9 @@ def _measure(
     cell: CellSpec, world: World, batches: Batches, context: RunContext, proved: str
 ) -> Summary:
     """Take the samples of all ranks and summarize them."""
-    samples, contention = _collect_samples(_build_trainer(cell, world), batches, context)
+    trainer = _build_trainer(cell, world)
+    reset_peak(world.device)  # the peak is that of training
+    samples, contention = _collect_samples(trainer, batches, context)
     ranks = _gather(samples, world)
     summary = summarize(cell, ranks, context.calibration)
     node = samples.environment["node"]
@@ -105,7 +106,9 @@ def _prove(cell: CellSpec, world: World) -> str:
 
 def _build_trainer(cell: CellSpec, world: World) -> Trainer:
     torch.manual_seed(cell.seed)
-    return parallelize(build_model(cell).to(world.device), cell, world)
+    with torch.device("meta"):
+        model = build_model(cell)
+    return parallelize(model, cell, world)
 
 
 def _collect_samples(

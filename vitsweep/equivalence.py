@@ -32,15 +32,19 @@ class WrongResultError(VitsweepError):
 
 
 def twin_of(cell: CellSpec) -> CellSpec:
-    """Return the cell with a nano model and a few images per replica, everything else kept."""
+    """Return the cell with a nano model and a few images per replica, everything else kept.
+
+    FP8 products need a number of rows divisible by 16: 16 images are, whatever the tokens.
+    """
     model = cell.model.twin(
         depth=cell.mesh.pipeline * cell.pipeline_parallel.stages_per_rank,
         num_classes=max(16, cell.mesh.data_parallel_size),
     )
     parts = cell.pipeline_parallel.microbatches
+    images = 16 if cell.precision.float8 else -(-4 // parts)  # of one forward pass
     batch = Batch(
         name="twin",
-        images_per_step=parts * -(-4 // parts) * cell.batch.accumulation_steps,
+        images_per_step=parts * images * cell.batch.accumulation_steps,
         scope="per_replica",
         accumulation_steps=cell.batch.accumulation_steps,
         resolution_px=cell.model.twin_resolution_px,
@@ -139,7 +143,9 @@ def _largest_over_ranks(value: float, world: World) -> float:
 def _train_twin(twin: CellSpec, world: World) -> tuple[list[float], Named]:
     """Train the parallelized twin; return its losses and the gradients of the first update."""
     torch.manual_seed(twin.seed)
-    trainer = parallelize(build_model(twin).to(world.device), twin, world)
+    with torch.device("meta"):  # as the cell itself is built
+        model = build_model(twin)
+    trainer = parallelize(model, twin, world)
     gradients: Named = {}
 
     def keep(*_: object) -> None:

@@ -18,6 +18,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from vitsweep.model.initialize import materialize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
@@ -29,7 +30,10 @@ from vitsweep.world import World
 
 
 def parallelize(model: nn.Module, cell: CellSpec, world: World) -> Trainer:
-    """Apply every technique of `cell` to a plain model on this rank's device."""
+    """Apply every technique of `cell` to a plain model on this rank's device, or on `meta`.
+
+    From `meta` each rank allocates and draws only its own part of the weights.
+    """
     plan = cell.precision.plan()
     allow_tf32(plan.tf32)
     sharded = cell.sharding.shards_parameters
@@ -40,14 +44,23 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World) -> Trainer:
     model = cell.sequence_parallel.apply(model, world)  # replaces `attend`, splits tokens
     forward_context = partial(autocast, plan, world.device)
     stages = cell.pipeline_parallel.stages(model, world, forward_context)  # of finished blocks
+    if not sharded:
+        _materialize(stages, world)  # only what this rank keeps; hooks on parameters come later
     stages = [cell.memory.apply(stage) for stage in stages]  # wraps blocks with all that is in them
     stages = [cell.compilation.apply(stage) for stage in stages]  # compiles what that wrapped
     groups_before = None if sharded else _groups(stages, cell)  # names are plainest before wrapping
     # Outermost, since it owns parameters and gradients; each stage for itself, since stages of one
     # rank finish their backward passes at different times.
     stages = [cell.sharding.apply(stage, plan, world) for stage in stages]
+    if sharded:
+        _materialize(stages, world)  # no rank ever holds the whole model
     groups = groups_before or _groups(stages, cell)  # FSDP2 replaces parameters by shards
     return _trainer(stages, groups, cell, plan, world)
+
+
+def _materialize(stages: list[nn.Module], world: World) -> None:
+    for stage in stages:
+        materialize(stage, world.device)
 
 
 def _whole(stages: list[nn.Module]) -> nn.Module:

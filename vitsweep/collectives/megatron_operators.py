@@ -12,17 +12,11 @@ from torch.distributed import ProcessGroup
 
 from vitsweep.collectives import primitives
 from vitsweep.collectives.padding import pad
-from vitsweep.collectives.primitives import Purpose
 
 
 def copy_to_tensor_parallel(x: Tensor, group: ProcessGroup) -> Tensor:
     """Pass on a tensor that all ranks hold (Megatron's f); the backward pass is an all-reduce."""
-    return _CopyToTensorParallel.apply(x, group, "activation")
-
-
-def sum_gradients(parameter: Tensor, group: ProcessGroup) -> Tensor:
-    """Use a replicated parameter on the tokens of each rank; backward sums its gradient."""
-    return _CopyToTensorParallel.apply(parameter, group, "gradient")
+    return _CopyToTensorParallel.apply(x, group)
 
 
 def reduce_from_tensor_parallel(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -52,13 +46,13 @@ def gather_replicated(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
 
 class _CopyToTensorParallel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup, purpose: Purpose) -> Tensor:
-        ctx.group, ctx.purpose = group, purpose
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return primitives.all_reduce(gradient, ctx.group, ctx.purpose), None, None
+        return primitives.all_reduce(gradient, ctx.group), None
 
 
 class _ReduceFromTensorParallel(torch.autograd.Function):

@@ -1,7 +1,6 @@
 """Linears split over ranks, by columns and by rows (Megatron-LM, arXiv:1909.08053, section 3)."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,7 +11,6 @@ from vitsweep.collectives.megatron_operators import (
     gather_from_sequence_parallel,
     reduce_from_tensor_parallel,
     reduce_scatter_to_sequence_parallel,
-    sum_gradients,
 )
 from vitsweep.collectives.padding import check_share, pad
 
@@ -31,14 +29,13 @@ class Replicated:
         """Sum partial products of all tokens."""
         return reduce_from_tensor_parallel(x, self.group)
 
-    def parameter(self, parameter: Tensor) -> Tensor:
-        """Return a whole parameter used outside: its gradient is complete on every rank."""
-        return parameter
-
 
 @dataclass(frozen=True)
 class TokenSharded:
     """Every rank has its own tokens outside the split matrices (arXiv:2205.05198, section 4.2).
+
+    Parameters used on own tokens get a part of their gradient on each rank; what is to be summed at
+    the end of a step are those of norms and the biases of `RowParallelLinear`.
 
     Attributes:
         group: ranks of the split.
@@ -62,18 +59,20 @@ class TokenSharded:
         padded = pad(x, self.axis, self.group.size())
         return reduce_scatter_to_sequence_parallel(padded, self.axis, self.group)
 
-    def parameter(self, parameter: Tensor) -> Tensor:
-        """Return a whole parameter used on own tokens: its gradient is summed over the ranks."""
-        return sum_gradients(parameter, self.group)
-
 
 Boundary = Replicated | TokenSharded
 
 
 class SplitLinear(nn.Linear):
-    """A linear whose weight is this rank's part; not to be built, an `nn.Linear` becomes one."""
+    """A linear whose weight is this rank's part; not to be built, an `nn.Linear` becomes one.
+
+    Attributes:
+        boundary: what lies outside the pair of matrices.
+        parts: matrices that are fused in it along the outputs, each split for itself.
+    """
 
     boundary: Boundary
+    parts: int
 
     @classmethod
     def take(cls, linear: nn.Linear, boundary: Boundary, parts: int = 1) -> None:
@@ -84,24 +83,37 @@ class SplitLinear(nn.Linear):
             boundary: what lies outside the pair of matrices.
             parts: matrices that are fused in it along the outputs, each to be split for itself.
         """
-        group = boundary.group
-        cls._cut(linear, group.rank(), group.size(), parts)
         linear.__class__ = cls
-        linear.boundary = boundary  # type: ignore[assignment]
+        linear.boundary, linear.parts = boundary, parts  # type: ignore[assignment]
+        assert isinstance(linear, SplitLinear)
+        for name in ("weight", "bias"):
+            # A copy: a view would keep the whole alive.
+            part = linear.part_of(name, getattr(linear, name).detach()).clone()
+            setattr(linear, name, nn.Parameter(part))
+        linear.out_features, linear.in_features = linear.weight.shape
 
-    @classmethod
-    def _cut(cls, linear: nn.Linear, rank: int, size: int, parts: int) -> None:
+    def whole_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole `weight` or `bias`, which this rank has a part of."""
+        raise NotImplementedError
+
+    def part_of(self, name: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of the whole `weight` or `bias`."""
         raise NotImplementedError
 
 
 class ColumnParallelLinear(SplitLinear):
     """This rank's outputs of y = x W^T + b."""
 
-    @classmethod
-    def _cut(cls, linear: nn.Linear, rank: int, size: int, parts: int) -> None:
-        linear.weight = _own(linear.weight, rank, size, parts)
-        linear.bias = _own(linear.bias, rank, size, parts)
-        linear.out_features //= size
+    def whole_shape(self, name: str) -> tuple[int, ...]:
+        """All ranks' outputs."""
+        outputs, *rest = getattr(self, name).shape
+        return (outputs * self.boundary.group.size(), *rest)
+
+    def part_of(self, name: str, whole: Tensor) -> Tensor:
+        """Cut each fused matrix into equal blocks of rows and keep one of each."""
+        group = self.boundary.group
+        pieces = whole.unflatten(0, (self.parts, group.size(), -1))
+        return pieces[:, group.rank()].flatten(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the tokens outside the split matrices to this rank's outputs."""
@@ -111,15 +123,20 @@ class ColumnParallelLinear(SplitLinear):
 class RowParallelLinear(SplitLinear):
     """y = sum over ranks of x W^T, for this rank's inputs; the bias is added once, after the sum."""
 
-    @classmethod
-    def _cut(cls, linear: nn.Linear, rank: int, size: int, parts: int) -> None:
-        linear.weight = nn.Parameter(linear.weight.detach().chunk(size, 1)[rank].contiguous())
-        linear.in_features //= size
+    def whole_shape(self, name: str) -> tuple[int, ...]:
+        """All ranks' inputs; the bias is whole."""
+        outputs, *inputs = getattr(self, name).shape
+        return (outputs, *(n * self.boundary.group.size() for n in inputs))
+
+    def part_of(self, name: str, whole: Tensor) -> Tensor:
+        """Keep one of equal blocks of columns; the bias is whole."""
+        group = self.boundary.group
+        return whole if name == "bias" else whole.chunk(group.size(), 1)[group.rank()]
 
     def forward(self, x: Tensor) -> Tensor:
         """Map this rank's inputs to the tokens outside the split matrices."""
         y = self.boundary.leave(F.linear(x, self.weight))
-        return y + self.boundary.parameter(self.bias).to(y.dtype)
+        return y + self.bias.to(y.dtype)
 
 
 def split_over_ranks(model: nn.Module) -> set[str]:
@@ -132,9 +149,3 @@ def split_over_ranks(model: nn.Module) -> set[str]:
             ("weight", "bias") if isinstance(module, ColumnParallelLinear) else ("weight",)
         )
     }
-
-
-def _own(whole: Any, rank: int, size: int, parts: int) -> nn.Parameter:
-    """Cut each of `parts` equal blocks of rows into `size` and keep this rank's pieces."""
-    pieces = whole.detach().unflatten(0, (parts, size, -1))[:, rank]
-    return nn.Parameter(pieces.flatten(0, 1).clone())  # a view would keep the whole alive

@@ -3,7 +3,7 @@
 Spelled for torch 2.11 and 2.13.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -76,14 +76,27 @@ def reduce_scatter(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
     return own
 
 
-def all_reduce(x: Tensor, group: ProcessGroup, purpose: Purpose = "activation") -> Tensor:
+def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     """Sum over the ranks, into a new tensor."""
     if group.size() == 1:
         return x
     total = x.clone(memory_format=torch.contiguous_format)
-    with sent_as(purpose):
+    with sent_as("activation"):
         dist.all_reduce(total, group=group)
     return total
+
+
+def sum_together(tensors: Sequence[Tensor], group: ProcessGroup, purpose: Purpose) -> None:
+    """Sum each of several tensors over the ranks, in place: one all-reduce per dtype."""
+    if group.size() == 1:
+        return
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        some = [t for t in tensors if t.dtype == dtype]
+        joined = torch.cat([t.flatten() for t in some])
+        with sent_as(purpose):
+            dist.all_reduce(joined, group=group)
+        pieces = joined.split([t.numel() for t in some])
+        torch._foreach_copy_(some, [p.view_as(t) for p, t in zip(pieces, some, strict=True)])
 
 
 class RingPass:

@@ -17,7 +17,7 @@ NOT_PARAMETERS = ("Activation", "Temp")
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new peak, before the model is built."""
+    """Start a new peak, once the model is built."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def build_model(cell: "CellSpec") -> nn.Module:
-    """Build the model that `cell` trains; on torch's default device, in its default dtype."""
+    """Build the model that `cell` trains; on torch's default device, in its default dtype.
+
+    On `meta` it has shapes and no weights, until `model.initialize.materialize` draws them.
+    """
     if isinstance(cell.model, MultiDimSpec):
         return MultiDimViT(cell.model, resolution_px=cell.batch.resolution_px)
     if isinstance(cell.model, ResNetSpec):

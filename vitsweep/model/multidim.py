@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vitsweep.model.attention import Attention
 from vitsweep.model.block import Block
-from vitsweep.model.initialize import initialize_blocks
+from vitsweep.model.initialize import draw_transformer_weight, draw_weights
 from vitsweep.model.token_axes import TokenAxis
 from vitsweep.spec.multidim_spec import MultiDimSpec
 
@@ -73,6 +73,8 @@ class MultiDimViT(nn.Module):
         resolution_px: side of an image; fixes the number of tokens.
     """
 
+    draw = staticmethod(draw_transformer_weight)
+
     def __init__(self, spec: MultiDimSpec, *, resolution_px: int) -> None:
         super().__init__()
         self.spec = spec
@@ -82,7 +84,8 @@ class MultiDimViT(nn.Module):
         )
         self.norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
         self.head = nn.Linear(spec.width, spec.num_classes)
-        self._initialize()
+        if not self.head.weight.is_meta:
+            draw_weights(self)
 
     @property
     def token_axes(self) -> tuple[TokenAxis, TokenAxis]:
@@ -100,15 +103,3 @@ class MultiDimViT(nn.Module):
     def read_out(self, x_BXYD: Tensor) -> Tensor:
         """Predict from the mean over all tokens."""
         return self.head(self.norm(x_BXYD).mean(dim=(ALONG_X, ALONG_Y)))
-
-    @torch.no_grad()
-    def _initialize(self) -> None:
-        """Draw weights as for the plain ViT (`model.initialize`)."""
-        initialize_blocks(self)
-        patch = self.embedding.patch
-        nn.init.trunc_normal_(patch.weight, std=patch.weight[0].numel() ** -0.5)
-        assert patch.bias is not None
-        nn.init.zeros_(patch.bias)
-        for position in (self.embedding.position_x, self.embedding.position_y):
-            nn.init.normal_(position, std=0.02)
-        nn.init.trunc_normal_(self.head.weight, std=0.02)

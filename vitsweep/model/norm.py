@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitsweep.collectives.parallel_linear import TokenSharded
-
 
 def layer_norm(
     input: Tensor, shape: tuple[int, ...], weight: Tensor, bias: Tensor, eps: float
@@ -75,12 +73,10 @@ class Float32LayerNorm(nn.LayerNorm):
 
 
 class TokenShardedNorm(nn.LayerNorm):
-    """LayerNorm on own tokens, whose parameters get the gradient of all tokens."""
-
-    boundary: TokenSharded
+    """LayerNorm on own tokens, whose parameters get the part of their gradient that these give."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise the last axis, in the dtype of the parameters."""
-        weight, bias = self.boundary.parameter(self.weight), self.boundary.parameter(self.bias)
-        wide = input.to(weight.dtype)
-        return layer_norm(wide, self.normalized_shape, weight, bias, self.eps).to(input.dtype)
+        wide = input.to(self.weight.dtype)
+        normed = layer_norm(wide, self.normalized_shape, self.weight, self.bias, self.eps)
+        return normed.to(input.dtype)

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitsweep.model.initialize import draw_norm_or_bias, draw_weights
 from vitsweep.model.layer import Layer
 from vitsweep.spec.resnet_spec import BottleneckShape, Convolution, ResNetSpec
 
@@ -64,9 +65,10 @@ class ResNet(nn.Module):
         self.stem = NormedConvolution(spec.stem_convolution, spec.norm_eps)
         self.blocks = nn.ModuleList(Bottleneck(shape, spec.norm_eps) for shape in spec.bottlenecks)
         self.head = nn.Linear(spec.features, spec.num_classes)
-        self._initialize()
-        if channels_last:  # after the draw, which follows the order in memory
+        if channels_last:
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if not self.head.weight.is_meta:
+            draw_weights(self)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Convolve, average over all places, read out."""
@@ -77,14 +79,18 @@ class ResNet(nn.Module):
             x = block(x)
         return self.head(x.mean(dim=(2, 3)))
 
-    @torch.no_grad()
-    def _initialize(self) -> None:
-        """Draw filters after He et al. (arXiv:1502.01852), by fan-out as torchvision does.
+    @staticmethod
+    def draw(name: str, weight: Tensor, generator: torch.Generator) -> None:
+        """Draw one weight in place.
 
-        The head is normal with 0.01 (arXiv:1706.02677, section 5.1); norms start at one and zero.
+        Filters after He et al. (arXiv:1502.01852), by fan-out as torchvision does. The head is
+        normal with 0.01 (arXiv:1706.02677, section 5.1); norms start at one and zero.
         """
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.normal_(self.head.weight, std=0.01)
-        nn.init.zeros_(self.head.bias)
+        if name.endswith("convolution.weight"):
+            nn.init.kaiming_normal_(
+                weight, mode="fan_out", nonlinearity="relu", generator=generator
+            )
+        elif name == "head.weight":
+            nn.init.normal_(weight, std=0.01, generator=generator)
+        else:
+            draw_norm_or_bias(name, weight)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vitsweep.model.block import Block
 from vitsweep.model.embedding import Embedding
-from vitsweep.model.initialize import initialize
+from vitsweep.model.initialize import draw_transformer_weight, draw_weights
 from vitsweep.spec.model_spec import ViTSpec
 
 # Axes: B images, C channels, H x W pixels, P patches, T tokens (patches and class token), D width,
@@ -27,8 +27,10 @@ class ViT(nn.Module):
         batch_first: order of the axes inside the blocks.
         channels_last: memory format of images and patch filters.
 
-    Weights follow `initialize` and torch's seed; they are the same in every layout.
+    Weights follow `draw` and torch's seed; they are the same in every layout.
     """
+
+    draw = staticmethod(draw_transformer_weight)
 
     def __init__(
         self,
@@ -55,9 +57,10 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
         pixels = spec.patch_px**2 if spec.head == "dense" else 1
         self.head = nn.Linear(spec.width, spec.num_classes * pixels)
-        initialize(self)
-        if channels_last:  # after the draw, which follows the order in memory
+        if channels_last:
             self.embedding.patch.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if not self.head.weight.is_meta:
+            draw_weights(self)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Embed, transform, read out."""

@@ -46,6 +46,9 @@ class SequenceParallel(ModelParallel):
         """Make every block work on this rank's share of the tokens."""
         return model
 
+    def complete_gradients(self, model: "nn.Module", world: "World") -> None:
+        """Sum gradients of which the sharding exchanged this rank's part only; most leave none."""
+
 
 class TensorParallel(ModelParallel):
     """Splits the matrices of each block over the `tensor` axis of the mesh."""

@@ -83,6 +83,8 @@ class Trainer:
             with self._sync(index == micro_batches - 1), self.cell.memory.saved_activations():
                 total += self._add_gradients(images, labels, micro_batches, marks)
             marks.end("backward")
+        self.cell.sequence_parallel.complete_gradients(self.model, self.world)
+        marks.end("backward")
         return total
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:

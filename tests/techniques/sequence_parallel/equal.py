@@ -51,6 +51,7 @@ def _pass_difference(world: World, cell: CellSpec) -> dict[str, float]:
     own_input = images.double().requires_grad_()
     output = trainer.model(own_input)
     nn.functional.cross_entropy(output, labels).backward()
+    cell.sequence_parallel.complete_gradients(trainer.model, world)
     assert own_input.grad is not None
     dist.all_reduce(own_input.grad)
     own_input.grad /= world.size  # every rank's input has the gradient of its own tokens

@@ -50,6 +50,8 @@ CASES = [
     ("pipeline_parallel=one_f_one_b", "model.depth=8", *EIGHT_PARTS, "precision=O1"),
     ("sequence_parallel=megatron_sp", "precision=O1"),
     ("sequence_parallel=megatron_sp",),
+    ("sequence_parallel=megatron_sp", "precision=O2", "sharding=none"),
+    ("sequence_parallel=megatron_sp", "precision=bf16_params", "batch.accumulation_steps=2"),
     ("sequence_parallel=megatron_sp", *VIDEO, "memory=recompute_selected"),
 ]
 
@@ -71,7 +73,7 @@ def _counted(world: World, each: CellSpec) -> dict[str, float]:
         mean = torch.tensor(counter.sent(purpose), dtype=torch.float64)  # type: ignore[arg-type]
         dist.all_reduce(mean)
         sent[purpose] = float(mean) / world.size
-    return sent
+    return sent | {"gradient messages": float(counter.calls["all_reduce", "gradient"])}
 
 
 def wanted(each: CellSpec) -> dict[str, float]:
@@ -100,6 +102,8 @@ def test_counters_equal_the_formulas(ranks: int, tmp_path: Path) -> None:
         for purpose, expected in wanted(each).items():
             if sent[purpose] != pytest.approx(expected, rel=1e-12):
                 wrong[name, purpose] = (sent[purpose], expected)
+        if each.sequence_parallel.name == "megatron_sp" and each.sharding.name == "none":
+            assert sent["gradient messages"] == 2  # all norms in float32, all biases in half
     assert not wrong, "\n".join(f"{key}: counted {a}, formula {b}" for key, (a, b) in wrong.items())
 
 

@@ -10,9 +10,10 @@ from vitsweep.collectives.parallel_linear import split_over_ranks
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return parameters in two groups: matrices with weight decay, everything else without.
 
-    Norms, biases, position embeddings and class tokens do not decay (pycls and timm do the same
-    for norms and biases; DeiT, arXiv:2012.12877, for embeddings and tokens too). A matrix is what
-    has at least two axes and a name that ends in `weight`. Works on wrapped and sharded models.
+    Norms, biases, position embeddings and class tokens do not decay (timm does the same for norms
+    and biases; DeiT, arXiv:2012.12877, for embeddings and tokens too). pycls decays all of
+    them, unless `USE_CUSTOM_WEIGHT_DECAY` of its `BN`, `LN` or `BIAS` is set. A matrix is what has
+    at least two axes and a name that ends in `weight`. Works on wrapped and sharded models.
 
     Parts of matrices that are split over tensor ranks form groups of their own, marked by
     `split_over_tensor`: a norm over all parameters adds them up over these ranks.

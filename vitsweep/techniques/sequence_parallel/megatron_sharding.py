@@ -1,10 +1,14 @@
 """Tokens sharded outside the split matrices of each block (needs torch)."""
 
+from collections.abc import Iterator
+from typing import Any
+
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from vitsweep.collectives.megatron_operators import gather_replicated, scatter_to_sequence_parallel
-from vitsweep.collectives.parallel_linear import TokenSharded
+from vitsweep.collectives.parallel_linear import RowParallelLinear, TokenSharded
+from vitsweep.collectives.primitives import sum_together
 from vitsweep.model.norm import TokenShardedNorm
 from vitsweep.model.tensor_split import split_blocks
 from vitsweep.model.token_axes import token_axes
@@ -22,7 +26,6 @@ def shard_outside(model: nn.Module, group: ProcessGroup) -> nn.Module:
     norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
     for norm in norms:
         norm.__class__ = TokenShardedNorm
-        norm.boundary = outside  # type: ignore[assignment]
 
     def deal(module: nn.Module, inputs: object, tokens: Tensor) -> Tensor:
         return scatter_to_sequence_parallel(tokens, along.axis, group)
@@ -33,6 +36,21 @@ def shard_outside(model: nn.Module, group: ProcessGroup) -> nn.Module:
     model.embedding.register_forward_hook(deal)  # type: ignore[union-attr]
     model.norm.register_forward_hook(collect)  # type: ignore[union-attr]
     return model
+
+
+def sum_over_tokens(model: nn.Module, group: ProcessGroup) -> None:
+    """Sum the gradients of parameters that see own tokens only, in as few messages as dtypes."""
+    gradients: list[Any] = [p.grad for p in _seeing_own_tokens(model) if p.grad is not None]
+    shards = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
+    sum_together(shards, group, "gradient")
+
+
+def _seeing_own_tokens(model: nn.Module) -> Iterator[nn.Parameter]:
+    for module in model.modules():
+        if isinstance(module, TokenShardedNorm):
+            yield from (module.weight, module.bias)
+        elif isinstance(module, RowParallelLinear):
+            yield module.bias
 
 
 def _boundary(block: nn.Module, outside: TokenSharded) -> TokenSharded:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vitsweep.spec.model_parallel import SequenceParallel
 from vitsweep.spec.rules import tensor_split_conflicts
-from vitsweep.spec.volume import Volume, remote_fraction
+from vitsweep.spec.volume import BYTES, Volume, remote_fraction
 from vitsweep.techniques.sequence_parallel.sent_bytes import axis_lengths, padded_share
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class MegatronSp(SequenceParallel):
         """Two all-gathers and two reduce-scatters per block and pass, one gather at either end.
 
         Recomputation repeats all of a forward pass but its last reduce-scatter. Norms and biases
-        outside the split matrices see own tokens: their gradients are all-reduced.
+        outside the split matrices see own tokens: their gradients are all-reduced, once per step
+        and in the dtype and shards in which the optimizer gets them.
         """
         size, ranks, depth = Volume.of(cell), cell.mesh.tensor, cell.transformer.depth
         first, *rest = axis_lengths(cell)
@@ -39,7 +40,11 @@ class MegatronSp(SequenceParallel):
         whole = remote_fraction(ranks) * size.images * padded * size.width
         again = size.forwards - 1
         per_block = (4 + 2 * again) * size.stream + (4 + again) * size.inner
-        small = (6 * depth + 2) * size.width * size.stream * cell.batch.accumulation_steps
+        plan, sharded = cell.precision.plan(), cell.sharding.shards_parameters
+        masters = sharded and plan.master_weights
+        of_norm, of_bias = (4, 4) if masters else (BYTES[plan.norm_dtype], size.stream)
+        shards = cell.mesh.state_shards if sharded else 1
+        small = ((4 * depth + 2) * of_norm + 2 * depth * of_bias) * size.width / shards
         return {
             "activation": whole * (depth * per_block + 2 * size.stream),
             "gradient": 2 * remote_fraction(ranks) * small,
@@ -59,3 +64,9 @@ class MegatronSp(SequenceParallel):
         from vitsweep.techniques.sequence_parallel.megatron_sharding import shard_outside
 
         return shard_outside(model, world.axis("tensor").get_group())
+
+    def complete_gradients(self, model: "nn.Module", world: "World") -> None:
+        """Sum over the ranks what norms and biases outside the split matrices got from own tokens."""
+        from vitsweep.techniques.sequence_parallel.megatron_sharding import sum_over_tokens
+
+        sum_over_tokens(model, world.axis("tensor").get_group())
