@@ -17,8 +17,7 @@ class PublishedVolume:
     """A communication volume as its source prints it.
 
     Attributes:
-        formula: as printed; M activation size of one block, N devices (D: DSP Table 3), or
-            b batch, s sequence, L length, d hidden (E: USP Table 2).
+        formula: as printed; M activation size of one block, N devices.
         per: what the source counts.
         source: where it is printed and how sure the transcription is.
     """
@@ -29,15 +28,20 @@ class PublishedVolume:
 
 
 _DSP = "DSP ICLR'25 submission, Table 3 (SECONDARY: review text)"
-_PAIR = "forward of one spatial + one temporal block"
+_PER_DEVICE = "forward of one spatial + one temporal block, per device; (N-1)/N of it is sent"
 
 PUBLISHED_VOLUMES = {
-    "dsp": PublishedVolume("2M/N", f"{_PAIR}, per device", _DSP),
-    "ulysses": PublishedVolume("4M/N", f"{_PAIR}, per device", _DSP),
-    "megatron_sp": PublishedVolume("8M", f"{_PAIR}, total", _DSP),
-    "ring": PublishedVolume("2M", f"{_PAIR}, total", _DSP),
+    "dsp": PublishedVolume("2M/N", _PER_DEVICE, _DSP),
+    "ulysses": PublishedVolume("4M/N", _PER_DEVICE, _DSP),
+    "megatron_sp": PublishedVolume("8M", _PER_DEVICE, _DSP),
+    "ring": PublishedVolume("2M", _PER_DEVICE, _DSP),
 }
-"""Not one unit: a reviewer found per-device and total volumes mixed. Shown, never asserted."""
+"""Shown beside what is counted, never asserted.
+
+Two all-to-alls of a local tensor of M/N send (N-1)/N of 2M/N from a device. Two all-gathers and two
+reduce-scatters of M in each of two blocks send (N-1)/N of 8M, K and V once round a ring (N-1)/N of
+2M: from each device, not in total, as the review text has it of these two.
+"""
 
 
 def communication(cells: DataFrame) -> DataFrame:
