@@ -1,5 +1,6 @@
 """How long is timed: steps and seconds, after a warm-up that empties the loader's queue."""
 
+import gc
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +55,19 @@ def test_without_seconds_the_steps_that_were_asked_for_are_taken(monkeypatch) ->
     assert found.data_waits_ms == pytest.approx([250.0] * 6)
     assert found.warmup_steps == 2
     assert [float(loss) for loss in found.losses] == [1, 2, 3, 4, 5, 6]
+
+
+def test_python_collects_no_garbage_within_the_steps_and_goes_on_afterwards(monkeypatch) -> None:
+    enabled = []
+
+    class Watched(Machine):
+        def step(self, stream: Any) -> torch.Tensor:
+            enabled.append(gc.isenabled())
+            return super().step(stream)
+
+    timed(monkeypatch, Watched([0.5]))
+    assert enabled == [False] * 6
+    assert gc.isenabled()
 
 
 def test_steps_are_added_until_the_window_is_long_enough(monkeypatch) -> None:

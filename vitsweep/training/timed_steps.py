@@ -1,8 +1,10 @@
 """Training steps that are timed: undisturbed ones, and ones with a clock between the phases."""
 
+import gc
 import math
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -69,6 +71,31 @@ def timed_steps(
         measurement: number of steps and seconds.
         prefetched_steps: steps that the loader's queue is enough for.
     """
+    with _garbage_collector_frozen():
+        return _timed_steps(trainer, stream, measurement, prefetched_steps)
+
+
+@contextmanager
+def _garbage_collector_frozen() -> Iterator[None]:
+    """Let no collection of Python's fall into a timed step: each takes milliseconds, at any time.
+
+    Objects in reference cycles pile up for the seconds that the steps take.
+    """
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+def _timed_steps(
+    trainer: Trainer, stream: Iterator[MicroBatch], measurement: Measurement, prefetched_steps: int
+) -> TimedSteps:
     samples = TimedSteps()
     _take(max(measurement.warmup_steps, prefetched_steps), trainer, stream, samples)
     missing = measurement.warmup_min_seconds - _slowest_seconds(samples.times_ms, trainer)

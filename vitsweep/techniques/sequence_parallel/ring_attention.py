@@ -127,8 +127,9 @@ class _Ring(torch.autograd.Function):
         parts, kernel, group = ctx.ring
         wide = torch.promote_types(q.dtype, torch.float32)
         dq, dkv = torch.zeros_like(q, dtype=wide), torch.zeros_like(kv, dtype=wide)
-        gradient = gradient.contiguous()
+        gradient, hop = gradient.contiguous(), None
         for source, block in _passing_blocks(kv, group):
+            own = torch.zeros_like(dkv) if hop else dkv
             for a, b, masked in parts.pairs(q.shape[2], group.rank(), source):
                 saved = (t[:, :, a].contiguous() for t in (out, lse))
                 key, value = block[:, :, :, b]
@@ -136,11 +137,14 @@ class _Ring(torch.autograd.Function):
                     gradient[:, :, a].contiguous(), q[:, :, a], key, value, *saved, masked
                 )
                 dq[:, :, a] += of_q
-                dkv[0, :, :, b] += of_k
-                dkv[1, :, :, b] += of_v
+                own[0, :, :, b] += of_k
+                own[1, :, :, b] += of_v
+            if hop:  # sent by the previous rank while this one computed
+                own += hop.arrived()
+            dkv = own
             if group.size() > 1:  # the gradient travels with its block, and one hop more: home
-                dkv = RingPass(dkv, group).arrived()
-        dk, dv = dkv.to(kv.dtype)
+                hop = RingPass(dkv, group)
+        dk, dv = (hop.arrived() if hop else dkv).to(kv.dtype)
         return dq.to(q.dtype), dk, dv, None, None, None
 
 

@@ -34,8 +34,12 @@ class Ddp(Sharding):
 
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
         """Wrap the model."""
+        import torch
         from torch.nn.parallel import DistributedDataParallel
 
+        # torch.compile cuts a model under DDP into a graph per bucket, so that gradients are
+        # exchanged early. Alone, there is nothing to exchange.
+        torch._dynamo.config.optimize_ddp = world.shape.gradient_shares > 1
         return DistributedDataParallel(
             model,
             device_ids=[world.device.index] if world.device.type == "cuda" else None,

@@ -37,7 +37,7 @@ def shard_units(
 
     if plan.norm_dtype != plan.param_dtype:
         for norm in [m for m in model.modules() if isinstance(m, NORMS)]:
-            shard(norm, MixedPrecisionPolicy(), reshard_after_forward)
+            shard(norm, MixedPrecisionPolicy(), False)  # tiny: regathering costs a message each
     for layer in [m for m in model.modules() if isinstance(m, Layer)]:
         shard(layer, policy, reshard_after_forward)
     # the root's own parameters are used first and last: regathering them would gain nothing
