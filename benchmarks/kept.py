@@ -26,6 +26,6 @@ def keep(name: str, figures: dict[str, Any], folder: Path = RESULTS, device: str
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{machine}-{date.today()}.json"
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(f"-> {path}")
     return path

@@ -177,7 +177,7 @@ def measure(setting: Setting, answer: Path) -> None:
         "step_ms": statistics.median(clock.times_ms()[setting.warm_up :]),
         "peak_gib": _peak_gib(device) - before_gib,
     }
-    answer.write_text(json.dumps(result))
+    answer.write_text(json.dumps(result), encoding="utf-8")
     os._exit(0)
 
 
@@ -242,7 +242,7 @@ def run(setting: Setting, folder: Path) -> dict[str, float]:
     process.join()
     if not answer.exists():
         raise SystemExit(f"{setting.contender} failed on {setting.model} in {setting.precision}")
-    return dict(json.loads(answer.read_text()))
+    return dict(json.loads(answer.read_text(encoding="utf-8")))
 
 
 def compare(samples: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:

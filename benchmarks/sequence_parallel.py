@@ -91,7 +91,7 @@ def searched(sweep: str, folder: Path, overrides: list[str]) -> pd.DataFrame:
 def run(arguments: list[str]) -> None:
     """Run vitsweep; a cell that did not end as measured is in its table."""
     command = [sys.executable, "-m", "vitsweep", *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True)
+    finished = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if finished.returncode not in (0, 3):
         raise SystemExit(f"{' '.join(command)}\n{finished.stdout}{finished.stderr}")
 

@@ -57,7 +57,7 @@ def vitsweep(folder: Path, *arguments: str) -> tuple[float, float]:
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
     )
     if done.returncode:
         sys.exit(f"{' '.join(arguments)} exited {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -109,8 +109,10 @@ def local_cell(folder: Path) -> dict[str, float]:
     vitsweep(own, "-m", "seed=range(0,7)", *CELL)
     beside: dict[str, list[float]] = {"beside_cell": [], "beside_steps": []}
     for life in own.glob("results/default/cells/*/attempts.jsonl"):
-        begin, end = [json.loads(line)["time"] for line in life.read_text().splitlines()]
-        record = json.loads(next(life.parent.glob("runs/*.json")).read_text())
+        begin, end = [
+            json.loads(line)["time"] for line in life.read_text(encoding="utf-8").splitlines()
+        ]
+        record = json.loads(next(life.parent.glob("runs/*.json")).read_text(encoding="utf-8"))
         steps_s = max(sum(times) for times in record["samples"]["step_time_ms"]) / 1000
         beside["beside_cell"].append(end - begin - record["environment"]["run_seconds"])
         beside["beside_steps"].append(end - begin - steps_s)
@@ -140,7 +142,9 @@ def many(folder: Path, cells: int) -> dict[str, Any]:
     figures["submit"] = {"seconds": round(submit_s, 1), "peak_mib": round(submit_mib)}
     print(f"submit  {figures['submit']}", flush=True)
     begin, jobs = time.monotonic(), own / "results" / "default" / "jobs"
-    asked_for = sum(json.loads(p.read_text())["num_jobs"] for p in jobs.glob("*/array.json"))
+    asked_for = sum(
+        json.loads(p.read_text(encoding="utf-8"))["num_jobs"] for p in jobs.glob("*/array.json")
+    )
     while len(list(jobs.glob("*/*.done"))) < asked_for:
         time.sleep(1)
     figures["jobs"] = {"number": asked_for, "seconds": round(time.monotonic() - begin, 1)}

@@ -12,14 +12,16 @@ from pathlib import Path
 def main(folder: Path) -> None:
     """Do what `vitsweep.launchers.slurm.node.agent` would, in no time."""
     index = int(os.environ["SLURM_ARRAY_TASK_ID"])
-    with (folder / "tasks.jsonl").open() as lines:
+    with (folder / "tasks.jsonl").open(encoding="utf-8") as lines:
         task = json.loads(next(islice(lines, index, None)))
     events = [{"event": "job_start", "restart": 0, "time": time.time(), "nodes": ["trivial"]}]
     for block in task["blocks"]:
         for position, run in enumerate(block["runs"]):
             events += record(folder.parents[1], block["name"], position, run)
     events.append({"event": "job_end", "cause": "done", "reason": "", "time": time.time()})
-    (folder / f"{index}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
+    (folder / f"{index}.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in events), encoding="utf-8"
+    )
     (folder / f"{index}.done").touch()
 
 
@@ -37,7 +39,7 @@ def record(sweep: Path, block: str, position: int, run: dict[str, str]) -> list[
         "metrics": {"images_per_second": 1.0},
         "schema_version": 1,
     }
-    path.write_text(json.dumps(whole))
+    path.write_text(json.dumps(whole), encoding="utf-8")
     return [
         {"event": "run_start", "run": run["run_id"], "cell_id": run["cell_id"]},
         {

@@ -418,7 +418,9 @@ class Process:
     def read(cls, pid: int) -> Process | None:
         """Read a process from /proc; None when it is gone."""
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = (
+                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            )
         except OSError:
             return None
         return cls(pid, fields[0], int(fields[1]), int(fields[19]))
@@ -437,7 +439,7 @@ class Process:
     def environment(self) -> dict[str, str]:
         """What it was started with; empty when that is another user's secret."""
         try:
-            text = Path(f"/proc/{self.pid}/environ").read_text(errors="replace")
+            text = Path(f"/proc/{self.pid}/environ").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return {}
         return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
@@ -539,7 +541,7 @@ class Cluster:
     def settings(self) -> Settings:
         """The settings of the latest `start`."""
         try:
-            kept = json.loads(self.folder.settings.read_text())
+            kept = json.loads(self.folder.settings.read_text(encoding="utf-8"))
             return Settings(**{**kept, "overrides": tuple(kept["overrides"])})
         except FileNotFoundError:
             raise ClusterError(f"no cluster in {self.folder.root}: start one first") from None
@@ -566,7 +568,7 @@ class Cluster:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """One verb at a time: two `start` in one folder would start two of everything."""
-        with (self.folder / "lock").open("w") as file:
+        with (self.folder / "lock").open("w", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -824,7 +826,12 @@ class Cluster:
     def ask(self, *command: str) -> str:
         """Run one of Slurm's commands; with a time limit, since some wait for ever."""
         run = subprocess.run(
-            command, env=self.client_env, capture_output=True, text=True, timeout=30, check=True
+            command,
+            env=self.client_env,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=30,
+            check=True,
         )
         return run.stdout.strip()
 
@@ -857,7 +864,7 @@ class Cluster:
     def alive(self, name: str) -> int | None:
         """The daemon's pid, if that process is still the one that was started."""
         try:
-            pid, started = map(int, self._record(name).read_text().split())
+            pid, started = map(int, self._record(name).read_text(encoding="utf-8").split())
         except (OSError, ValueError):
             return None
         process = Process.read(pid)
@@ -882,13 +889,13 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
     new = path.with_name(path.name + ".new")
     new.touch(mode)
     new.chmod(mode)
-    new.write_text(text)
+    new.write_text(text, encoding="utf-8")
     new.replace(path)
 
 
 def tail(path: Path, lines: int = 12) -> str:
     """The end of a log: where the reason stands."""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
 
 # ----------------------------------------------------------------------------------------- install
@@ -921,7 +928,7 @@ def no_daemons_from_apt() -> Iterator[None]:
     A policy that is already there is somebody's decision and stays; one left behind by an
     interrupted run of ours is removed.
     """
-    if POLICY_FILE.exists() and POLICY_FILE.read_text() != POLICY_TEXT:
+    if POLICY_FILE.exists() and POLICY_FILE.read_text(encoding="utf-8") != POLICY_TEXT:
         yield
         return
     write(POLICY_FILE, POLICY_TEXT, mode=0o755)

@@ -10,8 +10,11 @@ import sys
 def main() -> None:
     """Run a verb, else compose and run cells."""
     from vitsweep.cli.main import run
+    from vitsweep.cli.streams import as_typed, flush, prepare_streams
 
-    sys.exit(run(sys.argv[1:], os.environ))
+    prepare_streams()
+    sys.argv = [sys.argv[0], *as_typed(sys.argv[1:])]
+    sys.exit(flush(run(sys.argv[1:], os.environ)))
 
 
 if __name__ == "__main__":

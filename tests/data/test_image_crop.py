@@ -1,8 +1,10 @@
+from io import BytesIO
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from vitsweep.data.image_crop import Box, centre_box, cut, random_box
+from vitsweep.data.image_crop import Box, as_rgb, centre_box, cut, random_box
 
 
 def boxes(width: int, height: int, smallest_share: float = 0.08, count: int = 500) -> list[Box]:
@@ -51,3 +53,19 @@ def test_cutting_scales_and_mirrors():
     assert bool((np.diff(plain[0, :, 0].astype(int)) > 0).all())
     np.testing.assert_array_equal(mirrored, plain[:, ::-1])
     assert 40 <= plain.min() <= plain.max() <= 190
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_grey_images_of_16_bits_keep_their_range(kind):
+    grey = np.linspace(0, 2**16 - 1, 64 * 64).reshape(64, 64).astype(np.uint16)
+    file = BytesIO()
+    Image.fromarray(grey).save(file, kind)
+
+    pixels = np.asarray(as_rgb(Image.open(file)))
+    assert pixels.shape == (64, 64, 3)
+    assert (pixels == (grey // 256)[..., None]).all()
+
+
+def test_pixels_that_are_floats_are_refused():
+    with pytest.raises(ValueError, match="convert it to 8 or 16 bits"):
+        as_rgb(Image.fromarray(np.zeros((2, 2), np.float32)))

@@ -52,7 +52,7 @@ WHOLE = "a whole number is needed."
         ("optimizer.weight_decay=-1", "`optimizer.weight_decay=-1`: must be at least 0.0."),
         ("optimizer.beta1=1", "`optimizer.beta1=1`: must be less than 1.0."),
         ("precision.dtype=float33", "`precision.dtype=float33`: must be one of 'float32' or"),
-        ("resources.device=tpu", "`resources.device=tpu`: must be one of 'cpu' or 'cuda'."),
+        ("resources.device=tpu", "must be one of `auto`, `cpu`, `cuda`."),
         ("resources.threads_per_rank=0", "`resources.threads_per_rank=0`: must be greater than 0."),
         ("resources.nodes=0", "`resources.nodes=0`: a whole number of at least 1 is needed."),
         ("resources.nodes=abc", "`resources.nodes=abc`: a whole number of at least 1 is needed."),

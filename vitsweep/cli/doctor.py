@@ -93,7 +93,7 @@ def _machine(machine: Machine) -> list[tuple[str, str]]:
 
 
 def _half_precision() -> str:
-    flags = Path("/proc/cpuinfo").read_text()
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     has = [name for name in ("amx_bf16", "avx512_bf16", "amx_fp16") if name in flags]
     return (
         ", ".join(has)
@@ -134,7 +134,8 @@ def _cluster() -> list[tuple[str, str]]:
     shown = subprocess.run(
         ["sinfo", "-h", "-o", "%P %D nodes, %c cpus, %G"],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         timeout=20,
     )
     trouble = shown.stderr.strip().splitlines()[:1]

@@ -53,7 +53,12 @@ def menu(conf: Path | None = None) -> str:
 
 
 def _lines(conf: Path) -> Iterator[str]:
-    for line in (conf / "config.yaml").read_text().partition("\ndefaults:\n")[2].splitlines():
+    for line in (
+        (conf / "config.yaml")
+        .read_text(encoding="utf-8")
+        .partition("\ndefaults:\n")[2]
+        .splitlines()
+    ):
         if heading := _HEADING.fullmatch(line):
             yield f"\n{heading['title']}"
         elif entry := _LINE.fullmatch(line):
@@ -75,6 +80,8 @@ def _choices(folder: Path, default: str) -> Iterator[str]:
 
 def first_comment(path: Path) -> str:
     """Return the comment a YAML begins with, in one line and shortened to fit a terminal."""
-    lines = [line for line in path.read_text().splitlines() if "@package" not in line]
+    lines = [
+        line for line in path.read_text(encoding="utf-8").splitlines() if "@package" not in line
+    ]
     block = takewhile(lambda line: line.startswith("#"), lines)
     return shorten(" ".join(line.lstrip("# ") for line in block), 100, placeholder=" ...")

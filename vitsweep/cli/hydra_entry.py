@@ -17,7 +17,17 @@ HYDRA_SHOWS = (*COMPLETION, "-c", "--cfg", "-i", "--info", "--hydra-help")
 
 
 def run_hydra(arguments: Sequence[str]) -> int:
-    """Compose and launch through Hydra; a single cell is a sweep of one."""
+    """Compose and launch through Hydra; a single cell is a sweep of one.
+
+    Raises:
+        VitsweepError: Python runs without assertions, or what was typed is wrong.
+        SystemExit: with the exit code of what ran, if it is not 0.
+    """
+    if sys.flags.optimize:
+        raise VitsweepError(
+            "`python -O` and PYTHONOPTIMIZE leave out the assertions with which Hydra reads a command "
+            "line: use `python -m vitsweep` without them."
+        )
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -41,6 +51,10 @@ def run_hydra(arguments: Sequence[str]) -> int:
         raise BadValueError(
             hydra_error_sentence("The command cannot be composed", error)
         ) from error
+    except SystemExit as left:
+        if left.code == 1:  # Hydra's code of what it refuses by itself, such as `--package nosuch`
+            raise SystemExit(ExitCode.bad_input) from left
+        raise
     return ExitCode.ok
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import vitsweep
 from vitsweep.cli.hydra_entry import asks_for_completion, run_hydra
+from vitsweep.cli.streams import reader_has_gone
 from vitsweep.cli.verbs import VERBS
 from vitsweep.errors import ExitCode, VitsweepError, disk_full_error
 
@@ -17,6 +18,8 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         print(error, file=sys.stderr)
         return ExitCode.bad_input
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and reader_has_gone():
+            return ExitCode.ok
         full = disk_full_error(error)
         if full is None:
             raise
@@ -28,6 +31,8 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         return ExitCode.bad_input
     except KeyboardInterrupt:
         return ExitCode.interrupted
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else ExitCode.ok
 
 
 def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:

@@ -44,7 +44,7 @@ def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:
         if not choices or "sweep.baseline" in str(error):
             raise
         raise BadValueError(
-            f"`sweep.baseline={settings.baseline}`: {error} It takes choices instead of the plain "
+            f"`{_typed(settings.baseline)}`: {error} It takes choices instead of the plain "
             "ones, such as `'sweep.baseline={precision:O1,sharding:fsdp}'`, or null."
         ) from error
 
@@ -92,6 +92,12 @@ def _matched_keys(cell: ComposedCell, match: Sequence[str], reset: Sequence[str]
         for name, group, key in pairs
         if group in reset and key in cell.tree[group]
     ]
+
+
+def _typed(setting: Any) -> str:
+    """Return `sweep.baseline` as one types it."""
+    plain = list(setting) if isinstance(setting, tuple) else setting
+    return value_override("sweep.baseline", plain)
 
 
 def _as_overrides(setting: Any) -> list[str] | None:

@@ -160,7 +160,8 @@ class FragmentCache:
             return False
         file = hydra_internals.load_file(self._files, f"{group}/{choice}")
         if not isinstance(choice, str) or file is None or choice.endswith((".yaml", ".yml")):
-            raise unknown_choice(group, str(choice), self.options(group))
+            typed = hydra_internals.own_text(override)
+            raise unknown_choice(group, typed, self.options(group))
         if "/" in group or file.has_defaults or file.package not in (None, group):
             return False
         self._nodes[group, choice] = file.content

@@ -10,7 +10,6 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from vitsweep.composition import hydra_internals
-from vitsweep.composition.suggestions import hydra_error_sentence
 from vitsweep.errors import BadValueError
 
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_][\w./-]*")
@@ -36,7 +35,25 @@ def _parsed(text: str, loader: ConfigLoader | None) -> Override:
     try:
         return hydra_internals.parse(text, loader)
     except HydraException as error:
-        raise BadValueError(hydra_error_sentence(f"`{text}` cannot be read", error)) from error
+        raise BadValueError(_unreadable(text, error)) from error
+
+
+def _unreadable(text: str, error: HydraException) -> str:
+    """Say what Hydra's grammar does not read in an override, and how to quote it."""
+    key, equals, value = text.partition("=")
+    if not equals and not text.startswith("~"):
+        return f"`{text}` is no override: type `key=value`, such as `precision=O1`."
+    if value[:1] in ("[", "{"):
+        return (
+            f"`{text}` cannot be read: brackets must close, and a text in a list or section that holds "
+            f"more than letters, digits and `.-_/` stands in quotes, such as `{key}=['a=b']`."
+        )
+    if ",," in text or text.endswith(","):
+        return f"`{text}` cannot be read: a value is missing beside a comma."
+    return (
+        f"`{text}` cannot be read: a text that holds more than letters, digits and `.-_/` stands in "
+        f'quotes, and in others for the shell: `"{value_override(key, value)}"`.'
+    )
 
 
 def value_override(key: str, value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -44,7 +45,7 @@ def hydra_error_sentence(what: str, error: BaseException) -> str:
     """Return Hydra's reason on one line, without its links and its hints for developers."""
     lines = [line.strip() for line in str(error or error.__cause__).splitlines()]
     kept = [line for line in lines if line and "https://" not in line and "HYDRA_FULL" not in line]
-    return f"{what}: {' '.join(kept)}"
+    return f"{what}: {' '.join(takewhile(lambda line: 'onfig search path:' not in line, kept))}"
 
 
 def _listed(names: Iterable[str]) -> str:

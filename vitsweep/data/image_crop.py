@@ -1,4 +1,4 @@
-"""Which part of an image becomes a training or test image."""
+"""How an image of any format becomes pixels, and which part of it a training or test image."""
 
 from math import exp, log
 from typing import NamedTuple
@@ -45,6 +45,25 @@ def centre_box(width: int, height: int, share: float) -> Box:
 def _centred(width: int, height: int, w: float, h: float) -> Box:
     left, top = (width - w) / 2, (height - h) / 2
     return Box(left, top, left + w, top + h)
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Return an image with 8 bits per channel; one grey channel of 16 bits keeps its range.
+
+    Pillow's own `convert` clips 16 bits at 255, which turns nearly all pixels white. It gives such
+    images the modes `I;16` (PNG, TIFF) and `I` (PGM).
+
+    Raises:
+        ValueError: the pixels are floats, whose range no file states.
+    """
+    if image.mode == "F":
+        raise ValueError(
+            "its pixels are floats, whose range is unknown: convert it to 8 or 16 bits"
+        )
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        high_bytes = np.clip(np.asarray(image), 0, 2**16 - 1) >> 8
+        return Image.fromarray(high_bytes.astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")
 
 
 def cut(image: Image.Image, box: Box, side: int, mirrored: bool = False) -> NDArray[np.uint8]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vitsweep.data.folder_scan import Files
-from vitsweep.data.image_crop import centre_box, cut, random_box
+from vitsweep.data.image_crop import as_rgb, centre_box, cut, random_box
 
 
 class Request(NamedTuple):
@@ -97,7 +97,7 @@ class ImageReader(Dataset[Read]):
             path = self.files.path(row)
             try:
                 with Image.open(path) as file:
-                    return row, file.convert("RGB")
+                    return row, as_rgb(file)
             except MemoryError:
                 raise
             except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes

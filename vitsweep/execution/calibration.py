@@ -72,7 +72,7 @@ def calibrated(
         ranks.kill()
     rates: dict[str, float] = {}
     with suppress(OSError, ValueError):
-        rates = json.loads(answer.read_text())
+        rates = json.loads(answer.read_text(encoding="utf-8"))
     answer.unlink(missing_ok=True)
     return rates
 

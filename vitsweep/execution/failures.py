@@ -53,7 +53,9 @@ def write_failure(folder: Path, rank: int, error: BaseException) -> None:
 def read_failure(folder: Path, rank: int) -> dict[str, Any] | None:
     """Return what `write_failure` wrote for a rank; None if there is nothing whole."""
     try:
-        failure: dict[str, Any] = json.loads(_failure_file(folder, rank).read_text())
+        failure: dict[str, Any] = json.loads(
+            _failure_file(folder, rank).read_text(encoding="utf-8")
+        )
     except (OSError, ValueError):
         return None
     return failure

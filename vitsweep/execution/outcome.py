@@ -55,7 +55,9 @@ def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> 
     """
     if failure is None:
         try:
-            record = RunRecord.from_json((request.folder / "record.json").read_text())
+            record = RunRecord.from_json(
+                (request.folder / "record.json").read_text(encoding="utf-8")
+            )
         except (OSError, ValueError) as error:
             failure = RunFailure(Status.failed, f"Rank 0 ended without a record ({error}).", 0)
     if failure is not None:

@@ -20,12 +20,12 @@ M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
 
 def log_to(path: Path) -> None:
     """Send everything this process prints, C++ libraries included, to a file of its own."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)
 
 
 def end_with_launcher() -> None:
@@ -58,7 +58,10 @@ def limit_memory(resources: Resources) -> None:
     if resources.memory_gib_per_rank is None or resources.device != "cpu":
         return
     _return_freed_memory()
-    in_use = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    in_use = (
+        int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[5])
+        * resource.getpagesize()
+    )
     limit = in_use + int(resources.memory_gib_per_rank * GIB)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 

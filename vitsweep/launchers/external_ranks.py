@@ -107,7 +107,12 @@ def init_method() -> str:
     if "MASTER_ADDR" in os.environ:
         return "env://"
     nodes = os.environ["SLURM_STEP_NODELIST"]
-    shown = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
+    shown = subprocess.run(
+        ["scontrol", "show", "hostnames", nodes],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     first = shown.stdout.split()[0] if shown.returncode == 0 else nodes
     step = int(os.environ["SLURM_JOB_ID"]) * 97 + int(os.environ.get("SLURM_STEP_ID", 0))
     return f"tcp://{first}:{FIRST_PORT + step % NUM_PORTS}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 def cpu_model() -> str:
     """Return the processor's name as Linux reports it."""
-    found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 

@@ -33,7 +33,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 def machine() -> str:
     """Return an id that differs between machines even where host names do not: the kernel's boot id."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return socket.gethostname()
 

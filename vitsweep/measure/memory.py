@@ -22,7 +22,7 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         return
     with suppress(OSError):  # a kernel that forbids it: the peak then covers the whole process
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (proc(5))
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM (proc(5))
 
 
 def peak_memory(device: torch.device) -> dict[str, float | None]:
@@ -37,7 +37,7 @@ def peak_memory(device: torch.device) -> dict[str, float | None]:
 
 
 def _peak_rss_gib() -> float | None:
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
     return int(found[1]) * 1024 / GIB if found else None
 
 

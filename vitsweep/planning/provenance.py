@@ -75,7 +75,11 @@ def _package_versions() -> dict[str, str]:
 def _git(*words: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(PACKAGE_FOLDER), *words], capture_output=True, text=True, timeout=10
+            ["git", "-C", str(PACKAGE_FOLDER), *words],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

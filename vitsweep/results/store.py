@@ -70,7 +70,7 @@ class Store:
         try:
             self.cells.mkdir(parents=True, exist_ok=True)
             probe = self.root / f".probe-{os.getpid()}"
-            probe.write_text("")
+            probe.write_text("", encoding="utf-8")
             probe.unlink()
         except OSError as error:
             raise VitsweepError(
@@ -86,7 +86,7 @@ class Store:
     @contextmanager
     def lock(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold the folder for one launcher at a time; `on_wait` is called if another has it."""
-        with (self.root / ".lock").open("w") as handle:
+        with (self.root / ".lock").open("w", encoding="utf-8") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -103,7 +103,7 @@ class Store:
 
     def frozen(self, cell_id: str) -> dict[str, Any]:
         """Return what was frozen for a cell."""
-        text = (self.cell(cell_id) / "cell.yaml").read_text()
+        text = (self.cell(cell_id) / "cell.yaml").read_text(encoding="utf-8")
         document: dict[str, Any] = yaml.load(text, Loader=_Loader)  # a safe one
         return document
 
@@ -128,7 +128,7 @@ class Store:
         path = self.cell(run.cell_id) / "runs" / f"{run.run_id}.json"
         if not write_once(path, run.to_json()):
             with contextlib.suppress(ValueError):
-                return RunRecord.from_json(path.read_text())
+                return RunRecord.from_json(path.read_text(encoding="utf-8"))
             self.save_run(run)  # the one on disk was damaged
         return run
 
@@ -204,7 +204,7 @@ def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
         durable: wait until the disk has it; False for what the same command would write again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft, draft.open("w") as handle:
+    with replacing(path) as draft, draft.open("w", encoding="utf-8") as handle:
         handle.write(text)
         if durable:
             handle.flush()
@@ -232,7 +232,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_if_changed(path: Path, text: str) -> bool:
     """Write atomically unless the file has this text already; return whether it was written."""
     try:
-        if path.read_text() == text:
+        if path.read_text(encoding="utf-8") == text:
             return False
     except (OSError, UnicodeDecodeError):
         pass
@@ -280,7 +280,7 @@ def append_line(path: Path, entry: dict[str, Any]) -> None:
         OSError: the line could not be written, or not the whole of it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(descriptor).st_size
         cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
@@ -294,7 +294,7 @@ def append_line(path: Path, entry: dict[str, Any]) -> None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the JSON lines of a file; lines cut in half are left out."""
     entries = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
             entries.append(json.loads(line))
         except ValueError:

@@ -24,6 +24,7 @@ from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 
 SYNC_LIMIT_S = 600
+LONGEST_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def check_tracker(tracker: Mapping[str, Any]) -> None:
         tracker: the composed `tracker` node.
 
     Raises:
-        VitsweepError: its mode is unknown, its package is missing, its time limit is no positive
-            number, or W&B is to be uploaded to without a login.
+        VitsweepError: its mode is unknown, its package is missing, its time limit or project is
+            wrong, or W&B is to be uploaded to without a login.
     """
     mode = str(tracker.get("mode", "none"))
     if mode == "none":
@@ -73,8 +74,13 @@ def check_tracker(tracker: Mapping[str, Any]) -> None:
         known = ", ".join(f"`{m}`" for m in ("none", *MIRRORS))
         raise VitsweepError(f"`tracker.mode={mode}`: must be one of {known}.")
     limit = tracker.get("time_limit_s")
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
-        raise VitsweepError(f"`tracker.time_limit_s={limit}`: must be a number of seconds above 0.")
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit <= LONGEST_S:
+        raise VitsweepError(
+            f"`tracker.time_limit_s={limit}`: must be a number of seconds above 0, at most {LONGEST_S}."
+        )
+    project = tracker.get("project", "vitsweep")
+    if not isinstance(project, str) or not project.strip() or not project.isprintable():
+        raise VitsweepError(f"`tracker.project={project}`: must be the name of a project.")
     package = MIRRORS[mode]
     if find_spec(package.package) is None:
         raise VitsweepError(
@@ -130,7 +136,12 @@ def mirror(store: Store, rows: Sequence[Mapping[str, Any]], tracker: Mapping[str
     command = [sys.executable, "-m", f"vitsweep.results.{kept.module}"]
     try:
         done = subprocess.run(
-            command, input=json.dumps(task), capture_output=True, text=True, timeout=limit
+            command,
+            input=json.dumps(task),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=limit,
         )
     except subprocess.TimeoutExpired:
         return (
@@ -165,7 +176,11 @@ def sync(store: Store) -> str:
         )
     wandb = Path(sys.executable).with_name("wandb")
     done = subprocess.run(
-        [str(wandb), "sync", *runs], capture_output=True, text=True, timeout=SYNC_LIMIT_S
+        [str(wandb), "sync", *runs],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=SYNC_LIMIT_S,
     )
     if done.returncode:
         raise VitsweepError(f"`wandb sync` failed: {done.stderr.strip().splitlines()[-1]}")

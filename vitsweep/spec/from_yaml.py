@@ -80,7 +80,11 @@ def _build(node: Any, path: str, kind: Any) -> Any:
     if isinstance(node, Mapping):
         cls = target_class(node, path) if "_target_" in node else kind
         if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls)):
-            raise BadValueError(f"`{path}` takes a single value, not a section.")
+            raise BadValueError(
+                f"`{path}._target_={node['_target_']}` names no class of settings."
+                if "_target_" in node
+                else f"`{path}` takes a single value, not a section."
+            )
         if inspect.isclass(kind) and not issubclass(cls, kind):
             raise BadValueError(
                 f"`{path}._target_` names `{cls.__name__}`, which is no {kind.__name__}."

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, get_args
 
 from vitsweep.errors import BadValueError
 from vitsweep.spec.data import Data
@@ -10,6 +10,7 @@ from vitsweep.spec.from_yaml import part_from_tree, target_class
 from vitsweep.spec.machine import Machine
 from vitsweep.spec.measurement import AUTO_SECONDS, AUTO_WARMUP_SECONDS
 from vitsweep.spec.mesh_shape import AXES
+from vitsweep.spec.resources import LARGEST_WORLD, Device
 
 Tree = dict[str, Any]
 AUTO = "auto"
@@ -58,6 +59,9 @@ def _fill(tree: Tree, group: str, key: str, value: Callable[[], Any]) -> None:
 def _resolve_resources(node: Tree, machine: Machine) -> None:
     if node.get("device") == AUTO:
         node["device"] = machine.device
+    if node.get("device") not in get_args(Device):
+        known = ", ".join(f"`{device}`" for device in (AUTO, *get_args(Device)))
+        raise BadValueError(f"`resources.device={node.get('device')}`: must be one of {known}.")
     on_gpu = node.get("device") == "cuda"
     node["cores_per_node"] = machine.cores_per_node
     node["devices_per_node"] = machine.devices_per_node
@@ -93,6 +97,11 @@ def _resolve_mesh(tree: Tree) -> Tree:
                 f"`resources.{key}={resources.get(key)}`: a whole number of at least 1 is needed."
             )
     world = resources["nodes"] * resources["ranks_per_node"]
+    if world > LARGEST_WORLD:
+        raise BadValueError(
+            f"`resources.nodes={resources['nodes']}` x `resources.ranks_per_node="
+            f"{resources['ranks_per_node']}`: at most {LARGEST_WORLD} ranks can train together."
+        )
     wrong = {a: d for a, d in asked.items() if d != AUTO and (type(d) is not int or d < 1)}
     if wrong:
         axis, degree = next(iter(wrong.items()))

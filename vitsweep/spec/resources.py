@@ -3,11 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 from vitsweep.spec.measurement import NOT_IDENTITY
 
 Device = Literal["cpu", "cuda"]
+LARGEST_WORLD = 2**31 - 1
+"""Ranks of a process group: torch counts them in 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Resources:
     ranks_per_node: Annotated[int, Gt(0)]
     device: Device = field(metadata=NOT_IDENTITY)
     threads_per_rank: Annotated[int, Gt(0)]
-    memory_gib_per_rank: Annotated[float, Gt(0)] | None
+    memory_gib_per_rank: Annotated[float, Gt(0), Le(2**20)] | None
     cores_per_node: Annotated[int, Gt(0)] = field(metadata=NOT_IDENTITY)
     devices_per_node: Annotated[int, Ge(0)] = field(metadata=NOT_IDENTITY)
 

@@ -42,8 +42,8 @@ def _known(folder: Path) -> dict[str, Any]:
     """Return the row of a cell that never ran: its record, or its frozen spec."""
     record, frozen = folder / "record.json", folder / "cell.yaml"
     if record.exists():
-        known: dict[str, Any] = json.loads(record.read_text())
+        known: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
         return known
-    parts = yaml.safe_load(frozen.read_text())["cell"] if frozen.exists() else {}
+    parts = yaml.safe_load(frozen.read_text(encoding="utf-8"))["cell"] if frozen.exists() else {}
     choices = {k: v["name"] for k, v in parts.items() if isinstance(v, dict) and "name" in v}
     return choices | {k: v for k, v in parts.items() if not isinstance(v, dict)}

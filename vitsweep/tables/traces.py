@@ -39,7 +39,7 @@ def spans(trace: Path) -> DataFrame:
     Args:
         trace: a Chrome trace as torch.profiler writes it.
     """
-    with gzip.open(trace, "rt") as handle:
+    with gzip.open(trace, "rt", encoding="utf-8") as handle:
         events = [e for e in json.load(handle)["traceEvents"] if e.get("ph") == "X"]
     rows = [
         (_OPERATIONS[e["cat"]], str(e["tid"]), float(e["ts"]), float(e["dur"]))

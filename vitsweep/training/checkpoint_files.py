@@ -57,13 +57,13 @@ def write_info(folder: Path, info: CheckpointInfo) -> None:
 
 def read_json(path: Path) -> Any:
     """Return the document of a file."""
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_json_atomically(path: Path, document: Any) -> None:
     """Write JSON to a temporary name, flush it to disk, rename it: nobody ever reads a part of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w") as handle:
+    with draft.open("w", encoding="utf-8") as handle:
         json.dump(document, handle)
         handle.flush()
         os.fsync(handle.fileno())

@@ -123,7 +123,7 @@ def earlier_proof(store: Store, cell_id: str) -> str:
     """Return how the equality of a cell was proved in an earlier run, or ""."""
     for path in sorted((store.cell(cell_id) / "runs").glob("*.json")):
         try:
-            record = RunRecord.from_json(path.read_text())
+            record = RunRecord.from_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if record.status == Status.measured and record.validity.get("proved"):

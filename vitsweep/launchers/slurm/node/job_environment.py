@@ -75,5 +75,5 @@ class JobEnvironment:
         Args:
             folder: of the job array.
         """
-        secret = (folder / "key").read_text()
+        secret = (folder / "key").read_text(encoding="utf-8")
         return f"{secret}.{self.job_id}.{self.restart}".encode()

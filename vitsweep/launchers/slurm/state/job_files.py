@@ -37,7 +37,7 @@ class JobArray:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """What was requested from Slurm."""
-        facts: dict[str, Any] = json.loads((self.folder / "array.json").read_text())
+        facts: dict[str, Any] = json.loads((self.folder / "array.json").read_text(encoding="utf-8"))
         return facts
 
     @property
@@ -45,7 +45,7 @@ class JobArray:
         """Id of the array in Slurm; "" where the submitting command died before it was noted."""
         path = self.folder / "slurm_id"
         if path.exists():
-            return path.read_text()
+            return path.read_text(encoding="utf-8")
         events = (event for path in self.folder.glob("*.jsonl") for event in read_lines(path))
         return next((event["array_id"] for event in events if "array_id" in event), "")
 
@@ -55,13 +55,13 @@ class JobArray:
 
     def jobs(self) -> Iterator["ArrayJob"]:
         """Yield the jobs of the array, by index."""
-        lines = (self.folder / "tasks.jsonl").read_text().splitlines()
+        lines = (self.folder / "tasks.jsonl").read_text(encoding="utf-8").splitlines()
         for index, line in enumerate(lines):
             yield ArrayJob(self, index, json.loads(line))
 
     def job(self, index: int) -> "ArrayJob":
         """Return one job of the array, without reading the work of the others."""
-        with (self.folder / "tasks.jsonl").open() as lines:
+        with (self.folder / "tasks.jsonl").open(encoding="utf-8") as lines:
             return ArrayJob(self, index, json.loads(next(islice(lines, index, None))))
 
 

@@ -43,7 +43,12 @@ def _run(*command: str) -> "subprocess.CompletedProcess[str] | None":
     environ = os.environ | {"SLURM_BITSTR_LEN": "0"}  # ranges of array indices in full
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=environ
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT_SECONDS,
+            env=environ,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -166,7 +171,8 @@ def scancel(job_ids: list[str]) -> str:
         done = subprocess.run(
             ["scancel", *job_ids[start : start + 500]],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=TIMEOUT_SECONDS,
         )
         errors.append(done.stderr.strip())
