@@ -23,6 +23,8 @@ from vitsweep.tables.pareto import best_under
 from vitsweep.tables.ratios import LEVEL, holm, holm_level
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
 
+THREE, FIVE, TEN = (pytest.param(n, marks=pytest.mark.full) if n != 5 else n for n in (3, 5, 10))
+"""Blocks of a design: five, as the shipped sweeps have; the others run in `make test-full`."""
 NOISE = [1.0, 1.05, 0.96, 1.02, 0.98]
 
 
@@ -149,7 +151,7 @@ def test_the_answer_gives_the_figure_without_selection_and_names_the_correction(
 EQUAL = {"base": 1.0} | {f"c{i}": 1.0 for i in range(16)}
 
 
-@pytest.mark.parametrize("num_blocks", [3, 5, 10])
+@pytest.mark.parametrize("num_blocks", [THREE, FIVE, TEN])
 def test_the_best_of_16_equal_cells_is_corrected_to_1_within_1_percent(num_blocks):
     runs, baselines = simulate(
         EQUAL, normal(), np.random.default_rng(5), num_blocks=num_blocks, sweeps=150
@@ -175,7 +177,7 @@ def test_best_under_adjusts_for_the_selection_among_the_cells_within_the_limits(
 
 
 @pytest.mark.parametrize("noise", [normal(), heavy_tailed(), drifting()], ids=["n", "h", "d"])
-@pytest.mark.parametrize("num_blocks", [3, 5, 10])
+@pytest.mark.parametrize("num_blocks", [THREE, FIVE, TEN])
 def test_the_shown_interval_covers_the_truth(noise, num_blocks):
     runs, baselines = simulate(
         {"base": 1.0, "a": 1.3, "b": 1.3, "c": 1.3}, noise, np.random.default_rng(num_blocks),
@@ -188,7 +190,7 @@ def test_the_shown_interval_covers_the_truth(noise, num_blocks):
     assert coverage(shown, 1.3) == pytest.approx(0.95, abs=0.02 + 0.008)
 
 
-@pytest.mark.parametrize("num_blocks", [5, 10])
+@pytest.mark.parametrize("num_blocks", [FIVE, TEN])
 def test_a_cold_first_run_of_every_block_is_diagnosed_where_intervals_suffer(num_blocks):
     """The first run of every block is 6 % slower, more than the 3 % between runs."""
     found, covered, sweeps = 0, [], 30

@@ -32,6 +32,7 @@ def test_equal_cells_share_the_front():
     assert front(truth, dict.fromkeys(truth, 1.0), 0.03).between(0.001, 0.9).any()
 
 
+@pytest.mark.full
 def test_the_probability_is_right_as_often_as_it_says():
     sure, right = [], []
     truth = {"base": 1.0, "a": 1.01, "b": 1.02, "c": 0.99}

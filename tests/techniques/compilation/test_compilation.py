@@ -46,7 +46,7 @@ def assert_compiled_equals_plain(name, memory="keep_all", attention="sdpa_auto",
         ("compile_blocks", "keep_all"),
         pytest.param("compile_blocks", "recompute_blocks", marks=pytest.mark.full),
         pytest.param("compile_blocks", "recompute_selected", marks=pytest.mark.full),
-        ("compile_model", "keep_all"),
+        pytest.param("compile_model", "keep_all", marks=pytest.mark.full),
     ],
 )
 def test_compiled_gradients_equal_those_of_the_plain_model(name, memory):
