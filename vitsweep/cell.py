@@ -132,6 +132,7 @@ def _collect_samples(
         step_times_ms=timed.times_ms,
         data_waits_ms=timed.data_waits_ms,
         warmup_steps=timed.warmup_steps,
+        warmup_steps_added=timed.warmup_steps_added,
         losses=torch.stack(timed.losses).tolist(),
         skipped=_skipped(trainer, steps),
         setup_seconds=setup_seconds,

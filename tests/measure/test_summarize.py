@@ -25,6 +25,7 @@ def samples(times: list[float], **given: Any) -> RankSamples:
     known: dict[str, Any] = {
         "data_waits_ms": [1.0] * len(times),
         "warmup_steps": 2,
+        "warmup_steps_added": 0,
         "losses": [2.0] * len(times),
         "skipped": [False] * len(times),
         "phases_ms": {"data": 1.0, "forward": 2.0, "backward": 3.0, "optimizer": 4.0},
@@ -57,6 +58,7 @@ def test_throughput_is_images_over_the_elapsed_time_of_the_slowest_rank() -> Non
     assert found.metrics["rank_skew_ms"] == 1.0
     assert found.validity["throughput_from"] == "window"
     assert found.validity["steps_counted"] == 4
+    assert found.validity["warmup_steps_added"] == 0
     assert found.samples["step_time_ms"] == [TIMES, other]
     assert found.samples["warm_up_steps"] == 2
 

@@ -10,6 +10,7 @@ from tests.builders import run, table
 from vitsweep.results.record import Status
 from vitsweep.tables.budget import cost, epoch_hours
 from vitsweep.tables.cells import cells
+from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.interactions import interactions
 from vitsweep.tables.load import Sweep
 from vitsweep.tables.names import cell_names
@@ -153,6 +154,12 @@ def test_runs_of_one_block_on_two_devices_are_no_pair():
     old = rows[(rows["cell_id"] == "o1") & (rows["device"] == "V100")].iloc[0]
     assert (old["num_pairs"], old["speedup"]) == (2, pytest.approx(1.5))
     assert rows.loc[rows["device"] == "A100", "speedup"].isna().all()
+    found = diagnostics(runs, BASELINES).set_index("diagnostic").loc["blocks on several devices"]
+    assert found["threatens"]
+    assert found["estimate"] == 1
+    assert "b2 (V100, A100)" in found["sentence"]
+    alike = table(*machine("V100", "one", base=100), *machine("V100", "one", o1=150))
+    assert "blocks on several devices" not in set(diagnostics(alike, BASELINES)["diagnostic"])
 
 
 def test_a_run_that_died_elsewhere_takes_no_row_of_its_own():

@@ -88,6 +88,33 @@ def test_warm_up_lasts_its_seconds_too(monkeypatch) -> None:
     assert len(found.times_ms) == 16
 
 
+def test_warm_up_goes_on_while_steps_become_faster(monkeypatch) -> None:
+    falling = [0.5 * 0.9**n for n in range(20)]  # steady from step 20 on
+    nine = {"warmup_steps": 9, "warmup_min_seconds": 1.0}
+    found = timed(monkeypatch, Machine([*falling, 0.06]), **nine)
+    assert found.warmup_steps >= 20
+    assert found.warmup_steps_added == found.warmup_steps - 9
+    assert found.times_ms[found.warmup_steps :] == pytest.approx([60.0] * 4)
+
+
+def test_warm_up_ends_although_steps_become_faster_and_faster(monkeypatch) -> None:
+    machine = Machine([0.5 * 0.9**n for n in range(500)])
+    found = timed(monkeypatch, machine, warmup_steps=9, warmup_min_seconds=1.0)
+    assert found.warmup_steps_added == 3 + 4 + 5 + 7, "a third more each time"
+
+
+def test_a_stall_during_the_warm_up_does_not_lengthen_it(monkeypatch) -> None:
+    machine = Machine([0.25, 0.25, 0.25, 0.25, 4.0, 0.25])
+    found = timed(monkeypatch, machine, warmup_steps=9, warmup_min_seconds=1.0)
+    assert found.warmup_steps == 9
+    assert found.warmup_steps_added == 0
+
+
+def test_without_seconds_warm_up_has_its_steps_only(monkeypatch) -> None:
+    machine = Machine([0.5 * 0.9**n for n in range(500)])
+    assert timed(monkeypatch, machine, warmup_steps=12).warmup_steps == 12
+
+
 def test_warm_up_uses_up_what_the_loader_holds_ready(monkeypatch) -> None:
     machine = Machine([0.1] * 8 + [1.0])  # eight batches were ready, then each takes a second
     found = timed(monkeypatch, machine, prefetched=8)

@@ -4,11 +4,11 @@ import secrets
 import signal
 import socket
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,12 +20,13 @@ from vitsweep.execution.calibration import calibration_for
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.execution.run_request import RunRequest, earlier_folders, run_id_of
 from vitsweep.execution.supervisor import RunEnding, start_local_ranks, supervise
+from vitsweep.execution.warm_up import warm_up
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block, warm_up_cell
 from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
-from vitsweep.results.store import Store, append_line
+from vitsweep.results.store import Store
 
 SECONDS_TO_SAVE = 60.0
 """How long a training may take to save itself after Ctrl-C."""
@@ -139,36 +140,26 @@ class BlockRunner:
             return
         progress.warming_up(entry)
         with TemporaryDirectory(prefix="vitsweep-warm-up-") as folder:
-            discarded = Store(Path(folder))
-            discarded.freeze(entry.cell_id, self.store.frozen(entry.cell_id))
-            record = self._supervised(block, 0, entry, discarded)
+            run = partial(warm_up, scratch=Path(folder) / "sweep")
+            record = self._supervised(block, 0, entry, run)
         if record.status == Status.measured:
             self._proved[entry.cell_id] = str(record.validity.get("proved") or "")
-        append_line(
-            self.store.cell(entry.cell_id) / "attempts.jsonl",
-            {
-                "event": "warm_up",
-                "run_id": record.run_id,
-                "attempt": record.attempt,
-                "node": socket.gethostname(),
-                "job": None,
-                "time": time.time(),
-                "status": str(record.status),
-            },
-        )
 
     def _supervised(
-        self, block: Block, position: int, entry: PlannedCell, store: Store | None = None
+        self,
+        block: Block,
+        position: int,
+        entry: PlannedCell,
+        run: Callable[..., RunRecord] = supervise,
     ) -> RunRecord:
-        store = store or self.store
         calibration = calibration_for(entry.spec, self.store, socket.gethostname())
         earlier = self.interrupted.get((block.name, entry.cell_id))
         name = earlier.name if earlier else f"{block.name}-{secrets.token_hex(3)}"
         attempt = earlier.attempt if earlier else 1
-        folder = store.cell(entry.cell_id).absolute()
+        folder = self.store.cell(entry.cell_id).absolute()
         with rendezvous() as init_method:
             request = RunRequest(
-                sweep_folder=store.root.absolute(),
+                sweep_folder=self.store.root.absolute(),
                 cell_id=entry.cell_id,
                 run_id=run_id_of(name, attempt),
                 block=block.name,
@@ -185,7 +176,8 @@ class BlockRunner:
                     "cells_at_a_time": self.parallel,
                 },
             )
-            return supervise(request, entry.spec, start_local_ranks, self._stop_if_interrupted)
+            on_wait = self._stop_if_interrupted
+            return run(request, entry.spec, start=start_local_ranks, on_wait=on_wait)
 
     def _stop_if_interrupted(self) -> None:
         if self._stopped.is_set():

@@ -23,6 +23,7 @@ class RankSamples:
         step_times_ms: one per timed step, warm-up included.
         data_waits_ms: one per timed step, time in which the host waited for data.
         warmup_steps: timed steps before the window; the same on every rank.
+        warmup_steps_added: how many of them because steps were still becoming faster.
         losses: mean loss over the rank's images, one per timed step.
         skipped: one per timed step, True where an overflow made the scaler skip the update.
         setup_seconds: from the start of the process to the first step.
@@ -40,6 +41,7 @@ class RankSamples:
     step_times_ms: list[float]
     data_waits_ms: list[float]
     warmup_steps: int
+    warmup_steps_added: int
     losses: list[float]
     skipped: list[bool]
     setup_seconds: float
@@ -107,6 +109,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "uneven_steps_cause": window.uneven_cause,
             "steps_skipped": int(sum(ranks[0].skipped)),
             "steps_counted": window.steps,
+            "warmup_steps_added": ranks[0].warmup_steps_added,
             "throughput_from": "window",
         },
         environment=ranks[0].environment

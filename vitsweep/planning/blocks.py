@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from vitsweep.execution.warm_up import needs_warm_up
 from vitsweep.planning.pending import ResumeState
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
-from vitsweep.tables.ratios import MIN_BLOCKS
 
 EXTRA_ROUNDS = 3
 """So many rounds more than planned make up for pairs that were lost to runs that were stopped."""
@@ -199,16 +199,8 @@ def runs_per_cell(
 
 
 def warm_up_cell(block: Block) -> PlannedCell | None:
-    """Return the cell to run once and discard before the first block of a command on a machine.
-
-    The first run of a command finds cold caches and a clock at rest. Where the block compares cells
-    by intervals, that would slow whichever cell comes first. Returns None for a block of one cell,
-    for fewer blocks than an interval needs, and for trainings, of which no run is short.
-    """
-    first = block.entries[0]
-    has_intervals = first.spec.measurement.blocks >= MIN_BLOCKS
-    is_training = any(entry.spec.task.epochs for entry in block.entries)
-    return first if len(block.entries) > 1 and has_intervals and not is_training else None
+    """Return the cell to run once and discard before the first block of a command, see `needs_warm_up`."""
+    return block.entries[0] if needs_warm_up([entry.spec for entry in block.entries]) else None
 
 
 def comparisons(entries: Sequence[PlannedCell], size: int) -> Iterator[list[PlannedCell]]:

@@ -8,6 +8,9 @@ from annotated_types import Ge, Gt
 NOT_IDENTITY = {"identity": False}
 """Marks fields that change how sure a number is, not the number: they stay out of the cell id."""
 
+MIN_BLOCKS = 3
+"""With fewer blocks no interval is shown: Student's t with one degree of freedom is too wide."""
+
 AUTO_WARMUP_SECONDS = {"cpu": 0.2, "cuda": 3.0}
 AUTO_SECONDS = {"cpu": 0.5, "cuda": 5.0}
 """Device type -> seconds where a choice says `auto`. Clocks and loaders of a GPU settle in seconds."""

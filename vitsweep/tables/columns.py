@@ -54,6 +54,7 @@ VALIDITY = (
     "proved",
     "steps_skipped",
     "steps_counted",
+    "warmup_steps_added",
 )
 SET_FIELDS = ("resolution_px", *(f"{group}." for group in (*TECHNIQUE_GROUPS, "model")))
 """Spec columns that a user sets, besides the choices of groups."""

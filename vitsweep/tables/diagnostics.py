@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 from scipy.special import stdtrit
 
+from vitsweep.results.record import Status
 from vitsweep.tables.checks import checked_runs, separated
 from vitsweep.tables.formatting import count
 from vitsweep.tables.ratios import BLOCK, LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
@@ -33,6 +34,8 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
     - `autocorrelation of blocks`: correlation of a cell's log ratio with that of the block before,
       over all cells, corrected for its bias of -1 / blocks (Marriott and Pope 1954). Blocks that
       are alike contain less information than Student's t assumes.
+    - `blocks on several devices`: number of blocks that hold runs of several kinds of device, as where
+      Slurm requeued a job onto other nodes. Such runs form no pairs. Only where there are any.
 
     Args:
         runs: one row per run, with `position` (from 0) in its block and `started_at`.
@@ -49,7 +52,7 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
     checked = checked_runs(runs, "device", "position")
     apart, of_key, _ = separated(checked, baselines)
     good = counted(apart)
-    rows = [_first_run(good), _autocorrelation(good, of_key)]
+    rows = [_first_run(good), _autocorrelation(good, of_key), _mixed_devices(checked)]
     return DataFrame([r for r in rows if r is not None], columns=list(COLUMNS))
 
 
@@ -119,6 +122,23 @@ def _autocorrelation(
         "days, help."
     )
     return _row("autocorrelation of blocks", estimate, low, high, pairs, threatens, sentence)
+
+
+def _mixed_devices(runs: DataFrame) -> dict[str, object] | None:
+    measured = runs[(runs["status"] == Status.measured) & runs["device"].fillna("").ne("")]
+    devices = measured.groupby(["sweep", "block"], observed=True, dropna=False)["device"].unique()
+    mixed = devices[devices.str.len() > 1]
+    if mixed.empty:
+        return None
+    (_, block), found = mixed.index[0], ", ".join(map(str, mixed.iloc[0]))
+    sentence = (
+        f"In {count(len(mixed), 'block')} cells ran on different devices, such as {block} ({found}). Runs on "
+        "different devices are refused as pairs, so that cells have fewer blocks than they ran. Keep "
+        "the sweep on one kind of device (on Slurm `hydra.launcher.constraint` or `gpu_type`), and run it "
+        "again: what is missing is measured."
+    )
+    number = float(len(mixed))
+    return _row("blocks on several devices", number, number, number, len(measured), True, sentence)
 
 
 def _row(

@@ -8,8 +8,7 @@ import numpy as np
 from pandas import DataFrame, Series
 from scipy.special import stdtr, stdtrit
 
-MIN_BLOCKS = 3
-"""With fewer blocks no interval is shown: Student's t with one degree of freedom is too wide."""
+from vitsweep.spec.measurement import MIN_BLOCKS as MIN_BLOCKS  # for the tables that use ratios
 
 LEVEL = 0.05
 """A claim needs a Holm-adjusted p-value below it; the interval is the 95 % one."""

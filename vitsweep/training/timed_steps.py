@@ -2,6 +2,7 @@
 
 import gc
 import math
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,12 @@ MARGIN = 1.1
 """More steps than the estimate asks for: a window that is too short must be repeated."""
 GROWTH = 100
 """An estimate from n steps is trusted for 100 n steps: the next, longer window corrects it."""
+FALLING = 0.05
+"""Steps still become faster where the last third of the warm-up is faster than the one before by this."""
+FEWEST_STEPS = 9
+"""With fewer steps of warm-up its thirds say nothing: a stall would decide."""
+EXTENSIONS = 4
+"""So often at most the warm-up is extended, each time by a third."""
 ATTEMPTS = 4
 """Windows at most: steps may become faster and faster while a machine or a cache warms up."""
 
@@ -33,6 +40,7 @@ class TimedSteps:
         data_waits_ms: by step, time in which the host waited for micro-batches.
         losses: by step, mean loss of the rank's images, still on the device.
         warmup_steps: steps before the timed window; the same on every rank.
+        warmup_steps_added: how many of them because steps were still becoming faster.
         window_start: time of `time.perf_counter` at which the window began, in seconds.
     """
 
@@ -40,6 +48,7 @@ class TimedSteps:
     data_waits_ms: list[float] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
     warmup_steps: int = 0
+    warmup_steps_added: int = 0
     window_start: float = 0.0
 
 
@@ -60,7 +69,8 @@ def timed_steps(
     """Warm up, then train through a window of `measured_steps` steps and `min_seconds` seconds.
 
     Warm-up takes `warmup_steps` steps and `warmup_min_seconds`, and at least as many steps as the
-    loader holds ready: the window begins when batches come as fast as the loader makes them. The
+    loader holds ready: the window begins when batches come as fast as the loader makes them. It goes on
+    while steps become faster, a bounded number of times, where `warmup_min_seconds` is above 0. The
     number of steps of the window is set before it, from the slowest rank's steps so far, so that
     nothing synchronises the ranks within the window. If the window proves to be shorter than
     `min_seconds` after all, it counts as warm-up, and a longer one follows.
@@ -101,6 +111,8 @@ def _timed_steps(
     missing = measurement.warmup_min_seconds - _slowest_seconds(samples.times_ms, trainer)
     if measurement.warmup_min_seconds and missing > 0:
         _take(_steps_in(missing, samples, trainer), trainer, stream, samples)
+    if measurement.warmup_min_seconds:
+        _extend_warmup(trainer, stream, samples)
     for _ in range(ATTEMPTS):
         samples.warmup_steps = len(samples.times_ms)
         steps = measurement.measured_steps
@@ -114,6 +126,24 @@ def _timed_steps(
         ):
             break
     return samples
+
+
+def _extend_warmup(trainer: Trainer, stream: Iterator[MicroBatch], samples: TimedSteps) -> None:
+    """Take more steps while the median of the last third is below the one before; all ranks agree.
+
+    Medians, so that a stall of the loader neither lengthens nor ends the warm-up: a rule that ends it
+    after a stall would keep stalls out of the window.
+    """
+    for _ in range(EXTENSIONS):
+        third = len(samples.times_ms) // 3
+        before, last = samples.times_ms[-2 * third : -third], samples.times_ms[-third:]
+        if len(samples.times_ms) < FEWEST_STEPS or (
+            _of_slowest_rank(statistics.median(last), trainer)
+            >= (1 - FALLING) * _of_slowest_rank(statistics.median(before), trainer)
+        ):
+            return
+        _take(third, trainer, stream, samples)
+        samples.warmup_steps_added += third
 
 
 def _take(steps: int, trainer: Trainer, stream: Iterator[MicroBatch], samples: TimedSteps) -> None:
@@ -143,10 +173,15 @@ def _steps_in(seconds: float, samples: TimedSteps, trainer: Trainer) -> int:
 
 def _slowest_seconds(times_ms: list[float], trainer: Trainer) -> float:
     """Return the largest sum of step times over all ranks, in seconds."""
-    total = torch.tensor(sum(times_ms) / 1e3, dtype=torch.float64, device=trainer.world.device)
+    return _of_slowest_rank(sum(times_ms) / 1e3, trainer)
+
+
+def _of_slowest_rank(value: float, trainer: Trainer) -> float:
+    """Return the largest value over all ranks; every rank calls this."""
+    largest = torch.tensor(value, dtype=torch.float64, device=trainer.world.device)
     if dist.is_initialized():
-        dist.all_reduce(total, dist.ReduceOp.MAX)
-    return float(total)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
 
 
 class _WaitClock:

@@ -11,6 +11,7 @@ from tests.command import Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Sweep, hang
 from vitsweep.launchers.slurm.state.slurm_cli import sacct
+from vitsweep.results.store import read_lines
 
 HOLD = "+hydra.launcher.additional_parameters.hold=true"
 """Jobs wait until a test lets them go."""
@@ -48,6 +49,29 @@ def test_resources_follow_the_cell(sweep: Sweep, sizes: tuple[int, ...]) -> None
     own = cells[cells["sharding"] == "ddp"]
     assert (own["cell_id"] == own["baseline_cell_id"]).all()
     assert cells.loc[cells["sharding"] == "fsdp", "num_pairs"].eq(1).all()
+
+
+@pytest.mark.full
+def test_a_job_warms_its_node_up_before_it_compares_cells(sweep: Sweep) -> None:
+    cells = sweep.run("sharding=ddp,fsdp", "measurement.blocks=3")
+    assert cells["blocks"].tolist() == [3, 3]
+    kinds = sweep.events.of_kind("warm_up_start", "warm_up_end", "run_start")
+    assert [event["event"] for event in kinds] == [
+        "warm_up_start",
+        "warm_up_end",
+        *["run_start"] * 6,
+    ]
+    store = sweep.command.store
+    attempts = [
+        line
+        for cell in cells["cell_id"]
+        for line in read_lines(store.cell(cell) / "attempts.jsonl")
+    ]
+    [warm_up] = [line for line in attempts if line["event"] == "warm_up"]
+    assert warm_up["status"] == "measured"
+    assert warm_up["job"] == sweep.job
+    assert len(list(store.runs())) == 6, "what it measured is discarded"
+    assert not list(store.root.rglob("warm_up*"))
 
 
 @pytest.mark.full

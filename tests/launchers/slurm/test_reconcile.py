@@ -285,3 +285,10 @@ def test_a_job_goes_on_with_a_cell_that_was_killed_once():
     assert ended("killed", "killed", "killed") == {"a"}
     assert ended("killed", starts=3) == {"a"}, "its attempts are used up"
     assert ended("measured", "out_of_memory") == {"a"}
+
+
+def test_a_start_that_ended_during_its_warm_up_is_known():
+    begun, done = ({"event": f"warm_up_{part}"} for part in ("start", "end"))
+    assert not JobEvents([]).ended_in_warm_up
+    assert JobEvents([begun]).ended_in_warm_up
+    assert not JobEvents([begun, done]).ended_in_warm_up

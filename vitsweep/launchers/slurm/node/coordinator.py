@@ -2,12 +2,14 @@
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from vitsweep.errors import DISK_FULL_ERRNOS, VitsweepError
 from vitsweep.execution.outcome import RunFailure, publish
 from vitsweep.execution.run_request import RunRequest
+from vitsweep.execution.warm_up import needs_warm_up
 from vitsweep.launchers.slurm.node.event_log import JobEventWriter
 from vitsweep.launchers.slurm.node.execute import MultiNodeRunner
 from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
@@ -94,11 +96,36 @@ class Coordinator:
         Raises:
             JobEnding: the job must end before they are done.
         """
+        self._warm_up()
         while remaining := self.event_log.remaining_runs:
             if restart := self.event_log.newer_restart:
                 reason = f"Slurm has started the job again (restart {restart})."
                 raise JobEnding(Status.killed, reason, requeue=False, cause="replaced")
             self._run(remaining[0])
+
+    def _warm_up(self) -> None:
+        """Run the first cell once and discard it, where blocks of several cells are compared.
+
+        A start of the job that ended during its warm-up is followed by one without: a job whose time is
+        too short for both would never do its runs.
+
+        Raises:
+            JobEnding: the job must end, or a node is lost.
+        """
+        remaining = self.event_log.remaining_runs
+        block = [run for run in remaining if run.block == remaining[0].block]
+        if self.event_log.earlier.ended_in_warm_up or not needs_warm_up(
+            [self.runner.cell(run.cell_id) for run in block]
+        ):
+            return
+        run = block[0]
+        self.event_log.write("warm_up_start", cell_id=run.cell_id)
+        # an id of its own: agents' reports about it must not be taken for reports about the run
+        request = replace(self.runner.request(run, attempt=1), run_id=f"{run.name}-warm-up")
+        record = self._attempt(request, self.runner.warm_up)
+        self.event_log.write("warm_up_end", cell_id=run.cell_id, status=str(record.status))
+        if lost := self._nodes.lost if self._nodes else "":
+            raise JobEnding(Status.killed, lost, requeue=True, cause="node lost")
 
     def end(self, code: int, cause: str, reason: str = "", **facts: Any) -> int:
         """Write the end of this start of the job, shut the agents down, and return the exit code."""
@@ -134,7 +161,7 @@ class Coordinator:
         self.event_log.write("run_start", run=run.name, cell_id=run.cell_id, run_id=request.run_id)
         self._num_started_runs += 1
         try:
-            record = self._attempt(request)
+            record = self._attempt(request, self.runner.run)
         except JobEnding as ending:
             self._record_interrupted(run, request, ending)
             raise
@@ -143,10 +170,10 @@ class Coordinator:
         if lost:
             raise JobEnding(Status.killed, lost, requeue=True, cause="node lost")
 
-    def _attempt(self, request: RunRequest) -> RunRecord:
+    def _attempt(self, request: RunRequest, run: Callable[[RunRequest], RunRecord]) -> RunRecord:
         rates = self.runner.rates(request.cell_id)
         init_method = self.runner.rendezvous()
-        return self.runner.run(replace(request, calibration=rates, init_method=init_method))
+        return run(replace(request, calibration=rates, init_method=init_method))
 
     def _record_interrupted(self, run: Run, request: RunRequest, ending: JobEnding) -> None:
         """Record the run in flight when the job must end.

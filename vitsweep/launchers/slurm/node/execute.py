@@ -10,6 +10,7 @@ from vitsweep.execution.calibration import calibrated, calibration_key
 from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.run_request import RunRequest, earlier_folders
 from vitsweep.execution.supervisor import supervise
+from vitsweep.execution.warm_up import warm_up
 from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
 from vitsweep.launchers.slurm.node.remote_ranks import Nodes, RemoteRanks
 from vitsweep.launchers.slurm.state.job_events import Run
@@ -83,6 +84,20 @@ class MultiNodeRunner:
         """
         cell = self.cell(request.cell_id)
         record = supervise(request, cell, self._start)
+        if record.status == Status.measured:
+            self._proved[request.cell_id] = str(record.validity.get("proved") or "")
+        return record
+
+    def warm_up(self, request: RunRequest) -> RunRecord:
+        """Run it and discard what it measures.
+
+        Raises:
+            JobEnding: the job must end.
+            OSError: nothing can be written.
+        """
+        cell = self.cell(request.cell_id)
+        scratch = self.scratch / f"warm_up_{self.env.index}"
+        record = warm_up(request, cell, scratch, self._start)
         if record.status == Status.measured:
             self._proved[request.cell_id] = str(record.validity.get("proved") or "")
         return record

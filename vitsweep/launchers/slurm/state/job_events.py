@@ -46,8 +46,9 @@ class Run:
 class JobEvents:
     """All events of one job, oldest first.
 
-    Kinds: `job_start`, `run_start`, `run_end`, `heartbeat`, `signal`, `job_end`, written by the job;
-    `reconciled`, written by whoever recorded the runs that a dead job did not finish.
+    Kinds: `job_start`, `warm_up_start`, `warm_up_end`, `run_start`, `run_end`, `heartbeat`, `signal`,
+    `job_end`, written by the job; `reconciled`, written by whoever recorded the runs that a dead job
+    did not finish.
     """
 
     events: list[dict[str, Any]]
@@ -103,6 +104,11 @@ class JobEvents:
         """The `run_start` of the run that has not ended, or None."""
         last = self._last_of_kind("run_start", "run_end")
         return last if last and last["event"] == "run_start" else None
+
+    @property
+    def ended_in_warm_up(self) -> bool:
+        """Whether a start of the job ended while its nodes were warmed up."""
+        return len(self.of_kind("warm_up_start")) > len(self.of_kind("warm_up_end"))
 
     def num_attempts(self, run: Run) -> int:
         """Return how often a run has started."""
