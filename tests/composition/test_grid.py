@@ -133,6 +133,8 @@ def test_every_named_sweep_expands_into_a_folder_of_its_name(
     assert len(cells) > 1
     assert {cell.tree["sweep"]["name"] for cell in cells} == {path.stem}
     assert cells[0].tree["sweep"]["question"]
+    fewest = min(cell.tree["measurement"]["blocks"] for cell in cells)
+    assert fewest >= 5 or "# One block: " in path.read_text()
 
 
 def on_a_cluster(path: Path) -> list[str]:

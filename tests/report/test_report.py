@@ -105,6 +105,28 @@ def test_two_blocks_claim_nothing(tmp_path):
     assert "nothing is claimed" in said(tmp_path, 200, 201)
 
 
+def test_the_page_tells_exposed_from_overlapped_communication(tmp_path):
+    store = Store(tmp_path / "s").create()
+    for ranks, step_ms in ((1, 100.0), (2, 65.0)):
+        for i in range(3):
+            speed = 1000 * 64 / step_ms
+            size = {"world_size": ranks, "ranks_per_node": ranks}
+            metrics = {"communication_ms": 30.0 * (ranks - 1)}
+            store.save_run(run(f"r{ranks}", f"b{i}", speed, minute=i, metrics=metrics, **size))
+    store.append_command({"baselines": {"r1": None, "r2": None}})
+    page = write_report(store)
+    text = page.read_text()
+    assert "Communication that computation does not hide" in text
+    [row] = re.findall(r"<tr>(<td>[^\n]*15\.0 \[15\.0, 15\.0\].*?)</tr>", text)
+    # 65 ms for half of the images that take 100: 15 ms are exposed, 15 of 30 ms of collectives hidden
+    assert re.findall(r">([^<]+)</td>", row)[1:8] == [
+        "2", "65.0", "50.0", "15.0 [15.0, 15.0]", "15.0", "30.0", "23.1 %",
+    ]  # fmt: skip
+    assert pd.read_csv(page.parent / "exposed_communication.csv")[
+        "overlapped_ms"
+    ].max() == pytest.approx(15)
+
+
 def test_cells_that_lost_all_their_pairs_are_named_with_the_reason(tmp_path):
     store = Store(tmp_path / "s").create()
     for i in range(3):

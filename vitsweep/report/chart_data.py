@@ -12,6 +12,7 @@ from vitsweep.tables import limits as limits_table
 from vitsweep.tables import optimizer_steps as optimizer_table
 from vitsweep.tables.columns import varying
 from vitsweep.tables.effects import BASELINE, effects
+from vitsweep.tables.exposed_communication import exposed_communication
 from vitsweep.tables.load import Sweep
 from vitsweep.tables.names import with_changes
 from vitsweep.tables.pareto import pareto_front
@@ -94,6 +95,13 @@ def curves(sweep: Sweep) -> DataFrame:
     fits = predicted_scaling(sweep.runs, sweep.baselines)
     table.attrs["predicted"] = fits.to_dict("records")  # attributes are compared: no tables in them
     return table
+
+
+def exposed(sweep: Sweep) -> DataFrame:
+    """Return how much of the communication is hidden, where scaling curves ran on one kind of device."""
+    if sweep.cells["world_size"].nunique() < 2 or _mixed(sweep.cells):
+        return NOTHING
+    return exposed_communication(sweep.runs, sweep.baselines)
 
 
 def technique_effects(sweep: Sweep) -> DataFrame:

@@ -1,5 +1,6 @@
 """`write_report`: one self-contained page, with its charts, Markdown and CSV beside it."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ from pandas import DataFrame, Series
 
 from vitsweep.charts import style
 from vitsweep.errors import VitsweepError
+from vitsweep.report import chart_data
 from vitsweep.report.answer import answers, question
 from vitsweep.report.explorer import explorer
-from vitsweep.report.figures import drawn
+from vitsweep.report.figures import ChartWarning, drawn
 from vitsweep.results.metrics import COLUMN_OF, METRICS
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, write_atomically
 from vitsweep.tables.columns import environment_columns, varying
 from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.diagnostics import diagnostics
+from vitsweep.tables.exposed_communication import presented_exposed
 from vitsweep.tables.formatting import as_text, missing
 from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
 from vitsweep.tables.load import Sweep, sweep_of
@@ -31,8 +34,8 @@ FEW_VALUES = 3
 def write_report(store: Store | Path) -> Path:
     """Write `report/` of a sweep folder and return the path of its `index.html`.
 
-    Beside it: `table.md`, `cells.csv`, `coverage.csv`, every chart as PNG and SVG, and `limits.csv`
-    where the sweep looked for a limit.
+    Beside it: `table.md`, `cells.csv`, `coverage.csv`, every chart as PNG and SVG, `limits.csv` where the
+    sweep looked for a limit, and `exposed_communication.csv` where scaling was measured.
 
     Raises:
         VitsweepError: the folder holds no cells.
@@ -51,23 +54,22 @@ def write_report(store: Store | Path) -> Path:
     if sweep.limit_key:
         found = limits(cells, sweep.limit_key)
         write_atomically(folder / "limits.csv", found.to_csv(index=False))
-    page = folder / "index.html"
-    write_atomically(
-        page,
-        render(
-            store.name,
-            cells,
-            store.commands(),
-            charts,
-            _traces(sweep),
-            _diagnosed(sweep),
-            [
-                s
-                for pair in recorded_comparisons(sweep.runs, store.commands())
-                for s in pair.sentences
-            ],
-        ),
+    exposed = _exposed(sweep)
+    if len(exposed):
+        write_atomically(folder / "exposed_communication.csv", exposed.to_csv(index=False))
+    pairs = recorded_comparisons(sweep.runs, store.commands())
+    text = render(
+        store.name,
+        cells,
+        store.commands(),
+        charts,
+        traces=_traces(sweep),
+        diagnosed=_diagnosed(sweep),
+        comparisons=[sentence for pair in pairs for sentence in pair.sentences],
+        exposed=exposed,
     )
+    page = folder / "index.html"
+    write_atomically(page, text)
     return page
 
 
@@ -79,6 +81,7 @@ def render(
     traces: Sequence[tuple[str, str]] = (),
     diagnosed: DataFrame | None = None,
     comparisons: Sequence[str] = (),
+    exposed: DataFrame = chart_data.NOTHING,
 ) -> str:
     """Return the page as text.
 
@@ -90,6 +93,7 @@ def render(
         traces: names of cells and the paths of their traces from the page.
         diagnosed: table of `tables.diagnostics`.
         comparisons: sentences about the pairs that `compare` measured.
+        exposed: table of `tables.exposed_communication`.
     """
     questions = [str(c["question"]) for c in commands if c.get("question")]
     key = limit_key(commands)
@@ -99,6 +103,7 @@ def render(
         "question": questions[-1] if questions else question(cells),
         "answers": [limit_answer(found, key)] if key else answers(cells),
         "comparisons": comparisons,
+        "exposed": presented_exposed(exposed).to_dict("split"),
         "limits": presented_limits(found, key).to_dict("split") if key else None,
         "table": table(cells),
         "numeric": tuple(COLUMN_OF),
@@ -145,6 +150,14 @@ def environment(cells: DataFrame) -> list[tuple[str, str]]:
 
 def _diagnosed(sweep: Sweep) -> DataFrame | None:
     return diagnostics(sweep.runs, sweep.baselines) if len(sweep.runs) else None
+
+
+def _exposed(sweep: Sweep) -> DataFrame:
+    try:
+        return chart_data.exposed(sweep)
+    except VitsweepError as error:  # must not prevent the report of a long sweep
+        warnings.warn(f"no table of exposed communication: {error}", ChartWarning, stacklevel=2)
+        return chart_data.NOTHING
 
 
 def _traces(sweep: Sweep) -> list[tuple[str, str]]:

@@ -1,10 +1,11 @@
 """How much of the communication of a scaling point is hidden behind computation."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from pandas import DataFrame
 
+from vitsweep.tables import formatting
 from vitsweep.tables.curve_steps import CurveSteps, curve_steps, over_blocks
 
 EXPOSED_COLUMNS = (
@@ -35,6 +36,41 @@ def exposed_communication(
         for row in _exposed_rows(curve)
     ]
     return DataFrame(rows, columns=EXPOSED_COLUMNS)
+
+
+def presented_exposed(table: DataFrame) -> DataFrame:
+    """Return `exposed_communication` as text, for the points with several ranks; times in ms per step.
+
+    Empty where no point sends anything or was compared with a smaller world.
+    """
+    if table.empty:
+        return DataFrame()
+    several = table[(table["world_size"] > 1) & table["exposed_ms"].notna()]
+    several = several[several["communication_ms"].notna()]
+    rows = [
+        {
+            "curve": formatting.plain(row["curve"]),
+            "ranks": str(row["world_size"])
+            + (" (oversubscribed)" if row["oversubscribed"] else ""),
+            "step ms": formatting.number(row["step_ms"]),
+            "compute ms": formatting.number(row["compute_ms"]),
+            "exposed ms": _with_ends(row),
+            "overlapped ms": formatting.number(row["overlapped_ms"]),
+            "communication ms": formatting.number(row["communication_ms"]),
+            "exposed of step": formatting.percent(row["exposed_share"]),
+            "blocks": str(row["num_blocks"]),
+            "note": row["note"],
+        }
+        for row in several.to_dict("records")
+    ]
+    return DataFrame(rows, dtype=str)
+
+
+def _with_ends(row: Mapping[Hashable, Any]) -> str:
+    ends = [row["exposed_ms_low"], row["exposed_ms_high"]]
+    text = formatting.number(row["exposed_ms"])
+    shown = "" if any(map(formatting.missing, ends)) else ", ".join(map(formatting.number, ends))
+    return f"{text} [{shown}]" if shown else text
 
 
 def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
