@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from math import exp, floor, log2
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from annotated_types import Gt, Le
 
@@ -26,10 +27,12 @@ class Linear(AttentionKernel):
     Attributes:
         causal: a token attends to itself and those before it.
         decay: d, by which a token is weighted less per token of distance; 1 for none. Causal only.
+            `per_head` gives head h exp(-slope of h) with ALiBi's slopes (arXiv:2108.12409), as the
+            code of LASP does (OpenNLPLab/LASP, `build_slope_tensor`).
     """
 
     causal: bool
-    decay: Annotated[float, Gt(0), Le(1)]
+    decay: Annotated[float, Gt(0), Le(1)] | Literal["per_head"]
 
     changes_model: ClassVar[bool] = True
 
@@ -45,7 +48,7 @@ class Linear(AttentionKernel):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse decay without a causal mask, and a class token (the first token) under one."""
-        if self.decay < 1 and not self.causal:
+        if self.decay != 1 and not self.causal:
             yield (
                 f"`attention.decay={self.decay}` needs `attention.causal=true`: without a causal mask "
                 "tokens on both sides would have to decay, which is not implemented. Use `attention.decay=1`."
@@ -58,10 +61,33 @@ class Linear(AttentionKernel):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Replace the kernel of every block."""
+        from vitsweep.collectives.parallel_linear import SplitLinear
         from vitsweep.model.attention import Attention
         from vitsweep.model.linear_attention import LinearAttend
 
         for module in model.modules():
             if isinstance(module, Attention):
-                module.attend = LinearAttend(self.causal, self.decay)
+                qkv = module.qkv
+                group = qkv.boundary.group if isinstance(qkv, SplitLinear) else None
+                rank, ranks = (group.rank(), group.size()) if group else (0, 1)
+                whole = LinearAttend(self.causal, self._decay(module.num_heads * ranks))
+                module.attend = whole.of_heads(rank, ranks)
         return model
+
+    def _decay(self, num_heads: int) -> float | tuple[float, ...]:
+        if self.decay != "per_head":
+            return self.decay
+        return tuple(exp(-slope) for slope in alibi_slopes(num_heads))
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """Return a slope for each head, 2^(-8 i / n) for i = 1 to n heads (ALiBi, arXiv:2108.12409).
+
+    Where n is no power of two, the slopes of the next lower one come first, and then every other
+    one of the next higher, as in the authors' code.
+    """
+    whole = 2 ** floor(log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    if whole == num_heads:
+        return slopes
+    return slopes + alibi_slopes(2 * whole)[0::2][: num_heads - whole]

@@ -8,6 +8,7 @@ from vitsweep.collectives.megatron_operators import gather_from_sequence_paralle
 from vitsweep.collectives.padding import check_share, padded_share, unpadded_length
 from vitsweep.collectives.resharding import switch
 from vitsweep.model.attention import Attend
+from vitsweep.model.linear_attention import LinearAttend
 
 
 def over_heads(attend: Attend, num_tokens: int, group: ProcessGroup) -> Attend:
@@ -18,6 +19,9 @@ def over_heads(attend: Attend, num_tokens: int, group: ProcessGroup) -> Attend:
         num_tokens: tokens over all ranks of the group, without padding.
         group: n ranks with adjacent parts of the tokens.
     """
+
+    if isinstance(attend, LinearAttend):
+        attend = attend.of_heads(group.rank(), group.size())
 
     def exchanged(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
         # q, k and v travel in one message.
