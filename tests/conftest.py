@@ -1,14 +1,13 @@
 """Fixtures and markers shared by all tests."""
 
 import signal
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.command import Command
-from vitsweep.execution.rank_processes import PRELOADED, fork_server
+from vitsweep.execution.rank_processes import PRELOADED, fork_server, start_fork_server
 
 
 def pytest_configure() -> None:
@@ -25,7 +24,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if session.config.getoption("numprocesses", None):
         return  # this process only hands tests to the workers
     fork_server().set_forkserver_preload([*PRELOADED, "hydra", "vitsweep.report.html"])
-    forkserver.ensure_running()
+    start_fork_server()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,4 +21,5 @@ class CommandConsole(Console):
 def open_console() -> Console:
     """Return a console as wide as the terminal, or wide enough for a table elsewhere."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return CommandConsole(width=None if known else WIDTH_IN_A_FILE)
+    width = None if known else WIDTH_IN_A_FILE
+    return CommandConsole(width=width, markup=False, emoji=False)  # `[fp8]` is text, not a style

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import vitsweep
 from vitsweep.cli.hydra_entry import asks_for_completion, run_hydra
@@ -13,6 +14,7 @@ from vitsweep.errors import ExitCode, VitsweepError, disk_full_error
 def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run what was typed and return the exit code; errors the user can fix print as sentences."""
     try:
+        _require_folder()
         return _dispatch(list(arguments), environment)
     except VitsweepError as error:
         print(error, file=sys.stderr)
@@ -30,9 +32,17 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         )
         return ExitCode.bad_input
     except KeyboardInterrupt:
+        print("Stopped. What was measured is kept; the same command continues.", file=sys.stderr)
         return ExitCode.interrupted
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else ExitCode.ok
+
+
+def _require_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise VitsweepError("The current folder was removed: `cd` to one that exists.") from None
 
 
 def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:

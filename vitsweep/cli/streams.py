@@ -2,8 +2,11 @@
 
 import io
 import os
+import select
 import sys
 from collections.abc import Sequence
+
+from vitsweep.errors import ExitCode
 
 
 def prepare_streams() -> None:
@@ -33,12 +36,12 @@ def as_typed(arguments: Sequence[str]) -> list[str]:
 
 def reader_has_gone() -> bool:
     """Tell whether nobody reads the output any more (`| head`); the rest of it is dropped then."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    watched = select.poll()
+    watched.register(sys.stdout.fileno(), 0)
+    if not any(event & select.POLLERR for _, event in watched.poll(0)):
+        return False
+    _drop_output()
+    return True
 
 
 def flush(code: int) -> int:
@@ -48,9 +51,15 @@ def flush(code: int) -> int:
         `code`, or 2 where the output cannot be written, such as to a full disk.
     """
     try:
-        reader_has_gone()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
     except OSError as error:
         print(f"The output cannot be written ({error.strerror}).", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 2
+        _drop_output()
+        return ExitCode.bad_input
     return code
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,6 +5,7 @@ It stands in composition, which needs `axes`, `cells` and `zip` to expand a grid
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -115,6 +116,8 @@ def _name_problem(name: str) -> str:
         fault = f"contains {', '.join(f'`{c!r}`'.replace(chr(39), '') for c in dict.fromkeys(bad))}"
     elif len(name.encode()) > _LONGEST_NAME_BYTES:
         fault = f"is longer than {_LONGEST_NAME_BYTES} bytes"
+    elif not _is_encodable(name):
+        fault = "holds letters that folders cannot have in this locale (try `LC_ALL=C.UTF-8`)"
     else:
         return ""
     shown = name if name.isprintable() else repr(name)
@@ -122,6 +125,14 @@ def _name_problem(name: str) -> str:
         f"`sweep.name={shown}` {fault}, but it names a folder: use letters, digits, `.`, `_` and "
         "`-`, such as `sweep.name=first_try`; `sweep.folder` says where the folder lies."
     )
+
+
+def _is_encodable(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _folder_problem(folder: str) -> str:

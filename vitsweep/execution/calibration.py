@@ -2,12 +2,14 @@
 
 import json
 import secrets
+import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitsweep.execution.process_setup import end_with_launcher
+from vitsweep.execution.process_setup import end_with_launcher, exit_now
 from vitsweep.execution.rank_processes import (
     LocalRanks,
     Ranks,
@@ -85,7 +87,14 @@ def calibrate_rank(
     from vitsweep.measure.calibrate import calibrate
 
     end_with_launcher()
-    with joined_process_group(cell, rank, local_rank, init_method) as world:
-        rates: dict[str, Any] = calibrate(world)
-        if rank == 0:
-            write_atomically(Path(answer), json.dumps(rates))
+    own_limit = replace(cell.measurement, timeout_min=TIMEOUT_S / 60)  # not that of the cell's runs
+    try:
+        with joined_process_group(
+            replace(cell, measurement=own_limit), rank, local_rank, init_method
+        ) as world:
+            rates: dict[str, Any] = calibrate(world)
+            if rank == 0:
+                write_atomically(Path(answer), json.dumps(rates))
+    except Exception as error:  # cells run without these rates
+        print(f"Calibration of rank {rank} failed: {error}", file=sys.stderr)
+        exit_now(1)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -119,6 +120,8 @@ class LocalRanks:
             for local_rank, rank in enumerate(ranks)
         ]
         try:
+            if isinstance(context, ForkServerContext):
+                start_fork_server()
             for process in self._processes:
                 process.start()
                 self._keep_handle(process)
@@ -214,11 +217,27 @@ def _kill_orphans(handles: Sequence[psutil.Process]) -> None:
 
 
 def fork_server() -> ForkServerContext:
-    """Start (or reach) the process that has imported torch; every run is forked from it."""
+    """Return the context whose server has imported torch; every run is forked from it."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # keeps the profiler's messages out of the logs
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
+
+
+def start_fork_server() -> None:
+    """Start the server unless it runs: it never gets Ctrl-C, which would interrupt its imports.
+
+    Its resource tracker removes the semaphores of killed ranks without a warning for each.
+    """
+    quiet = "ignore:resource_tracker:UserWarning"
+    filters = os.environ.get("PYTHONWARNINGS", "")
+    if quiet not in filters:
+        os.environ["PYTHONWARNINGS"] = f"{filters},{quiet}".lstrip(",")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def context_for(cell: CellSpec) -> Context:

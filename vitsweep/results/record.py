@@ -1,6 +1,7 @@
 """RunRecord: one cell measured once, as JSON; every table is made from these records."""
 
 import json
+import re
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -9,6 +10,8 @@ from typing import Any
 from vitsweep.results.upgrade import SCHEMA_VERSION, NewerSchemaError, upgraded
 
 __all__ = ["SCHEMA_VERSION", "NewerSchemaError", "RunRecord", "Status", "utc_now"]
+
+_MANY_DIGITS = re.compile(r"\d{19}")
 
 
 class Status(StrEnum):
@@ -81,7 +84,7 @@ class RunRecord:
             NewerSchemaError: the record is of a later schema.
             ValueError: the text is not a whole record.
         """
-        tree = json.loads(text, parse_constant=lambda _: None)
+        tree = parsed_json(text)
         if not isinstance(tree, dict) or type(tree.get("schema_version")) is not int:
             raise ValueError("not a run record")
         tree = upgraded(tree)
@@ -112,6 +115,22 @@ class RunRecord:
             "failed_rank": self.failed_rank,
         }
         return head | self.spec | self.metrics | self.validity | self.environment
+
+
+def parsed_json(text: str) -> Any:
+    """Read JSON; numbers that are not finite are None, integers that no column holds are floats.
+
+    Raises:
+        ValueError: the text is no JSON.
+    """
+    parse_int = column_number if _MANY_DIGITS.search(text) else None  # it makes reading slower
+    return json.loads(text, parse_constant=lambda _: None, parse_int=parse_int)
+
+
+def column_number(digits: str) -> int | float:
+    """Return an integer, or a float where it has more than the 64 bits of a column."""
+    number = int(digits)
+    return number if abs(number) < 2**63 else float(number)
 
 
 def utc_now() -> str:

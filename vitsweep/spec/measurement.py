@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 NOT_IDENTITY = {"identity": False}
 """Marks fields that change how sure a number is, not the number: they stay out of the cell id."""
@@ -11,6 +11,7 @@ NOT_IDENTITY = {"identity": False}
 MIN_BLOCKS = 3
 """With fewer blocks no interval is shown: Student's t with one degree of freedom is too wide."""
 
+MINUTES_PER_YEAR = 525_600
 AUTO_WARMUP_SECONDS = {"cpu": 0.2, "cuda": 3.0}
 AUTO_SECONDS = {"cpu": 0.5, "cuda": 5.0}
 """Device type -> seconds where a choice says `auto`. Clocks and loaders of a GPU settle in seconds."""
@@ -43,4 +44,4 @@ class Measurement:
     blocks: Annotated[int, Ge(1)] = field(metadata=NOT_IDENTITY)
     prove: Literal["twin", "none"] = field(metadata=NOT_IDENTITY)
     trace: bool = field(metadata=NOT_IDENTITY)
-    timeout_min: Annotated[float, Gt(0)] = field(metadata=NOT_IDENTITY)
+    timeout_min: Annotated[float, Gt(0), Le(MINUTES_PER_YEAR)] = field(metadata=NOT_IDENTITY)

@@ -1,6 +1,5 @@
 """The records of one sweep folder as rows."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import yaml
 from pandas import DataFrame
 
+from vitsweep.results.record import column_number, parsed_json
 from vitsweep.results.store import Store
 
 
@@ -42,8 +42,9 @@ def _known(folder: Path) -> dict[str, Any]:
     """Return the row of a cell that never ran: its record, or its frozen spec."""
     record, frozen = folder / "record.json", folder / "cell.yaml"
     if record.exists():
-        known: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        known: dict[str, Any] = parsed_json(record.read_text(encoding="utf-8"))
         return known
     parts = yaml.safe_load(frozen.read_text(encoding="utf-8"))["cell"] if frozen.exists() else {}
     choices = {k: v["name"] for k, v in parts.items() if isinstance(v, dict) and "name" in v}
-    return choices | {k: v for k, v in parts.items() if not isinstance(v, dict)}
+    values = {k: v for k, v in parts.items() if not isinstance(v, dict)}
+    return choices | {k: column_number(str(v)) if type(v) is int else v for k, v in values.items()}

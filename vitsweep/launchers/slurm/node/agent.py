@@ -4,7 +4,6 @@ It imports no torch itself: its fork server does so once, and the ranks of every
 that. On the first node the same command is also the job's coordinator, with the agent as its child.
 """
 
-import multiprocessing.forkserver
 import os
 import signal
 import sys
@@ -18,7 +17,13 @@ from typing import Any
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.calibration import calibrate_rank
 from vitsweep.execution.frozen_cell import read_cell
-from vitsweep.execution.rank_processes import LocalRanks, RankEnd, context_for, fork_server
+from vitsweep.execution.rank_processes import (
+    LocalRanks,
+    RankEnd,
+    context_for,
+    fork_server,
+    start_fork_server,
+)
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.execution.worker import rank_main
 from vitsweep.launchers.slurm.node.coordinator import coordinate
@@ -51,7 +56,7 @@ def main(folder: Path) -> int:
 def run_agent(env: JobEnvironment, folder: Path) -> int:
     """Follow the coordinator's orders until it shuts down or is gone; return the exit code."""
     fork_server()
-    multiprocessing.forkserver.ensure_running()
+    start_fork_server()
     try:
         connection = connect(env, env.key(folder), SECONDS_TO_CONNECT)
     except VitsweepError as error:
