@@ -11,14 +11,19 @@ from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
+from vitsweep.measure.device_name import device_name
 from vitsweep.planning.blocks import runs_per_cell
-from vitsweep.planning.detectable_effect import describe_detectable_effect, noise_of
+from vitsweep.planning.detectable_effect import (
+    describe_detectable_effect,
+    noise_of,
+    noise_of_other_sweep,
+)
 from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.provenance import code_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.store import Store
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.machine import HERE, Machine
 
 
 def plan(
@@ -46,7 +51,10 @@ def plan(
     console = open_console()
     _show(rows, store, console)
     baselines = (store.baselines() if runs else {}) | sweep_plan.baselines
-    if sentence := describe_detectable_effect(sweep_plan, noise_of(runs, baselines)):
+    noise = noise_of(runs, baselines)
+    if not noise.num_ratios and sweep_plan.runnable and machine.described_by == HERE:
+        noise = noise_of_other_sweep(store, device_name(machine.device))
+    if sentence := describe_detectable_effect(sweep_plan, noise):
         console.print(sentence, highlight=False)
     return rows
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from vitsweep.spec.resources import Device
 
+HERE = "this machine"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -20,7 +22,7 @@ class Machine:
     device: Device
     cores_per_node: int
     devices_per_node: int
-    described_by: str = "this machine"
+    described_by: str = HERE
 
     @classmethod
     def here(cls) -> "Machine":
