@@ -1,14 +1,17 @@
 """Ratios within blocks: per block, over all blocks of a cell, and between cells that share none."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import exp, nan, sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 from pandas import DataFrame, Series
 from scipy.special import stdtr, stdtrit
 
 from vitsweep.spec.measurement import MIN_BLOCKS as MIN_BLOCKS  # for the tables that use ratios
+
+Floats = NDArray[np.float64]
 
 LEVEL = 0.05
 """A claim needs a Holm-adjusted p-value below it; the interval is the 95 % one."""
@@ -98,9 +101,7 @@ def estimate(ratios: DataFrame, key: str = "cell_id") -> DataFrame:
 
 def holm(p_values: Series) -> Series:
     """Return Holm's step-down adjusted p-values; missing ones stay missing and do not count."""
-    known = p_values.dropna().astype(float).sort_values()
-    factors = np.arange(len(known), 0, -1)
-    return (known * factors).cummax().clip(upper=1.0).reindex(p_values.index)
+    return Series(adjusted(p_values.to_numpy(float, na_value=np.nan))[0], p_values.index)
 
 
 def holm_level(p_values: Series) -> Series:
@@ -110,12 +111,23 @@ def holm_level(p_values: Series) -> Series:
     the adjusted p-value is below `LEVEL`. With m p-values, the i-th smallest is tested at LEVEL / (m - i + 1)
     until one is not rejected; that one and all larger ones at the same level.
     """
-    known = p_values.dropna().astype(float).sort_values()
+    return Series(adjusted(p_values.to_numpy(float, na_value=np.nan))[1], p_values.index)
+
+
+def adjusted(p_values: Floats) -> tuple[Floats, Floats]:
+    """Return `holm` and `holm_level` of an array of p-values; NaN where a p-value is NaN."""
+    order = np.argsort(p_values, kind="stable")  # NaN last
+    known = p_values[order[: np.count_nonzero(~np.isnan(p_values))]]
     left = np.arange(len(known), 0, -1)
-    accepted = np.flatnonzero(known.to_numpy() * left >= LEVEL)
+    found = np.full((2, len(p_values)), np.nan)
+    found[0, : len(known)] = np.minimum(np.maximum.accumulate(known * left), 1.0)
+    accepted = np.flatnonzero(known * left >= LEVEL)
     if len(accepted):
         left[accepted[0] :] = left[accepted[0]]
-    return Series(LEVEL / left, known.index, dtype=float).reindex(p_values.index)
+    found[1, : len(known)] = LEVEL / left
+    unsorted = np.empty_like(found)
+    unsorted[:, order] = found
+    return unsorted[0], unsorted[1]
 
 
 def interval(table: DataFrame, level: "Series | float", blocks: str = "num_blocks") -> DataFrame:
@@ -214,24 +226,45 @@ def selection_adjusted(ratios: DataFrame) -> float:
     Args:
         ratios: rows `cell_id, sweep, device, block, log_ratio` of the cells that are compared.
     """
-    table = ratios.sort_values("cell_id", kind="stable")
-    cell = np.unique(table["cell_id"].to_numpy(str), return_inverse=True)[1]
-    block = table.groupby(BLOCK, observed=True, sort=False).ngroup().to_numpy()
-    logs = table["log_ratio"].to_numpy(float)
-    count, total = np.bincount(cell), np.bincount(cell, weights=logs)
-    order = np.argsort(-total / np.maximum(count, 1), kind="stable")
-    kept = []
-    by_block = np.argsort(block, kind="stable")
-    for every in np.split(by_block, np.flatnonzero(np.diff(block[by_block])) + 1):
-        rows = every[count[cell[every]] > 1]
-        if not len(rows):
-            continue
-        members = cell[rows]
-        without = (total[members] - logs[rows]) / (count[members] - 1)
-        best = int(without.argmax())
-        # a cell that has no run in this block may be better still: then nothing is learnt here
-        first = order[: len(every) + 1]
-        others = first[~np.isin(first, cell[every])]
-        if not len(others) or total[others[0]] / count[others[0]] <= without[best]:
-            kept.append(logs[rows[best]])
-    return exp(float(np.mean(kept))) if kept else nan
+    return SelectionAdjustment(ratios).of(set(ratios["cell_id"]))
+
+
+class SelectionAdjustment:
+    """`selection_adjusted` for many sets of cells, from one table of log ratios."""
+
+    def __init__(self, ratios: DataFrame) -> None:
+        names, codes = np.unique(ratios["cell_id"].to_numpy(str), return_inverse=True)
+        by_cell = np.argsort(codes, kind="stable")
+        self._code = {str(name): code for code, name in enumerate(names)}
+        self._first_row = np.searchsorted(codes[by_cell], np.arange(len(names) + 1))
+        self._cell = codes[by_cell]
+        blocks = ratios.groupby(BLOCK, observed=True, sort=False).ngroup().to_numpy()
+        self._block = blocks[by_cell]
+        self._log = ratios["log_ratio"].to_numpy(float)[by_cell]
+
+    def of(self, cells: Iterable[str]) -> float:
+        """Return the figure for the best of some cells."""
+        codes = sorted(self._code[str(cell)] for cell in cells if str(cell) in self._code)
+        slices = [np.arange(*self._first_row[code : code + 2]) for code in codes]
+        if not slices:
+            return nan
+        used = np.concatenate(slices)
+        cell = np.unique(self._cell[used], return_inverse=True)[1]
+        block, logs = self._block[used], self._log[used]
+        count, total = np.bincount(cell), np.bincount(cell, weights=logs)
+        order = np.argsort(-total / np.maximum(count, 1), kind="stable")
+        kept = []
+        by_block = np.argsort(block, kind="stable")
+        for every in np.split(by_block, np.flatnonzero(np.diff(block[by_block])) + 1):
+            rows = every[count[cell[every]] > 1]
+            if not len(rows):
+                continue
+            members = cell[rows]
+            without = (total[members] - logs[rows]) / (count[members] - 1)
+            best = int(without.argmax())
+            # a cell that has no run in this block may be better still: then nothing is learnt here
+            first = order[: len(every) + 1]
+            others = first[~np.isin(first, cell[every])]
+            if not len(others) or total[others[0]] / count[others[0]] <= without[best]:
+                kept.append(logs[rows[best]])
+        return exp(float(np.mean(kept))) if kept else nan

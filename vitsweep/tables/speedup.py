@@ -1,9 +1,10 @@
 """The speedup of every cell over its baseline, with interval and claim."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
-from pandas import DataFrame, Series
+from numpy.typing import NDArray
+from pandas import DataFrame, Series, factorize
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
@@ -11,18 +12,19 @@ from vitsweep.tables.checks import SEPARATOR, checked_cells, checked_runs, separ
 from vitsweep.tables.ratios import (
     LEVEL,
     MIN_BLOCKS,
+    SelectionAdjustment,
+    adjusted,
     estimate,
-    holm,
-    holm_level,
     interval,
     log_ratios,
     log_throughput_per_block,
-    selection_adjusted,
 )
 from vitsweep.tables.status import counted, final_status
 
 Families = Sequence[Collection[str]]
 """The cells of each command of a sweep, oldest first."""
+
+Integers = NDArray[np.int64]
 
 UNSHOWN = "no difference shown"
 CLAIMS = ("faster", "slower", "probably faster", "probably slower", UNSHOWN)
@@ -85,11 +87,12 @@ def compare_rows(
     table = DataFrame({"cell_id": Series(cells, dtype=object)}).assign(
         baseline_cell_id=Series([baselines.get(cell) for cell in cells], dtype=object)
     )
-    per_block = log_throughput_per_block(counted(runs))
+    good = counted(runs)
+    per_block = log_throughput_per_block(good)
     ratios = log_ratios(per_block, baselines)
     return (
         table.merge(estimate(ratios), on="cell_id", how="left")
-        .pipe(_with_unpaired, counted(runs), baselines)
+        .pipe(_with_unpaired, good, baselines)
         .pipe(_baseline_is_one, set(per_block["cell_id"]))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
         .pipe(_with_family, ratios, original, families)
@@ -101,43 +104,49 @@ def _with_family(
     table: DataFrame, ratios: DataFrame, original: Mapping[str, str], families: Families
 ) -> DataFrame:
     """Add what depends on the family: `p_holm, claim_low, claim_high, family_size` and the best."""
-    plain = table["cell_id"].map(lambda c: original.get(c, c))
     columns = ["p_holm", "_level", "family_size", "selection_adjusted_speedup"]
-    found = DataFrame(np.nan, index=table.index, columns=columns, dtype=float)
-    tested = table[table["p_value"].notna()]
-    named = {cell for family in families for cell in family}
-    alone = tested.groupby("baseline_cell_id")["cell_id"].transform("size") == 1
-    single = tested[alone]
-    found.loc[single.index, "p_holm"] = single["p_value"]
-    found.loc[single.index, "_level"] = LEVEL
-    found.loc[single.index, "family_size"] = 1
-    found.loc[single.index, "selection_adjusted_speedup"] = single["speedup"]
-    tested = tested[~alone]
-    rest = tested.index[~plain[tested.index].isin(named)]
-    of_baseline = {str(base): some for base, some in ratios.groupby("baseline_cell_id")}
-    for members in [tested.index[plain[tested.index].isin(set(f))] for f in families] + [rest]:
-        for _, group in tested.loc[members].groupby("baseline_cell_id", sort=False):
-            found.loc[group.index, "p_holm"] = holm(group["p_value"])
-            found.loc[group.index, "_level"] = holm_level(group["p_value"])
-            found.loc[group.index, "family_size"] = len(group)
-            found.loc[group.index, "selection_adjusted_speedup"] = np.nan
-            best = group["speedup"].idxmax()
-            found.loc[best, "selection_adjusted_speedup"] = _adjusted(group, of_baseline)
-    ends = interval(table.assign(num_blocks=table["num_blocks"].astype(float)), found["_level"])
+    found = np.full((len(table), len(columns)), np.nan)
+    p_value, speedup = (table[c].to_numpy(float, na_value=np.nan) for c in ("p_value", "speedup"))
+    selection, cells = SelectionAdjustment(ratios), table["cell_id"].to_numpy()
+    for rows in _families(table, original, families):
+        found[rows, 0], found[rows, 1] = adjusted(p_value[rows])
+        found[rows, 2], found[rows, 3] = len(rows), np.nan
+        best = rows[speedup[rows].argmax()]
+        found[best, 3] = speedup[best] if len(rows) == 1 else selection.of(cells[rows])
+    known = DataFrame(found, index=table.index, columns=columns)
+    ends = interval(table.assign(num_blocks=table["num_blocks"].astype(float)), known["_level"])
     return table.assign(
-        p_holm=found["p_holm"],
-        claim_low=ends["low"].where(found["p_holm"].notna()),
-        claim_high=ends["high"].where(found["p_holm"].notna()),
-        family_size=found["family_size"].astype("Int64"),
-        selection_adjusted_speedup=found["selection_adjusted_speedup"],
+        p_holm=known["p_holm"],
+        claim_low=ends["low"].where(known["p_holm"].notna()),
+        claim_high=ends["high"].where(known["p_holm"].notna()),
+        family_size=known["family_size"].astype("Int64"),
+        selection_adjusted_speedup=known["selection_adjusted_speedup"],
     )
 
 
-def _adjusted(group: DataFrame, ratios: Mapping[str, DataFrame]) -> float:
-    if len(group) == 1:
-        return float(group["speedup"].iloc[0])
-    some = ratios[str(group["baseline_cell_id"].iloc[0])]
-    return selection_adjusted(some[some["cell_id"].isin(set(group["cell_id"]))])
+def _families(
+    table: DataFrame, original: Mapping[str, str], families: Families
+) -> Iterator[Integers]:
+    """Yield the rows of each family: the tested cells of one baseline that one command compared.
+
+    A cell that several commands name is in the family of each, the latest of them last. Cells that no
+    command names, and the only cell of a baseline, are families too.
+    """
+    tested = np.flatnonzero(table["p_value"].notna().to_numpy())
+    base = factorize(table["baseline_cell_id"].astype(object))[0]
+    size = np.bincount(base[tested] + 1, minlength=len(table) + 1)[base + 1]
+    alone, rest = tested[size[tested] == 1], tested[size[tested] > 1]
+    yield from alone[:, None]
+    row_of: dict[str, list[int]] = {}
+    for row, cell in zip(rest, table["cell_id"].iloc[rest], strict=True):
+        row_of.setdefault(original.get(cell, cell), []).append(row)
+    unnamed = row_of.keys() - {cell for family in families for cell in family}
+    for family in [*families, unnamed]:
+        rows = np.array(sorted(row for cell in family for row in row_of.get(cell, ())), dtype=int)
+        rows = rows[np.argsort(base[rows], kind="stable")]
+        for group in np.split(rows, np.flatnonzero(np.diff(base[rows])) + 1):
+            if len(group):
+                yield group
 
 
 def _with_unpaired(
@@ -208,31 +217,38 @@ def with_equal_claims(cells: DataFrame, margin: float = 0.02) -> DataFrame:
 
 
 def _notes(table: DataFrame, runs: DataFrame, original: Mapping[str, str]) -> Series:
+    base = table["baseline_cell_id"]
+    compared = base.map(lambda b: isinstance(b, str)) & (base != table["cell_id"])
+    without_pairs = table[compared & (table["num_blocks"] == 0)]
+    if without_pairs.empty:
+        return Series("", table.index, dtype=object)
     status = final_status(runs).set_index("cell_id")["status"].map(str).to_dict()
     devices = _devices(runs)
 
-    def note(cell: str, baseline: str | None, speedup: float, pairs: int) -> str:
-        compared = isinstance(baseline, str) and baseline != cell and not pairs
-        if not compared or status.get(cell) != Status.measured:
+    def note(cell: str, baseline: str, speedup: float) -> str:
+        if status.get(cell) != Status.measured:
             return ""
-        name = original.get(str(baseline), str(baseline))
+        name = original.get(baseline, baseline)
         if speedup == speedup:
             return f"unpaired: its baseline {name} ran in other jobs"
         elsewhere = sorted(devices.get(name, set()) - devices.get(original.get(cell, cell), set()))
-        other = status.get(str(baseline), "never run")
+        other = status.get(baseline, "never run")
         if elsewhere and other in ("never run", Status.measured):
             return f"no speedup: its baseline {name} ran on another device ({', '.join(elsewhere)})"
         if other != Status.measured:
             return f"no speedup: its baseline {name} is {other.replace('_', ' ')}"
         return f"no speedup: it never shared a block with its baseline {name}"
 
-    columns = (table[c] for c in ("cell_id", "baseline_cell_id", "speedup", "num_blocks"))
+    columns = (without_pairs[c] for c in ("cell_id", "baseline_cell_id", "speedup"))
     notes = [note(*row) for row in zip(*columns, strict=True)]
-    return Series(notes, index=table.index, dtype=object)
+    return Series(notes, without_pairs.index, dtype=object).reindex(table.index, fill_value="")
 
 
 def _devices(runs: DataFrame) -> dict[str, set[str]]:
     """Return the devices on which each cell was measured, by its own id."""
     good = runs[(runs["status"] == Status.measured) & runs["device"].notna()]
-    plain = good["cell_id"].map(lambda cell: str(cell).partition(SEPARATOR)[0])
-    return {str(c): set(map(str, d)) for c, d in good["device"].groupby(plain) if any(map(bool, d))}
+    found: dict[str, set[str]] = {}
+    for cell, device in dict.fromkeys(zip(good["cell_id"], good["device"], strict=True)):
+        if device:
+            found.setdefault(str(cell).partition(SEPARATOR)[0], set()).add(str(device))
+    return found
