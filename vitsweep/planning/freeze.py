@@ -1,6 +1,5 @@
 """Writing a sweep folder: every cell with its configuration and code, frozen before anything runs."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +12,7 @@ from vitsweep.execution.frozen_cell import frozen_document
 from vitsweep.planning.provenance import command_line
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, make_sweep_plan
 from vitsweep.results.record import Status, utc_now
-from vitsweep.results.store import Store, write_atomically
+from vitsweep.results.store import Store
 from vitsweep.spec.flatten import flatten
 from vitsweep.spec.machine import Machine
 
@@ -86,5 +85,4 @@ def _record_invalid(store: Store, entry: PlannedCell) -> None:
         "status": str(Status.invalid),
         "reason": " ".join(entry.reasons),
     }
-    path = store.cell(entry.cell_id) / "record.json"
-    write_atomically(path, json.dumps(row | flatten(entry.spec), indent=1))
+    store.keep_row(row | flatten(entry.spec))

@@ -26,7 +26,8 @@ def collect(store: Store) -> DataFrame:
     _write_parquet(table, store.root / "cells.parquet")
     write_if_changed(store.root / "cells.csv", table.to_csv(index=False))
     for row in json.loads(table.to_json(orient="records", date_format="iso")):
-        write_if_changed(store.cell(row["cell_id"]) / "record.json", json.dumps(row, indent=1))
+        store.keep_row(row)
+    store.update_index(records)
     return table
 
 

@@ -87,7 +87,15 @@ class RunRecord:
         tree = parsed_json(text)
         if not isinstance(tree, dict) or type(tree.get("schema_version")) is not int:
             raise ValueError("not a run record")
-        tree = upgraded(tree)
+        return cls.from_tree(upgraded(tree))
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> "RunRecord":
+        """Read the parsed JSON of a record of this schema.
+
+        Raises:
+            ValueError: it is not a whole record.
+        """
         known = {f.name for f in fields(cls)}
         try:
             record = cls(

@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.record import NewerSchemaError, RunRecord
+from vitsweep.results.record import SCHEMA_VERSION, NewerSchemaError, RunRecord, parsed_json
+from vitsweep.results.record_index import MIN_NEW_RECORDS, RecordIndex, Version
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -43,6 +44,7 @@ class Store:
     cells/<cell_id>/attempts.jsonl       start and end of every attempt, with exit codes
     cells/<cell_id>/runs/<run_id>.json   one record per run
     cells/<cell_id>/record.json          the cell's one row
+    runs.index                           the run records once more, see `results.record_index`
     runs.parquet samples.parquet cells.parquet cells.csv report/     made from the records
     ```
 
@@ -54,6 +56,8 @@ class Store:
         self.root = root
         self.cells = root / "cells"
         self._parsed: dict[str, tuple[tuple[int, int, int], RunRecord]] = {}
+        self._index: RecordIndex | None = None
+        self._not_indexed: dict[str, Version] = {}
         self._commands: tuple[int, list[dict[str, Any]]] | None = None
 
     @property
@@ -132,6 +136,30 @@ class Store:
             self.save_run(run)  # the one on disk was damaged
         return run
 
+    def keep_row(self, row: dict[str, Any]) -> None:
+        """Write a cell's `record.json`: its row of the table, or why it has no run.
+
+        It can be made again, so the disk is not waited for.
+        """
+        text = json.dumps(row, separators=(",\n ", ": "))  # `indent` would be ten times slower
+        path = self.cell(row["cell_id"]) / "record.json"
+        write_if_changed(path, f"{{\n {text[1:-1]}\n}}", durable=False)
+
+    def kept_row(self, cell_id: str) -> dict[str, Any]:
+        """Return what `record.json` of a cell says; {} where there is none."""
+        try:
+            row: dict[str, Any] = parsed_json((self.cell(cell_id) / "record.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return row
+
+    def cells_without_runs(self) -> Iterator[str]:
+        """Yield the ids of the cells that have no run record, in order."""
+        for path in _sorted_paths(self.cells):
+            cell_id = os.path.basename(path)
+            if not any(self._run_paths(cell_id)):
+                yield cell_id
+
     def runs(self, cell_id: str = "*") -> Iterator[RunRecord]:
         """Yield every readable run record; damaged ones are named in a warning and left out.
 
@@ -166,11 +194,34 @@ class Store:
         known = self._parsed.get(path)
         if known is not None and known[0] == version:
             return known[1]
-        with open(path, encoding="utf-8") as handle:
-            record = RunRecord.from_json(handle.read())
+        record = self._read(path, Version(status.st_size, status.st_mtime_ns))
         if path in self._parsed or len(self._parsed) < MOST_KEPT_RECORDS:
             self._parsed[path] = (version, record)
         return record
+
+    def _read(self, path: str, version: Version) -> RunRecord:
+        if self._index is None:
+            self._index = RecordIndex(self.root, SCHEMA_VERSION)
+        name = path.removeprefix(f"{self.cells}{os.sep}")
+        if tree := self._index.record(name, version):
+            return RunRecord.from_tree(tree)
+        with open(path, encoding="utf-8") as handle:
+            record = RunRecord.from_json(handle.read())
+        self._not_indexed[name] = version
+        return record
+
+    def update_index(self, records: Iterable[RunRecord]) -> None:
+        """Add to `runs.index` those records that were read from files of their own, if they are many.
+
+        Args:
+            records: what `runs` returned.
+        """
+        if self._index is None or len(self._not_indexed) < MIN_NEW_RECORDS:
+            return
+        names = ((f"{record.cell_id}/runs/{record.run_id}.json", record) for record in records)
+        new = self._not_indexed
+        self._index.append((name, new[name], vars(r)) for name, r in names if name in new)
+        self._index, self._not_indexed = None, {}
 
     def append_command(self, entry: dict[str, Any]) -> None:
         """Add a command to `commands.jsonl`."""
@@ -229,14 +280,14 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_if_changed(path: Path, text: str) -> bool:
+def write_if_changed(path: Path, text: str, *, durable: bool = True) -> bool:
     """Write atomically unless the file has this text already; return whether it was written."""
     try:
         if path.read_text(encoding="utf-8") == text:
             return False
     except (OSError, UnicodeDecodeError):
         pass
-    write_atomically(path, text)
+    write_atomically(path, text, durable=durable)
     return True
 
 

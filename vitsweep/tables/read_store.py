@@ -1,13 +1,11 @@
 """The records of one sweep folder as rows."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-import yaml
 from pandas import DataFrame
 
-from vitsweep.results.record import column_number, parsed_json
+from vitsweep.results.record import column_number
 from vitsweep.results.store import Store
 
 
@@ -17,9 +15,11 @@ def runs_of(store: Store) -> DataFrame:
 
 
 def unrun_of(store: Store) -> DataFrame:
-    """Return the cells that have no run: invalid ones (see `record.json`), and those not run yet."""
-    folders = [f for f in sorted(store.cells.glob("*")) if not any(f.glob("runs/*.json"))]
-    rows = [{"cell_id": f.name, "sweep": store.name, "status": None} | _known(f) for f in folders]
+    """Return the cells that have no run: invalid, never started (see `record.json`), or waiting."""
+    rows = [
+        {"cell_id": cell_id, "sweep": store.name, "status": None} | _known(store, cell_id)
+        for cell_id in store.cells_without_runs()
+    ]
     return DataFrame(rows)
 
 
@@ -38,13 +38,13 @@ def from_rows(rows: Iterable[dict[str, Any]]) -> DataFrame:
     return DataFrame(columns)
 
 
-def _known(folder: Path) -> dict[str, Any]:
-    """Return the row of a cell that never ran: its record, or its frozen spec."""
-    record, frozen = folder / "record.json", folder / "cell.yaml"
-    if record.exists():
-        known: dict[str, Any] = parsed_json(record.read_text(encoding="utf-8"))
-        return known
-    parts = yaml.safe_load(frozen.read_text(encoding="utf-8"))["cell"] if frozen.exists() else {}
+def _known(store: Store, cell_id: str) -> dict[str, Any]:
+    """Return the row of a cell that never ran: its kept row, with its frozen choices if it has none."""
+    row = store.kept_row(cell_id)
+    if "model" in row or not (store.cell(cell_id) / "cell.yaml").exists():
+        return row
+    parts = store.frozen(cell_id)["cell"]
     choices = {k: v["name"] for k, v in parts.items() if isinstance(v, dict) and "name" in v}
     values = {k: v for k, v in parts.items() if not isinstance(v, dict)}
-    return choices | {k: column_number(str(v)) if type(v) is int else v for k, v in values.items()}
+    numbers = {k: column_number(str(v)) for k, v in values.items() if type(v) is int}
+    return choices | values | numbers | row

@@ -28,6 +28,9 @@ COLOURS = {
 MANY = 4
 """With more varying columns than this the results no longer fit a terminal."""
 
+MOST_PRINTED = 100
+"""Rows of a table on a terminal; more would take seconds to lay out, and nobody reads them there."""
+
 FAMILY = "among all"
 """Heading of the interval that belongs to the claim among all cells of its family."""
 
@@ -70,8 +73,12 @@ def ranked(cells: DataFrame) -> DataFrame:
 
 
 def printed(cells: DataFrame, title: str | None = None) -> Table:
-    """Return the table for a terminal, coloured by claim."""
-    return as_table(presented(cells), title, _style)
+    """Return the table for a terminal, coloured by claim; of many cells only the first ones."""
+    text = presented(cells)
+    table = as_table(text.head(MOST_PRINTED), title, _style)
+    if len(text) > MOST_PRINTED:
+        table.caption = f"The best {MOST_PRINTED} of {len(text)} cells; all are in `cells.csv`."
+    return table
 
 
 def as_table(

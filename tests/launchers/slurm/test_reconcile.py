@@ -75,7 +75,9 @@ def first_run_start(store: Store) -> dict[str, Any]:
 
 
 def rows(store: Store) -> list[tuple[str, str]]:
-    return [(str(run.status), run.reason) for run in store.runs()]
+    """Status and reason of the cells that do not wait any more."""
+    table = cells_of(store).dropna(subset="status")
+    return [(str(row["status"]), str(row["reason"])) for row in table.to_dict("records")]
 
 
 @pytest.mark.parametrize(
@@ -255,6 +257,34 @@ def test_an_array_without_an_id_is_not_given_up_while_slurm_does_not_answer(
     monkeypatch.setattr(poll, "submitted_scripts", dict)
     assert [state.state for state in reconcile(store)] == ["gone"]
     assert "submitting command died" in rows(store)[0][1]
+
+
+def test_a_cell_that_a_new_job_will_run_is_waiting_again(store, slurm, capsys):
+    slurm["7_0"] = SlurmJob(state="CANCELLED", reason="by 0")
+    reconcile(store)
+    show = import_module("vitsweep.cli.status").run
+    assert show([str(store.root)]) == 3
+    assert "killed 2" in capsys.readouterr().out
+    [folder] = store.root.glob("jobs/*")
+    again = folder.with_name("b")
+    again.mkdir()
+    for name in ("tasks.jsonl", "array.json"):
+        (again / name).write_text((folder / name).read_text())
+    (again / "slurm_id").write_text("8")
+    slurm["8_0"] = SlurmJob(state="PENDING")
+    assert show([str(store.root)]) == 0
+    assert "waiting 2" in capsys.readouterr().out
+
+
+def test_reasons_of_very_many_cells_are_counted(store, slurm, monkeypatch, capsys):
+    slurm["7_0"] = SlurmJob(state="CANCELLED", reason="by 0")
+    monkeypatch.setattr("vitsweep.launchers.slurm.state.job_control.MOST_CELLS_LISTED", 1)
+    for cell in store.cells.iterdir():
+        store.keep_row({"cell_id": cell.name, "status": "killed", "reason": "It was cancelled."})
+    import_module("vitsweep.cli.status").run([str(store.root)])
+    shown = capsys.readouterr().out
+    assert "2 cells (" in shown
+    assert "killed: It was cancelled." in shown
 
 
 @pytest.mark.parametrize("verb", ["status", "collect", "report"])

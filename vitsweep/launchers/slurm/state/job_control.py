@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -11,15 +11,20 @@ from rich.text import Text
 
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.state.job_files import JobArray
-from vitsweep.launchers.slurm.state.poll import JobState, poll
+from vitsweep.launchers.slurm.state.poll import JobState, pending_runs, poll
 from vitsweep.launchers.slurm.state.reconcile import reconcile, runs_to_record
 from vitsweep.launchers.slurm.state.slurm_cli import scancel
-from vitsweep.results.record import Status
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 
 REFRESH_SECONDS = 1.0
 SECONDS_TO_CANCEL = 60.0
 WAITING = "waiting"
+MOST_CELLS_LISTED = 100
+"""Cells whose reasons `status` lists one by one."""
+
+Outcomes = dict[str, tuple[str, str]]
+"""Cell id -> status and reason."""
 
 
 def status(store: Store, watch: bool, console: Console) -> int:
@@ -35,22 +40,23 @@ def status(store: Store, watch: bool, console: Console) -> int:
     """
     if not watch:
         job_states = poll(store)
-        console.print(page(store, job_states))
-        return _exit_code(store, job_states)
+        outcomes = _outcomes(store, job_states)
+        console.print(page(store, job_states, outcomes))
+        return _exit_code(outcomes, job_states)
     with Live(console=console, auto_refresh=False) as live:
         while True:
             start = time.monotonic()
             job_states = poll(store)
-            live.update(page(store, job_states), refresh=True)
+            outcomes = _outcomes(store, job_states)
+            live.update(page(store, job_states, outcomes), refresh=True)
             if not any(state.is_live for state in job_states):
-                return _exit_code(store, job_states)
+                return _exit_code(outcomes, job_states)
             # a large sweep takes seconds to read: at most a third of the time is spent on it
             time.sleep(max(REFRESH_SECONDS, 2 * (time.monotonic() - start)))
 
 
-def page(store: Store, job_states: Sequence[JobState]) -> RenderableType:
+def page(store: Store, job_states: Sequence[JobState], outcomes: Outcomes) -> RenderableType:
     """Return a table of the job arrays, the number of cells by status, and why cells have no result."""
-    outcomes = _outcomes(store)
     counts = Counter(status for status, _ in outcomes.values())
     cells = " · ".join(f"{name} {count}" for name, count in counts.most_common())
     parts: list[RenderableType] = [_arrays_table(job_states)] if job_states else []
@@ -61,11 +67,7 @@ def page(store: Store, job_states: Sequence[JobState]) -> RenderableType:
         parts.append(
             Text(f"Slurm does not answer{where}: the state of its jobs is as they last wrote it.")
         )
-    parts += [
-        Text(f"  {cell_id} {status}: {reason}")
-        for cell_id, (status, reason) in outcomes.items()
-        if status not in (Status.measured, WAITING)
-    ]
+    parts += [Text(f"  {line}") for line in _without_result(outcomes)]
     if hint := reconcile_hint(store, job_states):
         parts.append(Text(hint))
     return Group(*parts)
@@ -112,6 +114,20 @@ def _arrays_table(job_states: Sequence[JobState]) -> Table:
     return table
 
 
+def _without_result(outcomes: Outcomes) -> Iterator[str]:
+    """Yield a line per cell that ended without a measurement; of many, one line per reason."""
+    ended = {c: o for c, o in outcomes.items() if o[0] not in (Status.measured, WAITING)}
+    if len(ended) <= MOST_CELLS_LISTED:
+        for cell_id, (status, reason) in ended.items():
+            yield f"{cell_id} {status}: {reason}"
+        return
+    for (status, reason), count in Counter(ended.values()).most_common(MOST_CELLS_LISTED):
+        example = next(cell_id for cell_id, outcome in ended.items() if outcome == (status, reason))
+        cells = f"{count} cells ({example}, ...)" if count > 1 else example
+        yield f"{cells} {status}: {reason}"
+    yield "All of them are in the table of `vitsweep collect`."
+
+
 def _current_activity(members: Sequence[JobState]) -> str:
     """Return why jobs wait, and up to three of the cells that run."""
     reasons = {s.slurm.reason for s in members if s.state == "waiting" and s.slurm}
@@ -123,20 +139,36 @@ def _current_activity(members: Sequence[JobState]) -> str:
     return ", ".join([*sorted(reasons - {"None", ""}), *cells[:3]])
 
 
-def _outcomes(store: Store) -> dict[str, tuple[str, str]]:
-    """Return cell id -> status and reason, over all its runs."""
-    from vitsweep.tables.load import cells_of
+def _outcomes(store: Store, job_states: Sequence[JobState]) -> Outcomes:
+    """Return cell id -> status and reason, over all its runs.
 
-    return {
-        row["cell_id"]: (str(row["status"] or WAITING), str(row.get("reason") or ""))
-        for row in cells_of(store).to_dict("records")
-    }
+    A cell without a run that a live job will still do is waiting, whatever became of an earlier job.
+    """
+    from pandas import DataFrame
+
+    from vitsweep.tables.status import final_status
+
+    columns = ("cell_id", "status", "reason", "failed_rank", "attempt", "started_at")
+    runs = [(*(getattr(r, c) for c in columns[:-1]), _started_at(r)) for r in store.runs()]
+    outcomes: Outcomes = {}
+    if runs:
+        for row in final_status(DataFrame(runs, columns=columns)).to_dict("records"):
+            outcomes[row["cell_id"]] = str(row["status"]), str(row["reason"])
+    coming = {run.cell_id for run in pending_runs(job_states)}
+    for cell_id in store.cells_without_runs():
+        kept = {} if cell_id in coming else store.kept_row(cell_id)
+        outcomes[cell_id] = str(kept.get("status") or WAITING), str(kept.get("reason") or "")
+    return outcomes
 
 
-def _exit_code(store: Store, job_states: Sequence[JobState]) -> int:
+def _started_at(run: RunRecord) -> str | None:
+    return run.environment.get("started_at")
+
+
+def _exit_code(outcomes: Outcomes, job_states: Sequence[JobState]) -> int:
     if any(state.is_live for state in job_states):
         return 0
-    return 0 if all(status == Status.measured for status, _ in _outcomes(store).values()) else 3
+    return 0 if all(status == Status.measured for status, _ in outcomes.values()) else 3
 
 
 def cancel(store: Store, console: Console) -> int:
@@ -159,7 +191,8 @@ def cancel(store: Store, console: Console) -> int:
     while any(state.is_live for state in reconcile(store)) and time.monotonic() < deadline:
         time.sleep(0.5)
     console.print(f"Cancelled {len(live)} jobs. {errors}", highlight=False)
-    console.print(page(store, poll(store)))
+    job_states = poll(store)
+    console.print(page(store, job_states, _outcomes(store, job_states)))
     return 0
 
 

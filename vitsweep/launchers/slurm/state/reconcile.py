@@ -41,9 +41,10 @@ def reconcile(store: Store, only: Sequence[JobArray] | None = None) -> list[JobS
 
     Jobs that Slurm holds because a node failed while they were launched are released.
 
-    Recorded are the run that was in flight, and one run of every cell that has no record at all. Any
-    number of processes may do so at once. Such a record has a run id of its own, which leaves the
-    run's own id free: if the job was alive after all, its measurement is recorded too, and counts.
+    The run that was in flight gets a record; a cell that has no run at all, because its job never came
+    to it, gets a row that says why. Any number of processes may do so at once. Such a record has a run
+    id of its own, which leaves the run's own id free: if the job was alive after all, its measurement is
+    recorded too, and counts.
 
     Only what acts on a sweep calls this (its launcher, `cancel`, `collect --reconcile`), never what
     only shows it.
@@ -59,8 +60,12 @@ def reconcile(store: Store, only: Sequence[JobArray] | None = None) -> list[JobS
     for state in job_states:
         if _is_held_after_launch_failure(state):
             release(state.job.slurm_id)
+        in_flight = state.events.in_flight or {"run": None}
         for run in runs_to_record(store, state):
-            _record(store, state, run, failure_of_job(state))
+            if run.name == in_flight["run"]:
+                _record(store, state, run, failure_of_job(state))
+            else:
+                _note(store, run, failure_of_job(state))
         if not state.is_live and not state.events.reconciled:
             append_line(state.job.events_path, {"event": "reconciled", "time": time.time()})
     return job_states
@@ -80,7 +85,7 @@ def _is_held_after_launch_failure(state: JobState) -> bool:
 
 
 def runs_to_record(store: Store, state: JobState) -> list[Run]:
-    """Return the runs of a dead job that need a record: in flight, and one per cell that has none."""
+    """Return the runs of a dead job to account for: in flight, and one per cell that has no run."""
     if state.is_live or state.events.reconciled or state.events.is_done:
         return []
     finished, in_flight = state.events.final_statuses(), state.events.in_flight or {"run": None}
@@ -98,8 +103,8 @@ def _has_record(store: Store, cell_id: str) -> bool:
 
 
 def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> None:
-    in_flight = state.events.in_flight or {"run": None}
-    attempt = state.events.num_attempts(run) + (run.name != in_flight["run"])
+    """Record the run that was in flight."""
+    attempt = state.events.num_attempts(run)
     request = RunRequest(
         sweep_folder=store.root,
         cell_id=run.cell_id,
@@ -111,6 +116,13 @@ def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> Non
         environment={"launcher": "slurm", "slurm_job_id": state.job.slurm_id},
     )
     publish(request, read_cell(store, run.cell_id), failure)
+
+
+def _note(store: Store, run: Run, failure: RunFailure) -> None:
+    """Keep why a cell that never started has no run: its row says so until it is run."""
+    row = {"cell_id": run.cell_id, "sweep": store.name}
+    kept = store.kept_row(run.cell_id)
+    store.keep_row(row | kept | {"status": str(failure.status), "reason": failure.reason})
 
 
 def failure_of_job(state: JobState) -> RunFailure:
