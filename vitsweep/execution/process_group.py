@@ -1,10 +1,13 @@
 """Joining the process group and device mesh of a run."""
 
+import ipaddress
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.process_setup import limit_memory
@@ -34,12 +37,15 @@ def joined_process_group(
     resources = cell.resources
     device = _device(resources, local_rank)
     torch.set_num_threads(resources.threads_per_rank)
+    timeout = timedelta(minutes=cell.measurement.timeout_min)
+    store = _store(init_method, rank, resources.world_size, timeout)
     dist.init_process_group(
         "nccl" if resources.device == "cuda" else "gloo",
-        init_method=init_method,
+        init_method=init_method if store is None else None,
+        store=store,
         rank=rank,
         world_size=resources.world_size,
-        timeout=timedelta(minutes=cell.measurement.timeout_min),
+        timeout=timeout,
         device_id=device if resources.device == "cuda" else None,
     )
     mesh = device_mesh(resources.device, cell.mesh)
@@ -55,6 +61,36 @@ def joined_process_group(
     # gloo aborts now and then where one rank tears down while another still uses the connection
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _store(init_method: str, rank: int, world_size: int, timeout: timedelta) -> Any:
+    """Return the store of a `tcp://` rendezvous, or None for another one.
+
+    Torch's own `tcp://` would listen on all interfaces of the first node; this one listens on the
+    address through which the nodes reach it, unless that is a name for this machine alone.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    url = urlsplit(init_method)
+    if url.scheme != "tcp" or url.hostname is None or url.port is None:
+        return None
+    listening = None if rank else _listening(url.hostname, url.port)
+    return TCPStore(
+        url.hostname,
+        url.port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=None if listening is None else listening.detach(),
+    )
+
+
+def _listening(host: str, port: int) -> socket.socket | None:
+    family, _, _, _, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if host != address and ipaddress.ip_address(address).is_loopback:
+        return None
+    return socket.create_server((str(address), port), family=family, backlog=2048)
 
 
 def _device(resources: Resources, local_rank: int) -> Any:

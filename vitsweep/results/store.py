@@ -148,7 +148,9 @@ class Store:
     def kept_row(self, cell_id: str) -> dict[str, Any]:
         """Return what `record.json` of a cell says; {} where there is none."""
         try:
-            row: dict[str, Any] = parsed_json((self.cell(cell_id) / "record.json").read_text(encoding="utf-8"))
+            row: dict[str, Any] = parsed_json(
+                (self.cell(cell_id) / "record.json").read_text(encoding="utf-8")
+            )
         except (OSError, ValueError):
             return {}
         return row

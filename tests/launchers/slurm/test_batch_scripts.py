@@ -17,6 +17,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.submit import sbatch
 from vitsweep.launchers.slurm.submit.job_request import Request
 from vitsweep.launchers.slurm.submit.packing import PlannedJob
+from vitsweep.launchers.slurm.submit.sbatch import without_secrets
 from vitsweep.results.store import Store
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -78,3 +79,24 @@ def test_a_submitit_without_the_private_method_is_refused_by_version(
     jobs = [PlannedJob(blocks=(), minutes=1.0)]
     with pytest.raises(VitsweepError, match=r"submitit [\d.]+ cannot .*submitit==1.5"):
         sbatch.submit(store, CPU, jobs, settings(), 1000, Path("/code"))
+
+
+SECRETS = {
+    "WANDB_API_KEY": "planted",
+    "AWS_SECRET_ACCESS_KEY": "planted",
+    "HF_TOKEN": "planted",
+    "GITHUB_PAT": "planted",
+    "DB_PASSWORD": "planted",
+    "HTTPS_PROXY": "http://me:planted@proxy:3128",
+}
+HARMLESS = {"KEYBOARD": "us", "TOKENIZERS_PARALLELISM": "false", "URL": "http://proxy:3128/a@b"}
+
+
+def test_jobs_do_not_get_what_looks_like_a_secret(monkeypatch):
+    for name, value in (SECRETS | HARMLESS).items():
+        monkeypatch.setenv(name, value)
+    with without_secrets(["HF_TOKEN"]):
+        visible = dict(os.environ)
+    assert {name for name in SECRETS if name in visible} == {"HF_TOKEN"}
+    assert HARMLESS.items() <= visible.items()
+    assert SECRETS.items() <= os.environ.items()

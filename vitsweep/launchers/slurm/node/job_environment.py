@@ -1,5 +1,6 @@
 """The place of a process in its Slurm job."""
 
+import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 PORTS = range(20_000, 32_000)
 """Below the range from which Linux takes ports for outgoing connections."""
 NUM_CANDIDATE_PORTS = 8
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +62,23 @@ class JobEnvironment:
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses to try for the first node, best first; its name need not resolve."""
-        known = [self.nodes[0], self.launch_address]
+        """Addresses to try for the first node, best first; its name need not resolve.
+
+        A job of one node does not leave the node.
+        """
+        known = [self.nodes[0], self.launch_address] if len(self.nodes) > 1 else [LOOPBACK]
         return list(dict.fromkeys(filter(None, known)))
 
-    @property
-    def ports(self) -> list[int]:
-        """Ports on which the first node may listen: several, because any one may be taken."""
-        return random.Random(f"{self.job_id}.{self.restart}").sample(PORTS, NUM_CANDIDATE_PORTS)
+    @staticmethod
+    def ports(key: bytes) -> list[int]:
+        """Return the ports on which the first node may listen: several, because any may be taken.
+
+        Args:
+            key: the secret of the job; nobody else can compute the ports.
+        """
+        return random.Random(hashlib.sha256(b"ports" + key).digest()).sample(
+            PORTS, NUM_CANDIDATE_PORTS
+        )
 
     def key(self, folder: Path) -> bytes:
         """Return the secret with which agents of this start of this job authenticate.

@@ -1,14 +1,20 @@
-"""Authenticated connections from the agents of all nodes to the coordinator on the first node."""
+"""Authenticated connections from the agents of all nodes to the coordinator on the first node.
 
+Each side proves that it knows the job's key (HMAC of a random message, as `multiprocessing` does it)
+before the other reads anything else from it. Messages are JSON: nothing is unpickled.
+"""
+
+import ipaddress
 import json
 import multiprocessing
 import os
 import queue
+import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Client, Connection, Listener
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 from vitsweep.errors import VitsweepError
@@ -16,10 +22,18 @@ from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
 
 SECONDS_TO_CONNECT = 180.0
 """How long the nodes of a job may take to connect; some boot, or load Python from a slow disk."""
+SECONDS_TO_AUTHENTICATE = 5.0
+"""A connection that has not authenticated by then is dropped."""
+WELCOME = {"welcome": True}
+REFUSED = (multiprocessing.AuthenticationError, AssertionError, EOFError, ValueError, OSError)
+"""What a peer without the key, or one that is not ours at all, causes."""
 
 
 class AgentListener:
     """The coordinator's end: accepts one connection from the agent of each node.
+
+    It listens on the addresses by which the nodes know the first one, not on others of the machine.
+    A connection is authenticated in a thread of its own, so that a silent one holds up no other.
 
     Args:
         env: of the first node.
@@ -27,9 +41,10 @@ class AgentListener:
     """
 
     def __init__(self, env: JobEnvironment, key: bytes) -> None:
-        self._listener = _listen(env, key)
+        self._key = key
         self._accepted: queue.Queue[tuple[dict[str, Any], Connection]] = queue.Queue()
-        threading.Thread(target=self._accept_loop, daemon=True).start()
+        for listening in _listen(env, key):
+            threading.Thread(target=self._accept_loop, args=(listening,), daemon=True).start()
 
     def accept_agents(
         self, node_names: Sequence[str], timeout_s: float
@@ -55,18 +70,79 @@ class AgentListener:
             agents[hello["node_index"]] = hello, connection
         return [agents[index] for index in range(len(node_names))]
 
-    def _accept_loop(self) -> None:
+    def _accept_loop(self, listening: socket.socket) -> None:
         while True:
-            with suppress(multiprocessing.AuthenticationError, EOFError, ValueError, OSError):
-                connection = self._listener.accept()
-                self._accepted.put((receive(connection), connection))
+            with suppress(OSError):
+                peer, _ = listening.accept()
+                threading.Thread(target=self._admit, args=(peer,), daemon=True).start()
+
+    def _admit(self, peer: socket.socket) -> None:
+        with suppress(*REFUSED), _dropped_unless_done(peer) as connection:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            hello = receive(connection)
+            send(connection, WELCOME)
+            self._accepted.put((hello, connection))
 
 
-def _listen(env: JobEnvironment, key: bytes) -> Listener:
-    for port in env.ports:
+@contextmanager
+def _dropped_unless_done(peer: socket.socket) -> Iterator[Connection]:
+    """Take over a socket; close it after an error, or where the block takes too long."""
+    connection = Connection(os.dup(peer.fileno()))
+    timer = threading.Timer(SECONDS_TO_AUTHENTICATE, _shut, [peer])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        timer.cancel()
+        timer.join()
+        peer.close()
+
+
+def _shut(peer: socket.socket) -> None:
+    """End a connection for whoever reads from it."""
+    with suppress(OSError):
+        peer.shutdown(socket.SHUT_RDWR)
+
+
+def _listen(env: JobEnvironment, key: bytes) -> list[socket.socket]:
+    """Return sockets that listen on the first port that is free at all addresses of this node."""
+    addresses = [a for a in _own_addresses(env) if _can_listen(a, 0)] or [""]
+    for port in env.ports(key):
         with suppress(OSError):
-            return Listener(("", port), backlog=4096, authkey=key)
-    raise VitsweepError(f"The ports {env.ports} are all taken on {env.node_name}.")
+            return [_listening(address, port) for address in addresses]
+    raise VitsweepError(f"The ports {env.ports(key)} are all taken on {env.node_name}.")
+
+
+def _own_addresses(env: JobEnvironment) -> list[str]:
+    """Return the addresses under which the other nodes know this one.
+
+    Where its name means this machine alone (127.0.1.1 in /etc/hosts), others know it by another.
+    """
+    found = []
+    for known in env.addresses:
+        with suppress(OSError):
+            address = socket.getaddrinfo(known, None)[0][4][0]
+            if known == address or not ipaddress.ip_address(address).is_loopback:
+                found.append(str(address))
+    return list(dict.fromkeys(found))
+
+
+def _can_listen(address: str, port: int) -> bool:
+    try:
+        _listening(address, port).close()
+    except OSError:
+        return False
+    return True
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=4096)
 
 
 def connect(env: JobEnvironment, key: bytes, timeout_s: float) -> Connection:
@@ -78,10 +154,15 @@ def connect(env: JobEnvironment, key: bytes, timeout_s: float) -> Connection:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         for address in env.addresses:
-            for port in env.ports:
-                with suppress(OSError, EOFError, multiprocessing.AuthenticationError):
-                    connection = Client((address, port), authkey=key)
-                    send(connection, _hello(env, address))
+            for port in env.ports(key):
+                with suppress(*REFUSED):
+                    peer = socket.create_connection((address, port), SECONDS_TO_AUTHENTICATE)
+                    peer.settimeout(None)
+                    with _dropped_unless_done(peer) as connection:
+                        answer_challenge(connection, key)
+                        deliver_challenge(connection, key)
+                        send(connection, _hello(env, address))
+                        receive(connection)  # the welcome: it was not dropped meanwhile
                     return connection
         time.sleep(0.2)
     raise VitsweepError(f"{env.node_name} cannot reach {' or '.join(env.addresses)}.")

@@ -3,11 +3,12 @@
 import contextlib
 import json
 import os
+import re
 import secrets
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,12 @@ from vitsweep.results.store import Store, write_atomically
 TESTED_SUBMITIT = "1.5"
 KEPT_IN_A_JOB = ("SLURM_CONF",)
 """Variables that do not describe the job in which a command is typed."""
+SECRET_NAME = re.compile(
+    r"(^|_)(API_?)?(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASS|CREDENTIAL|PAT)S?(_|$)", re.I
+)
+"""Names of variables that hold secrets: WANDB_API_KEY, AWS_SECRET_ACCESS_KEY, GITHUB_PAT."""
+SECRET_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+"""A URL with a password in it."""
 AGENT = "vitsweep.launchers.slurm.node.agent"
 """The module that runs on every node; a text, because nothing here needs it."""
 
@@ -102,7 +109,7 @@ def _sbatch(
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:
-        with outside_any_job():
+        with outside_any_job(), without_secrets(settings.export):
             return _submit_command(folder, options, command(folder, settings))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         (folder / "array.json").unlink()  # there is no such array
@@ -180,16 +187,31 @@ def command(folder: Path, settings: SlurmSettings) -> str:
     return shlex.join([*python, "-u", "-m", AGENT, str(folder)])
 
 
-@contextlib.contextmanager
-def outside_any_job() -> Iterator[None]:
+def outside_any_job() -> contextlib.AbstractContextManager[None]:
     """Hide the job in which the command is typed: its SLURM_* variables would change the new job."""
-    hidden = {
-        key: value
-        for key, value in os.environ.items()
-        if key.startswith(("SLURM_", "SLURMD_", "SBATCH_", "SRUN_")) and key not in KEPT_IN_A_JOB
-    }
-    for key in hidden if "SLURM_JOB_ID" in hidden else ():
-        del os.environ[key]
+    prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_")
+    is_inside = "SLURM_JOB_ID" in os.environ
+    return _hidden(
+        [k for k in os.environ if is_inside and k.startswith(prefixes) and k not in KEPT_IN_A_JOB]
+    )
+
+
+def without_secrets(exported: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Hide variables that look like secrets, so that Slurm neither keeps nor passes them on.
+
+    Slurm stores the environment of `sbatch` with the job. Nothing on the nodes needs such a variable:
+    trackers upload from where the command is typed.
+
+    Args:
+        exported: names that jobs get nevertheless.
+    """
+    secret = {k for k, v in os.environ.items() if SECRET_NAME.search(k) or SECRET_URL.search(v)}
+    return _hidden(secret - set(exported))
+
+
+@contextlib.contextmanager
+def _hidden(names: Iterable[str]) -> Iterator[None]:
+    hidden = {name: os.environ.pop(name) for name in names}
     try:
         yield
     finally:

@@ -58,6 +58,7 @@ class _WithoutSite:
     signal_delay_s: Annotated[int, Ge(10)]
     array_parallelism: Annotated[int, Gt(0)]
     setup: tuple[str, ...]
+    export: tuple[str, ...]
     srun_args: tuple[str, ...]
     python: str | tuple[str, ...] | None
     additional_parameters: dict[str, Any]

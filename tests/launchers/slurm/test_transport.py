@@ -1,0 +1,133 @@
+"""Connections of agents to the coordinator of a job: who gets in, and where it listens."""
+
+import multiprocessing
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+import pytest
+
+from vitsweep.errors import VitsweepError
+from vitsweep.execution import process_group
+from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
+from vitsweep.launchers.slurm.node.transport import AgentListener, connect, receive, send
+
+TWO = ("127.0.0.2", "127.0.0.3")
+
+
+def env(node_index: int = 0, nodes: tuple[str, ...] = TWO) -> JobEnvironment:
+    return JobEnvironment(
+        job_id="7",
+        array_id="7",
+        index=0,
+        restart=0,
+        node_index=node_index,
+        nodes=nodes,
+        launch_address=None,
+    )
+
+
+def listening_addresses() -> set[tuple[str, int]]:
+    """Addresses and ports on which this process listens."""
+    found = psutil.Process().net_connections(kind="tcp")
+    return {(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN}
+
+
+@pytest.fixture
+def key() -> bytes:
+    """A key, and with it ports, of its own for every test: listeners end with the process."""
+    return secrets.token_bytes()
+
+
+def listener(key: bytes, **job: Any) -> tuple[AgentListener, tuple[str, int]]:
+    """A listener, and the first address on which it listens."""
+    before = listening_addresses()
+    found = AgentListener(env(**job), key)
+    return found, min(listening_addresses() - before)
+
+
+def agents(listening: AgentListener, key: bytes) -> list[tuple[dict[str, Any], Connection]]:
+    mine = [connect(env(index), key, 60) for index in range(2)]
+    found = listening.accept_agents(TWO, 60)
+    for number, connection in enumerate(mine):
+        send(connection, {"from": number})
+    return found
+
+
+def read_to_the_end(peer: socket.socket) -> None:
+    """Return when the other side has dropped the connection."""
+    with suppress(ConnectionError):  # a reset, where something was sent that nobody read
+        while peer.recv(4096):
+            pass
+
+
+def silent(address: tuple[str, int]) -> socket.socket:
+    return socket.create_connection(address)
+
+
+def not_ours(address: tuple[str, int]) -> socket.socket:
+    peer = socket.create_connection(address)
+    peer.sendall(b"GET / HTTP/1.0\r\n\r\n" * 100)
+    return peer
+
+
+@pytest.mark.parametrize("stranger", [silent, not_ours])
+def test_a_stranger_is_dropped_and_holds_up_nobody(
+    key: bytes, stranger: Callable[..., socket.socket]
+) -> None:
+    listening, address = listener(key)
+    peers = [stranger(address) for _ in range(3)]
+    found = agents(listening, key)
+    assert [hello["node_index"] for hello, _ in found] == [0, 1]
+    assert [receive(connection)["from"] for _, connection in found] == [0, 1]
+    for peer in peers:
+        with peer:
+            peer.settimeout(60)
+            read_to_the_end(peer)
+
+
+def test_an_agent_of_another_job_is_refused(key: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    listening, (host, port) = listener(key)
+    monkeypatch.setattr(JobEnvironment, "ports", staticmethod(lambda key: [port]))
+    with pytest.raises(VitsweepError, match="cannot reach"):
+        connect(env(), b"another key", 0.5)
+    with pytest.raises(multiprocessing.AuthenticationError):
+        multiprocessing.connection.Client((host, port), authkey=b"another key")
+    assert len(agents(listening, key)) == 2
+
+
+def test_ports_follow_from_the_key_alone() -> None:
+    one, other = (JobEnvironment.ports(secret) for secret in (b"a.7.0", b"b.7.0"))
+    assert one != other
+    assert one == JobEnvironment.ports(b"a.7.0")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "address"), [(("n1",), "127.0.0.1"), (TWO, "127.0.0.2"), (("n1", "n2"), "0.0.0.0")]
+)
+def test_it_listens_where_the_nodes_of_the_job_reach_it_and_nowhere_else(
+    key: bytes, nodes: tuple[str, ...], address: str
+) -> None:
+    before = listening_addresses()
+    kept = AgentListener(env(nodes=nodes), key)
+    assert [ip for ip, _ in listening_addresses() - before] == [address]
+    del kept
+
+
+def test_the_store_of_torch_listens_on_the_address_of_the_rendezvous_only() -> None:
+    with socket.create_server(("127.0.0.5", 0)) as probe:
+        port = probe.getsockname()[1]
+    before = listening_addresses()
+    store = process_group._store(f"tcp://127.0.0.5:{port}", 0, 1, timedelta(seconds=60))
+    assert listening_addresses() - before == {("127.0.0.5", port)}
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    assert process_group._store("file:///tmp/x", 0, 1, timedelta(seconds=60)) is None
+    assert process_group._listening(socket.gethostname(), 0) is None or not (
+        socket.gethostbyname(socket.gethostname()).startswith("127.")
+    )
