@@ -99,7 +99,7 @@ def curves(sweep: Sweep) -> DataFrame:
 
 def exposed(sweep: Sweep) -> DataFrame:
     """Return how much of the communication is hidden, where scaling curves ran on one kind of device."""
-    if sweep.cells["world_size"].nunique() < 2 or _mixed(sweep.cells):
+    if sweep.runs.empty or sweep.cells["world_size"].nunique() < 2 or _mixed(sweep.cells):
         return NOTHING
     return exposed_communication(sweep.runs, sweep.baselines)
 
