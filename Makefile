@@ -5,7 +5,7 @@ INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 WORKERS := -n 2 --dist loadfile
 
-.PHONY: help sweep test test-fast test-full check fix slurm-demo bench bench-gpu clean
+.PHONY: help sweep test test-fast test-full check fix slurm-demo bench bench-gpu rehearse-gpu clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -51,8 +51,11 @@ bench: .venv/installed-tests  ## vitsweep beside its peers, and its own overhead
 	$(BIN)/python benchmarks/sweep_overhead.py --local
 	$(BIN)/python benchmarks/compose_cells.py
 
-bench-gpu:  ## the techniques of the blog and the peers on one GPU; OUT=folder for the results
-	python3 benchmarks/gpu.py --out $(or $(OUT),benchmarks/results)
+bench-gpu:  ## what one GPU can tell in MINUTES=8: peers, techniques one by one, kernels, a profile; OUT=folder
+	$(PYTHON) benchmarks/gpu.py --minutes $(or $(MINUTES),8) $(if $(OUT),--out $(OUT))
+
+rehearse-gpu:  ## one step of every technique on fake CUDA tensors, without a GPU; CASES="precision=O2 ..."
+	benchmarks/rehearsal/run.sh $(CASES)
 
 clean:  ## remove the environment and caches, never results
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache

@@ -1,81 +1,167 @@
-"""What can be measured on one GPU in one call: peers, and the blog's techniques on ViT-B/16 and L/16.
+"""What one GPU can tell in eight minutes: does everything run, how fast, beside whom, and where time goes.
 
-    python benchmarks/gpu.py --out FOLDER [--smoke]
+    python benchmarks/gpu.py --out FOLDER [--minutes 8] [--dry] [--smoke]
 
-Runs in this order, so that a machine that is taken away early leaves the most wanted results:
-GPU-marked tests, the blog's techniques one at a time and together, the peers. `--smoke` does the
-same on any machine with small shapes.
+Needs no installation: on a machine with torch, timm, torchvision, transformers, pandas, pyarrow, rich,
+scipy and matplotlib, `benchmarks/gpu_wheels.sh FOLDER` (elsewhere, beforehand) makes the folder of what
+is missing, and `PYTHONPATH=CHECKOUT:FOLDER` does the rest.
+
+The parts run in this order, each in a process of its own with its share of the time, and write
+`<part>.json` as they go: a machine that is taken away early leaves the most wanted results. `--dry`
+lists them with their seconds; `--smoke` runs all of them on a CPU with tiny shapes.
 """
 
 import argparse
-import shutil
+import json
+import os
 import subprocess
 import sys
+import tarfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
-TOGETHER = "optimizer=adamw_fused classifier=pooled layout=batch_second"
-TECHNIQUES = (
-    *("precision=O1", "precision=O2", "precision=O3", "sharding=fsdp"),
-    *("optimizer=adamw_foreach", "optimizer=adamw_fused", "optimizer=adamw_contiguous"),
-    *("classifier=pooled", "layout=batch_second", "compilation=compile_blocks"),
-    *(f"precision=O1 {TOGETHER}", f"precision=O3 {TOGETHER}"),
+PLANNED_MINUTES = 8.0
+START_S = 12.0
+"""Seconds of a part in which Python imports torch and CUDA starts."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One question.
+
+    Attributes:
+        name: of its file.
+        seconds: of eight minutes, with its start.
+        question: what it answers.
+    """
+
+    name: str
+    seconds: float
+    question: str
+
+
+PARTS = (
+    Part("smoke", 60, "Does one step of every technique run, and the causal kernel with padding?"),
+    Part("peers", 140, "ViT-L/16, bfloat16: how fast beside timm, torchvision, transformers?"),
+    Part("one_at_a_time", 170, "What does each technique bring, alone?"),
+    Part("attention", 50, "Which attention kernel is fastest at which length?"),
+    Part("profile", 60, "Where does the time of a step go?"),
 )
-"""The blog's, each alone, all together under O1, all together in full half precision."""
-
-
-def sweep(model: str, images_per_step: int, folder: Path, extra: list[str]) -> list[str]:
-    """Return the command of one model's sweep."""
-    cells = ",".join("['" + "','".join(texts.split()) + "']" for texts in TECHNIQUES)
-    return [
-        sys.executable, "-m", "vitsweep", "-m",
-        f"model={model}", "data=synthetic", "resources.ranks_per_node=1",
-        f"batch.images_per_step={images_per_step}",
-        f"sweep.folder={folder}", f"sweep.name=blog_{model}", f"sweep.cells=[{cells}]",
-        *extra,
-    ]  # fmt: skip
+"""They add up to eight minutes."""
 
 
 def main() -> None:
-    """Run everything; one failure does not keep the rest from running."""
+    """Run all parts; exit with 1 if one of them left no figures."""
+    arguments = parsed()
+    scale = arguments.minutes / PLANNED_MINUTES
+    for part in PARTS:
+        print(f"{part.seconds * scale:6.0f} s  {part.name:14} {part.question}")
+    if arguments.dry:
+        return
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "environment.json").write_text(json.dumps(machine(arguments), indent=1) + "\n")
+    logs = [run(part, part.seconds * scale, arguments) for part in PARTS]
+    with tarfile.open(out / "logs.tar.gz", "w:gz") as tar:
+        for log in logs:
+            tar.add(log, log.name)
+            log.unlink()
+    (out / "report.md").write_text(report(out))
+    missing = [part.name for part in PARTS if not (out / f"{part.name}.json").exists()]
+    print(f"-> {out}" + (f"; without figures: {', '.join(missing)}" if missing else ""))
+    sys.exit(1 if missing else 0)
+
+
+def parsed() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--smoke", action="store_true")
-    arguments = parser.parse_args()
-    work = arguments.out / "work"
-    shape = (
-        ["measurement=smoke", "batch.resolution_px=32", "model.depth=2"] if arguments.smoke else []
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "gpu")
+    parser.add_argument("--minutes", type=float, default=PLANNED_MINUTES)
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU")
+    parser.add_argument("--dry", action="store_true", help="only list the parts")
+    return parser.parse_args()
+
+
+def run(part: Part, seconds: float, arguments: argparse.Namespace) -> Path:
+    """Run one part in a process of its own; return its log."""
+    log, begin = arguments.out / f"{part.name}.log", time.monotonic()
+    # A smoke test runs all of it, however slow the machine.
+    limit_s = 1e9 if arguments.smoke else max(seconds - START_S, 0.2 * seconds)
+    device = "cpu" if arguments.smoke else "cuda"
+    call = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); import gpu_parts; "
+        f"from pathlib import Path; gpu_parts.run({part.name!r}, {limit_s}, "
+        f"Path({str(arguments.out)!r}), small={arguments.smoke}, device={device!r})"
     )
-    sizes = (
-        {"vit_base": 8, "vit_large": 8} if arguments.smoke else {"vit_base": 128, "vit_large": 64}
-    )
-    tests = [sys.executable, "-m", "pytest", str(ROOT / "tests"), "-q", "-m", "gpu"]
-    failed = run(tests) if not arguments.smoke else 0
-    for model, images in sizes.items():
-        failed |= run(sweep(model, images, work, shape))
-        keep(work / f"blog_{model}", arguments.out)
-    peers = [sys.executable, str(ROOT / "benchmarks" / "peers.py"), "--out", str(arguments.out)]
-    peers += ["--smoke", "--blocks", "1"] if arguments.smoke else ["--device", "cuda"]
-    failed |= run(peers)
-    shutil.rmtree(work, ignore_errors=True)
-    sys.exit(failed)
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    with log.open("w") as handle:
+        try:
+            code = subprocess.run(
+                [sys.executable, "-c", call],
+                cwd=ROOT,
+                env=environment,
+                stdout=handle,
+                stderr=subprocess.STDOUT,
+                # What began in time may end; on a CPU, where nothing is measured, it may take long.
+                timeout=None if arguments.smoke else 1.25 * seconds,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+    ended = {0: "done", -1: "stopped: its time was over"}.get(code, f"failed with {code}, see logs")
+    print(f"{part.name:14} {time.monotonic() - begin:6.1f} s  {ended}", flush=True)
+    return log
 
 
-def run(command: list[str]) -> int:
-    """Run a command from the checkout and show its output as it comes."""
-    print("$", " ".join(command), flush=True)
-    return int(
-        subprocess.run(command, cwd=ROOT).returncode not in (0, 3)
-    )  # 3: some cells are refused
+def machine(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return when and where this runs."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit"]
+    try:
+        gpu = subprocess.run([*command, "--format=csv"], capture_output=True, text=True).stdout
+    except OSError:
+        gpu = "no nvidia-smi"
+    return {
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "minutes": arguments.minutes,
+        "smoke": arguments.smoke,
+        "python": sys.version,
+        "gpu": gpu,
+        "cores": os.cpu_count(),
+    }
 
 
-def keep(sweep_folder: Path, out: Path) -> None:
-    """Copy what a result file needs; raw records stay behind."""
-    for name in ("cells.csv", "runs.parquet", "commands.jsonl", "report/index.html"):
-        source = sweep_folder / name
-        if source.exists():
-            out.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, out / f"{sweep_folder.name}-{source.name}")
+def report(out: Path) -> str:
+    """Return the figures as Markdown tables."""
+    lines = ["# One GPU", ""]
+    for part in PARTS:
+        path = out / f"{part.name}.json"
+        lines += [f"## {part.question}", ""]
+        lines += _table(json.loads(path.read_text())) if path.exists() else ["No figures.", ""]
+    return "\n".join(lines)
+
+
+def _table(figures: dict[str, Any]) -> list[str]:
+    rows = figures.get("rows") or [
+        {"name": name} | (value if isinstance(value, dict) else {"result": value})
+        for group in ("steps", "causal kernel", "cells")
+        for name, value in (
+            figures.get(group) if isinstance(figures.get(group), dict) else {}
+        ).items()
+    ]
+    columns = list(dict.fromkeys(column for row in rows for column in row if column != "turns_ms"))
+    cells = [[_text(row.get(column)) for column in columns] for row in rows]
+    head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return [*head, *("| " + " | ".join(row) + " |" for row in cells), ""]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value).replace("|", "/").replace("\n", " ")[:200]
 
 
 if __name__ == "__main__":

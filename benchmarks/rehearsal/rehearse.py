@@ -1,0 +1,227 @@
+"""A training step of every technique on CUDA tensors without a GPU: shapes, devices, reads of the host.
+
+    make rehearse-gpu [CASES="precision=O2,sharding=fsdp ..."]
+
+A CUDA build of torch, two stub libraries that answer for the driver, fake tensors and a fake process
+group let a step run as on a GPU, but for the numbers. Found are operations whose tensors lie on two
+devices, wrong shapes and dtypes, and reads of a value by the host within the step, each of which makes
+the host wait for a GPU. Nothing is measured.
+"""
+
+import argparse
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._subclasses.fake_tensor as fake
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vitsweep.composition.composer import Composer
+from vitsweep.composition.conf_dir import conf_dir
+from vitsweep.model.build import build_model
+from vitsweep.parallelize import parallelize
+from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.machine import Machine
+from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.world import World, device_mesh
+
+BASE = ("model=vit_large", "model.depth=2", "data=synthetic", "batch.scope=per_replica",
+        "batch.images_per_step=16")  # fmt: skip
+NEEDS = {
+    "attention=sdpa_causal": ("classifier=pooled",),
+    "sequence_parallel=dsp": ("model=video_vit_nano", "data=synthetic_video"),
+    "sequence_parallel=lasp": ("attention=linear", "attention.causal=true", "classifier=pooled"),
+    "sequence_parallel=lasp2": ("attention=linear",),
+}
+"""Technique -> choices without which it is refused."""
+NOT_FAKED = {
+    "attention=flex": "the compiler writes a kernel",
+    "compilation=compile_blocks": "the compiler writes kernels",
+    "compilation=compile_model": "the compiler writes kernels",
+    "compilation=cuda_graphs": "a graph is captured by the driver",
+    "precision=fp8": "torchao asks the device for its capability",
+    "optimizer=adamw_apex": "apex is built for a GPU",
+    **dict.fromkeys(
+        (f"pipeline_parallel={schedule}" for schedule in ("gpipe", "one_f_one_b", "interleaved")),
+        "stages tell each other their shapes through tensors that must be real",
+    ),
+}
+"""Choice -> what of it a fake tensor cannot stand for."""
+READ = torch.ops.aten._local_scalar_dense.default
+KNOWN_READS = {
+    "scaler.py": "torch's GradScaler asks whether to skip the update of an optimizer that is not fused"
+}
+"""File -> why the host may read a value there in every step."""
+
+
+class HostReads(TorchDispatchMode):
+    """Notes where the host reads a value from the device, and answers with one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is READ and args[0].device.type == "cuda":
+            frames = [f for f in traceback.extract_stack() if "/vitsweep/" in f.filename]
+            place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "torch"
+            self.places.append(place)
+            return 1.0 if args[0].is_floating_point() else 1
+        return func(*args, **(kwargs or {}))
+
+
+class Replica(nn.Module):
+    """What DistributedDataParallel does to gradients; its reducer, in C++, wants real tensors."""
+
+    def __init__(self, module: nn.Module, process_group: Any = None, **_: Any) -> None:
+        super().__init__()
+        self.module, self._sync = module, True
+
+        def reduce(parameter: Tensor) -> None:
+            if self._sync:
+                dist.all_reduce(parameter.grad, group=process_group)
+
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(reduce)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Run the module."""
+        output: Tensor = self.module(images)
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Exchange no gradients inside."""
+        self._sync = False
+        yield
+        self._sync = True
+
+
+def pretend_cuda() -> None:
+    """Let Python take the stubs for a GPU, and `Module.to` swap fake parameters."""
+    warnings.filterwarnings("ignore")
+    fake.init_gpu_context = lambda device: None  # type: ignore[assignment]
+    torch.cuda._lazy_init = lambda: None  # type: ignore[assignment]
+    torch.cuda.is_available = lambda: True  # type: ignore[assignment]
+    torch.cuda.is_bf16_supported = lambda *_, **__: True  # type: ignore[assignment]
+    torch.cuda.set_device = lambda device: None  # type: ignore[assignment]
+    torch.nn.parallel.DistributedDataParallel = Replica  # type: ignore[assignment, misc]
+    to, to_empty = nn.Module.to, nn.Module.to_empty
+
+    def cast(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        dtype = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)), None)
+        if dtype is None:
+            return to(self, *args, **kwargs)
+        return _replaced(self, lambda tensor: tensor.to(dtype))
+
+    def empty(self: nn.Module, *, device: torch.device, recurse: bool = True) -> nn.Module:
+        if any(isinstance(parameter, DTensor) for parameter in self.parameters()):
+            return to_empty(self, device=device, recurse=recurse)
+        return _replaced(self, lambda tensor: torch.empty_like(tensor, device=device))
+
+    nn.Module.to = cast  # type: ignore[assignment, method-assign]
+    nn.Module.to_empty = empty  # type: ignore[assignment, method-assign]
+
+
+def _replaced(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Give a model other parameters and buffers: fake ones cannot change in place."""
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                changed = change(parameter.detach())
+                module._parameters[name] = nn.Parameter(changed, parameter.requires_grad)
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None and buffer.is_floating_point():
+                module._buffers[name] = change(buffer)
+    return model
+
+
+@contextmanager
+def world_of(cell: CellSpec) -> Iterator[World]:
+    """Yield rank 0 of the cell's world under a process group that sends nothing."""
+    size = cell.resources.world_size
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        mesh = device_mesh("cuda", cell.mesh)
+        device = torch.device("cuda", 0)
+        yield World(rank=0, local_rank=0, size=size, device=device, shape=cell.mesh, mesh=mesh)
+    finally:
+        dist.destroy_process_group()
+
+
+def rehearse(composer: Composer, choices: list[str], ranks: int) -> str:
+    """Run two steps of a cell; return `ok`, with the places where the host reads, or the reason."""
+    nodes = max(1, ranks // 8)
+    place = [f"resources.nodes={nodes}", f"resources.ranks_per_node={ranks // nodes}"]
+    chosen = {choice.partition("=")[0] for choice in choices}
+    base = [each for each in BASE if each.partition("=")[0] not in chosen]
+    if ranks == 1 and "sharding" not in chosen:
+        base.append("sharding=none")
+    machine = Machine(device="cuda", cores_per_node=64, devices_per_node=8)
+    planned = plan_cell(composer.compose([*base, *choices, *place]), machine)
+    if planned.reasons:
+        return f"refused: {planned.reasons[0][:120]}"
+    cell, reads = planned.spec, HostReads()
+    with world_of(cell) as world, FakeTensorMode(allow_non_fake_inputs=True):
+        torch.manual_seed(0)
+        with torch.device("meta"):
+            model = build_model(cell)
+        trainer = parallelize(model, cell, world)
+        shape = cell.model.input_shape(cell.batch.resolution_px)
+        images = torch.randn(cell.micro_batch, *shape, device=world.device)
+        labels = torch.randint(10, (cell.micro_batch,), device=world.device)
+        micro_batches = [(images, labels)] * cell.batch.accumulation_steps
+        with reads:
+            for _ in range(2):  # the first one allocates the optimizer's state
+                reads.places.clear()
+                loss = trainer.step(iter(micro_batches))
+    assert loss.device == world.device
+    unknown = [place for place in reads.places if place.partition(":")[0] not in KNOWN_READS]
+    if unknown:
+        raise RuntimeError(f"the host reads a value of the device at {', '.join(unknown)}")
+    known = dict.fromkeys(KNOWN_READS[place.partition(":")[0]] for place in reads.places)
+    return ", ".join(["ok", *(f"the host waits: {reason}" for reason in known)])
+
+
+def main() -> None:
+    """Rehearse every choice of every group alone, on each number of ranks; exit with 1 if one fails."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", help="choices joined by commas; all, if none")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 8])
+    arguments = parser.parse_args()
+    pretend_cuda()
+    cases = [case.split(",") for case in arguments.cases] or [
+        [*NEEDS.get(f"{group}={path.stem}", ()), f"{group}={path.stem}"]
+        for group in TECHNIQUE_GROUPS
+        for path in sorted((conf_dir() / group).glob("*.yaml"))
+    ]
+    composer, failed = Composer(), 0
+    for choices in cases:
+        for ranks in arguments.ranks:
+            if choices[-1] in NOT_FAKED:
+                result = f"not rehearsed: {NOT_FAKED[choices[-1]]}"
+            else:
+                try:
+                    result = rehearse(composer, choices, ranks)
+                except BaseException as error:
+                    failed = 1
+                    frames = traceback.extract_tb(error.__traceback__)[-4:]
+                    at = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
+                    result = f"FAILED: {type(error).__name__}: {str(error)[:160]!r} at {at}"
+            print(f"{' '.join(choices):60} {ranks:4} ranks  {result}", flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
