@@ -145,7 +145,7 @@ def print_notices(state: ResumeState, how_to_repeat: str, console: Console) -> N
         )
     if state.not_measured:
         console.print(
-            f"{len(state.not_measured)} cells were not measured and are not repeated; "
+            f"{len(state.not_measured)} cells ended otherwise and are not repeated; "
             f"{how_to_repeat}.",
             highlight=False,
             markup=False,  # rich would read a list in brackets as a style
