@@ -61,6 +61,21 @@ def read_failure(folder: Path, rank: int) -> dict[str, Any] | None:
     return failure
 
 
+def killed_for_memory(rank: int) -> dict[str, Any]:
+    """Return what a rank would have written that the kernel killed because memory ran out."""
+    reason = (
+        f"The kernel killed rank {rank} because the memory of its control group ran out "
+        "(`oom_kill`): request more memory, or fewer ranks per node."
+    )
+    return {
+        "rank": rank,
+        "status": str(Status.out_of_memory),
+        "reason": reason,
+        "time": time.time(),
+        "peak": {},
+    }
+
+
 def _failure_file(folder: Path, rank: int) -> Path:
     return folder / f"failure-{rank}.json"
 

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import psutil
 
-from vitsweep.execution.failures import read_failure
+from vitsweep.execution.cgroup_memory import num_oom_kills
+from vitsweep.execution.failures import killed_for_memory, read_failure
 from vitsweep.spec.cell_spec import CellSpec
 
 PRELOADED = (
@@ -113,6 +114,7 @@ class LocalRanks:
         folder: Path,
     ) -> None:
         self._ranks, self._folder = list(ranks), folder
+        self._oom_kills = num_oom_kills()
         self._parent: psutil.Process | None = None
         self._handles: list[psutil.Process] = []
         self._processes: list[BaseProcess] = [
@@ -194,6 +196,8 @@ class LocalRanks:
 
     def _end_of(self, rank: int, exit_code: int | None) -> RankEnd:
         failure = read_failure(self._folder, rank)
+        if exit_code == -signal.SIGKILL and failure is None and num_oom_kills() != self._oom_kills:
+            failure = killed_for_memory(rank)
         if exit_code == EXIT_UNKNOWN and failure is None and self._are_orphans():
             lost = "The fork server of the ranks was killed."
             return RankEnd(rank=rank, exit_code=None, lost=lost)

@@ -60,6 +60,10 @@ class RunRequest:
         )
 
 
+UNFINISHED = "-unfinished"
+"""Ends the run id of a record that was written for a run because its own launcher or job died."""
+
+
 def run_id_of(name: str, attempt: int) -> str:
     """Name an attempt: each has a record of its own, so none can overwrite another's."""
     return name if attempt == 1 else f"{name}-{attempt}"

@@ -73,9 +73,8 @@ def supervise(
     """
     position = {"block": request.block, "position": request.position, "name": request.name}
     commit = request.environment.get("git_commit")
-    append_attempt_event(
-        request, "start", ranks=cell.resources.world_size, git_commit=commit, **position
-    )
+    facts = {"ranks": cell.resources.world_size, "git_commit": commit, "pid": os.getpid()}
+    append_attempt_event(request, "start", **facts, **position)
     ranks = start(request, cell)
     in_time, saved_step = False, None
     try:

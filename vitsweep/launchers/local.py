@@ -19,6 +19,7 @@ from vitsweep.launchers.base import (
 from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.local_settings import LocalSettings
 from vitsweep.launchers.progress import Progress
+from vitsweep.launchers.unfinished_runs import record_unfinished
 from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
@@ -39,6 +40,7 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
         BadValueError: a value is wrong; nothing has run.
     """
     with prepared(request, Machine.here()) as sweep:
+        record_unfinished(sweep.store, sweep.plan.entries)
         interrupted = _run(sweep, request, settings.parallel)
         yield LaunchResult(store=sweep.store, plan=sweep.plan, interrupted=interrupted)
 

@@ -14,6 +14,7 @@ from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import JobState, pending_runs, poll
 from vitsweep.launchers.slurm.state.reconcile import reconcile, runs_to_record
 from vitsweep.launchers.slurm.state.slurm_cli import scancel
+from vitsweep.launchers.unfinished_runs import KILLED, unfinished_runs
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 
@@ -116,7 +117,7 @@ def _arrays_table(job_states: Sequence[JobState]) -> Table:
 
 def _without_result(outcomes: Outcomes) -> Iterator[str]:
     """Yield a line per cell that ended without a measurement; of many, one line per reason."""
-    ended = {c: o for c, o in outcomes.items() if o[0] not in (Status.measured, WAITING)}
+    ended = {c: o for c, o in outcomes.items() if o[0] not in (Status.measured, WAITING, "running")}
     if len(ended) <= MOST_CELLS_LISTED:
         for cell_id, (status, reason) in ended.items():
             yield f"{cell_id} {status}: {reason}"
@@ -156,9 +157,18 @@ def _outcomes(store: Store, job_states: Sequence[JobState]) -> Outcomes:
             outcomes[row["cell_id"]] = str(row["status"]), str(row["reason"])
     coming = {run.cell_id for run in pending_runs(job_states)}
     for cell_id in store.cells_without_runs():
-        kept = {} if cell_id in coming else store.kept_row(cell_id)
+        kept = (
+            {} if cell_id in coming else store.kept_row(cell_id) or _last_unfinished(store, cell_id)
+        )
         outcomes[cell_id] = str(kept.get("status") or WAITING), str(kept.get("reason") or "")
     return outcomes
+
+
+def _last_unfinished(store: Store, cell_id: str) -> dict[str, str]:
+    """Return what became of the run of a cell that has started on this machine and has no record."""
+    for run in unfinished_runs(store, cell_id)[-1:]:
+        return {"status": "running"} if run.is_running else {"status": "killed", "reason": KILLED}
+    return {}
 
 
 def _started_at(run: RunRecord) -> str | None:

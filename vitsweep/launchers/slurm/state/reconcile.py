@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vitsweep.errors import DISK_FULL_ERRNOS
 from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.outcome import RunFailure, publish
-from vitsweep.execution.run_request import RunRequest
+from vitsweep.execution.run_request import UNFINISHED, RunRequest
 from vitsweep.launchers.slurm.state.job_events import (
     CAUSE_PREEMPTED,
     CAUSE_REQUEUED,
@@ -21,8 +21,6 @@ from vitsweep.results.record import Status
 from vitsweep.results.store import Store, append_line
 
 HELD_AFTER_LAUNCH_FAILURE = "launch failed requeued held"
-UNFINISHED = "-unfinished"
-"""Ends the run id of a record that the run's own job did not write."""
 
 STATUS_OF_STATE = {
     "TIMEOUT": Status.timed_out,

@@ -1,0 +1,80 @@
+"""A run whose command was killed has a row: `killed`, never `waiting`."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cells import entry
+from vitsweep.execution.frozen_cell import frozen_document
+from vitsweep.launchers.unfinished_runs import KILLED, record_unfinished
+from vitsweep.results.store import Store, append_line
+
+CODE = {"git_commit": "c", "git_dirty": False, "git_diff": "", "packages": {}}
+
+
+@pytest.fixture
+def ended_pid() -> int:
+    """The id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "s").create()
+    cell = entry("sharding=ddp")
+    store.freeze(cell.cell_id, frozen_document(cell.spec, cell.tree, (), CODE))
+    return store
+
+
+def started(store: Store, pid: int, **facts: Any) -> str:
+    [folder] = store.cells.iterdir()
+    event = {"event": "start", "run_id": "b-1", "name": "b-1", "attempt": 1, "job": None}
+    place = {"block": "b", "position": 0, "node": socket.gethostname()}
+    append_line(
+        folder / "attempts.jsonl", event | place | {"pid": pid, "time": time.time()} | facts
+    )
+    return folder.name
+
+
+def rows(store: Store, cell_id: str) -> list[tuple[str, str, str]]:
+    record_unfinished(store, [cell_id])
+    record_unfinished(store, [cell_id])  # again: nothing is recorded twice
+    return [(run.run_id, str(run.status), run.reason) for run in store.runs()]
+
+
+def test_a_run_whose_command_was_killed_is_recorded_once(store, ended_pid, capsys):
+    cell_id = started(store, ended_pid)
+    show = import_module("vitsweep.cli.status").run
+    assert show([str(store.root)]) == 3
+    assert f"killed: {KILLED}" in " ".join(capsys.readouterr().out.split())
+    assert rows(store, cell_id) == [("b-1-unfinished", "killed", KILLED)]
+
+
+def test_a_run_in_progress_is_shown_as_running_and_not_recorded(store, capsys):
+    cell_id = started(store, os.getpid())
+    import_module("vitsweep.cli.status").run([str(store.root)])
+    assert "running 1" in capsys.readouterr().out
+    assert rows(store, cell_id) == []
+
+
+@pytest.mark.parametrize("facts", [{"job": "7_0"}, {"node": "elsewhere"}])
+def test_runs_of_jobs_and_of_other_machines_are_left_alone(store, ended_pid, facts):
+    assert rows(store, started(store, ended_pid, **facts)) == []
+
+
+def test_a_run_that_ended_or_whose_training_is_saved_is_left_alone(store, ended_pid):
+    cell_id = started(store, ended_pid)
+    path = store.cell(cell_id) / "attempts.jsonl"
+    append_line(path, {"event": "end", "run_id": "b-1", "saved_step": 8})
+    assert rows(store, cell_id) == []
+    started(store, ended_pid, run_id="b-1-2", attempt=2)
+    assert rows(store, cell_id) == [], "its training continues"

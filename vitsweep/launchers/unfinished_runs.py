@@ -1,0 +1,84 @@
+"""Runs on this machine whose command was killed before it could write their record."""
+
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from vitsweep.execution.frozen_cell import read_cell
+from vitsweep.execution.outcome import RunFailure, publish
+from vitsweep.execution.run_request import UNFINISHED, RunRequest
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store, read_lines
+
+KILLED = "The command that ran it was killed."
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfinishedRun:
+    """A run that has started and neither ended nor left a record.
+
+    Attributes:
+        start: its `start` event in `attempts.jsonl`.
+        is_running: whether the process that started it is alive.
+    """
+
+    start: dict[str, Any]
+    is_running: bool
+
+
+def unfinished_runs(store: Store, cell_id: str) -> list[UnfinishedRun]:
+    """Return the unfinished runs of a cell, oldest first.
+
+    Left out are runs of a cluster's jobs, runs on other machines, and trainings that are saved: these
+    continue.
+    """
+    events = read_lines(store.cell(cell_id) / "attempts.jsonl")
+    ended = {event["run_id"] for event in events if event["event"] == "end"}
+    names = {e["run_id"]: e.get("name") for e in events if e["event"] == "start"}
+    saved = {names.get(e["run_id"]) for e in events if e.get("saved_step") is not None}
+    here = os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    return [
+        UnfinishedRun(start=event, is_running=_is_alive(event["pid"], event["time"]))
+        for event in events
+        if event["event"] == "start"
+        and "pid" in event
+        and (event["job"], event["node"]) == (None, here)
+        and event["run_id"] not in ended
+        and event["name"] not in saved
+        and not any((store.cell(cell_id) / "runs").glob(f"{event['run_id']}*.json"))
+    ]
+
+
+def record_unfinished(store: Store, cells: Iterable[str]) -> None:
+    """Record the unfinished runs of some cells as killed; the same command then repeats them.
+
+    Should such a run be measured after all, its own run id is free, and its measurement counts.
+    """
+    for cell_id in cells:
+        for run in unfinished_runs(store, cell_id):
+            if not run.is_running:
+                start = run.start
+                request = RunRequest(
+                    sweep_folder=store.root,
+                    cell_id=cell_id,
+                    run_id=start["run_id"] + UNFINISHED,
+                    block=start["block"],
+                    position=start["position"],
+                    attempt=start["attempt"],
+                    init_method="",
+                    environment={"launcher": "local"},
+                )
+                publish(request, read_cell(store, cell_id), RunFailure(Status.killed, KILLED))
+
+
+def _is_alive(pid: int, since: float) -> bool:
+    """Whether a process runs that began before a time: pids are used again."""
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() <= since and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
