@@ -5,11 +5,13 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitsweep.spec.model_parallel import SequenceParallel
 from vitsweep.spec.technique import Memory
 from vitsweep.techniques.sequence_parallel.ulysses import Ulysses
+from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, MEASUREMENT_FILE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -112,3 +114,27 @@ class Exploding(Memory):
     def apply(self, model: "nn.Module") -> "nn.Module":
         model.head.register_forward_hook(lambda module, inputs, output: output / 0)
         return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldTraining(Memory):
+    """Rank 0 of the first training waits, once, until it is requested to stop.
+
+    Then there is a file `held` in the working directory.
+    """
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        model.register_forward_pre_hook(lambda module, inputs: _hold_once())
+        return model
+
+
+def _hold_once() -> None:
+    import torch.distributed as dist
+
+    from vitsweep.execution.worker import _stop_requested
+
+    measured = f"results/*/cells/*/attempts/*/{CHECKPOINT_FOLDER}/{MEASUREMENT_FILE}"
+    if dist.get_rank() or Path("held").exists() or not any(Path().glob(measured)):
+        return
+    Path("held").touch()
+    _stop_requested.wait()

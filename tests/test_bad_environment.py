@@ -112,7 +112,7 @@ def test_ctrl_c_while_ranks_import_torch_stops_in_a_sentence(vitsweep: Command) 
     running = vitsweep.start("sweep.baseline=null")
     wait_for(lambda: _fork_servers(running.pid))
     os.killpg(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=240)
+    out, err = running.communicate(timeout=400)
     assert running.returncode == 130, out + err
     assert "the same command continues" in out + err
     assert "Traceback" not in out + err
@@ -127,7 +127,7 @@ def test_ctrl_c_twice_says_what_is_kept(vitsweep: Command) -> None:
     before = {run.run_id for run in vitsweep.store.runs()}
     os.killpg(running.pid, signal.SIGINT)
     os.killpg(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=240)
+    out, err = running.communicate(timeout=400)
     assert running.returncode == 130, out + err
     assert "What was measured is kept" in out + err
     assert "Traceback" not in out + err

@@ -5,6 +5,8 @@ from pathlib import Path
 from tests.builders import run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
+from vitsweep.console import open_console
+from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
 from vitsweep.results.store import Store, append_line
@@ -51,3 +53,14 @@ def test_its_block_is_completed_by_the_cells_it_is_compared_with() -> None:
     assert (block.name, [e.cell_id for e in block.entries]) == ("b0", [fsdp, baseline])
     [block] = blocks_to_complete([one], plan, missing, [], 8)
     assert {e.cell_id for e in block.entries} == {fsdp, zero2, baseline}
+
+
+def test_the_interrupted_training_of_an_added_baseline_goes_on(tmp_path: Path) -> None:
+    plan = plan_of(expand([*TINY, "sharding=fsdp"], composer()), LAPTOP, composer())
+    fsdp, baseline = plan.entries
+    attempt(Store(tmp_path), baseline, 1, 3)
+
+    runner = BlockRunner(Store(tmp_path), {"git_commit": "c0ffee"})
+    [block] = runner.resume(plan, {fsdp: 1}, 8, open_console())
+    assert (block.name, {e.cell_id for e in block.entries}) == ("b0", {fsdp, baseline})
+    assert list(runner.interrupted) == [("b0", baseline)]

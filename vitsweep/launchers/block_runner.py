@@ -22,13 +22,13 @@ from vitsweep.execution.run_request import RunRequest, earlier_folders, run_id_o
 from vitsweep.execution.supervisor import RunEnding, start_local_ranks, supervise
 from vitsweep.execution.warm_up import warm_up
 from vitsweep.launchers.progress import Progress
-from vitsweep.planning.blocks import Block, warm_up_cell
+from vitsweep.planning.blocks import Block, runs_per_cell, warm_up_cell
 from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
 
-SECONDS_TO_SAVE = 60.0
+SECONDS_TO_SAVE = 300.0
 """How long a training may take to save itself after Ctrl-C."""
 
 
@@ -61,8 +61,9 @@ class BlockRunner:
         self, plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int, console: Console
     ) -> list[Block]:
         """Continue the trainings that were interrupted; return the blocks that they belong to."""
+        lacking = runs_per_cell(plan, missing, cells_per_block)  # with the baselines beside them
         interrupted = interrupted_trainings(
-            self.store, list(missing), self.earlier, self.code["git_commit"]
+            self.store, lacking, self.earlier, self.code["git_commit"]
         )
         for training in interrupted:
             self.interrupted[training.block, training.cell_id] = training
