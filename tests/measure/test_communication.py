@@ -1,5 +1,6 @@
 """Bytes counted at the collectives equal the formula of each sharding, to the byte."""
 
+import sys
 import time
 from collections.abc import Callable
 from math import ceil, prod
@@ -17,6 +18,7 @@ from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.calibrate import calibrate
 from vitsweep.measure.communication import (
     CommunicationCounter,
+    count_sent_bytes,
     profile_collectives,
     transfer_and_wait_ms,
 )
@@ -265,3 +267,14 @@ def _alone(world: World) -> dict[str, float]:
     spent = _total(profile_collectives(lambda: done.append(1), world.device))
     assert done == [1], "the step is run all the same"
     return {"collective": spent} | calibrate(world)
+
+
+def test_without_torchs_dispatch_mode_the_step_runs_and_the_reason_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils._python_dispatch", None)
+    steps: list[int] = []
+    found = count_sent_bytes(lambda: steps.append(1))
+    assert steps == [1]
+    assert found.by_purpose == {}
+    assert "lists no collectives" in found.reason

@@ -73,8 +73,11 @@ def _run_rank(arguments: Sequence[str]) -> int:
         return ExitCode.ok
     from vitsweep.cli.summary import exit_code, summarize
     from vitsweep.console import open_console
+    from vitsweep.launchers.base import locked
 
-    return exit_code(summarize(result, open_console()))
+    console = open_console()
+    with locked(result.store, console):
+        return exit_code(summarize(result, console))
 
 
 def _complete() -> int:

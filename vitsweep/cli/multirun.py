@@ -13,7 +13,7 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode
-from vitsweep.launchers.base import CellLauncher, LaunchRequest, LaunchResult
+from vitsweep.launchers.base import CellLauncher, LaunchRequest, LaunchResult, locked
 from vitsweep.launchers.dispatch import composer_of, launch_stock, refuse_plan_of
 from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.limit_search import Search, Searches, limit_of
@@ -89,7 +89,8 @@ def _summarize_stock(
     if any(not store.cell(cell_id).exists() for cell_id in plan.entries):
         console.print(f"`vitsweep report {store.name}` shows what was measured.", highlight=False)
         return
-    rows = summarize(LaunchResult(store=store, plan=plan), console, config.get("tracker"))
+    with locked(store, console):
+        rows = summarize(LaunchResult(store=store, plan=plan), console, config.get("tracker"))
     if code := exit_code(rows):
         raise SystemExit(code)
 

@@ -2,12 +2,12 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitsweep.collectives.primitives import Purpose, current_purpose
 
@@ -65,7 +65,30 @@ def _torch_collectives() -> Any:
     return fake_collectives
 
 
-class CommunicationCounter(TorchDispatchMode):
+def _observing(observe: Callable[..., None]) -> AbstractContextManager[Any]:
+    """Return torch's (private) dispatch mode: calls `observe(func, result, args, kwargs)` per operation.
+
+    Raises:
+        ImportError: this torch has no such class.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Observer(TorchDispatchMode):
+        def __torch_dispatch__(
+            self,
+            func: Any,
+            types: Any,
+            args: tuple[Any, ...] = (),
+            kwargs: dict[str, Any] | None = None,
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            observe(func, result, args, kwargs or {})
+            return result
+
+    return Observer()
+
+
+class CommunicationCounter(AbstractContextManager["CommunicationCounter"]):
     """Counts calls and bytes that this rank sends, per collective and purpose.
 
     A collective over n ranks on a tensor of b bytes (the whole, gathered one) sends from each rank:
@@ -77,25 +100,19 @@ class CommunicationCounter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self._mode = _observing(self._count)
         tables = _torch_collectives()
         self._counted = tables.collective_ops - tables.sync_ops - RECEIVES
         self._op = tables.CollectiveOp
         self.calls: Counter[tuple[str, str]] = Counter()
         self.bytes: defaultdict[tuple[str, str], float] = defaultdict(float)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run the operation; count it if it is a collective."""
-        result = func(*args, **(kwargs or {}))
-        if func in self._counted:
-            self._count(func, result, args, kwargs or {})
-        return result
+    def __enter__(self) -> "CommunicationCounter":
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._mode.__exit__(*raised)
 
     def sent(self, purpose: Purpose) -> float:
         """Bytes this rank sent for a purpose."""
@@ -109,6 +126,9 @@ class CommunicationCounter(TorchDispatchMode):
         }
 
     def _count(self, func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count an operation if it is a collective."""
+        if func not in self._counted:
+            return
         name = _collective(func)
         ranks = self._op.get_process_group(func, args).size()
         purpose = current_purpose() or _BY_COLLECTIVE.get(name, "activation")

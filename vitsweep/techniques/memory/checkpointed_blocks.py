@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.flex_attention import flex_attention
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -17,6 +16,16 @@ aten = torch.ops.aten
 
 LINEARS = {aten.mm.default, aten.addmm.default}
 
+
+def _flex_attention() -> set[Any]:
+    """Return torch's (private) operation of flex attention; without it that is computed again."""
+    try:
+        from torch._higher_order_ops.flex_attention import flex_attention
+    except ImportError:
+        return set()
+    return {flex_attention}
+
+
 PRODUCTS = LINEARS | {
     aten.bmm.default,
     aten.baddbmm.default,
@@ -25,7 +34,7 @@ PRODUCTS = LINEARS | {
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
-    flex_attention,
+    *_flex_attention(),
 }
 """Operations whose results are kept; all others take little time and are computed again."""
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.errors import BadValueError
-from vitsweep.launchers.base import LaunchRequest, LaunchResult, PreparedSweep, prepared
+from vitsweep.launchers.base import LaunchRequest, LaunchResult, PreparedSweep, locked, prepared
 from vitsweep.launchers.slurm.state.job_control import sweep_argument
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
@@ -33,7 +33,8 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
     """Submit the missing runs of the cells, and wait until they have run.
 
     With `hydra.launcher.wait=false` the result is `submitted` as soon as Slurm has the jobs. Ctrl-C
-    detaches: the jobs continue. The sweep is locked only while jobs are submitted.
+    detaches: the jobs continue. The sweep is locked while jobs are submitted, and while the result is
+    summarized, not while the jobs run.
 
     Raises:
         VitsweepError: a value is wrong, or Slurm refuses.
@@ -50,7 +51,10 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
     detached = not watch(store, plan, watched, console)
     if detached:
         console.print(f"Detached; the jobs continue. {_next_commands(store)}", highlight=False)
-    yield LaunchResult(store=store, plan=plan, interrupted=detached, submitted=detached)
+        yield LaunchResult(store=store, plan=plan, interrupted=True, submitted=True)
+        return
+    with locked(store, console):
+        yield LaunchResult(store=store, plan=plan)
 
 
 def _submit_missing(
