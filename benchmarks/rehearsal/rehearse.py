@@ -52,6 +52,7 @@ NOT_FAKED = {
     "compilation=cuda_graphs": "a graph is captured by the driver",
     "precision=fp8": "torchao asks the device for its capability",
     "optimizer=adamw_apex": "apex is built for a GPU",
+    "optimizer=sgd_fused": "PyTorch has no fake kernel of it",
     **dict.fromkeys(
         (f"pipeline_parallel={schedule}" for schedule in ("gpipe", "one_f_one_b", "interleaved")),
         "stages tell each other their shapes through tensors that must be real",

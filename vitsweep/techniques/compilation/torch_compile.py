@@ -56,7 +56,11 @@ class CompileBlocks(Compilation):
 
 @dataclass(frozen=True, kw_only=True)
 class CompileModel(Compilation):
-    """`torch.compile` of the model in one graph: fuses across blocks, compiles for long."""
+    """`torch.compile` of the model in one graph: fuses across blocks, compiles for long.
+
+    Under `sharding=fsdp`, `zero2` and `hsdp` the hooks that gather each block's parameters cut the
+    graph there: it is what `compile_blocks` is then, compiled block after block.
+    """
 
     needs_spawn: ClassVar[bool] = True
     scope: ClassVar[Literal["nothing", "block", "model"]] = "model"
