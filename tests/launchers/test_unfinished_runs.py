@@ -5,14 +5,17 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.builders import run
 from tests.cells import entry
 from vitsweep.execution.frozen_cell import frozen_document
+from vitsweep.execution.run_request import attempt_folder
 from vitsweep.launchers.unfinished_runs import KILLED, record_unfinished
 from vitsweep.results.store import Store, append_line
 
@@ -48,7 +51,7 @@ def started(store: Store, pid: int, **facts: Any) -> str:
 def rows(store: Store, cell_id: str) -> list[tuple[str, str, str]]:
     record_unfinished(store, [cell_id])
     record_unfinished(store, [cell_id])  # again: nothing is recorded twice
-    return [(run.run_id, str(run.status), run.reason) for run in store.runs()]
+    return [(r.run_id, str(r.status), r.reason) for r in store.runs()]
 
 
 def test_a_run_whose_command_was_killed_is_recorded_once(store, ended_pid, capsys):
@@ -78,3 +81,21 @@ def test_a_run_that_ended_or_whose_training_is_saved_is_left_alone(store, ended_
     assert rows(store, cell_id) == []
     started(store, ended_pid, run_id="b-1-2", attempt=2)
     assert rows(store, cell_id) == [], "its training continues"
+
+
+def test_a_measurement_whose_command_was_killed_before_it_was_recorded_counts(store, ended_pid):
+    cell_id = started(store, ended_pid)
+    cell = store.cell(cell_id)
+    append_line(cell / "attempts.jsonl", {"event": "end", "run_id": "b-1", "exit_codes": [0, 0]})
+    measured = replace(run(cell_id, block="b"), run_id="b-1")
+    folder = attempt_folder(cell, "b-1", 1)
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(measured.to_json())
+    assert rows(store, cell_id) == [("b-1", "measured", "")]
+
+
+def test_a_record_that_somebody_deleted_is_no_failure(store, ended_pid):
+    cell_id = started(store, ended_pid)
+    end = {"event": "end", "run_id": "b-1", "exit_codes": [0, 0]}
+    append_line(store.cell(cell_id) / "attempts.jsonl", end)
+    assert rows(store, cell_id) == []

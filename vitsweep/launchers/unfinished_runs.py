@@ -4,13 +4,14 @@ import os
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.outcome import RunFailure, publish
-from vitsweep.execution.run_request import UNFINISHED, RunRequest
+from vitsweep.execution.run_request import UNFINISHED, RunRequest, attempt_folder
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, read_lines
 
@@ -19,15 +20,17 @@ KILLED = "The command that ran it was killed."
 
 @dataclass(frozen=True, kw_only=True)
 class UnfinishedRun:
-    """A run that has started and neither ended nor left a record.
+    """A run that has started and left no record.
 
     Attributes:
         start: its `start` event in `attempts.jsonl`.
         is_running: whether the process that started it is alive.
+        is_measured: whether all its ranks ended well, so that only its record is missing.
     """
 
     start: dict[str, Any]
     is_running: bool
+    is_measured: bool
 
 
 def unfinished_runs(store: Store, cell_id: str) -> list[UnfinishedRun]:
@@ -37,42 +40,57 @@ def unfinished_runs(store: Store, cell_id: str) -> list[UnfinishedRun]:
     continue.
     """
     events = read_lines(store.cell(cell_id) / "attempts.jsonl")
-    ended = {event["run_id"] for event in events if event["event"] == "end"}
+    ended = {e["run_id"]: set(e.get("exit_codes", ())) for e in events if e["event"] == "end"}
     names = {e["run_id"]: e.get("name") for e in events if e["event"] == "start"}
     saved = {names.get(e["run_id"]) for e in events if e.get("saved_step") is not None}
     here = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     return [
-        UnfinishedRun(start=event, is_running=_is_alive(event["pid"], event["time"]))
+        UnfinishedRun(
+            start=event,
+            is_running=_is_alive(event["pid"], event["time"]),
+            is_measured=event["run_id"] in ended,
+        )
         for event in events
         if event["event"] == "start"
         and "pid" in event
         and (event["job"], event["node"]) == (None, here)
-        and event["run_id"] not in ended
+        and (
+            event["run_id"] not in ended or _is_only_unpublished(store.cell(cell_id), event, ended)
+        )
         and event["name"] not in saved
         and not any((store.cell(cell_id) / "runs").glob(f"{event['run_id']}*.json"))
     ]
 
 
 def record_unfinished(store: Store, cells: Iterable[str]) -> None:
-    """Record the unfinished runs of some cells as killed; the same command then repeats them.
+    """Record the unfinished runs of some cells as killed, or measured if only the record is missing.
 
-    Should such a run be measured after all, its own run id is free, and its measurement counts.
+    The same command repeats a killed one. Should it be measured after all, its own run id is free, and
+    its measurement counts.
     """
     for cell_id in cells:
         for run in unfinished_runs(store, cell_id):
-            if not run.is_running:
-                start = run.start
-                request = RunRequest(
-                    sweep_folder=store.root,
-                    cell_id=cell_id,
-                    run_id=start["run_id"] + UNFINISHED,
-                    block=start["block"],
-                    position=start["position"],
-                    attempt=start["attempt"],
-                    init_method="",
-                    environment={"launcher": "local"},
-                )
-                publish(request, read_cell(store, cell_id), RunFailure(Status.killed, KILLED))
+            if run.is_running:
+                continue
+            start = run.start
+            request = RunRequest(
+                sweep_folder=store.root,
+                cell_id=cell_id,
+                run_id=start["run_id"] + ("" if run.is_measured else UNFINISHED),
+                block=start["block"],
+                position=start["position"],
+                attempt=start["attempt"],
+                init_method="",
+                environment={"launcher": "local"},
+            )
+            failure = None if run.is_measured else RunFailure(Status.killed, KILLED)
+            publish(request, read_cell(store, cell_id), failure)
+
+
+def _is_only_unpublished(cell: Path, start: dict[str, Any], ended: dict[str, set[int]]) -> bool:
+    """Whether all ranks of a run ended well, and rank 0 left the draft of a record that is not there."""
+    folder = attempt_folder(cell, start["run_id"], start["attempt"])
+    return ended[start["run_id"]] == {0} and (folder / "record.json").exists()
 
 
 def _is_alive(pid: int, since: float) -> bool:
