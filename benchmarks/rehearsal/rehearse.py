@@ -40,6 +40,9 @@ BASE = ("model=vit_large", "model.depth=2", "data=synthetic", "batch.scope=per_r
         "batch.images_per_step=16")  # fmt: skip
 NEEDS = {
     "attention=sdpa_causal": ("classifier=pooled",),
+    "attention=sdpa_cudnn": ("precision=bf16",),
+    "attention=sdpa_flash": ("precision=bf16",),
+    "sequence_parallel=segment_local": ("classifier=pooled",),
     "sequence_parallel=dsp": ("model=video_vit_nano", "data=synthetic_video"),
     "sequence_parallel=lasp": ("attention=linear", "attention.causal=true", "classifier=pooled"),
     "sequence_parallel=lasp2": ("attention=linear",),
