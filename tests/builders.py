@@ -1,9 +1,12 @@
 """Small tables of runs with known answers."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from pandas import DataFrame
 
+from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import RunRecord, Status
 
 PLAIN = {
@@ -89,6 +92,14 @@ def run(
         | {"started_at": f"2026-10-20T10:{minute:02d}:00+00:00"}
         | (environment or {}),
     )
+
+
+def of_present_code(plan: SweepPlan, runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """The same runs, measured by the code as it is; those that name a code keep it."""
+    return [
+        replace(r, environment={"code_hash": plan.entries[r.cell_id].code.hash} | r.environment)
+        for r in runs
+    ]
 
 
 def table(*records: RunRecord) -> DataFrame:

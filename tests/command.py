@@ -92,6 +92,7 @@ def _front_door(words: list[str], folder: Path, environment: dict[str, str], *to
     for number, file in enumerate(told, start=1):
         os.dup2(file.detach(), number)
     os.chdir(folder)
+    sys.path.insert(0, str(folder))
     os.environ.update(environment)
     sys.argv = [str(ROOT / "vitsweep" / "__main__.py"), *words]
     from vitsweep.__main__ import main

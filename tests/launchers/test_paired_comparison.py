@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.builders import run
+from tests.builders import of_present_code, run
 from tests.command import QUICK, Command, fault
 from vitsweep.cli.compare import comparison_request
 from vitsweep.cli.main import run as front_door
@@ -84,7 +84,7 @@ def kept_blocks(folder: Path, *ratios: float, device: str = "") -> None:
     for n, ratio in enumerate(ratios):
         for cell_id, speed in zip(plan.entries, (100 * ratio, 100), strict=True):
             record = run(cell_id, f"b{n}", speed, minute=n, environment=here, sweep="compare")
-            store.save_run(record)
+            store.save_run(of_present_code(plan, [record])[0])
 
 
 def test_blocks_that_are_there_already_are_used(
@@ -224,6 +224,7 @@ def test_a_setting_compared_with_itself_tests_the_comparison(
         for position, speed in enumerate((100.0, 101.0)):
             record = run(cell_id, f"b{n}", speed, minute=n, environment=here, sweep="compare")
             name = f"{record.run_id}-{position}"
+            [record] = of_present_code(plan, [record])
             store.save_run(replace(record, run_id=name, position=position))
     monkeypatch.chdir(tmp_path)
     assert compare("seed=1", "seed=1") == 0

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import run
+from tests.builders import of_present_code, run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
@@ -45,7 +45,8 @@ def but(runs: list[RunRecord], cell: str, block: str, status: Status) -> list[Ru
 def missing(
     plan: SweepPlan, settings: SweepSettings, *runs: RunRecord, now: list[RunRecord] | None = None
 ) -> ResumeState:
-    return resume_state(plan, runs, settings, CODE, now or [])
+    """Runs that do not say otherwise are of the code as it is."""
+    return resume_state(plan, of_present_code(plan, runs), settings, CODE, now or [])
 
 
 def test_nothing_is_missing_where_every_block_holds_the_pair(
@@ -122,7 +123,7 @@ def test_runs_that_jobs_of_a_cluster_will_do_complete_pairs(
     fsdp, zero2, baseline = plan.entries
     runs = [r for r in measured(*plan.entries) if (r.cell_id, r.block) != (baseline, "b4")]
     assert missing(plan, settings, *runs).missing_blocks == {fsdp: 1, zero2: 1}
-    state = resume_state(plan, runs, settings, CODE, pending=[(baseline, "b4")])
+    state = resume_state(plan, by_code(plan, runs), settings, CODE, pending=[(baseline, "b4")])
     assert state.missing_blocks == {}
 
 
@@ -166,3 +167,130 @@ def test_a_cell_that_no_rule_allows_says_why(settings: SweepSettings) -> None:
     state = missing(plan, settings)
     assert state.cell_state(refused) is CellState.invalid
     assert "`mesh.tensor=2`" in state.reasons(refused)[0]
+
+
+def by_code(plan: SweepPlan, runs: list[RunRecord], **code: str) -> list[RunRecord]:
+    """The same runs as measured by a code: `other` for all cells, or the plan's own."""
+    hashes = {cell: code.get("all", entry.code.hash) for cell, entry in plan.entries.items()}
+    return [replace(r, environment=r.environment | {"code_hash": hashes[r.cell_id]}) for r in runs]
+
+
+def test_runs_of_other_code_do_not_count_unless_accepted(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    fsdp, zero2, _ = plan.entries
+    own = by_code(plan, measured(*plan.entries))
+    other = by_code(plan, measured(*plan.entries), all="0ther")
+    assert missing(plan, settings, *own).missing_blocks == {}
+    state = missing(plan, settings, *other)
+    assert state.missing_blocks == {fsdp: 5, zero2: 5}
+    assert set(state.changed_code) == set(plan.entries)
+    accepting = replace(settings, accept_code="any")
+    assert missing(plan, accepting, *other).missing_blocks == {}
+
+
+def test_other_code_is_never_pooled_even_where_it_is_accepted(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    fsdp, zero2, _ = plan.entries
+    accepting = replace(settings, accept_code="any")
+    half = [r for r in by_code(plan, measured(*plan.entries), all="0ther") if r.block < "b3"]
+    rest = [r for r in by_code(plan, measured(*plan.entries)) if r.block >= "b3"]
+    for mixed in (half, half + rest):
+        lacking = missing(plan, accepting, *mixed).missing_blocks
+        assert lacking == dict.fromkeys([fsdp, zero2], 5 if mixed is half else 3)
+
+
+def test_a_pair_is_of_one_state_of_the_code(plan: SweepPlan, settings: SweepSettings) -> None:
+    fsdp, zero2, baseline = plan.entries
+    variants = by_code(plan, measured(fsdp, zero2))
+    state = missing(plan, settings, *variants, *by_code(plan, measured(baseline), all="0ther"))
+    assert state.missing_blocks == {fsdp: 5, zero2: 5}
+
+
+def test_complete_cells_without_a_code_hash_count_and_are_not_added_to(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    fsdp, zero2, _ = plan.entries
+    runs = by_code(plan, measured(*plan.entries), all="")
+    assert missing(plan, settings, *runs).missing_blocks == {}
+    half = [r for r in runs if r.block < "b3"]
+    assert missing(plan, settings, *half).missing_blocks == {fsdp: 5, zero2: 5}
+
+
+def test_a_failure_of_other_code_says_nothing(plan: SweepPlan, settings: SweepSettings) -> None:
+    fsdp, zero2, _ = plan.entries
+    failed = run(fsdp, "b0", status=Status.failed, reason="bug")
+    other = by_code(plan, [failed], all="0ther")
+    assert missing(plan, settings, *other).missing_blocks == {fsdp: 5, zero2: 5}
+    assert missing(plan, settings, *by_code(plan, [failed])).missing_blocks == {zero2: 5}
+
+
+def wanting(plan: SweepPlan, **measurement: Any) -> SweepPlan:
+    """The same cells, asked for by a command with other settings of the measurement."""
+    return SweepPlan({
+        cell: replace(e, spec=replace(e.spec, measurement=replace(e.spec.measurement, **measurement)))
+        for cell, e in plan.entries.items()
+    })  # fmt: skip
+
+
+def test_a_command_that_wants_a_proof_measures_unproved_cells_again(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    fsdp, zero2, _ = plan.entries
+    unproved = [replace(r, validity=r.validity | {"proved": ""}) for r in measured(*plan.entries)]
+    unproved = by_code(plan, unproved)
+    assert missing(wanting(plan, prove="none"), settings, *unproved).missing_blocks == {}
+    state = missing(wanting(plan, prove="twin"), settings, *unproved)
+    assert state.missing_blocks == {fsdp: 5, zero2: 5}
+    assert set(state.unproved) == set(plan.entries)
+
+
+def test_a_cell_known_to_be_wrong_stays_so_for_a_command_without_proof(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    fsdp, *_ = plan.entries
+    wrong = run(fsdp, "b9", status=Status.wrong, reason="twin", minute=59)
+    runs = by_code(plan, [*measured(*plan.entries), wrong])
+    state = missing(wanting(plan, prove="none"), settings, *runs)
+    assert set(state.not_measured) == {fsdp}
+    assert state.cell_state(plan.entries[fsdp]) is CellState.not_measured
+
+
+def test_a_command_that_wants_a_trace_runs_a_cell_without_one_once(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    fsdp, zero2, baseline = plan.entries
+    runs = by_code(plan, measured(*plan.entries))
+    traced = wanting(plan, trace=True)
+    assert missing(traced, settings, *runs).missing_blocks == {fsdp: 1, zero2: 1}
+    now = [run(c, "b7", 100, **{"measurement.trace": True}) for c in (fsdp, zero2, baseline)]
+    assert missing(traced, settings, *runs, now=by_code(plan, now)).missing_blocks == {}
+
+
+def test_a_longer_time_limit_tries_a_cell_again(plan: SweepPlan, settings: SweepSettings) -> None:
+    fsdp, *_ = plan.entries
+    limit = {"measurement.timeout_min": 10.0}
+    ended = by_code(plan, [run(fsdp, "b0", status=Status.timed_out, reason="10", **limit)])
+    assert fsdp not in missing(wanting(plan, timeout_min=10.0), settings, *ended).missing_blocks
+    assert fsdp in missing(wanting(plan, timeout_min=20.0), settings, *ended).missing_blocks
+
+
+def test_a_longer_window_measures_again(plan: SweepPlan, settings: SweepSettings) -> None:
+    fsdp, zero2, _ = plan.entries
+    short = {"measurement.min_seconds": 0.5}
+    runs = by_code(plan, [run(c, b, 100, **short) for b in BLOCKS for c in plan.entries])
+    assert missing(wanting(plan, min_seconds=0.5), settings, *runs).missing_blocks == {}
+    longer = missing(wanting(plan, min_seconds=9.0), settings, *runs)
+    assert longer.missing_blocks == {fsdp: 5, zero2: 5}
+
+
+def test_an_added_baseline_is_measured_where_its_own_cells_are(settings: SweepSettings) -> None:
+    cells = expand([*TINY, "sharding=fsdp", "seed=1,2"], composer())
+    plan = plan_of(cells, LAPTOP, composer())
+    first, second, base1, base2 = plan.entries
+    state = missing(plan, settings, *by_code(plan, measured(first, base1)))
+    assert state.missing_blocks == {second: 5}
+    states = {c: state.cell_state(e) for c, e in plan.entries.items()}
+    assert states[base1] is CellState.measured
+    assert states[base2] is CellState.runnable

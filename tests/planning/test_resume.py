@@ -13,12 +13,18 @@ from vitsweep.results.store import Store, append_line
 
 
 def attempt(
-    store: Store, cell_id: str, number: int, step: int | None, *, job: str | None = None
+    store: Store,
+    cell_id: str,
+    number: int,
+    step: int | None,
+    *,
+    job: str | None = None,
+    code: str = "c0ffee",
 ) -> None:
     """Write the life of one attempt of run `b0-x`; it saved itself after `step` steps."""
     run_id = "b0-x" if number == 1 else f"b0-x-{number}"
     common = {"run_id": run_id, "attempt": number, "job": job}
-    place = {"block": "b0", "position": 1, "name": "b0-x", "git_commit": "c0ffee"}
+    place = {"block": "b0", "position": 1, "name": "b0-x", "code_hash": code}
     path = store.cell(cell_id) / "attempts.jsonl"
     append_line(path, {"event": "start"} | common | place)
     append_line(path, {"event": "end", "saved_step": step} | common)
@@ -31,14 +37,14 @@ def test_the_latest_saved_attempt_of_a_run_without_a_record_goes_on(tmp_path: Pa
     attempt(store, "cell", 3, None)  # killed without a word: what the second saved still counts
     attempt(store, "never", 1, None)
     attempt(store, "elsewhere", 1, 5, job="12_0")
-    cells = ["cell", "never", "elsewhere", "new"]
-    [found] = interrupted_trainings(store, cells, [], "c0ffee")
-    wanted = {"name": "b0-x", "block": "b0", "position": 1, "git_commit": "c0ffee"}
+    cells = dict.fromkeys(["cell", "never", "elsewhere", "new"], "c0ffee")
+    [found] = interrupted_trainings(store, cells, [])
+    wanted = {"name": "b0-x", "block": "b0", "position": 1, "code_hash": "c0ffee"}
     assert found == InterruptedTraining(cell_id="cell", attempt=4, step=9, **wanted)  # type: ignore[arg-type]
-    assert interrupted_trainings(store, cells, [], "another commit") == []
+    assert interrupted_trainings(store, dict.fromkeys(cells, "other code"), []) == []
     record = run("cell", "b0", 100)
     over = type(record)(**{**vars(record), "run_id": "b0-x-3"})
-    assert interrupted_trainings(store, cells, [over], "c0ffee") == []
+    assert interrupted_trainings(store, cells, [over]) == []
 
 
 def test_its_block_is_completed_by_the_cells_it_is_compared_with() -> None:
@@ -46,7 +52,7 @@ def test_its_block_is_completed_by_the_cells_it_is_compared_with() -> None:
     plan = plan_of(asked, LAPTOP, composer())
     fsdp, zero2, baseline = plan.entries
     one = InterruptedTraining(
-        cell_id=fsdp, name="b0-x", block="b0", position=0, attempt=2, git_commit=None, step=3
+        cell_id=fsdp, name="b0-x", block="b0", position=0, attempt=2, code_hash=None, step=3
     )
     missing = {fsdp: 2, zero2: 1, baseline: 2}
     [block] = blocks_to_complete([one], plan, missing, [run(zero2, "b0", 100)], 8)
@@ -58,9 +64,9 @@ def test_its_block_is_completed_by_the_cells_it_is_compared_with() -> None:
 def test_the_interrupted_training_of_an_added_baseline_goes_on(tmp_path: Path) -> None:
     plan = plan_of(expand([*TINY, "sharding=fsdp"], composer()), LAPTOP, composer())
     fsdp, baseline = plan.entries
-    attempt(Store(tmp_path), baseline, 1, 3)
+    attempt(Store(tmp_path), baseline, 1, 3, code=plan.entries[baseline].code.hash)
 
-    runner = BlockRunner(Store(tmp_path), {"git_commit": "c0ffee"})
+    runner = BlockRunner(Store(tmp_path), {})
     [block] = runner.resume(plan, {fsdp: 1}, 8, open_console())
     assert (block.name, {e.cell_id for e in block.entries}) == ("b0", {fsdp, baseline})
     assert list(runner.interrupted) == [("b0", baseline)]

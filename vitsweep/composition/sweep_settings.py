@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
 
@@ -64,6 +64,7 @@ class SweepSettings:
     cells_per_block: Annotated[int, Gt(0)]
     retry: tuple[str, ...]
     remeasure: bool
+    accept_code: Literal["same", "any"]
     snapshot_code: bool
 
     @property

@@ -1,6 +1,7 @@
 """`cell.yaml`: written when a sweep is made, and all that a worker reads about its cell."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vitsweep.results.store import Store
@@ -28,6 +29,16 @@ def frozen_document(
     }
 
 
-def read_cell(store: Store, cell_id: str) -> CellSpec:
-    """Build the spec of a frozen cell."""
-    return cell_from_tree(store.frozen(cell_id)["cell"])
+def read_cell(store: Store, cell_id: str, measurement: Mapping[str, Any] | None = None) -> CellSpec:
+    """Build the spec of a frozen cell.
+
+    Args:
+        store: of the sweep.
+        cell_id: the cell.
+        measurement: fields of `measurement` that belong to the command that runs the cell (see
+            `Measurement.of_command`); those of the command that froze it where not given.
+    """
+    cell = cell_from_tree(store.frozen(cell_id)["cell"])
+    if not measurement:
+        return cell
+    return replace(cell, measurement=replace(cell.measurement, **measurement))

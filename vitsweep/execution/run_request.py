@@ -18,9 +18,12 @@ class RunRequest:
         position: index of the run within its block, from 0.
         attempt: 1 for the first try.
         init_method: rendezvous of the ranks (`file://...` or `tcp://host:port`).
+        measurement: fields of `measurement` that belong to the command, not to the frozen cell;
+            `supervise` fills them in.
         proved: how the cell was proved equal to plain training earlier, or "".
         calibration: rates of this machine (see `measure.calibrate`).
-        environment: columns known to the launcher (git state, queue time).
+        environment: columns known to the launcher (git state, queue time); `supervise` adds the time
+            and the code.
         earlier: folders of earlier attempts of the same run, newest first.
     """
 
@@ -31,6 +34,7 @@ class RunRequest:
     position: int
     attempt: int = 1
     init_method: str
+    measurement: dict[str, Any] = field(default_factory=dict)
     proved: str = ""
     calibration: dict[str, float] = field(default_factory=dict)
     environment: dict[str, object] = field(default_factory=dict)

@@ -5,9 +5,11 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vitsweep.execution.code_hash import Sources
 from vitsweep.execution.outcome import failure_of, publish, remove_working_files
 from vitsweep.execution.rank_processes import (
     LocalRanks,
@@ -18,7 +20,7 @@ from vitsweep.execution.rank_processes import (
 )
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.execution.worker import rank_main
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import RunRecord, Status, utc_now
 from vitsweep.results.store import append_line
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, INFO_FILE, read_info
@@ -59,7 +61,7 @@ def supervise(
 
     Args:
         request: the run.
-        cell: the frozen cell.
+        cell: as the command wants it; its `measurement` may differ from that of the frozen cell.
         start: starts the ranks, on this machine or on the nodes of an allocation.
         on_wait: called about five times a second while they run; may raise RunEnding.
 
@@ -71,9 +73,10 @@ def supervise(
         RunEnding: from `on_wait`. The ranks are gone then, a training has saved a checkpoint if
             there was time, and nothing is recorded unless all ranks had just finished.
     """
+    request = _completed(request, cell)
     position = {"block": request.block, "position": request.position, "name": request.name}
-    commit = request.environment.get("git_commit")
-    facts = {"ranks": cell.resources.world_size, "git_commit": commit, "pid": os.getpid()}
+    facts: dict[str, Any] = {"ranks": cell.resources.world_size, "pid": os.getpid()}
+    facts |= {key: request.environment.get(key) for key in ("git_commit", "code_hash")}
     append_attempt_event(request, "start", **facts, **position)
     ranks = start(request, cell)
     in_time, saved_step = False, None
@@ -98,6 +101,16 @@ def supervise(
     if record.status == Status.measured:
         remove_working_files(request)
     return record
+
+
+def _completed(request: RunRequest, cell: CellSpec) -> RunRequest:
+    """Add what belongs to the command and not to the frozen cell, and what every record says."""
+    facts = {"started_at": utc_now(), "code_hash": Sources().of(cell).hash}
+    return replace(
+        request,
+        measurement=cell.measurement.of_command,
+        environment=facts | request.environment,
+    )
 
 
 def _interrupt(ranks: Ranks, request: RunRequest, seconds: float) -> int | None:

@@ -40,7 +40,7 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     try:
         request.folder.mkdir(parents=True, exist_ok=True)
         log_to(request.folder / f"rank{rank}.log")
-        cell = read_cell(Store(request.sweep_folder), request.cell_id)
+        cell = read_cell(Store(request.sweep_folder), request.cell_id, request.measurement)
         with joined_process_group(cell, rank, local_rank, request.init_method) as world:
             record = _run(request, cell, world, _checkpoint_manager(request, world))
             if record is not None:

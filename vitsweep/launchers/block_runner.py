@@ -17,12 +17,14 @@ from rich.console import Console
 
 from vitsweep.errors import DISK_FULL_ERRNOS, VitsweepError
 from vitsweep.execution.calibration import calibration_for
+from vitsweep.execution.code_hash import Sources, changed_files
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.execution.run_request import RunRequest, earlier_folders, run_id_of
 from vitsweep.execution.supervisor import RunEnding, start_local_ranks, supervise
 from vitsweep.execution.warm_up import warm_up
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block, runs_per_cell, warm_up_cell
+from vitsweep.planning.notices import MOST_FILES
 from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
@@ -63,7 +65,9 @@ class BlockRunner:
         """Continue the trainings that were interrupted; return the blocks that they belong to."""
         lacking = runs_per_cell(plan, missing, cells_per_block)  # with the baselines beside them
         interrupted = interrupted_trainings(
-            self.store, lacking, self.earlier, self.code["git_commit"]
+            self.store,
+            {cell_id: plan.entries[cell_id].code.hash for cell_id in lacking},
+            self.earlier,
         )
         for training in interrupted:
             self.interrupted[training.block, training.cell_id] = training
@@ -83,9 +87,6 @@ class BlockRunner:
         Raises:
             VitsweepError: the sweep folder cannot be written any more.
         """
-        for run in self.earlier:
-            if run.status == Status.measured and run.validity.get("proved"):
-                self._proved[run.cell_id] = str(run.validity["proved"])
         try:
             with progress.shown(), sigterm_as_keyboard_interrupt():
                 for number, block in enumerate(planned):
@@ -153,6 +154,7 @@ class BlockRunner:
         entry: PlannedCell,
         run: Callable[..., RunRecord] = supervise,
     ) -> RunRecord:
+        self._refuse_changed_code(entry)
         calibration = calibration_for(entry.spec, self.store, socket.gethostname())
         earlier = self.interrupted.get((block.name, entry.cell_id))
         name = earlier.name if earlier else f"{block.name}-{secrets.token_hex(3)}"
@@ -168,7 +170,7 @@ class BlockRunner:
                 attempt=attempt,
                 earlier=earlier_folders(folder, name, attempt),
                 init_method=init_method,
-                proved=self._proved.get(entry.cell_id, ""),
+                proved=self._proof(entry),
                 calibration=calibration,
                 environment={
                     "git_commit": self.code["git_commit"],
@@ -179,6 +181,34 @@ class BlockRunner:
             )
             on_wait = self._stop_if_interrupted
             return run(request, entry.spec, start=start_local_ranks, on_wait=on_wait)
+
+    def _proof(self, entry: PlannedCell) -> str:
+        """Return how the cell was proved by this command or by an earlier run of the same code."""
+        if entry.cell_id not in self._proved:
+            found = [
+                str(run.validity["proved"])
+                for run in self.earlier
+                if run.cell_id == entry.cell_id
+                and run.status == Status.measured
+                and run.validity.get("proved")
+                and run.environment.get("code_hash") == entry.code.hash
+            ]
+            self._proved[entry.cell_id] = found[-1] if found else ""
+        return self._proved[entry.cell_id]
+
+    def _refuse_changed_code(self, entry: PlannedCell) -> None:
+        """Stop where the code of a cell was edited while the command runs.
+
+        Raises:
+            VitsweepError: it was; blocks and intervals must not mix two states of the code.
+        """
+        now = Sources().of(entry.spec)
+        if now.hash != entry.code.hash:
+            changed = ", ".join(changed_files(entry.code.files, now.files)[:MOST_FILES])
+            raise VitsweepError(
+                f"The code was edited while the command runs ({changed}). What was measured is kept: "
+                "the same command goes on with the code as it is then."
+            )
 
     def _stop_if_interrupted(self) -> None:
         if self._stopped.is_set():

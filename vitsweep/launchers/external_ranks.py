@@ -63,7 +63,11 @@ def run_rank(cell: ComposedCell, composer: Composer) -> LaunchResult | None:
         block="",
         position=0,
         init_method=init_method(),
-        environment={"launcher": "in place", "git_commit": code["git_commit"]},
+        environment={
+            "launcher": "in place",
+            "git_commit": code["git_commit"],
+            "code_hash": entry.code.hash,
+        },
     )
     run_rank_in_process(request, entry.spec, rank, local_rank)
     return LaunchResult(store=store, plan=plan) if rank == 0 else None

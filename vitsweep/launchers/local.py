@@ -26,7 +26,8 @@ from vitsweep.planning.blocks import (
     blocks_until_measured,
     runs_per_cell,
 )
-from vitsweep.planning.pending import ResumeState, print_notices, resume_state
+from vitsweep.planning.notices import print_notices
+from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.sweep_plan import cell_labels
 from vitsweep.results.record import Status
 from vitsweep.spec.machine import Machine
@@ -79,7 +80,7 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
         return resume_state(plan, earlier, settings, sweep.code, runner.records)
 
     begin, size = state(), settings.cells_per_block
-    print_notices(begin, f"`vitsweep retry {store.name}` runs them again", console)
+    print_notices(begin, plan, store, f"`vitsweep retry {store.name}` runs them again", console)
     if not begin.missing_blocks and not begin.not_measured and plan.runnable:
         console.print("Everything that was asked for is measured already.")
     resumed = runner.resume(plan, begin.missing_blocks, size, console)

@@ -20,9 +20,11 @@ from vitsweep.launchers.progress import Progress
 from vitsweep.measure.device_name import device_name
 from vitsweep.planning.blocks import BalancedOrder, Block, blocks, repeated_runs
 from vitsweep.planning.freeze import freeze, open_store
-from vitsweep.planning.pending import comparable, print_notices, resume_state
+from vitsweep.planning.notices import print_notices
+from vitsweep.planning.pending import resume_state
 from vitsweep.planning.provenance import code_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, make_sweep_plan
+from vitsweep.planning.usable_runs import usable_runs
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import check_tracker
@@ -35,6 +37,7 @@ from vitsweep.tables.comparison import (
     paired,
     self_test_arms,
 )
+from vitsweep.tables.formatting import count
 from vitsweep.tables.tidy import one_device
 
 DEFAULT_WIDTH, DEFAULT_MINUTES = 0.05, 30.0
@@ -111,6 +114,11 @@ def _plan_pair(
     if variant.tree["sweep"] != baseline.tree["sweep"]:
         raise BadValueError("`sweep.*` is one for A and B: give it after both.")
     settings = sweep_settings(variant.tree)
+    if settings.accept_code != "same":
+        raise BadValueError(
+            f"`sweep.accept_code={settings.accept_code}`: `compare` takes all blocks together into one "
+            "interval, so that they must be of one code: leave it out."
+        )
     if not settings.question:
         first, second = request.names
         settings = replace(settings, question=f"How does {first} compare with {second}?")
@@ -206,7 +214,14 @@ class PairedComparison:
         state = resume_state(self.plan, earlier, self.settings, self.code)
         statuses = ",".join(sorted({str(run.status) for run in state.not_measured.values()}))
         again = f"`sweep.retry=[{statuses}]` at the end of the command measures them again"
-        print_notices(state, again, self.console)
+        state = replace(state, changed_code={}, accepted_code={}, unproved=())
+        print_notices(state, self.plan, self.store, again, self.console)
+        if self._left_out_blocks and not self.settings.remeasure:
+            self.console.print(
+                f"{count(len(self._left_out_blocks), 'earlier block')} left out, but kept: measured by "
+                "other code, with another torch, or without the proof or window that is wanted now.",
+                highlight=False,
+            )
         runner = BlockRunner(self.store, self.code, earlier=earlier)
         runner.skipped |= set(state.not_measured)
         progress = Progress(self.console, cell_labels(self.plan), 0)
@@ -249,11 +264,8 @@ class PairedComparison:
         return as_self_test(runs) if self.is_self_test else runs
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Return the runs of the two cells under this version of torch and this schema."""
+        """Return the runs of the code as it is now: the blocks of one interval are of one code."""
+        stored = (run for cell_id in self.plan.entries for run in self.store.runs(cell_id))
         torch_version = self.code["packages"]["torch"]
-        return [
-            run.row()
-            for cell_id, entry in self.plan.entries.items()
-            for run in self.store.runs(cell_id)
-            if comparable(run, entry, torch_version)
-        ]
+        usable = usable_runs(stored, self.plan, torch_version, accepts_any_code=False)
+        return [run.row() for run in usable.own]

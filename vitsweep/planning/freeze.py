@@ -8,6 +8,7 @@ from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.execution.code_hash import CellCode
 from vitsweep.execution.frozen_cell import frozen_document
 from vitsweep.planning.provenance import command_line
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, make_sweep_plan
@@ -60,11 +61,15 @@ def freeze(
     """
     changes = str(code.get("git_diff") or "")
     code = code | {"git_diff": store.keep("code", changes, ".diff") if changes else ""}
+    codes: dict[str, CellCode] = {}
     for entry in plan.entries.values():
         document = frozen_document(entry.spec, entry.tree, entry.composed.overrides, code)
         store.freeze(entry.cell_id, document)
+        codes[entry.code.hash] = entry.code
         if entry.reasons:
             _record_invalid(store, entry)
+    for code_hash, cell_code in codes.items():
+        store.keep_code(code_hash, cell_code.files)
     store.append_command(
         {
             "time": utc_now(),

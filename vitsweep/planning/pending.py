@@ -4,28 +4,31 @@ A cell of a command is, in this order,
 
 1. `invalid`: a rule refuses it, and `PlannedCell.reasons` says why;
 2. `not measured`: its latest run ended as `failed`, `out_of_memory`, `diverged`, ... and it never was
-   measured: it would end the same way again, so it is repeated only on request (`sweep.retry`,
-   `vitsweep retry`). A run that was killed or preempted says nothing about its cell and is repeated;
+   measured, or was `wrong` or `diverged` since: it would end the same way again, so it is repeated
+   only on request (`sweep.retry`, `vitsweep retry`). A run that was killed or preempted says
+   nothing about its cell and is repeated, and so is one that had less time than the command gives;
 3. `measured`: it has as many blocks as `measurement.blocks` asks for;
 4. `runnable`: it lacks some blocks.
 
 What counts is pairs, not runs: a block counts for a cell if both the cell and its baseline were
 measured in it, because only then the block yields a ratio. A baseline that was killed in one block
 therefore leaves every cell of that block one block short.
+
+Which runs may count is decided in `usable_runs.py`.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from rich.console import Console
-
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.results.record import SCHEMA_VERSION, STOPPED_FROM_OUTSIDE, RunRecord, Status
+from vitsweep.planning.usable_runs import UsableRuns, usable_runs
+from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.tables.ratios import share_nodes
+from vitsweep.tables.status import DISQUALIFYING
 
 KILLS_IN_A_ROW = 3
 """A cell that was killed so often in a row is not tried again by the same command."""
@@ -51,12 +54,20 @@ class ResumeState:
         missing_blocks: cell id -> blocks that it lacks, at least 1. Baselines that the command does
             not name run in the blocks of the cells that need them and are not listed.
         not_measured: cell id -> its latest run, of cells that are not repeated.
-        other_code: cells measured by another state of the code, which count nevertheless.
+        used_again: baselines that run again beside cells that lack blocks.
+        changed_code: cell id -> hash of the code that measured it; the code has changed since, so
+            that the cell is measured anew.
+        accepted_code: the same for cells that count as measured nevertheless; the hash is "" where
+            the records are from before runs named their code.
+        unproved: cells that were measured without the proof that this command wants.
     """
 
     missing_blocks: dict[str, int]
     not_measured: dict[str, RunRecord]
-    other_code: tuple[str, ...]
+    used_again: frozenset[str] = frozenset()
+    changed_code: Mapping[str, str] = field(default_factory=dict)
+    accepted_code: Mapping[str, str] = field(default_factory=dict)
+    unproved: tuple[str, ...] = ()
 
     def cell_state(self, entry: PlannedCell) -> CellState:
         """Return what the command does with a cell."""
@@ -66,7 +77,7 @@ class ResumeState:
             return CellState.not_measured
         if entry.cell_id in self.missing_blocks:
             return CellState.runnable
-        if entry.is_added_baseline and self.missing_blocks:
+        if entry.cell_id in self.used_again:
             return CellState.runnable
         return CellState.measured
 
@@ -87,11 +98,9 @@ def resume_state(
 ) -> ResumeState:
     """Compare a command with what is measured.
 
-    A run counts if cell, device type, torch's minor version and schema are the same.
-
     Args:
         plan: the cells of the command.
-        runs: records that were in the store when the command began, oldest first for each cell.
+        runs: records that were in the store when the command began.
         settings: of the sweep; with `remeasure` none of `runs` counts, and cells that ended with a
             status in `retry` run again.
         code: state of the code that would measure now, see `provenance.code_state`.
@@ -101,64 +110,39 @@ def resume_state(
         pending: (cell id, block) of runs that jobs of a cluster will still do; they count as measured.
     """
     torch_version = code["packages"]["torch"]
-    before = [] if settings.remeasure else _usable(runs, plan, torch_version)
-    now = _usable(of_this_command, plan, torch_version)
-    measured = _measured_blocks([*before, *now])
+    earlier = () if settings.remeasure else runs
+    accepts_any = settings.accept_code == "any"
+    before = usable_runs(earlier, plan, torch_version, accepts_any)
+    now = usable_runs(of_this_command, plan, torch_version, accepts_any, are_own=True)
+    awaited: MeasuredBlocks = {}
     for cell_id, block in pending:
-        measured.setdefault(cell_id, {}).setdefault(block, None)
-    latest = {run.cell_id: run for run in before}
-    repeated = (*STOPPED_FROM_OUTSIDE, Status.measured, *settings.retry)
-    not_measured = {
-        cell_id: run
-        for cell_id, run in latest.items()
-        if run.status not in repeated and cell_id not in measured
-    } | _given_up(now)
-    other = (run.cell_id for run in before if _of_other_code(run, code))
-    missing = {
-        entry.cell_id: lacking
-        for entry in plan.runnable
-        if entry.cell_id not in not_measured
-        and not (entry.is_added_baseline and _is_needed_beside_others(entry, plan))
-        and (lacking := _num_missing(entry, plan, measured, not_measured)) > 0
-    }
-    return ResumeState(missing, not_measured, tuple(dict.fromkeys(other)))
-
-
-def comparable(run: RunRecord, entry: PlannedCell, torch_version: str) -> bool:
-    """Tell whether a run may stand for the cell of a command."""
-    of_run = str(run.environment.get("torch") or torch_version)
-    return (
-        run.schema_version == SCHEMA_VERSION
-        and run.environment.get("device_type", entry.spec.resources.device)
-        == entry.spec.resources.device
-        and of_run.split(".")[:2] == torch_version.split(".")[:2]
+        awaited.setdefault(cell_id, {}).setdefault(block, None)
+    own = _with_awaited(_measured_blocks([*before.own, *now.own]), awaited)
+    not_measured = _ended(before, own, settings.retry) | _given_up(now.own)
+    missing: dict[str, int] = {}
+    for entry in plan.runnable:
+        if entry.cell_id in not_measured:
+            continue
+        if entry.is_added_baseline and _is_needed_beside_others(entry, plan):
+            continue
+        lacking = _num_missing(entry, plan, own, not_measured)
+        if lacking > 0 and _is_complete_by_other_code(entry, plan, before, not_measured):
+            lacking = 0
+        if entry.cell_id not in awaited and _lacks_trace(entry, [*before.own, *now.own]):
+            lacking = max(lacking, 1)
+        if lacking > 0:
+            missing[entry.cell_id] = lacking
+    beside = {plan.entries[cell_id].baseline_id for cell_id in missing} - missing.keys()
+    again = missing.keys() | beside
+    other = before.other_code
+    return ResumeState(
+        missing,
+        not_measured,
+        used_again=frozenset(cell_id for cell_id in beside if cell_id),
+        changed_code={c: h for c, h in other.items() if c in again},
+        accepted_code={c: h for c, h in other.items() if c not in again and c not in not_measured},
+        unproved=tuple(cell_id for cell_id in before.unproved if cell_id in again),
     )
-
-
-def print_notices(state: ResumeState, how_to_repeat: str, console: Console) -> None:
-    """Say which records are used although the code changed, and which cells are not repeated."""
-    if state.other_code:
-        console.print(
-            f"{len(state.other_code)} cells were measured with another state of the code and are "
-            "used as they are; `sweep.remeasure=true` measures them anew.",
-            highlight=False,
-        )
-    if state.not_measured:
-        console.print(
-            f"{len(state.not_measured)} cells ended otherwise and are not repeated; "
-            f"{how_to_repeat}.",
-            highlight=False,
-            markup=False,  # rich would read a list in brackets as a style
-        )
-
-
-def _usable(runs: Iterable[RunRecord], plan: SweepPlan, torch_version: str) -> list[RunRecord]:
-    entries = plan.entries
-    return [
-        run
-        for run in runs
-        if run.cell_id in entries and comparable(run, entries[run.cell_id], torch_version)
-    ]
 
 
 def _measured_blocks(runs: Iterable[RunRecord]) -> MeasuredBlocks:
@@ -167,6 +151,52 @@ def _measured_blocks(runs: Iterable[RunRecord]) -> MeasuredBlocks:
         if run.status == Status.measured:
             found.setdefault(run.cell_id, {})[run.block] = run.environment.get("nodes_used")
     return found
+
+
+def _with_awaited(measured: MeasuredBlocks, awaited: MeasuredBlocks) -> MeasuredBlocks:
+    cells = measured.keys() | awaited.keys()
+    return {cell: awaited.get(cell, {}) | measured.get(cell, {}) for cell in cells}
+
+
+def _ended(
+    before: UsableRuns, measured: MeasuredBlocks, retry: tuple[str, ...]
+) -> dict[str, RunRecord]:
+    """Return the cells whose earlier runs say that they cannot be measured, each with its latest run."""
+    repeated = (*STOPPED_FROM_OUTSIDE, Status.measured, *retry)
+    return {
+        cell_id: run
+        for cell_id, run in before.latest.items()
+        if run.status not in repeated
+        and (
+            run.status in DISQUALIFYING
+            or not (cell_id in measured or before.is_measured_by_other_code(cell_id))
+        )
+    }
+
+
+def _is_complete_by_other_code(
+    entry: PlannedCell,
+    plan: SweepPlan,
+    before: UsableRuns,
+    not_measured: Mapping[str, RunRecord],
+) -> bool:
+    """Tell whether one accepted state of other code measured all blocks of a cell and its baseline."""
+    baseline = plan.entries.get(entry.baseline_id or "", entry)
+    partners = before.by_code(baseline.cell_id)
+    for runs in before.by_code(entry.cell_id).values():
+        for others in partners.values():
+            measured = _measured_blocks([*runs, *others])
+            if _num_missing(entry, plan, measured, not_measured) <= 0:
+                return True
+    return False
+
+
+def _lacks_trace(entry: PlannedCell, runs: Iterable[RunRecord]) -> bool:
+    return entry.spec.measurement.trace and not any(
+        run.cell_id == entry.cell_id and run.spec.get("measurement.trace")
+        for run in runs
+        if run.status == Status.measured
+    )
 
 
 def _num_missing(
@@ -198,8 +228,3 @@ def _given_up(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
         if is_result or kills[run.cell_id] >= KILLS_IN_A_ROW:
             found[run.cell_id] = run
     return found
-
-
-def _of_other_code(run: RunRecord, code: Mapping[str, Any]) -> bool:
-    is_measured = run.status == Status.measured
-    return is_measured and run.environment.get("git_commit") != code["git_commit"]

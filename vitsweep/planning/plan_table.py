@@ -19,6 +19,7 @@ from vitsweep.planning.detectable_effect import (
     noise_of_other_sweep,
 )
 from vitsweep.planning.freeze import plan_of, store_of
+from vitsweep.planning.notices import print_notices
 from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.provenance import code_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
@@ -50,6 +51,8 @@ def plan(
     rows = plan_rows(sweep_plan, state, settings.cells_per_block)
     console = open_console()
     _show(rows, store, console)
+    again = f"`vitsweep retry {store.name}` runs them again"
+    print_notices(state, sweep_plan, store, again, console)
     baselines = (store.baselines() if runs else {}) | sweep_plan.baselines
     noise = noise_of(runs, baselines)
     if not noise.num_ratios and sweep_plan.runnable and machine.described_by == HERE:

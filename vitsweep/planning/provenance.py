@@ -1,6 +1,5 @@
 """What is kept with every cell to repeat it: the typed command, the code and its versions."""
 
-import hashlib
 import shlex
 import shutil
 import subprocess
@@ -9,11 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import vitsweep
+from vitsweep.execution.code_hash import PACKAGE_FOLDER, package_hash
 from vitsweep.results.store import Store
 
 PACKAGES = ("vitsweep", "torch", "hydra-core", "numpy", "torchao", "submitit")
-PACKAGE_FOLDER = Path(vitsweep.__file__).parent
 
 _TYPED = tuple(sys.argv)  # Hydra is given other arguments later
 
@@ -40,19 +38,17 @@ def code_state() -> dict[str, Any]:
     }
 
 
-def code_folder(store: Store, code: dict[str, Any], *, snapshot: bool) -> Path:
+def code_folder(store: Store, *, snapshot: bool) -> Path:
     """Return the folder from which nodes of a cluster import vitsweep.
 
     Args:
         store: of the sweep.
-        code: see `code_state`.
         snapshot: copy the code beside the cells, once per state of the code, so that later edits do
             not reach jobs that are still waiting.
     """
     if not snapshot:
         return PACKAGE_FOLDER.parent
-    state = f"{code['git_commit']} {code['git_diff']}".encode()
-    copy = store.root.absolute() / "code" / hashlib.sha256(state).hexdigest()[:12]
+    copy = store.root.absolute() / "code" / package_hash()
     if not copy.exists():
         draft = copy.with_name(f".{copy.name}.draft")
         shutil.rmtree(draft, ignore_errors=True)

@@ -19,7 +19,7 @@ class InterruptedTraining:
         block: its block; what the run measured belongs to it.
         position: in the block.
         attempt: the next one.
-        git_commit: of the code that began it.
+        code_hash: of the code that began it, see `execution.code_hash`.
         step: steps that are done.
     """
 
@@ -28,24 +28,29 @@ class InterruptedTraining:
     block: str
     position: int
     attempt: int
-    git_commit: str | None
+    code_hash: str | None
     step: int
 
 
 def interrupted_trainings(
-    store: Store, cells: Iterable[str], runs: Iterable[RunRecord], git_commit: str | None
+    store: Store, code_hashes: Mapping[str, str], runs: Iterable[RunRecord]
 ) -> list[InterruptedTraining]:
     """Return the interrupted runs of some cells, oldest first.
 
-    Jobs of a cluster continue their own runs. A run that was begun by another state of the code
-    (`git_commit`) is begun anew: half of it would be measured with each.
+    Jobs of a cluster continue their own runs. A run that was begun by other code is begun anew: half
+    of it would be measured with each.
+
+    Args:
+        store: of the sweep.
+        code_hashes: cell id -> hash of its code as it is now, for the cells to look at.
+        runs: records of the store.
     """
     names = [run.run_id for run in runs]
     return [
         training
-        for cell_id in cells
+        for cell_id, code_hash in code_hashes.items()
         for training in _of_cell(store, cell_id)
-        if training.git_commit == git_commit
+        if training.code_hash == code_hash
         and not any(name.startswith(training.name) for name in names)
     ]
 
@@ -64,7 +69,7 @@ def _of_cell(store: Store, cell_id: str) -> list[InterruptedTraining]:
             block=start["block"],
             position=start["position"],
             attempt=1 + max(e["attempt"] for e in events if e.get("name") == name),
-            git_commit=start["git_commit"],
+            code_hash=start.get("code_hash"),
             step=end["saved_step"],
         )
     return list(found.values())

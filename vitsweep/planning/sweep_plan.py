@@ -1,18 +1,19 @@
 """SweepPlan: the cells of one command, typed and checked, with the baselines they are divided by."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from vitsweep.composition.composed_cell import ComposedCell, Tree
 from vitsweep.errors import BadValueError
+from vitsweep.execution.code_hash import CellCode, Sources
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.machine import Machine
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.rules import conflicts
 
-_GROUPS = tuple(field.name for field in fields(CellSpec) if field.name != "seed")
+_GROUPS = tuple(part.name for part in fields(CellSpec) if part.name != "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class PlannedCell:
         reasons: why it cannot run; empty if it can.
         baseline_id: cell by whose throughput its speedup is divided, or None.
         is_added_baseline: True where the command does not name the cell but a speedup needs it.
+        sources: from which `code` is read, the same for all cells of a command.
     """
 
     composed: ComposedCell
@@ -34,6 +36,12 @@ class PlannedCell:
     reasons: tuple[str, ...]
     baseline_id: str | None = None
     is_added_baseline: bool = False
+    sources: Sources = field(default_factory=Sources, compare=False, repr=False)
+
+    @cached_property
+    def code(self) -> CellCode:
+        """Source files that can change the numbers of this cell, as the command found them."""
+        return self.sources.of(self.spec)
 
     @cached_property
     def cell_id(self) -> str:
@@ -75,20 +83,28 @@ def make_sweep_plan(
     """
     entries: dict[str, PlannedCell] = {}
     problems: list[str] = []
+    sources = Sources()
     for cell in composed:
         try:
-            entry = plan_cell(cell, machine)
+            entry = plan_cell(cell, machine, sources)
         except BadValueError as error:
             problems += str(error).splitlines()
             continue
         entries.setdefault(entry.cell_id, entry)
     if problems:
         raise BadValueError("\n".join(dict.fromkeys(problems)))
-    return SweepPlan(_with_baselines(entries, machine, baseline_of))
+    return SweepPlan(_with_baselines(entries, machine, sources, baseline_of))
 
 
-def plan_cell(composed: ComposedCell, machine: Machine) -> PlannedCell:
+def plan_cell(
+    composed: ComposedCell, machine: Machine, sources: Sources | None = None
+) -> PlannedCell:
     """Resolve, type and check one cell.
+
+    Args:
+        composed: the cell.
+        machine: node for which every `auto` is resolved.
+        sources: of the command; read anew where not given.
 
     Raises:
         BadValueError: a value is wrong, or a group of the cell has no single choice.
@@ -96,7 +112,13 @@ def plan_cell(composed: ComposedCell, machine: Machine) -> PlannedCell:
     _require_single_choices(composed)
     tree = resolve(composed.tree, machine)
     cell = cell_from_tree(tree)
-    return PlannedCell(composed=composed, tree=tree, spec=cell, reasons=tuple(conflicts(cell)))
+    return PlannedCell(
+        composed=composed,
+        tree=tree,
+        spec=cell,
+        reasons=tuple(conflicts(cell)),
+        sources=sources or Sources(),
+    )
 
 
 def _require_single_choices(composed: ComposedCell) -> None:
@@ -118,6 +140,7 @@ def _require_single_choices(composed: ComposedCell) -> None:
 def _with_baselines(
     entries: dict[str, PlannedCell],
     machine: Machine,
+    sources: Sources,
     baseline_of: Callable[[ComposedCell], ComposedCell | None],
 ) -> dict[str, PlannedCell]:
     complete, by_key = dict(entries), {}
@@ -126,7 +149,8 @@ def _with_baselines(
         if wanted is None or entry.reasons:
             continue
         if wanted.key not in by_key:
-            by_key[wanted.key] = replace(plan_cell(wanted, machine), is_added_baseline=True)
+            added = plan_cell(wanted, machine, sources)
+            by_key[wanted.key] = replace(added, is_added_baseline=True)
         baseline = by_key[wanted.key]
         if baseline.reasons:
             continue  # the table says that there is no baseline

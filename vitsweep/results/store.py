@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Store:
     ```
     commands.jsonl                       who asked for which cells, and what their baseline is
     code/<hash>.diff                     uncommitted changes of the code that measures
+    code/<hash>.json                     source files of a cell's code, each with its hash
     jobs/<array>/                        job arrays of a cluster (see `launchers.slurm.state`)
     cells/<cell_id>/cell.yaml            the frozen spec, written when the sweep is made
     cells/<cell_id>/attempts.jsonl       start and end of every attempt, with exit codes
@@ -117,6 +118,22 @@ class Store:
         if not (self.root / name).exists():
             write_atomically(self.root / name, text)
         return name
+
+    def keep_code(self, code_hash: str, files: Mapping[str, str]) -> None:
+        """Write which source files make up a code, so that a later command can name what changed."""
+        path = self.root / "code" / f"{code_hash}.json"
+        if not path.exists():
+            write_atomically(path, json.dumps(dict(files), indent=1))
+
+    def code_files(self, code_hash: str) -> dict[str, str]:
+        """Return source file -> hash of a code; empty where it is not known."""
+        try:
+            files: dict[str, str] = json.loads(
+                (self.root / "code" / f"{code_hash}.json").read_text()
+            )
+        except (OSError, ValueError):
+            return {}
+        return files
 
     def save_run(self, run: RunRecord) -> Path:
         """Write a run's record; readers see nothing or the whole of it."""

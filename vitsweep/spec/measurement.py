@@ -1,12 +1,15 @@
 """How a cell is measured: warm-up, steps, blocks, proof."""
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
 NOT_IDENTITY = {"identity": False}
-"""Marks fields that change how sure a number is, not the number: they stay out of the cell id."""
+"""Marks fields that change how sure a number is, not the number: they stay out of the cell id.
+
+They belong to the command that measures, not to the cell: two commands may differ in them.
+"""
 
 MIN_BLOCKS = 3
 """With fewer blocks no interval is shown: Student's t with one degree of freedom is too wide."""
@@ -45,3 +48,12 @@ class Measurement:
     prove: Literal["twin", "none"] = field(metadata=NOT_IDENTITY)
     trace: bool = field(metadata=NOT_IDENTITY)
     timeout_min: Annotated[float, Gt(0), Le(MINUTES_PER_YEAR)] = field(metadata=NOT_IDENTITY)
+
+    @property
+    def of_command(self) -> dict[str, Any]:
+        """The fields that belong to the command, not to the cell."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if not f.metadata.get("identity", True)
+        }

@@ -8,6 +8,7 @@ from pandas import DataFrame, Series
 from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.tables import columns as col
 from vitsweep.tables.checks import checked_cells, checked_runs, separated
+from vitsweep.tables.code_states import is_earlier
 from vitsweep.tables.speedup import Families, compare_rows
 from vitsweep.tables.status import counted, final_status, in_order
 
@@ -37,7 +38,8 @@ def cells(
 ) -> DataFrame:
     """Return one row per cell, in the order in which the cells first appear.
 
-    A cell that was measured in several sweeps or on several devices has a row for each.
+    A cell that was measured in several sweeps or on several devices has a row for each. Of a cell
+    that was measured again after its code changed, the runs of the newest code count.
 
     `images_per_second`, and with it everything proportional to it, is the one estimate that all
     tables use: the cell's speedup, paired within blocks, times the throughput of its baseline over
@@ -78,6 +80,7 @@ def cells(
         .merge(comparison.rename(columns={"num_blocks": "num_pairs"}), on="cell_id", how="left")
         .pipe(_block_adjusted)
     )
+    rows = rows[~is_earlier(rows["cell_id"])]
     rows = rows.assign(**{
         c: [original.get(v, v) for v in rows[c]] for c in ("cell_id", "baseline_cell_id")
     }) if original else rows  # fmt: skip

@@ -14,6 +14,7 @@ from pandas import DataFrame, Index, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
+from vitsweep.tables.code_states import EARLIER, by_code
 
 KEY = ("cell_id", "sweep", "device")
 """Columns that identify a measured row."""
@@ -166,26 +167,33 @@ def separated(
 ) -> tuple[DataFrame, dict[str, str | None], dict[str, str]]:
     """Give a cell one id per sweep and device in which it was measured, where there are several.
 
+    Runs of earlier code are left out, see `code_states.by_code`.
+
     Runs that were not measured, on a device on which the cell never was, stay with its latest
     measured ones of the same sweep.
 
     Returns:
         The runs, the baselines of the new ids, and new id -> cell id (empty where nothing changed:
-        no cell was measured in two sweeps or on two devices).
+        no cell was measured in two sweeps, on two devices or by two states of the code).
     """
+    runs, baselines = by_code(runs, baselines)
+    earlier = {
+        str(b): str(b).partition(SEPARATOR)[0] for b in baselines.values() if b and EARLIER in b
+    }
     places = _places(runs)
     if places is None:
-        return runs, dict(baselines), {}
+        return runs, dict(baselines), earlier
     ids = runs["cell_id"].astype(str)
     keys = ids + SEPARATOR + places
-    original = dict(zip(keys, ids, strict=True))
+    own = dict(zip(keys, ids, strict=True))
     of_key = {
         key: None if _none(base := baselines.get(cell)) else f"{base}{key[len(cell) :]}"
-        for key, cell in original.items()
+        for key, cell in own.items()
     }
     measured = set(ids)
     lost = {cell: base for cell, base in baselines.items() if cell not in measured}
-    bases = {b: b.partition(SEPARATOR)[0] for b in of_key.values() if b is not None}
+    bases = {str(b): str(b).partition(SEPARATOR)[0] for b in of_key.values() if b is not None}
+    original = {str(key): str(earlier.get(cell, cell)) for key, cell in own.items()}
     return runs.assign(cell_id=keys), of_key | lost, bases | original
 
 

@@ -13,6 +13,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.store import Store
 from vitsweep.results.upgrade import upgraded_rows
 from vitsweep.tables.cells import cells
+from vitsweep.tables.code_states import newest_code
 from vitsweep.tables.comparison import with_comparisons
 from vitsweep.tables.limits import limit_key
 from vitsweep.tables.read_store import runs_of, unrun_of
@@ -29,7 +30,7 @@ class Sweep:
     """The runs and cells of one or several sweeps.
 
     Attributes:
-        runs: one row per run.
+        runs: one row per run, of each cell's newest code.
         baselines: cell -> its baseline cell.
         cells: one row per cell.
         limit_key: key whose largest value the sweep searched for; empty for a plain grid.
@@ -47,7 +48,7 @@ def sweep_of(store: Store) -> Sweep:
     """Return runs and cells of one sweep folder; the runs may be empty."""
     runs, baselines = runs_of(store), store.baselines()
     found = cells_from(store, runs)
-    return Sweep(runs, baselines, found, limit_key(store.commands()), traces_of(store))
+    return Sweep(newest_code(runs), baselines, found, limit_key(store.commands()), traces_of(store))
 
 
 def read_sweep(*folders: str | Path) -> Sweep:
@@ -63,7 +64,7 @@ def read_sweep(*folders: str | Path) -> Sweep:
         raise VitsweepError(f"{', '.join(map(str, folders))}: no run has finished yet.")
     traces = {k: v for store in stores for k, v in traces_of(store).items()}
     table = tidy(pd.concat(runs, ignore_index=True))
-    return Sweep(table, baselines, load(*stores), traces=traces)
+    return Sweep(newest_code(table), baselines, load(*stores), traces=traces)
 
 
 def load(*sources: Source, rows: Literal["cells", "runs"] = "cells") -> DataFrame:
@@ -94,7 +95,7 @@ def cells_of(store: Store) -> DataFrame:
 def cells_from(store: Store, runs: DataFrame) -> DataFrame:
     """Return one row per cell of a store whose runs have been read."""
     table = cells(runs, store.baselines(), unrun_of(store), families_of(store))
-    return with_comparisons(table, runs, store.commands())
+    return with_comparisons(table, newest_code(runs), store.commands())
 
 
 def families_of(store: Store) -> list[frozenset[str]]:

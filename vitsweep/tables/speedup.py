@@ -9,6 +9,7 @@ from pandas import DataFrame, Series, factorize
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.checks import SEPARATOR, checked_cells, checked_runs, separated
+from vitsweep.tables.code_states import is_earlier
 from vitsweep.tables.ratios import (
     LEVEL,
     MIN_BLOCKS,
@@ -25,7 +26,7 @@ Families = Sequence[Collection[str]]
 """The cells of each command of a sweep, oldest first."""
 
 Integers = NDArray[np.int64]
-
+OTHER_CODE = "compared with its baseline before that was measured anew with other code"
 UNSHOWN = "no difference shown"
 CLAIMS = ("faster", "slower", "probably faster", "probably slower", UNSHOWN)
 """What is claimed of a cell with an interval; see `speedup_over`."""
@@ -70,6 +71,7 @@ def speedup_over(
     checked = checked_runs(runs, "device")
     apart, of_key, original = separated(checked, baselines)
     table = compare_rows(apart, of_key, original, families)
+    table = table[~is_earlier(table["cell_id"])].reset_index(drop=True)
     return table.assign(
         cell_id=[original.get(c, c) for c in table["cell_id"]],
         baseline_cell_id=[original.get(c, c) for c in table["baseline_cell_id"]],
@@ -220,15 +222,17 @@ def _notes(table: DataFrame, runs: DataFrame, original: Mapping[str, str]) -> Se
     base = table["baseline_cell_id"]
     compared = base.map(lambda b: isinstance(b, str)) & (base != table["cell_id"])
     without_pairs = table[compared & (table["num_blocks"] == 0)]
+    earlier = compared & is_earlier(base)
+    plain = Series("", table.index, dtype=object).mask(earlier, OTHER_CODE)
     if without_pairs.empty:
-        return Series("", table.index, dtype=object)
+        return plain
     status = final_status(runs).set_index("cell_id")["status"].map(str).to_dict()
     devices = _devices(runs)
 
     def note(cell: str, baseline: str, speedup: float) -> str:
         if status.get(cell) != Status.measured:
             return ""
-        name = original.get(baseline, baseline)
+        name = original.get(baseline, baseline).partition(SEPARATOR)[0]
         if speedup == speedup:
             return f"unpaired: its baseline {name} ran in other jobs"
         elsewhere = sorted(devices.get(name, set()) - devices.get(original.get(cell, cell), set()))
@@ -241,7 +245,8 @@ def _notes(table: DataFrame, runs: DataFrame, original: Mapping[str, str]) -> Se
 
     columns = (without_pairs[c] for c in ("cell_id", "baseline_cell_id", "speedup"))
     notes = [note(*row) for row in zip(*columns, strict=True)]
-    return Series(notes, without_pairs.index, dtype=object).reindex(table.index, fill_value="")
+    found = Series(notes, without_pairs.index, dtype=object).reindex(table.index, fill_value="")
+    return found.mask(earlier, OTHER_CODE)
 
 
 def _devices(runs: DataFrame) -> dict[str, set[str]]:

@@ -56,7 +56,7 @@ def test_batch_script(name: str, store: Store) -> None:
     request, given = REQUESTS[name]
     given = {key: value for key, value in given.items() if key != "defaults"}
     jobs = [PlannedJob(blocks=(), minutes=1.0)] * 3
-    [array] = sbatch.submit(store, request, jobs, settings(**given), 1000, Path("/code"))
+    [array] = sbatch.submit(store, request, jobs, settings(**given), 1000, Path("/code"), {})
     assert array.slurm_id == "42"
     [script] = array.folder.glob("*submission.sh")
     found = masked(script.read_text(), array.folder)
@@ -78,7 +78,7 @@ def test_a_submitit_without_the_private_method_is_refused_by_version(
     monkeypatch.delattr("submitit.slurm.slurm.SlurmExecutor._submit_command", raising=False)
     jobs = [PlannedJob(blocks=(), minutes=1.0)]
     with pytest.raises(VitsweepError, match=r"submitit [\d.]+ cannot .*submitit==1.5"):
-        sbatch.submit(store, CPU, jobs, settings(), 1000, Path("/code"))
+        sbatch.submit(store, CPU, jobs, settings(), 1000, Path("/code"), {})
 
 
 SECRETS = {

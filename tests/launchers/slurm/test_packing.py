@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import run
+from tests.builders import of_present_code, run
 from tests.cells import TINY
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.conf_dir import conf_dir
@@ -87,6 +87,7 @@ def test_a_baseline_that_runs_in_other_jobs_is_counted_by_its_own_runs(overrides
     sweep = sweep_settings(Composer().compose().tree)
     runs = [run(cell, f"b{number}", 100) for number in range(5)]
     runs += [run(baseline, f"c{number}", 100) for number in range(4)]
+    runs = of_present_code(cells, runs)
     assert resume_state(cells, runs, sweep, code).missing_blocks == {cell: 5}, "no pairs at all"
     counted = without_unpaired_baselines(cells, settings(**given))
     assert resume_state(counted, runs, sweep, code).missing_blocks == {baseline: 1}
@@ -182,9 +183,7 @@ def test_a_requeue_is_told_from_a_cancellation_by_the_number_of_restarts(
 
 def test_a_snapshot_keeps_the_code_of_the_command(tmp_path):
     store = Store(tmp_path)
-    code = {"git_commit": "c", "git_diff": ""}
-    copy = code_folder(store, code, snapshot=True)
+    copy = code_folder(store, snapshot=True)
     assert (copy / "vitsweep/launchers/slurm/node/agent.py").is_file()
-    assert code_folder(store, code, snapshot=True) == copy
-    assert code_folder(store, code | {"git_diff": "x"}, snapshot=True) != copy
-    assert (code_folder(store, code, snapshot=False) / "vitsweep").is_dir()
+    assert code_folder(store, snapshot=True) == copy
+    assert (code_folder(store, snapshot=False) / "vitsweep").is_dir()

@@ -56,7 +56,7 @@ class Coordinator:
 
     def __init__(self, env: JobEnvironment, job: ArrayJob) -> None:
         self.env, self.facts = env, job.array.facts
-        self.folder = job.array.folder
+        self.folder, self._cells = job.array.folder, job.cells
         self.event_log = JobEventWriter(job, env.restart)
         self._started_at = time.time()
         self._num_started_runs, self._is_ending = 0, False
@@ -87,6 +87,8 @@ class Coordinator:
             nodes=self._nodes,
             queued_s=self._started_at - self.facts["time"],
             pair=self.facts.get("pair", True),
+            code=self.facts.get("code", {}),
+            measurements={c: facts["measurement"] for c, facts in self._cells.items()},
         )
         self._record_orphan()
 

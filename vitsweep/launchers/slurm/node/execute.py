@@ -1,12 +1,13 @@
 """Runs one cell at a time on all nodes of a job."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vitsweep.execution.calibration import calibrated, calibration_key
+from vitsweep.execution.code_hash import Sources
 from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.run_request import RunRequest, earlier_folders
 from vitsweep.execution.supervisor import supervise
@@ -15,7 +16,7 @@ from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
 from vitsweep.launchers.slurm.node.remote_ranks import Nodes, RemoteRanks
 from vitsweep.launchers.slurm.state.job_events import Run
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.store import Store, append_line
+from vitsweep.results.store import Store, append_line, read_lines
 from vitsweep.spec.cell_spec import CellSpec
 
 
@@ -30,6 +31,8 @@ class MultiNodeRunner:
         nodes: agents of the job.
         queued_s: seconds from submission to this start of the job.
         pair: whether baselines run beside their cells; a record says so where they do not.
+        code: `git_commit` and `git_dirty` of the code when the job was submitted.
+        measurements: cell id -> fields of `measurement` that belong to the submitting command.
     """
 
     store: Store
@@ -38,23 +41,26 @@ class MultiNodeRunner:
     nodes: Nodes
     queued_s: float
     pair: bool
+    code: Mapping[str, Any]
+    measurements: Mapping[str, Mapping[str, Any]]
     _cells: dict[str, CellSpec] = field(default_factory=dict)
-    _code: dict[str, dict[str, Any]] = field(default_factory=dict)
     _rates: dict[str, dict[str, float]] = field(default_factory=dict)
     _proved: dict[str, str] = field(default_factory=dict)
 
     def cell(self, cell_id: str) -> CellSpec:
         """Return a cell as it was frozen."""
         if cell_id not in self._cells:
-            self._cells[cell_id] = read_cell(self.store, cell_id)
-            self._code[cell_id] = self.store.frozen(cell_id)["code"]
-            self._proved[cell_id] = earlier_proof(self.store, cell_id)
+            of_command = self.measurements.get(cell_id)
+            self._cells[cell_id] = read_cell(self.store, cell_id, of_command)
+            code = Sources().of(self._cells[cell_id])
+            self.store.keep_code(code.hash, code.files)
+            self._proved[cell_id] = earlier_proof(self.store, cell_id, code.hash)
         return self._cells[cell_id]
 
     def request(self, run: Run, attempt: int) -> RunRequest:
         """Return the request of an attempt, counted from 1, still without rendezvous and rates."""
-        self.cell(run.cell_id)
-        code = self._code[run.cell_id]
+        code_hash = Sources().of(self.cell(run.cell_id)).hash
+        earlier = earlier_folders(self.store.cell(run.cell_id), run.name, attempt)
         return RunRequest(
             sweep_folder=self.store.root,
             cell_id=run.cell_id,
@@ -64,16 +70,21 @@ class MultiNodeRunner:
             attempt=attempt,
             init_method="",
             proved=self._proved[run.cell_id],
-            earlier=earlier_folders(self.store.cell(run.cell_id), run.name, attempt),
+            earlier=earlier if self._was_begun_by(run, code_hash) else (),
             environment={
-                "git_commit": code["git_commit"],
-                "git_dirty": code["git_dirty"],
+                **self.code,
                 "launcher": "slurm",
                 "slurm_job_id": self.env.shown_id,
                 "queued_s": round(self.queued_s, 1),
                 **({} if self.pair else {"paired": False}),
             },
         )
+
+    def _was_begun_by(self, run: Run, code_hash: str) -> bool:
+        """Tell whether the same code began a run, so that its saved training may go on."""
+        events = read_lines(self.store.cell(run.cell_id) / "attempts.jsonl")
+        starts = [e for e in events if e["event"] == "start" and e.get("name") == run.name]
+        return all(start.get("code_hash") == code_hash for start in starts)
 
     def run(self, request: RunRequest) -> RunRecord:
         """Run it and return its record, which is on disk by then.
@@ -134,13 +145,14 @@ class MultiNodeRunner:
         return start
 
 
-def earlier_proof(store: Store, cell_id: str) -> str:
-    """Return how the equality of a cell was proved in an earlier run, or ""."""
+def earlier_proof(store: Store, cell_id: str, code_hash: str) -> str:
+    """Return how the equality of a cell was proved in an earlier run of the same code, or ""."""
     for path in sorted((store.cell(cell_id) / "runs").glob("*.json")):
         try:
             record = RunRecord.from_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if record.status == Status.measured and record.validity.get("proved"):
+        is_same = record.environment.get("code_hash") == code_hash
+        if is_same and record.status == Status.measured and record.validity.get("proved"):
             return str(record.validity["proved"])
     return ""

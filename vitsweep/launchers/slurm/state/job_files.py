@@ -89,6 +89,12 @@ class ArrayJob:
         """File to which it writes its events."""
         return self.array.folder / f"{self.index}.jsonl"
 
+    @property
+    def cells(self) -> dict[str, dict[str, Any]]:
+        """Cell id -> `measurement` and `code_hash` of the command that submitted it."""
+        cells: dict[str, dict[str, Any]] = self.task.get("cells", {})
+        return cells
+
     def events(self) -> JobEvents:
         """Return the events it has written by now."""
         return JobEvents(read_lines(self.events_path))

@@ -103,6 +103,7 @@ def _has_record(store: Store, cell_id: str) -> bool:
 def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> None:
     """Record the run that was in flight."""
     attempt = state.events.num_attempts(run)
+    of_command = state.job.cells.get(run.cell_id, {})
     request = RunRequest(
         sweep_folder=store.root,
         cell_id=run.cell_id,
@@ -111,9 +112,10 @@ def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> Non
         position=run.position,
         attempt=attempt,
         init_method="",
-        environment={"launcher": "slurm", "slurm_job_id": state.job.slurm_id},
+        environment={"launcher": "slurm", "slurm_job_id": state.job.slurm_id}
+        | {key: value for key, value in of_command.items() if key == "code_hash"},
     )
-    publish(request, read_cell(store, run.cell_id), failure)
+    publish(request, read_cell(store, run.cell_id, of_command.get("measurement")), failure)
 
 
 def _note(store: Store, run: Run, failure: RunFailure) -> None:

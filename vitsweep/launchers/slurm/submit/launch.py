@@ -21,7 +21,8 @@ from vitsweep.launchers.slurm.submit.packing import pack, without_unpaired_basel
 from vitsweep.launchers.slurm.submit.sbatch import submit
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.planning.blocks import BalancedOrder
-from vitsweep.planning.pending import ResumeState, print_notices, resume_state
+from vitsweep.planning.notices import print_notices
+from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import RunRecord, Status
@@ -79,7 +80,7 @@ def _submit_missing(
     planned = {run.cell_id for run in pending} & plan.entries.keys()
     live = [state.job.array for state in job_states if state.is_live and planned]
     _announce(store, plan, found, len(pending), console)
-    folder = code_folder(store, code, snapshot=sweep_settings.snapshot_code)
+    folder = code_folder(store, snapshot=sweep_settings.snapshot_code)
     array_size, new = max_array_size(settings), []
     for request, jobs in pack(
         plan,
@@ -89,7 +90,7 @@ def _submit_missing(
         sweep_settings.cells_per_block,
         BalancedOrder.after(earlier),
     ).items():
-        new += submit(store, request, jobs, settings, array_size, folder)
+        new += submit(store, request, jobs, settings, array_size, folder, code)
         num_runs = sum(len(block.entries) for job in jobs for block in job.blocks)
         console.print(
             f"{request.name}: {num_runs} runs in {len(jobs)} jobs of {request.nodes} nodes, "
@@ -125,7 +126,7 @@ def _announce(
     pending: int,
     console: Console,
 ) -> None:
-    print_notices(found, f"`vitsweep retry {store.name}` runs them again", console)
+    print_notices(found, plan, store, f"`vitsweep retry {store.name}` runs them again", console)
     if pending:
         console.print(f"{pending} runs are in live jobs of this sweep already.", highlight=False)
     if not (found.missing_blocks or pending or found.not_measured) and plan.runnable:

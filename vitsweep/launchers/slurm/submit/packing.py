@@ -29,8 +29,22 @@ class PlannedJob:
         return {entry.cell_id for block in self.blocks for entry in block.entries}
 
     def document(self) -> dict[str, Any]:
-        """Return it as the job reads it: ids only, because the cells themselves are frozen."""
-        return {"blocks": [{"name": b.name, "runs": _runs(b)} for b in self.blocks]}
+        """Return it as the job reads it: the cells themselves are frozen.
+
+        What belongs to the command and not to a frozen cell, and the code that was there when the
+        job was submitted, stand under `cells`.
+        """
+        entries = {entry.cell_id: entry for block in self.blocks for entry in block.entries}
+        return {
+            "blocks": [{"name": b.name, "runs": _runs(b)} for b in self.blocks],
+            "cells": {
+                cell_id: {
+                    "measurement": entry.spec.measurement.of_command,
+                    "code_hash": entry.code.hash,
+                }
+                for cell_id, entry in entries.items()
+            },
+        }
 
 
 def _runs(block: Block) -> list[dict[str, str]]:

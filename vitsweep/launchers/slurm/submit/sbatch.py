@@ -8,7 +8,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ def submit(
     settings: SlurmSettings,
     max_jobs_per_array: int,
     code: Path,
+    code_state: Mapping[str, Any],
 ) -> list[JobArray]:
     """Submit the jobs of a group as one array or several, each with indices from 0.
 
@@ -51,6 +52,7 @@ def submit(
         settings: of the launcher.
         max_jobs_per_array: as Slurm limits it.
         code: folder from which nodes import vitsweep.
+        code_state: its git commit, see `provenance.code_state`.
 
     Returns:
         The arrays, in the order of `jobs`.
@@ -65,11 +67,16 @@ def submit(
         )
     starts = range(0, len(jobs), max_jobs_per_array)
     parts = [jobs[start : start + max_jobs_per_array] for start in starts]
-    return [_submit_array(store, request, part, settings, code) for part in parts]
+    return [_submit_array(store, request, part, settings, code, code_state) for part in parts]
 
 
 def _submit_array(
-    store: Store, request: Request, jobs: Sequence[PlannedJob], settings: SlurmSettings, code: Path
+    store: Store,
+    request: Request,
+    jobs: Sequence[PlannedJob],
+    settings: SlurmSettings,
+    code: Path,
+    code_state: Mapping[str, Any],
 ) -> JobArray:
     stamp = f"{datetime.now():%Y%m%d-%H%M%S-%f}"  # names in the order of submission
     folder = store.root.absolute() / "jobs" / f"{stamp}-{request.name}-{secrets.token_hex(2)}"
@@ -82,6 +89,7 @@ def _submit_array(
         "time": time.time(),
         "cluster": controller_settings().get("ClusterName", ""),
         "request": vars(request),
+        "code": {key: code_state.get(key) for key in ("git_commit", "git_dirty")},
         "max_attempts": settings.max_attempts,
         "signal_delay_s": settings.signal_delay_s,
         "pair": settings.pair,

@@ -1,0 +1,82 @@
+"""Runs of different code are never taken together."""
+
+import pytest
+from pandas import DataFrame
+
+from tests.builders import run, table
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.tables.cells import cells
+from vitsweep.tables.code_states import newest_code
+from vitsweep.tables.speedup import OTHER_CODE, speedup_over
+
+BASELINES = {"base": "base", "fast": "base", "new": "base"}
+
+
+def measured(cell: str, code: str, *speeds: float, first: int = 0) -> list[RunRecord]:
+    """Runs of a cell by one code, in blocks that follow one another in time."""
+    return [
+        run(cell, f"b{n}", speed, minute=n, environment={"code_hash": code})
+        for n, speed in enumerate(speeds, start=first)
+    ]
+
+
+def row(found: DataFrame, cell: str) -> dict[str, object]:
+    [values] = found[found["cell_id"] == cell].to_dict("records")
+    return {str(k): v for k, v in values.items()}
+
+
+def test_after_an_edit_the_new_runs_alone_count() -> None:
+    before = [*measured("base", "B", 100, 100, 100), *measured("fast", "old", 300, 300, 300)]
+    edited = [
+        *measured("base", "B", 100, 101, 102, first=3),
+        *measured("fast", "new", 110, 111, 112, first=3),
+    ]
+    found = cells(table(*before, *edited), BASELINES)
+    fast = row(found, "fast")
+    assert fast["speedup"] == pytest.approx(1.1, abs=0.01)
+    assert (fast["blocks"], fast["num_pairs"]) == (3, 3)
+    assert row(found, "base")["blocks"] == 6, "its own code is the same"
+    assert len(found) == 2
+
+
+def test_edited_code_that_fails_leaves_no_old_number() -> None:
+    failed = run("fast", "b3", status=Status.wrong, minute=9, environment={"code_hash": "new"})
+    runs = [*measured("base", "B", 100), *measured("fast", "old", 300), failed]
+    fast = row(cells(table(*runs), BASELINES), "fast")
+    assert fast["status"] == Status.wrong
+    assert fast["images_per_second"] != fast["images_per_second"]
+
+
+def test_a_cell_that_was_not_measured_anew_keeps_the_baseline_of_its_own_blocks() -> None:
+    """The package was edited, and a new cell measured: the other one has its old baseline still."""
+    old = [*measured("base", "B1", 100, 100, 100), *measured("fast", "F1", 150, 150, 150)]
+    new = [
+        *measured("base", "B2", 200, 200, 200, first=3),
+        *measured("new", "N2", 400, 400, 400, first=3),
+    ]
+    found = cells(table(*old, *new), BASELINES)
+    assert sorted(found["cell_id"]) == ["base", "fast", "new"]
+    fast, other, base = (row(found, cell) for cell in ("fast", "new", "base"))
+    assert (fast["speedup"], other["speedup"]) == (pytest.approx(1.5), pytest.approx(2.0))
+    assert fast["images_per_second"] == pytest.approx(150), "not scaled to the new baseline"
+    assert base["images_per_second"] == pytest.approx(200)
+    assert fast["speedup_note"] == OTHER_CODE
+    assert fast["baseline_cell_id"] == "base"
+    assert {fast["family_size"], other["family_size"]} == {1}, "no claim spans two codes"
+
+
+def test_a_ratio_is_of_the_newest_code_of_the_baseline_that_shares_a_block() -> None:
+    runs = [
+        *measured("fast", "F", 150, 150, 150, 220, 220, 220),
+        *measured("base", "B1", 100, 100, 100),
+        *measured("base", "B2", 200, 200, 200, first=3),
+    ]
+    found = row(speedup_over(table(*runs), BASELINES), "fast")
+    assert (found["speedup"], found["num_blocks"]) == (pytest.approx(1.1), 3)
+
+
+def test_records_without_a_hash_are_a_code_of_their_own() -> None:
+    old = [run("fast", f"b{n}", 300, minute=n) for n in range(3)]
+    new = measured("fast", "F", 100, first=5)
+    assert list(newest_code(table(*old, *new))["images_per_second"]) == [100]
+    assert len(newest_code(table(*old))) == 3

@@ -1,0 +1,201 @@
+"""Which source files can change the numbers of a cell, and a hash over them.
+
+Two runs of a cell may be taken together only if this hash is the same. It covers
+
+- the part of the package that builds, trains and measures (`SHARED`), for every cell;
+- the modules of the classes that the cell's `_target_` keys name, with every module that they import,
+  wherever in the file and however deep: own modules of a user too, in git or not. Installed packages
+  are left out; torch's version is compared by itself.
+
+Files that cannot change a number are left out as well: what is typed, planned, submitted, drawn and
+written. What composition decides is in the cell's id.
+"""
+
+import ast
+import hashlib
+import importlib.machinery
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import vitsweep
+from vitsweep.spec.cell_spec import CellSpec
+
+PACKAGE_FOLDER = Path(vitsweep.__file__).parent
+SHARED = (
+    "cell.py",
+    "collectives",
+    "data",
+    "equivalence.py",
+    "execution",
+    "measure",
+    "model",
+    "parallelize.py",
+    "spec",
+    "techniques/optimizer/adamw.py",
+    "techniques/optimizer/parameter_groups.py",
+    "techniques/optimizer/sgd.py",
+    "techniques/precision/cast.py",
+    "training",
+    "world.py",
+)
+"""Files and folders of the package that every cell runs."""
+
+_INSTALLED = tuple(
+    os.path.join(sysconfig.get_path(name), "")
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+@dataclass(frozen=True)
+class CellCode:
+    """The code of a cell.
+
+    Attributes:
+        files: name of a source file -> hash of its content. A file of the package is named by its
+            path from the folder above it, others by their module.
+    """
+
+    files: Mapping[str, str]
+
+    @cached_property
+    def hash(self) -> str:
+        """Twelve hex digits over all files."""
+        text = "\n".join(f"{name} {digest}" for name, digest in sorted(self.files.items()))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+class Sources:
+    """The source files as they are when they are first needed, for all cells of one command.
+
+    A file that this process has read before is read again only if it has changed.
+    """
+
+    def __init__(self) -> None:
+        self._of_module: dict[str, dict[str, str]] = {}
+        self._of_modules: dict[frozenset[str], CellCode] = {}
+
+    def of(self, cell: CellSpec) -> CellCode:
+        """Return the code of a cell."""
+        modules = frozenset(cls.__module__ for cls in _classes(cell))
+        if modules not in self._of_modules:
+            own = (files for module in modules for files in self._reached(module).items())
+            self._of_modules[modules] = CellCode(dict(own) | self._shared)
+        return self._of_modules[modules]
+
+    @cached_property
+    def _shared(self) -> dict[str, str]:
+        return _digests(v for name in SHARED for v in _versions(PACKAGE_FOLDER / name))
+
+    def _reached(self, module: str) -> dict[str, str]:
+        if module not in self._of_module:
+            found = ((name, path, _version(path)) for name, path in _reached(module).items())
+            self._of_module[module] = _digests(found)
+        return self._of_module[module]
+
+
+def package_hash() -> str:
+    """Return twelve hex digits over all source files of the package."""
+    return CellCode(_digests(_versions(PACKAGE_FOLDER))).hash
+
+
+def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of files that differ between two states of the code of a cell."""
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+
+
+def _classes(spec: Any) -> Iterator[type]:
+    """Yield the class of a spec and of the parts that it is made of."""
+    yield type(spec)
+    for field in fields(spec):
+        if is_dataclass(part := getattr(spec, field.name)):
+            yield from _classes(part)
+
+
+_Version = tuple[int, int, int]
+
+
+def _version(path: str) -> _Version:
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _versions(path: Path) -> Iterator[tuple[str, str, _Version]]:
+    """Yield name, path and version of the source files at or below a path of the package."""
+    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        yield str(file.relative_to(PACKAGE_FOLDER.parent)), str(file), _version(str(file))
+
+
+def _digests(files: Iterable[tuple[str, str, _Version]]) -> dict[str, str]:
+    return {name: _digest(path, version) for name, path, version in files}
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: str, version: _Version) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+
+
+def _reached(module: str) -> dict[str, str]:
+    """Return name -> path of a module and of all that it imports, the shared and installed ones left out."""
+    found: dict[str, str] = {}
+    waiting, seen = [module], {module}
+    root = module.partition(".")[0]
+    while waiting:
+        name = waiting.pop()
+        path = _path_of(name)
+        if path is None or not _belongs(name, path, root):
+            continue
+        inside = Path(path).is_relative_to(PACKAGE_FOLDER)
+        found[str(Path(path).relative_to(PACKAGE_FOLDER.parent)) if inside else name] = path
+        new = set(_imported(path, _version(path), name)) - seen
+        seen |= new
+        waiting += new
+    return found
+
+
+def _belongs(name: str, path: str, root: str) -> bool:
+    """Tell whether a module can change the numbers of a cell, beside the shared ones."""
+    top = name.partition(".")[0]
+    if top == PACKAGE_FOLDER.name:
+        return name.startswith(f"{top}.techniques.")
+    return top == root or not path.startswith(_INSTALLED)
+
+
+@lru_cache(maxsize=4096)
+def _path_of(name: str) -> str | None:
+    """Return the file of a module without importing it; None where it has none."""
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        return None
+    if (loaded := sys.modules.get(name)) is not None:
+        return getattr(loaded, "__file__", None)
+    folders: list[str] | None = None
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:depth]), folders)
+        if spec is None:
+            return None
+        folders = list(spec.submodule_search_locations or [])
+    return spec.origin if spec and spec.has_location else None
+
+
+@lru_cache(maxsize=4096)
+def _imported(path: str, version: _Version, module: str) -> tuple[str, ...]:
+    """Return all names that a file may import as modules, those in functions included."""
+    if not path.endswith(".py"):
+        return ()
+    package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
+    names: list[str] = []
+    for node in ast.walk(ast.parse(Path(path).read_bytes())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*above, *filter(None, [node.module])]) if node.level else node.module
+            names += [str(base), *(f"{base}.{alias.name}" for alias in node.names)]
+    parents = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 1)}
+    return tuple(sorted(parents | set(names)))
