@@ -1,7 +1,7 @@
 # `make` lists what there is. Everything is installed into .venv; nothing needs root or a GPU.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
+INSTALL := $(BIN)/pip install --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 WORKERS := -n 2 --dist loadfile
 
@@ -11,9 +11,11 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
 
 .venv/installed: pyproject.toml constraints.txt
+	@echo "Installing torch and what else vitsweep needs into .venv: some minutes, once."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
 	$(INSTALL) --no-compile --editable .
+	@echo "Compiling it to bytecode: less than a minute."
 	@# pip compiles on one core and what nobody imports too; torch has a file for newer Pythons only
 	$(BIN)/python -m compileall -qq -j 0 -x /tests/ .venv/lib || true
 	@touch $@

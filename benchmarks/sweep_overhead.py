@@ -32,10 +32,11 @@ from kept import keep  # noqa: E402
 
 from slurm import local_cluster  # noqa: E402
 
+SWEEP = "overhead"
 CELL = (
     "model.depth=2", "model.width=64", "model.mlp_width=128", "batch.images_per_step=32",
     "measurement=smoke", "resources.ranks_per_node=2", "resources.threads_per_rank=1",
-    "sweep.baseline=null",
+    "sweep.baseline=null", f"sweep.name={SWEEP}",
 )  # fmt: skip
 OURS = ("hydra/launcher=slurm_local_cluster", "hydra.launcher.minutes_per_run=0.1")
 WAYS = {
@@ -86,7 +87,7 @@ def three_ways(folder: Path, cells: int) -> dict[str, Any]:
         own = folder / way.replace(" ", "-").replace(",", "")
         own.mkdir()
         seconds[way], _ = vitsweep(own, "-m", f"seed=range(0,{cells})", *CELL, *overrides)
-        records = list((own / "results" / "default" / "cells").glob("*/runs/*.json"))
+        records = list((own / "results" / SWEEP / "cells").glob("*/runs/*.json"))
         assert len(records) == cells, f"{way}: {len(records)} records of {cells}"
         print(f"{way:28} {seconds[way]:8.1f} s for {cells} cells", flush=True)
     stock = seconds["hydra-submitit-launcher"]
@@ -108,7 +109,7 @@ def local_cell(folder: Path) -> dict[str, float]:
     own.mkdir()
     vitsweep(own, "-m", "seed=range(0,7)", *CELL)
     beside: dict[str, list[float]] = {"beside_cell": [], "beside_steps": []}
-    for life in own.glob("results/default/cells/*/attempts.jsonl"):
+    for life in own.glob(f"results/{SWEEP}/cells/*/attempts.jsonl"):
         begin, end = [
             json.loads(line)["time"] for line in life.read_text(encoding="utf-8").splitlines()
         ]
@@ -141,7 +142,7 @@ def many(folder: Path, cells: int) -> dict[str, Any]:
     )
     figures["submit"] = {"seconds": round(submit_s, 1), "peak_mib": round(submit_mib)}
     print(f"submit  {figures['submit']}", flush=True)
-    begin, jobs = time.monotonic(), own / "results" / "default" / "jobs"
+    begin, jobs = time.monotonic(), own / "results" / SWEEP / "jobs"
     asked_for = sum(
         json.loads(p.read_text(encoding="utf-8"))["num_jobs"] for p in jobs.glob("*/array.json")
     )

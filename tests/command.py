@@ -13,6 +13,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from tests.cells import TINY
+from vitsweep.cli.verbs import VERBS
 from vitsweep.execution.rank_processes import fork_server
 from vitsweep.results.store import Store
 
@@ -25,6 +26,9 @@ QUICK = (
     "measurement.phase_steps=1",
 )
 """Cells of a second or two."""
+
+SWEEP = "default"
+"""`sweep.name` of every command that names none, so that its results are found whatever it sweeps."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,10 @@ class Command:
     def _words(self, *arguments: str, quick: bool) -> list[str]:
         words = [a for a in arguments if "=" not in a]
         typed = [a for a in arguments if "=" in a]  # after the quick ones: the last of a key counts
-        return [*words, *(QUICK if quick else ()), *typed]
+        runs_cells = not words or words[0] not in VERBS or words[0] == "plan"
+        is_named = any(a.startswith(("+sweep=", "sweep.name=")) for a in typed)
+        name = [f"sweep.name={SWEEP}"] if runs_cells and not is_named else []
+        return [*words, *name, *(QUICK if quick else ()), *typed]
 
     def _environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -77,9 +84,9 @@ class Command:
 
     @property
     def store(self) -> Store:
-        return Store(self.folder / "results" / "default")
+        return Store(self.folder / "results" / SWEEP)
 
-    def cells(self, sweep: str = "default") -> DataFrame:
+    def cells(self, sweep: str = SWEEP) -> DataFrame:
         """The table, one row per cell."""
         return pd.read_parquet(self.store.root.with_name(sweep) / "cells.parquet")
 

@@ -69,4 +69,4 @@ def test_a_cell_runs_from_the_wheel_outside_the_checkout(wheel: Path, tmp_path: 
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    assert (here / "results" / "default" / "report" / "index.html").exists()
+    assert (here / "results" / "vit_nano" / "report" / "index.html").exists()

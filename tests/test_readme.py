@@ -168,7 +168,7 @@ def test_the_lines_of_the_analysis_readme_run_on_the_sample(tmp_path: Path) -> N
     text = (ROOT / "analysis" / "README.md").read_text(encoding="utf-8")
     [lines] = blocks("python", text)
     sample = str(ROOT / "analysis" / "sample")
-    for printed in ("results/default", "results/meta_gpu_scaling"):
+    for printed in ("results/vit_nano-precision-sharding", "results/meta_gpu_scaling"):
         assert f'"{printed}"' in lines
         lines = lines.replace(printed, sample)
 

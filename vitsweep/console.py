@@ -2,11 +2,17 @@
 
 import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 
 WIDTH_IN_A_FILE = 160
 """A pipe or a log file has no width; rich would squeeze tables into 80 columns."""
+
+SILENT_SECONDS = 10.0
+"""After so long without a word a user wonders whether the command still runs."""
 
 
 class CommandConsole(Console):
@@ -23,3 +29,35 @@ def open_console() -> Console:
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     width = None if known else WIDTH_IN_A_FILE
     return CommandConsole(width=width, markup=False, emoji=False)  # `[fp8]` is text, not a style
+
+
+def can_be_redrawn(console: Console) -> bool:
+    """Tell whether lines on the screen can be replaced; in a pipe or with `TERM=dumb` they cannot."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+@contextmanager
+def saying(
+    console: Console, what: Callable[[], str], every_seconds: float = SILENT_SECONDS
+) -> Iterator[None]:
+    """Print what is going on in regular intervals until the block is left.
+
+    Args:
+        console: where to print.
+        what: returns the line; empty where there is nothing to say.
+        every_seconds: length of the intervals.
+    """
+    left = threading.Event()
+
+    def repeat() -> None:
+        while not left.wait(every_seconds):
+            if line := what():
+                console.print(line, highlight=False, markup=False)
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()

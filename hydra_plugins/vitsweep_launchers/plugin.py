@@ -60,11 +60,15 @@ class CellLauncherPlugin(Launcher):
         ends the sweep of the others.
         """
         from vitsweep.cli.multirun import run_cells
+        from vitsweep.composition.sweep_name import named
         from vitsweep.launchers.dispatch import composer_of
 
         self.check_that_results_are_awaited()
         composer = composer_of(self.config, self.loader)
+        typed = set(self.config.hydra.overrides.task)  # what a sweeper of Hydra adds varies
+        swept = {o.partition("=")[0] for texts in job_overrides for o in texts if o not in typed}
         cells = [composer.compose(list(overrides)) for overrides in job_overrides]
+        cells = named(cells, composer, swept)
         rows = run_cells(self, cells, self.config, composer)
         return [
             self._job_return(cell.overrides, cell.tree, row)

@@ -18,7 +18,7 @@ def settings(*overrides: str) -> SweepSettings:
 
 def test_the_shipped_settings_are_typed() -> None:
     found = settings()
-    assert found.path == Path("results/default")
+    assert found.path == Path("results/vit_nano")
     assert found.match == ("model", "data", "task", "resources", "batch")
     assert (found.cells_per_block, found.limit.key, found.limit.within) == (8, None, 0.06)
 

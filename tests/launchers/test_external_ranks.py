@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from tests.command import QUICK, ROOT, Command
+from tests.command import QUICK, ROOT, SWEEP, Command
 
 
 @pytest.mark.slow
 def test_torchrun_measures_a_cell_and_rank_0_shows_its_row(vitsweep: Command) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     ended = subprocess.run(
-        [*torchrun, "-m", "vitsweep", *QUICK],
+        [*torchrun, "-m", "vitsweep", *QUICK, f"sweep.name={SWEEP}"],
         cwd=vitsweep.folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         capture_output=True,

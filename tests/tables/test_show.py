@@ -1,13 +1,12 @@
 import math
 
 import pytest
-from rich.console import Console
 
 from tests.builders import run, table
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.cells import cells
-from vitsweep.tables.show import counts, coverage, markdown, presented, printed, ranked
+from vitsweep.tables.show import counts, coverage, markdown, presented, ranked
 
 BASELINES = {"base": "base", "fast": "base", "dead": "base"}
 
@@ -28,13 +27,13 @@ def four():
 def test_the_table_shows_what_varies_and_what_came_out(four):
     text = presented(four)
     assert list(text) == [
-        "precision", "sharding", "img/s", "speedup", "claim", "step ms", "top-1", "blocks", "status"
+        "precision", "sharding", "img/s", "speedup", "claim", "status", "step ms", "top-1", "blocks"
     ]  # fmt: skip
     assert text.iloc[0].tolist() == [
-        "O2", "ddp", "202", "2.00x [2.00, 2.00]", "faster", "317", "95.1 %", "3", "measured"
+        "O2", "ddp", "202", "2.00x [2.00, 2.00]", "faster", "measured", "317", "95.1 %", "3"
     ]  # fmt: skip
     assert text.iloc[2].tolist() == [
-        "fp32", "fsdp", "", "", "", "", "", "0", "out of memory: rank 1: no room"
+        "fp32", "fsdp", "", "", "", "out of memory: rank 1: no room", "", "", "0"
     ]  # fmt: skip
 
 
@@ -58,15 +57,6 @@ def test_a_measured_cell_without_speedup_says_why():
     )
     claims = presented(cells(runs, BASELINES)).set_index("precision")["claim"]
     assert claims["O2"] == "no speedup: its baseline base is out of memory"
-
-
-def test_the_terminal_shows_every_row(four):
-    console = Console(width=140, record=True, file=open("/dev/null", "w"))
-    with console.file:
-        console.print(printed(four, title="sample"))
-    text = console.export_text()
-    assert "2.00x [2.00, 2.00]" in text
-    assert "out of memory" in text
 
 
 def test_markdown_escapes_pipes():

@@ -1,15 +1,30 @@
-"""`vitsweep collect`: the parquet and CSV files of a sweep, written anew."""
+"""`vitsweep collect`: the parquet and CSV files of a sweep, written anew, and its table."""
 
+from argparse import Namespace
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
+from vitsweep.errors import BadValueError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from rich.console import RenderableType
+
+    from vitsweep.results.store import Store
 
 
 def parser() -> Options:
     """Return the parser."""
     options = Options(VERBS["collect"])
     options.add_sweep()
+    options.add_argument("--rows", metavar="N", help="show so many cells, or all (the best 20)")
+    options.add_argument("--where", metavar="CONDITION", help="only these cells: 'world_size == 4'")
+    options.add_argument(
+        "--sort", metavar="COLUMN", help="best value of a metric first, else the smallest"
+    )
+    options.add_argument("--columns", metavar="A,B", help="show these columns of cells.csv")
     options.add_argument(
         "--reconcile",
         action="store_true",
@@ -22,6 +37,8 @@ def parser() -> Options:
 def run(arguments: Sequence[str]) -> int:
     """Write the views of a sweep and show its table; return 0."""
     typed = parser().parse_args(arguments)
+    if typed.rows not in (None, "all") and not (typed.rows.isdecimal() and int(typed.rows)):
+        raise BadValueError(f"`--rows {typed.rows}` must be a number above zero, or `all`.")
     from vitsweep.console import open_console
     from vitsweep.launchers.slurm.state.job_control import reconcile_hint
     from vitsweep.launchers.slurm.state.poll import poll
@@ -29,7 +46,6 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.report.views import collect
     from vitsweep.results.find import find_sweep
     from vitsweep.results.trackers import sync
-    from vitsweep.tables.show import printed
 
     store = find_sweep(typed.sweep)
     if typed.reconcile:
@@ -37,7 +53,29 @@ def run(arguments: Sequence[str]) -> int:
     if typed.sync:
         print(sync(store))
     console = open_console()
-    console.print(printed(collect(store), title=f"Sweep {store.name}"))
+    console.print(_selected(collect(store), store, typed))
     if hint := reconcile_hint(store, poll(store)):
         console.print(hint, highlight=False)
     return 0
+
+
+def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "RenderableType":
+    """Return the table that was asked for; without options the one at the end of a sweep.
+
+    Raises:
+        BadValueError: a column or a condition is wrong, or no cell fulfils it.
+    """
+    from vitsweep.tables.select import columns, sorted_by, where
+    from vitsweep.tables.terminal import BEST, ResultTable, as_table
+
+    if typed.where is not None:
+        cells = where(cells, typed.where)
+    if typed.sort is not None:
+        cells = sorted_by(cells, typed.sort)
+    most_rows = (
+        BEST if typed.rows is None else len(cells) if typed.rows == "all" else int(typed.rows)
+    )
+    if typed.columns is None:
+        return ResultTable(cells, store.name, most_rows, in_order=typed.sort is not None)
+    names = [name.strip() for name in typed.columns.split(",")]
+    return as_table(columns(cells, names).head(most_rows), f"Sweep {store.name}")

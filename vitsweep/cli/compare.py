@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from vitsweep.cli.options import Options
-from vitsweep.cli.summary import explain
 from vitsweep.cli.verbs import VERBS
 from vitsweep.console import open_console
 from vitsweep.errors import ExitCode, VitsweepError
@@ -23,7 +22,7 @@ from vitsweep.results.record import Status
 from vitsweep.results.trackers import mirror
 from vitsweep.tables.comparison import SELF_TEST, Comparison, blocks_wanted
 from vitsweep.tables.formatting import count
-from vitsweep.tables.show import printed
+from vitsweep.tables.terminal import ResultTable
 
 HELP = """\
 Measure two settings in turns and say how their throughputs compare, with a 95 % interval.
@@ -122,8 +121,7 @@ def _show(pair: PairedComparison) -> None:
     table, result, console = collect(pair.store), pair.result, pair.console
     rows = table[table["cell_id"].isin(pair.plan.entries)]
     console.print()
-    console.print(printed(rows, title=f"Sweep {pair.store.name}"))
-    explain(rows, console)
+    console.print(ResultTable(rows, pair.store.name))
     records = [{str(k): v for k, v in row.items()} for row in rows.to_dict("records")]
     mirrored = mirror(pair.store, records, pair.tracker)
     any_measured = (rows["status"] == Status.measured).any()

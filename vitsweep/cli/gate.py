@@ -18,8 +18,8 @@ within blocks: over 20 equal cells fewer than 5 % of gates fail by chance.
 
 KEPT is a sweep (its name or folder) or a runs.parquet. To keep a baseline, copy the one of a sweep:
 
-  cp results/default/runs.parquet benchmarks/kept.parquet
-  python -m vitsweep gate default --against benchmarks/kept.parquet --metric speedup,peak_gib
+  cp results/vit_nano-precision/runs.parquet benchmarks/kept.parquet
+  python -m vitsweep gate vit_nano-precision --against benchmarks/kept.parquet --metric speedup,peak_gib
 """
 
 
@@ -27,7 +27,7 @@ KEPT is a sweep (its name or folder) or a runs.parquet. To keep a baseline, copy
 class GateOptions:
     """A gate as it was asked for; see `vitsweep.report.gate.gate`."""
 
-    sweep: str
+    sweep: str | None
     against: str
     tolerance: float
     metrics: tuple[str, ...]

@@ -100,7 +100,7 @@ def _refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
         if override.lstrip("+~").startswith(IGNORED):
             raise BadValueError(
                 f"`{override}` would change nothing: results go to the folder "
-                "`sweep.folder`/`sweep.name` (results/default); set those instead."
+                "`sweep.folder`/`sweep.name`; set those instead."
             )
 
 

@@ -1,6 +1,7 @@
 """A sweep, from the overrides that Hydra parsed to the tables that the user sees."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hydra.plugins.launcher import Launcher
@@ -10,6 +11,7 @@ from vitsweep.composition import hydra_internals
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
+from vitsweep.composition.sweep_name import AUTO
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode
@@ -37,13 +39,14 @@ def multirun(
     """
     composer = composer_of(config, loader)
     cells = expand(arguments, composer)
+    settings = hydra_internals.plain_resolved(config)
+    settings["sweep"]["name"] = cells[0].tree["sweep"]["name"]  # as `expand` named it
     if not isinstance(launcher, CellLauncher):
         if plan_only:
             refuse_plan_of(config)
         returned = launch_stock(launcher, cells, config)
-        _summarize_stock(cells, hydra_internals.plain_resolved(config), composer)
+        _summarize_stock(cells, settings, composer)
         return returned
-    settings = hydra_internals.plain_resolved(config)
     check_tracker(settings.get("tracker") or {})
     limit = limit_of(sweep_settings(settings).limit, cells)
     if plan_only:
@@ -144,6 +147,8 @@ def _request(
     cells: Sequence[ComposedCell], config: Mapping[str, Any], composer: Composer
 ) -> LaunchRequest:
     settings = sweep_settings(config)
+    if settings.name == AUTO:  # of a sweeper of Hydra's own, which composes no sweep
+        settings = replace(settings, name=cells[0].tree["sweep"]["name"])
     return LaunchRequest(cells=cells, settings=settings, composer=composer, console=open_console())
 
 

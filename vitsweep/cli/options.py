@@ -29,9 +29,8 @@ class Options(ArgumentParser):
         self.add_argument(
             "sweep",
             nargs="?",
-            default="default",
             metavar="SWEEP",
-            help="name under results/ or folder (%(default)s)",
+            help="name under results/ or folder (that of the latest command)",
         )
 
     def error(self, message: str) -> NoReturn:

@@ -18,7 +18,7 @@ Run the cells of a sweep again that were not measured, whichever command they be
 
 An override makes new cells of them:
 
-  python -m vitsweep retry default --status out_of_memory --set memory=recompute_blocks
+  python -m vitsweep retry vit_nano-precision --status out_of_memory --set memory=recompute_blocks
 """
 SET_BY_RETRY = ("sweep.retry", "sweep.remeasure", "sweep.folder", "sweep.name")
 """Settings of a cell's own command that a retry replaces."""
@@ -29,12 +29,12 @@ class RetryOptions:
     """Which cells to run again.
 
     Attributes:
-        sweep: name under `results/` or folder.
+        sweep: name under `results/` or folder; None for the latest.
         statuses: how the cells ended.
         overrides: settings that replace the cells' own.
     """
 
-    sweep: str
+    sweep: str | None
     statuses: tuple[str, ...]
     overrides: tuple[str, ...]
 
@@ -52,7 +52,7 @@ def retry_options(arguments: Sequence[str]) -> RetryOptions:
     if len(sweeps) > 1:
         options.error(f"one sweep at a time, not {' and '.join(f'`{name}`' for name in sweeps)}")
     return RetryOptions(
-        sweep=sweeps[0] if sweeps else "default",
+        sweep=sweeps[0] if sweeps else None,
         statuses=RETRIABLE if found.status is None else _statuses(found.status),
         overrides=tuple(word for word in words if "=" in word),
     )
@@ -62,7 +62,7 @@ def parser() -> Options:
     """Return the parser."""
     options = Options(VERBS["retry"], HELP)
     options.add_argument(
-        "words", nargs="*", metavar="SWEEP", help="name under results/ or folder (default)"
+        "words", nargs="*", metavar="SWEEP", help="name under results/ or folder (latest)"
     )
     options.add_argument(
         "--status",

@@ -1,9 +1,13 @@
 """`vitsweep status`: the jobs and cells of a submitted sweep, from any terminal."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def parser() -> Options:
@@ -11,14 +15,47 @@ def parser() -> Options:
     options = Options(VERBS["status"])
     options.add_sweep()
     options.add_argument("--watch", action="store_true", help="until nothing runs any more")
+    options.add_argument("--all", action="store_true", help="list every sweep under results/")
     return options
 
 
 def run(arguments: Sequence[str]) -> int:
     """Show jobs and cells; return 3 where nothing runs any more and cells were not measured."""
-    typed = parser().parse_args(arguments)
+    options = parser()
+    typed = options.parse_args(arguments)
+    if typed.all and (typed.sweep or typed.watch):
+        options.error("--all lists all sweeps: it takes neither SWEEP nor --watch")
     from vitsweep.console import open_console
     from vitsweep.launchers.slurm.state.job_control import status
     from vitsweep.results.find import find_sweep
 
+    if typed.all:
+        open_console().print(_sweeps())
+        return 0
     return status(find_sweep(typed.sweep), typed.watch, open_console())
+
+
+def _sweeps() -> "Table | str":
+    """Return a table of the sweeps under `results/`, that of the latest command first."""
+    from collections import Counter
+
+    from pandas import DataFrame
+
+    from vitsweep.results.find import RESULTS, sweep_names
+    from vitsweep.results.store import Store
+    from vitsweep.tables.load import cells_of
+    from vitsweep.tables.terminal import as_table
+
+    rows = []
+    for name in sweep_names():
+        store = Store(RESULTS / name)
+        found = Counter(str(s or "not run").replace("_", " ") for s in cells_of(store)["status"])
+        last = (store.commands() or [{}])[-1]
+        rows.append(
+            {
+                "sweep": name,
+                "last command": str(last.get("time", ""))[:16].replace("T", " "),
+                "cells": ", ".join(f"{count} {status}" for status, count in found.most_common()),
+            }
+        )
+    return as_table(DataFrame(rows)) if rows else f"There is no sweep under `{RESULTS}/` yet."

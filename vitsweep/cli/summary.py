@@ -7,18 +7,17 @@ from pandas import DataFrame
 from rich.console import Console
 
 from vitsweep.composition.sweep_settings import sweep_settings
-from vitsweep.console import open_console
+from vitsweep.console import open_console, saying
 from vitsweep.errors import ExitCode, ImpossibleCellError
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import store_of
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
-from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
 from vitsweep.results.trackers import mirror
 from vitsweep.tables.limits import limit_answer, limits, presented_limits
-from vitsweep.tables.show import as_table, printed
+from vitsweep.tables.terminal import ResultTable, as_table
 
 SUBMITTED = "submitted"
 """Instead of a status, where a launcher returns before its cells have run."""
@@ -54,10 +53,11 @@ def summarize(
     if not plan.runnable:
         raise ImpossibleCellError([r for e in plan.entries.values() for r in e.reasons])
     console.print()
-    console.print(printed(mine, title=f"Sweep {store.name}"))
-    explain(mine, console)
+    console.print(ResultTable(mine, store.name))
     if (mine["status"] == Status.measured).any():
-        console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
+        with saying(console, lambda: "Drawing the charts of the report."):
+            page = write_report(store)
+        console.print(f"Report: {page}", highlight=False, soft_wrap=True)
     if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
         console.print(message, highlight=False)
     _exit_if_interrupted(result, console)
@@ -106,10 +106,3 @@ def exit_code(rows: Sequence[Mapping[str, Any]]) -> ExitCode:
     """Return 0 if all cells are measured or submitted, 3 if some were not measured."""
     fine = all(row["status"] in (Status.measured, SUBMITTED) for row in rows)
     return ExitCode.ok if fine else ExitCode.not_all_measured
-
-
-def explain(cells: DataFrame, console: Console) -> None:
-    """Say what the validity flags of some cells mean."""
-    for column, flag in FLAGS.items():
-        if flag.advice and column in cells and cells[column].eq(True).any():
-            console.print(f"Note: {flag.advice}", style="dim", highlight=False)

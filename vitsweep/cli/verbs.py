@@ -38,8 +38,10 @@ class Verb:
 _ALL = (
     Verb("plan", "-m [override ...]", "list cells as runnable, invalid (why) or measured; runs nothing",
          names_a_sweep=False),
-    Verb("status", "[SWEEP] [--watch]", "show the jobs and cells of a submitted sweep"),
-    Verb("collect", "[SWEEP] [--sync] [--reconcile]",
+    Verb("status", "[SWEEP] [--watch] | --all",
+         "show jobs and cells of a submitted sweep, or list all sweeps"),
+    Verb("collect", "[SWEEP] [--rows N|all] [--where CONDITION] [--sort COLUMN] [--columns A,B] "
+         "[--sync] [--reconcile]",
          "write parquet and CSV files anew, show the table; upload W&B runs"),
     Verb("report", "[SWEEP [OTHER]]", "write one HTML page of a sweep, or of two compared"),
     Verb("retry", "[SWEEP] [--status failed,timed_out] [--set override ...]",

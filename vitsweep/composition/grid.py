@@ -8,6 +8,7 @@ from vitsweep.composition.axes import Axis, axes_of, cells_axis, named_axes, zip
 from vitsweep.composition.composed_cell import ComposedCell, Tree
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.override_text import value_override
+from vitsweep.composition.sweep_name import named
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 
@@ -43,7 +44,7 @@ def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[C
         )
         for cell, *parts in products
     ]
-    return without_duplicates(map(composer.compose, lists))
+    return named(without_duplicates(map(composer.compose, lists)), composer)
 
 
 def without_duplicates(cells: Iterable[ComposedCell]) -> list[ComposedCell]:

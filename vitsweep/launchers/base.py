@@ -20,6 +20,7 @@ from vitsweep.planning.provenance import code_state
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
+from vitsweep.tables.formatting import count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,9 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
     """
     plan = plan_of(request.cells, machine, request.composer)
     store = open_store(request.settings)
+    request.console.print(
+        f"{count(len(plan.entries), 'cell')} in {store.root}", highlight=False, markup=False
+    )
     with locked(store, request.console):
         yield _frozen(store, plan, request)
 

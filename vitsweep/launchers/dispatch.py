@@ -10,6 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
+from vitsweep.composition.override_text import value_override
+from vitsweep.composition.sweep_name import named
 from vitsweep.errors import BadValueError
 
 
@@ -23,7 +25,8 @@ def running_cell() -> tuple[ComposedCell, Composer]:
     config = HydraConfig.instance().cfg
     assert config is not None, "called inside a job of Hydra"
     composer = composer_of(config, GlobalHydra.instance().config_loader())
-    return composer.compose(list(config.hydra.overrides.task)), composer
+    [cell] = named([composer.compose(list(config.hydra.overrides.task))], composer)
+    return cell, composer
 
 
 def launch_stock(launcher: Launcher, cells: Sequence[ComposedCell], config: DictConfig) -> Any:
@@ -34,7 +37,10 @@ def launch_stock(launcher: Launcher, cells: Sequence[ComposedCell], config: Dict
     """
     if "submitit" in _target(config):
         _refuse_varying_resources(cells)
-    return launcher.launch([list(cell.overrides) for cell in cells], initial_job_idx=0)
+    name = value_override(
+        "sweep.name", cells[0].tree["sweep"]["name"]
+    )  # a cell alone cannot tell it
+    return launcher.launch([[*cell.overrides, name] for cell in cells], initial_job_idx=0)
 
 
 def refuse_plan_of(config: DictConfig) -> None:

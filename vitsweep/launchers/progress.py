@@ -8,12 +8,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from vitsweep.console import can_be_redrawn, saying
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.formatting import number
 
 WAITING, RUNNING = "waiting", "running"
 MAX_ROWS = 30
+MOST_NAMED = 3
+"""Running cells that a line names."""
 
 
 class Progress:
@@ -32,13 +35,15 @@ class Progress:
         self._speeds: dict[str, list[float]] = {cell: [] for cell in labels}
         self._done, self._total = 0, total_runs
         self._begin = time.monotonic()
+        self._started: dict[str, float] = {}
         self._live: Live | None = None
 
     @contextmanager
     def shown(self) -> Iterator["Progress"]:
         """Show the table until the block is left."""
-        if not self.console.is_terminal:
-            yield self
+        if not can_be_redrawn(self.console):
+            with saying(self.console, self.line):
+                yield self
             return
         with Live(get_renderable=self._table, console=self.console, refresh_per_second=4) as live:
             self._live = live
@@ -47,6 +52,7 @@ class Progress:
 
     def warming_up(self, entry: PlannedCell) -> None:
         """Say that a cell runs once to warm up the machine, and that what it measures is discarded."""
+        self.started(entry)
         self.console.print(
             f"Warm-up of the machine: {self._labels[entry.cell_id]} runs once, discarded.",
             highlight=False,
@@ -56,6 +62,7 @@ class Progress:
     def started(self, entry: PlannedCell) -> None:
         """Note that a run of this cell begins."""
         self._states[entry.cell_id] = RUNNING
+        self._started[entry.cell_id] = time.monotonic()
 
     def ended(self, entry: PlannedCell, record: RunRecord) -> None:
         """Note how a run of this cell ended."""
@@ -90,6 +97,17 @@ class Progress:
     def dropped(self, runs: int) -> None:
         """Take away runs that are not needed, because their cell cannot be measured."""
         self._total -= runs
+
+    def line(self) -> str:
+        """Return the state in one line, for where no table can be drawn."""
+        running = [cell for cell, state in list(self._states.items()) if state == RUNNING]
+        now = time.monotonic()
+        cells = [
+            f"{self._labels[cell]} runs for {now - self._started[cell]:.0f} s"
+            for cell in running[:MOST_NAMED]
+        ]
+        more = [f"{len(running) - MOST_NAMED} more run"] if len(running) > MOST_NAMED else []
+        return "; ".join([self._title(), *(cells or ["no cell runs at the moment"]), *more])
 
     def _table(self) -> Table:
         table = Table(title=self._title(), title_justify="left")

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pandas import DataFrame
 from rich.console import Console
-from rich.table import Table
 
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
@@ -22,9 +22,11 @@ from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.notices import print_notices
 from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.provenance import code_state
-from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import HERE, Machine
+from vitsweep.tables.reasons import reason_lines
+from vitsweep.tables.terminal import as_table
 
 
 def plan(
@@ -63,13 +65,14 @@ def plan(
 
 
 def plan_rows(plan: SweepPlan, state: ResumeState, cells_per_block: int) -> list[dict[str, Any]]:
-    """Return one row per cell: id, label, state, runs it lacks, reasons why it is not run."""
-    labels = cell_labels(plan)
+    """Return one row per cell: id, label, settings, state, runs it lacks, reasons why it is not run."""
+    settings, labels = cell_settings(plan), cell_labels(plan)
     runs = runs_per_cell(plan, state.missing_blocks, cells_per_block)
     return [
         {
             "cell_id": entry.cell_id,
             "cell": labels[entry.cell_id],
+            "settings": settings[entry.cell_id],
             "state": str(state.cell_state(entry)),
             "runs": runs[entry.cell_id],
             "is_baseline": entry.is_added_baseline,
@@ -80,13 +83,22 @@ def plan_rows(plan: SweepPlan, state: ResumeState, cells_per_block: int) -> list
 
 
 def _show(rows: list[dict[str, Any]], store: Store, console: Console) -> None:
-    table = Table(title=f"Plan of sweep {store.name}", title_justify="left")
-    for column in ("cell", "state", "runs", "reasons"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        name = row["cell"] + (" (baseline)" if row["is_baseline"] else "")
-        table.add_row(name, row["state"], str(row["runs"] or ""), "\n".join(row["reasons"]))
-    console.print(table)
+    text = DataFrame(
+        [
+            {
+                "cell": row["cell"] + (" (baseline)" if row["is_baseline"] else ""),
+                "state": row["state"],
+                "runs": str(row["runs"] or ""),
+            }
+            for row in rows
+            if not row["reasons"]
+        ]
+    )
+    if len(text):
+        console.print(as_table(text, f"Plan of sweep {store.name}"))
+    reasons = [f"{row['state']}: {' '.join(row['reasons'])}" * bool(row["reasons"]) for row in rows]
+    for line in reason_lines([row["settings"] for row in rows], reasons):
+        console.print(line, highlight=False, markup=False)
     counts = Counter(row["state"] for row in rows)
     console.print(
         " · ".join(f"{state} {count}" for state, count in counts.items()), highlight=False

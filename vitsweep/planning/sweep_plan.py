@@ -163,18 +163,19 @@ def _with_baselines(
 
 def cell_labels(plan: SweepPlan) -> dict[str, str]:
     """Return cell id -> the overrides that tell the cells of a plan apart."""
-    entries = list(plan.entries.values())
-    varying: dict[str, set[str]] = {}
-    shown = {e.cell_id: _overrides(e) for e in entries}
-    for overrides in shown.values():
-        for key, value in overrides.items():
-            varying.setdefault(key, set()).add(value)
-    everywhere = {
-        k for k, v in varying.items() if len(v) == 1 and all(k in s for s in shown.values())
-    }
     return {
-        cell: " ".join(f"{k}={v}" for k, v in overrides.items() if k not in everywhere) or "plain"
-        for cell, overrides in shown.items()
+        cell_id: " ".join(f"{key}={value}" for key, value in settings.items()) or "plain"
+        for cell_id, settings in cell_settings(plan).items()
+    }
+
+
+def cell_settings(plan: SweepPlan) -> dict[str, dict[str, str]]:
+    """Return cell id -> key -> value of the overrides that tell the cells of a plan apart."""
+    typed = {entry.cell_id: _overrides(entry) for entry in plan.entries.values()}
+    everywhere = set.intersection(*(set(o.items()) for o in typed.values())) if typed else set()
+    return {
+        cell_id: {key: value for key, value in overrides.items() if (key, value) not in everywhere}
+        for cell_id, overrides in typed.items()
     }
 
 

@@ -18,14 +18,16 @@ from vitsweep.report.figures import ChartWarning, drawn
 from vitsweep.results.metrics import COLUMN_OF, METRICS
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, write_atomically
+from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import environment_columns, varying
 from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.exposed_communication import presented_exposed
-from vitsweep.tables.formatting import as_text, missing
+from vitsweep.tables.formatting import missing
 from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
 from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.reasons import unmeasured_lines
 from vitsweep.tables.show import counts, coverage, markdown, peaks_gib, presented, ranked
 
 FEW_VALUES = 3
@@ -95,12 +97,12 @@ def render(
         comparisons: sentences about the pairs that `compare` measured.
         exposed: table of `tables.exposed_communication`.
     """
-    questions = [str(c["question"]) for c in commands if c.get("question")]
+    latest = commands[-1] if commands else {}
     key = limit_key(commands)
     found = limits(cells, key)
     context = {
         "name": name,
-        "question": questions[-1] if questions else question(cells),
+        "question": latest.get("question") or question(_asked_for(cells, latest)),
         "answers": [limit_answer(found, key)] if key else answers(cells),
         "comparisons": comparisons,
         "exposed": presented_exposed(exposed).to_dict("split"),
@@ -112,10 +114,7 @@ def render(
         "traces": traces,
         "diagnostics": [] if diagnosed is None else diagnosed.to_dict("records"),
         "counts": counts(cells).to_dict("records"),
-        "coverage": coverage(cells)
-        .dropna(axis="columns", how="all")
-        .pipe(as_text)
-        .to_dict("split"),
+        "unmeasured": unmeasured_lines(checked_cells(cells, "reason")),
         "environment": environment(cells),
         "commands": list(dict.fromkeys(str(c["command"]) for c in commands if c.get("command"))),
         "metrics": [m for m in METRICS.values() if m.column in cells],
@@ -124,6 +123,12 @@ def render(
         loader=PackageLoader("vitsweep.report"), autoescape=True, undefined=StrictUndefined
     )
     return environment_.get_template("page.html.j2").render(context)
+
+
+def _asked_for(cells: DataFrame, command: dict[str, Any]) -> DataFrame:
+    """Return the cells that a command named; all where it named none that has a row."""
+    asked = cells[cells["cell_id"].isin(command.get("cells", ()))]
+    return asked if len(asked) else cells
 
 
 def table(cells: DataFrame) -> dict[str, Any]:

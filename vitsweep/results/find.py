@@ -1,5 +1,6 @@
 """Where the sweeps are that a command names."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,28 +12,40 @@ if TYPE_CHECKING:
 RESULTS = Path("results")
 
 
-def find_sweep(name: str) -> "Store":
+def find_sweep(name: str | None) -> "Store":
     """Open a sweep that exists.
 
     Args:
-        name: a folder, or a name under `results/`.
+        name: a folder, or a name under `results/`; None for the sweep with the latest command, which
+            is named on stderr.
 
     Raises:
         VitsweepError: there is no such sweep; the text lists those that there are.
     """
     from vitsweep.results.store import Store
 
-    for folder in (Path(name), RESULTS / name):
+    names = sweep_names()
+    if name is None and names:
+        print(f"Sweep `{names[0]}`, the latest.", file=sys.stderr)
+        return Store(RESULTS / names[0])
+    for folder in (Path(name), RESULTS / name) if name else ():
         if (folder / "cells").is_dir():
             return Store(folder)
-    names = ", ".join(f"`{known}`" for known in sweep_names())
+    which = f"sweep `{name}`" if name else "sweep"
+    listed = ", ".join(f"`{known}`" for known in sorted(names))
     raise VitsweepError(
-        f"There is no sweep `{name}` under `{RESULTS}/`, which holds {names}."
+        f"There is no {which} under `{RESULTS}/`, which holds {listed}."
         if names
-        else f"There is no sweep `{name}`: `{RESULTS}/` in this folder holds none yet."
+        else f"There is no {which}: `{RESULTS}/` in this folder holds none yet."
     )
 
 
 def sweep_names() -> list[str]:
-    """Return the names of the sweeps under `results/`."""
-    return sorted(path.parent.name for path in RESULTS.glob("*/cells"))
+    """Return the names of the sweeps under `results/`, that of the latest command first."""
+
+    def last_command(folder: Path) -> float:
+        commands = folder / "commands.jsonl"
+        return (commands if commands.exists() else folder).stat().st_mtime
+
+    folders = [path.parent for path in RESULTS.glob("*/cells")]
+    return [folder.name for folder in sorted(folders, key=last_command, reverse=True)]

@@ -22,17 +22,33 @@ def cell_names(cells: DataFrame, columns: Sequence[str] | None = None) -> Series
     The short form names only what differs from the cell's baseline (or, where that is not in the
     table, from the commonest value), and every column in which the baselines themselves differ.
     """
+    parts = name_parts(cells, columns)
+    return Series(
+        [" · ".join(filter(None, row)) for row in parts.to_numpy().tolist()],
+        cells.index,
+        dtype=object,
+    )
+
+
+def name_parts(cells: DataFrame, columns: Sequence[str] | None = None) -> DataFrame:
+    """Return the two parts of a cell's name, `change` and `match`.
+
+    The first is what differs from its baseline, `O1 + fsdp`; the second is what it shares with its
+    baseline where baselines differ, `4 ranks · 64 images`, empty for up to two varying columns.
+    """
     named = [c for c in (varying(cells) if columns is None else columns) if c in cells]
     rows = as_text(cells[named]).to_dict("records") if named else [{} for _ in range(len(cells))]
     full = [_joined(row, named, " · ") for row in rows]
-    texts = full if len(named) <= FEW else _short(cells, rows, named, full)
+    few = len(named) <= FEW or not rows
+    parts = [(whole, "") for whole in full] if few else _short(cells, rows, named, full)
     unnamed = plain(cells["model"].iloc[0]) if "model" in cells and len(cells) else ""
-    return Series([text or unnamed for text in texts], cells.index, dtype=object)
+    texts = [(change or ("" if match else unnamed), match) for change, match in parts]
+    return DataFrame(texts, cells.index, columns=["change", "match"], dtype=object)
 
 
-def _short(cells: DataFrame, rows: list[Row], columns: list[str], full: list[str]) -> list[str]:
-    if not rows:
-        return []
+def _short(
+    cells: DataFrame, rows: list[Row], columns: list[str], full: list[str]
+) -> list[tuple[str, str]]:
     known = dict(zip(cells.get("cell_id", Series(None, cells.index)), rows, strict=True))
     baselines = cells.get("baseline_cell_id", Series(None, cells.index, dtype=object))
     commonest = {c: Counter(row[c] for row in rows).most_common(1)[0][0] for c in columns}
@@ -41,9 +57,9 @@ def _short(cells: DataFrame, rows: list[Row], columns: list[str], full: list[str
     names = []
     for row, reference, baseline, whole in zip(rows, references, baselines, full, strict=True):
         changed = [c for c in columns if row[c] != reference[c] and c not in apart]
-        change, size = _joined(row, changed, " + "), _joined(row, apart, " · ")
-        short = " · ".join(part for part in (change or "baseline", size) if part)
-        names.append(short if change or baseline in known else whole)
+        change, match = _joined(row, changed, " + "), _joined(row, apart, " · ")
+        is_named = change or baseline in known
+        names.append((change or "baseline", match) if is_named else (whole, ""))
     return names
 
 

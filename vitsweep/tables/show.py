@@ -1,4 +1,4 @@
-"""The result table as text, for terminal, Markdown and HTML, and the table of unmeasured cells."""
+"""The result table as text, for Markdown and HTML, and the table of unmeasured cells."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,30 +6,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
-from rich.table import Table
-from rich.text import Text
 
-from vitsweep.results.metrics import COLUMN_OF, FLAGS, HEADINGS
+from vitsweep.results.metrics import FLAGS, HEADINGS
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import varying
 from vitsweep.tables.names import cell_names
 
-COLOURS = {
-    "faster": "green",
-    "slower": "red",
-    "probably faster": "cyan",
-    "probably slower": "yellow",
-    "baseline": "bold",
-    "no difference shown": "dim",
-}
-
 MANY = 4
-"""With more varying columns than this the results no longer fit a terminal."""
-
-MOST_PRINTED = 100
-"""Rows of a table on a terminal; more would take seconds to lay out, and nobody reads them there."""
+"""With more varying columns than this one column names the cells."""
 
 FAMILY = "among all"
 """Heading of the interval that belongs to the claim among all cells of its family."""
@@ -39,7 +25,7 @@ Column = Callable[[DataFrame], list[str]]
 
 
 def presented(cells: DataFrame, wide: bool = False) -> DataFrame:
-    """Return the cells as text: the varying columns, img/s, speedup, claim, step ms, ..., status.
+    """Return the cells as text: the varying columns, img/s, speedup, claim, status, step ms, ...
 
     The rows are in the order of `ranked`; empty columns are left out. Where more than `MANY`
     columns vary, one column `cell` names what a cell changes, and with `wide` the varying columns
@@ -50,7 +36,7 @@ def presented(cells: DataFrame, wide: bool = False) -> DataFrame:
     named = varying(cells) or [c for c in ("model", "precision", "sharding") if c in cells]
     ordered = ranked(cells.assign(_name=cell_names(cells)))
     choices = {c: [formatting.plain(v) for v in ordered[c]] for c in named}
-    measured = {h: column(ordered) for h, column in _MEASURED.items() if wide or h != FAMILY}
+    measured = {h: column(ordered) for h, column in MEASURED.items() if wide or h != FAMILY}
     names = {"cell": [formatting.plain(v) for v in ordered["_name"]]}
     many = len(named) > MANY
     columns = names | measured | (choices if wide else {}) if many else choices | measured
@@ -69,35 +55,6 @@ def ranked(cells: DataFrame) -> DataFrame:
     ascending = [True] + [False] * len(keys)
     return order.sort_values(["_last", *keys], ascending=ascending, kind="stable").drop(
         columns="_last"
-    )
-
-
-def printed(cells: DataFrame, title: str | None = None) -> Table:
-    """Return the table for a terminal, coloured by claim; of many cells only the first ones."""
-    text = presented(cells)
-    table = as_table(text.head(MOST_PRINTED), title, _style)
-    if len(text) > MOST_PRINTED:
-        table.caption = f"The best {MOST_PRINTED} of {len(text)} cells; all are in `cells.csv`."
-    return table
-
-
-def as_table(
-    text: DataFrame, title: str | None = None, style: Callable[[dict[str, str]], str] = lambda _: ""
-) -> Table:
-    """Return a table of text for a terminal; `style` gives the colour of a row."""
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for name in text:
-        right = name in COLUMN_OF
-        table.add_column(str(name), justify="right" if right else "left", overflow="fold")
-    for row in text.astype(str).to_dict("records"):
-        values = {str(column): value for column, value in row.items()}
-        table.add_row(*(Text(value, style=style(values)) for value in values.values()))
-    return table
-
-
-def _style(row: dict[str, str]) -> str:
-    return COLOURS.get(
-        row.get("claim", ""), "" if row["status"].startswith("measured") else "yellow"
     )
 
 
@@ -156,16 +113,16 @@ def _statuses(table: DataFrame) -> list[str]:
     return [formatting.status(row) for row in some]
 
 
-_MEASURED: dict[str, Column] = {
+MEASURED: dict[str, Column] = {
     HEADINGS["images_per_second"]: _texts("images_per_second", formatting.number),
     HEADINGS["speedup"]: _speedups,
     "claim": _claims,
+    "status": _statuses,
     FAMILY: _families,
     HEADINGS["step_time_ms"]: _texts("step_time_ms", formatting.number),
     HEADINGS["peak_gib"]: lambda table: [formatting.number(v) for v in peaks_gib(table)],
     HEADINGS["accuracy_top1"]: _texts("accuracy_top1", formatting.percent),
     HEADINGS["blocks"]: _texts("blocks", formatting.whole),
-    "status": _statuses,
 }
 SHOWN = ("images_per_second", "speedup", "speedup_low", "speedup_high", "claim", "speedup_note",
          "step_time_ms", "accuracy_top1", "blocks", "reason", "claim_low", "claim_high",

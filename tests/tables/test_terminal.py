@@ -1,0 +1,143 @@
+"""The result table on terminals of several widths, kept as text in golden/."""
+
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+from pandas import DataFrame
+from rich.console import Console
+
+from tests.builders import PLAIN, run, table
+from tests.sample_sweep import sweep
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.tables.cells import cells
+from vitsweep.tables.terminal import ResultTable, as_table
+
+GOLDEN = Path(__file__).parent / "golden"
+SHARED = {"shared_device": True}
+SPEED = {"fp32": 1.0, "O1": 1.3, "O2": 1.6, "ddp": 1.0, "fsdp": 0.9}
+SPEED |= {"adamw_loop": 1.0, "adamw_foreach": 1.004, "adamw_contiguous": 1.2}
+
+
+def measured(grid: dict[str, tuple[str, ...]]) -> list[RunRecord]:
+    """Return five runs of every cell of a full grid whose first cell is the baseline."""
+    found: list[RunRecord] = []
+    for choices in product(*grid.values()):
+        pace = 1000.0
+        for choice in choices:
+            pace *= SPEED[choice]
+        for block in range(5):
+            noise = 1 + 0.02 * ((block * len(found) * 7 + block) % 11 / 5 - 1)
+            spec = dict(zip(grid, choices, strict=True))
+            found.append(run(" ".join(choices), f"b{block}", pace * noise, minute=block,
+                             metrics={"peak_rss_gib": 0.5 + pace / 1e5}, **spec))  # fmt: skip
+    return found
+
+
+def compared(records: list[RunRecord], unrun: DataFrame | None = None) -> DataFrame:
+    first = records[0].cell_id
+    return cells(table(*records), {r.cell_id: first for r in records}, unrun)
+
+
+def two_techniques() -> DataFrame:
+    """Two techniques with a refused choice, a cell without memory and one with a flag."""
+    grid = {"precision": ("fp32", "O1", "O2"), "sharding": ("ddp", "fsdp")}
+    records = [r for r in measured(grid) if r.cell_id != "O2 fsdp"]
+    records += [
+        run("O2 fsdp", "b0", status=Status.out_of_memory, precision="O2", sharding="fsdp",
+            reason="rank 1 asked for 9.1 GiB\n  beside 70.2 GiB that were allocated."),
+        *[run("O1 fsdp", "b9", 1177, validity=SHARED, minute=9, precision="O1", sharding="fsdp")],
+    ]  # fmt: skip
+    reason = (
+        "`sharding=none` trains on one rank and `resources.ranks_per_node=2`: use `sharding=ddp`, or "
+        "one rank."
+    )
+    refused = [
+        PLAIN | {"cell_id": f"{p} none", "status": "invalid", "reason": reason}
+        | {"precision": p, "sharding": "none"}
+        for p in ("fp32", "O1", "O2")
+    ]  # fmt: skip
+    return compared(records, DataFrame(refused))
+
+
+def three_techniques() -> DataFrame:
+    """Three techniques whose columns do not fit 80 columns side by side; one flag in all rows."""
+    grid = {
+        "precision": ("fp32", "O1", "O2"),
+        "sharding": ("ddp", "fsdp"),
+        "optimizer": ("adamw_loop", "adamw_foreach", "adamw_contiguous"),
+    }
+    records = measured(grid)
+    for record in records:
+        record.validity["shared_device"] = True
+    return compared(records)
+
+
+def hundred_cells() -> DataFrame:
+    """Four batch sizes and 25 seeds; the last cells failed."""
+    records = []
+    for number in range(100):
+        spec = {"batch": ("base", "blog_560")[number % 2], "seed": number // 2}
+        failed = number >= 90
+        status = Status.killed if failed else Status.measured
+        reason = "rank 0 was ended by SIGKILL." if failed else ""
+        records += [
+            run(f"c{number}", f"b{b}", 1000 - 5 * number + b, status, reason, minute=b, **spec)
+            for b in range(3)
+        ]
+    return cells(table(*records), {r.cell_id: "c50" for r in records})
+
+
+SWEEPS = {
+    "two_techniques": two_techniques,
+    "three_techniques": three_techniques,
+    "hundred_cells": hundred_cells,
+    "several_baselines": lambda: sweep("scaling").cells,
+}
+
+
+@cache
+def made(name: str) -> DataFrame:
+    return SWEEPS[name]()
+
+
+def printed(content: object, width: int) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))
+    with console.file:
+        console.print(content)
+    return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_table_is_the_one_that_was_looked_at(name: str, width: int) -> None:
+    """After a deliberate change: delete the file, run the test twice, look at the new one."""
+    path = GOLDEN / f"{name}_{width}.txt"
+    text = printed(ResultTable(made(name), name), width)
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        pytest.fail(f"{path} is new: look at it")
+    assert text == path.read_text(encoding="utf-8")
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_every_row_is_shown_when_asked_for() -> None:
+    text = printed(ResultTable(made("hundred_cells"), "many", most_rows=100), 140)
+    assert len(text.splitlines()) > 100
+    assert "killed [1]" in text
+    assert "--rows all" not in text
+
+
+def test_a_sweep_of_refused_cells_has_no_table() -> None:
+    found = made("two_techniques")
+    text = printed(ResultTable(found[found["status"] == "invalid"], "none"), 80)
+    assert "img/s" not in text
+    assert text.splitlines()[-2].startswith("3 cells: invalid: `sharding=none`")
+
+
+def test_markup_in_a_reason_is_text() -> None:
+    runs = table(run("base", status=Status.failed, reason="[bold]see[/bold] [/nothing]"))
+    assert "[1] [bold]see[/bold] [/nothing]" in printed(ResultTable(cells(runs, {}), "one"), 80)
+    assert "[red]" in printed(as_table(DataFrame({"cell": ["[red]"]})), 80)

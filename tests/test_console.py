@@ -1,0 +1,54 @@
+"""What a command says where nothing can be redrawn."""
+
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from tests.cells import entry
+from vitsweep.console import can_be_redrawn, saying
+from vitsweep.launchers.progress import Progress
+
+
+class Written(io.StringIO):
+    """A file that tells when a text was written."""
+
+    def __init__(self, awaited: str) -> None:
+        super().__init__()
+        self.awaited, self.seen = awaited, threading.Event()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self.awaited in self.getvalue():
+            self.seen.set()
+        return written
+
+
+def test_a_silent_command_says_what_it_does() -> None:
+    out = Written("still [busy]\nstill [busy]")
+    with saying(Console(file=out), lambda: "still [busy]", every_seconds=0.001):
+        assert out.seen.wait(60)
+
+
+def test_nothing_is_printed_after_the_block_and_where_there_is_nothing_to_say() -> None:
+    out = io.StringIO()
+    with saying(Console(file=out), lambda: "", every_seconds=0.001):
+        pass
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("terminal", "kind", "redrawn"), [(True, "xterm", True), (True, "dumb", False), (False, "xterm", False)]
+)  # fmt: skip
+def test_a_pipe_and_a_dumb_terminal_get_plain_lines(terminal, kind, redrawn) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, _environ={"TERM": kind})
+    assert can_be_redrawn(console) is redrawn
+
+
+def test_the_line_names_what_runs() -> None:
+    cell = entry()
+    progress = Progress(Console(file=io.StringIO()), {cell.cell_id: "precision=O1"}, 4)
+    assert progress.line() == "0 of 4 runs; no cell runs at the moment"
+    progress.started(cell)
+    assert progress.line().startswith("0 of 4 runs; precision=O1 runs for 0 s")
