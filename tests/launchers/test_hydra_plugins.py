@@ -87,8 +87,8 @@ def test_a_plan_launches_nothing(calls: Calls) -> None:
 def test_a_stock_launcher_runs_the_task_of_each_cell(calls: Calls, tmp_path: Path) -> None:
     calls.multirun("seed=1,2", "precision=O1", "hydra/launcher=basic", "hydra.job.name=x")
     assert [cell.overrides for cell in calls.tasks] == [
-        ("seed=1", "precision=O1"),
-        ("seed=2", "precision=O1"),
+        ("seed=1", "precision=O1", "sweep.name=vit_nano-precision-seed"),
+        ("seed=2", "precision=O1", "sweep.name=vit_nano-precision-seed"),
     ]
     assert [cell.tree["precision"]["name"] for cell in calls.tasks] == ["O1", "O1"]
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
