@@ -64,7 +64,9 @@ def automatic_name(
 def _subjects(cells: Sequence[ComposedCell], composer: Composer) -> Iterator[str]:
     """Yield the model, and the data if they are not the default; the group where several vary."""
     for group in ("model", "data"):
-        choices = {cell.choices[group] for cell in cells}
+        choices = {
+            str(cell.choices.get(group, group)) for cell in cells
+        }  # `~model` is refused later
         if len(choices) > 1:
             yield group
         elif group == "model" or choices != {composer.default_choices[group]}:
