@@ -57,7 +57,7 @@ class CellLauncherPlugin(Launcher):
         """Run the cells of one of Hydra's own sweepers; each returns its objective.
 
         A cell that was not measured returns NaN, which optuna counts as a failed trial: no cell
-        ends the sweep of the others.
+        ends the sweep of the others. Equal trials of a batch are one cell, and each gets its row.
         """
         from vitsweep.cli.multirun import run_cells
         from vitsweep.composition.sweep_name import named
@@ -69,11 +69,10 @@ class CellLauncherPlugin(Launcher):
         swept = {o.partition("=")[0] for texts in job_overrides for o in texts if o not in typed}
         cells = [composer.compose(list(overrides)) for overrides in job_overrides]
         cells = named(cells, composer, swept)
-        rows = run_cells(self, cells, self.config, composer)
-        return [
-            self._job_return(cell.overrides, cell.tree, row)
-            for cell, row in zip(cells, rows, strict=True)
-        ]
+        different = {cell.key: cell for cell in cells}
+        rows = run_cells(self, list(different.values()), self.config, composer)
+        row_of = dict(zip(different, rows, strict=True))
+        return [self._job_return(cell.overrides, cell.tree, row_of[cell.key]) for cell in cells]
 
     def _job_return(self, overrides: Sequence[str], tree: Any, row: Any) -> JobReturn:
         value = row.get(self.fields.get("objective", "images_per_second"))

@@ -101,6 +101,12 @@ def test_a_stock_sweeper_is_told_the_objective(calls: Calls) -> None:
     assert values[1] == 30.0
 
 
+def test_equal_trials_of_a_batch_are_one_cell_and_each_gets_its_objective(calls: Calls) -> None:
+    [returned] = calls.multirun("seed=3,2,3", "hydra/sweeper=basic")
+    assert [job.return_value for job in returned] == [30.0, 20.0, 30.0]
+    assert len(calls.requests[-1].cells) == 2
+
+
 def test_stock_submitit_is_refused_what_it_would_ignore(
     calls: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:
