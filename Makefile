@@ -21,7 +21,7 @@ help:  ## this list
 	@touch $@
 
 .venv/installed-tests: .venv/installed
-	$(INSTALL) --group test --group check --editable '.[fp8,tensorboard]'
+	$(INSTALL) --group test --group check --editable '.[fp8,tensorboard,optuna]'
 	@touch $@
 
 sweep: .venv/installed  ## which precision and sharding train a ViT fastest here: table and report in minutes

@@ -56,8 +56,8 @@ class CellLauncherPlugin(Launcher):
     ) -> Sequence[JobReturn]:
         """Run the cells of one of Hydra's own sweepers; each returns its objective.
 
-        A cell that was not measured returns NaN, which optuna counts as a failed trial: no cell
-        ends the sweep of the others. Equal trials of a batch are one cell, and each gets its row.
+        A cell that was not measured returns None, which optuna's sweeper counts as a failed trial
+        (NaN would end the sweep of the others). Equal trials of a batch are one cell, and each gets its row.
         """
         from vitsweep.cli.multirun import run_cells
         from vitsweep.composition.sweep_name import named
@@ -76,7 +76,10 @@ class CellLauncherPlugin(Launcher):
 
     def _job_return(self, overrides: Sequence[str], tree: Any, row: Any) -> JobReturn:
         value = row.get(self.fields.get("objective", "images_per_second"))
+        is_number = (
+            value is not None and value == value
+        )  # tables hold NaN where nothing was measured
         returned = JobReturn(overrides=overrides, cfg=OmegaConf.create(tree))
         returned.status = JobStatus.COMPLETED
-        returned.return_value = float("nan") if value is None else value
+        returned.return_value = value if is_number else None
         return returned

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import pytest
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
+from vitsweep.cli.main import run
+from vitsweep.cli.optuna_search import with_optuna_defaults
 from vitsweep.composition import hydra_internals
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.deferred_overrides import deferred
+from vitsweep.errors import VitsweepError
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
 from vitsweep.launchers.dispatch import running_cell
 from vitsweep.launchers.local_settings import LocalSettings
@@ -97,14 +102,62 @@ def test_a_stock_launcher_runs_the_task_of_each_cell(calls: Calls, tmp_path: Pat
 def test_a_stock_sweeper_is_told_the_objective(calls: Calls) -> None:
     [returned] = calls.multirun("seed=0,3", "hydra/sweeper=basic")
     values = [job.return_value for job in returned]
-    assert values[0] != values[0], "not measured: NaN"
-    assert values[1] == 30.0
+    assert values == [None, 30.0], "the first was not measured"
 
 
 def test_equal_trials_of_a_batch_are_one_cell_and_each_gets_its_objective(calls: Calls) -> None:
     [returned] = calls.multirun("seed=3,2,3", "hydra/sweeper=basic")
     assert [job.return_value for job in returned] == [30.0, 20.0, 30.0]
     assert len(calls.requests[-1].cells) == 2
+
+
+@pytest.mark.filterwarnings("ignore")  # optuna 2 was written before this Python and SQLAlchemy
+def test_optuna_maximizes_and_goes_on_after_a_cell_that_is_not_measured(
+    calls: Calls, tmp_path: Path
+) -> None:
+    typed = ["hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "seed=choice(0,3,5)"]
+    calls.multirun(*with_optuna_defaults(typed), f"hydra.sweep.dir={tmp_path}")
+    assert sum(len(request.cells) for request in calls.requests) == 3
+    best = OmegaConf.load(tmp_path / "optimization_results.yaml")
+    assert best == {"name": "optuna", "best_params": {"seed": 5}, "best_value": 50.0}
+
+
+def test_what_is_typed_comes_after_the_defaults_for_optuna() -> None:
+    typed = ["hydra/sweeper=optuna", "hydra.sweeper.direction=minimize"]
+    arguments = with_optuna_defaults(typed)
+    assert arguments[0] == "hydra.sweeper.direction=maximize"
+    assert arguments[-2:] == typed
+    assert with_optuna_defaults(["seed=1"]) == ["seed=1"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "said"),
+    [
+        ({}, "needs hydra-optuna-sweeper: `pip install 'vitsweep[optuna]'`"),
+        ({"hydra-optuna-sweeper": "1.3.0"}, "needs optuna: `pip install 'vitsweep[optuna]'`"),
+        (
+            {"hydra-optuna-sweeper": "1.3.0", "optuna": "4.5.0"},
+            "works with optuna 2, and optuna 4.5.0 is installed: `pip install 'vitsweep[optuna]'`",
+        ),
+    ],
+)
+def test_optuna_that_is_missing_or_too_new_is_refused_with_what_to_install(
+    installed: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr("vitsweep.cli.optuna_search.version", version)
+    with pytest.raises(VitsweepError) as refused:
+        with_optuna_defaults(["hydra/sweeper=optuna", "seed=1"])
+    assert said in str(refused.value)
+
+
+def test_a_plan_of_what_optuna_will_choose_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "hydra/sweeper=optuna", "seed=interval(0,1)"], {}) == 2
+    assert "`plan` lists the cells of a grid" in capsys.readouterr().err
 
 
 def test_stock_submitit_is_refused_what_it_would_ignore(

@@ -28,6 +28,7 @@ from vitsweep.spec.machine import Machine
 PACKAGES = ("torch", "hydra-core", "submitit", "hydra-submitit-launcher", "pandas", "wandb")
 OPTIONAL = {
     "torchao": "precision=fp8: pip install 'vitsweep[fp8]'",
+    "hydra-optuna-sweeper": "hydra/sweeper=optuna: pip install 'vitsweep[optuna]'",
     "apex": "optimizer=adamw_apex: NVIDIA's, from source (github.com/NVIDIA/apex)",
 }
 SLURM = ("sinfo", "sbatch", "squeue", "sacct")

@@ -33,6 +33,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     import vitsweep.planning.provenance  # noqa: F401  (keeps sys.argv as typed)
+    from vitsweep.cli.optuna_search import NO_TRIAL
     from vitsweep.composition.conf_dir import conf_dir
     from vitsweep.composition.suggestions import hydra_error_sentence
 
@@ -51,6 +52,11 @@ def run_hydra(arguments: Sequence[str]) -> int:
         raise BadValueError(
             hydra_error_sentence("The command cannot be composed", error)
         ) from error
+    except ValueError as error:
+        if str(error) != NO_TRIAL:
+            raise
+        print("No trial of the search was measured: the tables say why.", file=sys.stderr)
+        return ExitCode.not_all_measured
     except SystemExit as left:
         if left.code == 1:  # Hydra's code of what it refuses by itself, such as `--package nosuch`
             raise SystemExit(ExitCode.bad_input) from left
@@ -62,11 +68,14 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with what belongs to cells left to our sweeper.
 
     Raises:
-        VitsweepError: several cells are asked for without `-m`, or a word is no override.
+        VitsweepError: several cells are asked for without `-m`, a word is no override, or the
+            sweeper's package is not installed.
     """
+    from vitsweep.cli.optuna_search import with_optuna_defaults
     from vitsweep.composition.deferred_overrides import deferred
     from vitsweep.composition.override_text import parse_overrides
 
+    arguments = with_optuna_defaults(arguments)
     if any(a.split("=")[0] in HYDRA_SHOWS for a in arguments):
         return list(arguments)
     _refuse_words(arguments)
