@@ -1,14 +1,17 @@
 """What a command says where nothing can be redrawn."""
 
 import io
+import re
 import threading
 
 import pytest
 from rich.console import Console
 
+from tests.builders import run, table
 from tests.cells import entry
 from vitsweep.console import can_be_redrawn, saying
 from vitsweep.launchers.progress import Progress
+from vitsweep.tables.cells import cells
 
 
 class Written(io.StringIO):
@@ -52,3 +55,19 @@ def test_the_line_names_what_runs() -> None:
     assert progress.line() == "0 of 4 runs; no cell runs at the moment"
     progress.started(cell)
     assert progress.line().startswith("0 of 4 runs; precision=O1 runs for 0 s")
+
+
+def test_the_live_table_shows_the_median_that_the_tables_call_unadjusted() -> None:
+    cell = entry()
+    runs = [run(cell.cell_id, "b0", 100.0), run(cell.cell_id, "b1", 300.0)]
+    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"}, width=99)
+    progress = Progress(console, {cell.cell_id: "precision=O1"}, len(runs))
+    with progress.shown():
+        for record in runs:
+            progress.ended(cell, record)
+    [row] = cells(table(*runs), {cell.cell_id: None}).to_dict("records")
+    assert row["unadjusted_images_per_second"] == 200.0
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "median img/s" in shown
+    assert re.search(r"precision=O1 .*measured .* 2 .* 200 ", shown)

@@ -10,8 +10,13 @@ from vitsweep.cli.verbs import VERBS
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 
 COMPLETION = ("-sc", "--shell-completion")
-IGNORED = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
+FOLDERS = ("hydra.run", "hydra.sweep", "hydra.output_subdir", "hydra.job.chdir")
 """Settings of Hydra's output folders: vitsweep has none of them."""
+UNREAD = ("hydra.job", "hydra.runtime")
+"""What Hydra fills in about a job, or would do to its process: cells run in processes of their own."""
+ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")
+STOCK_LAUNCHERS = ("hydra/launcher=basic", "hydra/launcher=joblib", "hydra/launcher=submitit")
+"""Hydra's own launchers do set the variables of `ENVIRONMENT` for their jobs."""
 HYDRA_SHOWS = (*COMPLETION, "-c", "--cfg", "-i", "--info", "--hydra-help")
 """Flags that make Hydra print something instead of running."""
 
@@ -97,6 +102,7 @@ def _refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
     from vitsweep.composition.conf_dir import named_sweeps
     from vitsweep.composition.suggestions import unknown_choice
 
+    has_stock = any(o.startswith(STOCK_LAUNCHERS) for o in overrides)
     for override in overrides:
         key, _, name = override.lstrip("+").partition("=")
         if key == "sweep" and not (override.startswith("+") and name.isidentifier()):
@@ -106,11 +112,21 @@ def _refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
             )
         if key == "sweep" and has_own_conf and name not in (names := named_sweeps()):
             raise unknown_choice("+sweep", name, names)
-        if override.lstrip("+~").startswith(IGNORED):
+        if _is_below(key.lstrip("~"), FOLDERS):
             raise BadValueError(
                 f"`{override}` would change nothing: results go to the folder "
                 "`sweep.folder`/`sweep.name`; set those instead."
             )
+        if _is_below(key.lstrip("~"), UNREAD) and not (has_stock and _is_below(key, ENVIRONMENT)):
+            raise BadValueError(
+                f"`{override}` would change nothing: cells run in processes of their own, and no setting "
+                "of Hydra's job reaches them. Leave it out; variables of the environment stand in "
+                "front of the command (`NAME=value python -m vitsweep ...`)."
+            )
+
+
+def _is_below(key: str, sections: Sequence[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def _is_override(argument: str) -> bool:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import median
 
 from rich.console import Console
 from rich.live import Live
@@ -15,6 +16,9 @@ from vitsweep.tables.formatting import number
 
 WAITING, RUNNING = "waiting", "running"
 MAX_ROWS = 30
+MEDIAN = "median img/s"
+"""The result table's `unadjusted_images_per_second`, over the runs of this command so far."""
+CAPTION = "Of this command's runs; the result table pairs a cell with its baseline in each block."
 MOST_NAMED = 3
 """Running cells that a line names."""
 
@@ -110,14 +114,16 @@ class Progress:
         return "; ".join([self._title(), *(cells or ["no cell runs at the moment"]), *more])
 
     def _table(self) -> Table:
-        table = Table(title=self._title(), title_justify="left")
+        table = Table(
+            title=self._title(), title_justify="left", caption=CAPTION, caption_justify="left"
+        )
         for column in ("cell", "state", "runs"):
             table.add_column(column)
-        table.add_column("img/s", justify="right")
+        table.add_column(MEDIAN, justify="right")
         busy = sorted(self._states, key=lambda cell: self._states[cell] != RUNNING)
         for cell in busy[:MAX_ROWS]:
             speeds = self._speeds[cell]
-            speed = number(sorted(speeds)[len(speeds) // 2]) if speeds else ""
+            speed = number(median(speeds)) if speeds else ""
             table.add_row(self._labels[cell], self._states[cell], str(len(speeds)), speed)
         return table
 
