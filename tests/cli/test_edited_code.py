@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.command import Command
 
 TECHNIQUE = """
@@ -20,27 +22,50 @@ def changed(model):
     model.register_forward_hook(lambda module, inputs, output: 2 * output)
     return model
 """
-CELL = ("memory._target_=lab.technique.Mine", "measurement.blocks=2")
+CELL = ("memory._target_=lab.technique.Mine",)
 
 
-def test_a_technique_that_is_wrong_or_edited_is_found_out_by_the_next_command(
-    tmp_path: Path,
+@pytest.fixture
+def helper(tmp_path: Path) -> Path:
+    """The module that the technique imports inside its function, not written yet."""
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    (folder / "technique.py").write_text(TECHNIQUE)
+    return folder / "helper.py"
+
+
+def test_after_an_edit_a_cell_is_measured_again_and_the_old_run_not_pooled(
+    vitsweep: Command, helper: Path
 ) -> None:
-    command, proving = Command(tmp_path), (*CELL, "measurement.prove=twin")
-    helper = tmp_path / "lab" / "helper.py"
-    helper.parent.mkdir()
-    (helper.parent / "technique.py").write_text(TECHNIQUE)
+    one = (*CELL, "sweep.baseline=null")
+    helper.write_text(RIGHT)
+    assert vitsweep(*one).returncode == 0
+    helper.write_text(f"{RIGHT}# tidied\n")
+    planned = " ".join(vitsweep("plan", *one).stdout.split())
+    assert "code that computes them has changed (lab.helper)" in planned
 
+    assert vitsweep(*one).returncode == 0
+    [cell], runs = vitsweep.cells().to_dict("records"), vitsweep.runs()
+    assert (cell["status"], cell["blocks"]) == ("measured", 1)
+    newest = runs.sort_values("started_at")["images_per_second"].iloc[-1]
+    assert cell["images_per_second"] == newest, "of the new code alone"
+    assert len(runs) == 2, "the old run is kept"
+
+
+@pytest.mark.full
+def test_a_technique_that_is_wrong_or_tidied_is_found_out_by_the_next_command(
+    vitsweep: Command, helper: Path
+) -> None:
+    command, cell = vitsweep, (*CELL, "measurement.blocks=2")
+    proving = (*cell, "measurement.prove=twin")
     helper.write_text(WRONG)
-    assert command(*CELL).returncode == 0, "nothing is proved under measurement=smoke"
+    assert command(*cell).returncode == 0, "nothing is proved under measurement=smoke"
     proved = command(*proving)
     assert "measurement.prove=twin" in proved.stdout, "it says why it measures again"
     assert proved.returncode == 3
     assert set(command.cells()["status"]) == {"wrong", "measured"}
 
     helper.write_text(RIGHT)
-    planned = " ".join(command("plan", *proving).stdout.split())
-    assert "code that computes them has changed (lab.helper)" in planned
     assert command(*proving).returncode == 0
     cells, runs = command.cells(), command.runs()
     mine = cells[cells["baseline_cell_id"] != cells["cell_id"]]
