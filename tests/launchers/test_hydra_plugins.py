@@ -115,9 +115,15 @@ def test_equal_trials_of_a_batch_are_one_cell_and_each_gets_its_objective(calls:
 def test_optuna_maximizes_and_goes_on_after_a_cell_that_is_not_measured(
     calls: Calls, tmp_path: Path
 ) -> None:
-    typed = ["hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "seed=choice(0,3,5)"]
+    typed = [
+        "hydra/sweeper=optuna",
+        "hydra/sweeper/sampler=random",
+        "hydra.sweeper.sampler.seed=3",  # draws 3, 5, 3, 5, 5, 0
+        "hydra.sweeper.n_trials=6",
+        "seed=choice(0,3,5)",
+    ]
     calls.multirun(*with_optuna_defaults(typed), f"hydra.sweep.dir={tmp_path}")
-    assert sum(len(request.cells) for request in calls.requests) == 3
+    assert {c.tree["seed"] for r in calls.requests for c in r.cells} == {0, 3, 5}
     best = OmegaConf.load(tmp_path / "optimization_results.yaml")
     assert best == {"name": "optuna", "best_params": {"seed": 5}, "best_value": 50.0}
 
@@ -155,9 +161,30 @@ def test_optuna_that_is_missing_or_too_new_is_refused_with_what_to_install(
     assert said in str(refused.value)
 
 
-def test_a_plan_of_what_optuna_will_choose_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "hydra/sweeper=optuna", "seed=interval(0,1)"], {}) == 2
-    assert "`plan` lists the cells of a grid" in capsys.readouterr().err
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_what_optuna_refuses_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [])
+    typed = ["hydra/sweeper=optuna", "seed=choice(1,2)", "hydra.sweeper.direction=up"]
+    assert run(["-m", *typed], {}) == 2
+    error = capsys.readouterr().err
+    assert "`hydra/sweeper=optuna`: Please set either 'minimize' or 'maximize'" in error
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["plan", "seed=interval(0,1)"], "`plan` lists the cells of a grid"),
+        (["-m", "hydra/sweeper/sampler=grid", "seed=1,2"], "a grid is what a sweep is without"),
+        (["-m", "precision=glob(O*)"], "`hydra/sweeper=optuna` cannot read `glob`"),
+    ],
+)
+def test_what_optuna_cannot_do_is_refused(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*typed, "hydra/sweeper=optuna"], {}) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_stock_submitit_is_refused_what_it_would_ignore(

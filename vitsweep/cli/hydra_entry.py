@@ -38,7 +38,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     import vitsweep.planning.provenance  # noqa: F401  (keeps sys.argv as typed)
-    from vitsweep.cli.optuna_search import NO_TRIAL
+    from vitsweep.cli.optuna_search import CHOICE, NO_TRIAL, is_of_optuna
     from vitsweep.composition.conf_dir import conf_dir
     from vitsweep.composition.suggestions import hydra_error_sentence
 
@@ -57,9 +57,11 @@ def run_hydra(arguments: Sequence[str]) -> int:
         raise BadValueError(
             hydra_error_sentence("The command cannot be composed", error)
         ) from error
-    except ValueError as error:
-        if str(error) != NO_TRIAL:
+    except (ValueError, NotImplementedError) as error:
+        if not is_of_optuna(error):
             raise
+        if str(error) != NO_TRIAL:
+            raise BadValueError(f"`{CHOICE}`: {error}") from error
         print("No trial of the search was measured: the tables say why.", file=sys.stderr)
         return ExitCode.not_all_measured
     except SystemExit as left:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from traceback import walk_tb
 
 from vitsweep.errors import VitsweepError
 
@@ -24,7 +25,7 @@ def with_optuna_defaults(arguments: Sequence[str]) -> list[str]:
 
     Raises:
         VitsweepError: hydra-optuna-sweeper or an optuna that it supports is not installed, or a
-            plan is asked for.
+            plan, a grid or a `glob` is asked for.
     """
     if CHOICE not in arguments:
         return list(arguments)
@@ -34,8 +35,25 @@ def with_optuna_defaults(arguments: Sequence[str]) -> list[str]:
             f"`plan` lists the cells of a grid; with `{CHOICE}` each batch of cells is chosen from the "
             "results of those before: leave `plan` out, or the sweeper."
         )
+    if "hydra/sweeper/sampler=grid" in arguments:
+        raise VitsweepError(
+            "`hydra/sweeper/sampler=grid`: a grid is what a sweep is without optuna, and optuna's ends "
+            f"with an error where its last cell fails: leave out `{CHOICE}` and the sampler."
+        )
+    for argument in arguments:
+        if "=glob(" in argument:
+            raise VitsweepError(
+                f"`{argument}`: `{CHOICE}` cannot read `glob`: list the choices, such as "
+                "`precision=O1,O2`."
+            )
     _show_log()
     return [*_DEFAULTS, *arguments]
+
+
+def is_of_optuna(error: BaseException) -> bool:
+    """Tell whether optuna or its plugin raised an error, such as of a direction that it does not know."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    return modules[-1].startswith(("optuna.", "hydra_plugins.hydra_optuna_sweeper."))
 
 
 def _require_packages() -> None:
