@@ -138,6 +138,7 @@ REFUSED_IN_A_PLAN = [
     ("sweep.zip=[[a,b]]", "`sweep.zip` names `a`"),
     ("sweep.zip=[a,b]", "must be a list of lists"),
     ("sweep.cells=foo", "must be a list"),
+    ("sweep.replicate=foo", "`sweep.replicate=foo`: must be"),
     ("sweep.limit=foo", "`sweep.limit` is a section"),
     ("sweep.limit.first=0", "`sweep.limit.first=0`: must be greater than 0"),
     ("sweep.remeasure=maybe", "true or false is needed"),

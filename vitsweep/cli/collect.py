@@ -65,11 +65,15 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
     Raises:
         BadValueError: a column or a condition is wrong, or no cell fulfils it.
     """
+    from vitsweep.tables.replicates import replicate_key, replicates
     from vitsweep.tables.select import columns, sorted_by, where
     from vitsweep.tables.terminal import BEST, ResultTable, as_table
 
     if typed.where is not None:
         cells = where(cells, typed.where)
+    key = replicate_key(store.commands())
+    if key and typed.columns is None:
+        cells = replicates(cells, key)
     if typed.sort is not None:
         cells = sorted_by(cells, typed.sort)
     most_rows = (

@@ -17,6 +17,7 @@ from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.trackers import mirror
 from vitsweep.tables.limits import limit_answer, limits, presented_limits
+from vitsweep.tables.replicates import replicate_key, replicates
 from vitsweep.tables.terminal import ResultTable, as_table
 
 SUBMITTED = "submitted"
@@ -53,7 +54,8 @@ def summarize(
     if not plan.runnable:
         raise ImpossibleCellError([r for e in plan.entries.values() for r in e.reasons])
     console.print()
-    console.print(ResultTable(mine, store.name))
+    key = replicate_key(store.commands())
+    console.print(ResultTable(replicates(mine, key) if key else mine, store.name))
     if (mine["status"] == Status.measured).any():
         with saying(console, lambda: "Drawing the charts of the report."):
             page = write_report(store)

@@ -61,6 +61,7 @@ class SweepSettings:
     axes: dict[str, Any]
     cells: tuple[str | list[Any], ...]
     limit: LimitSettings
+    replicate: Literal["seed"] | None
     cells_per_block: Annotated[int, Gt(0)]
     retry: tuple[str, ...]
     remeasure: bool

@@ -28,6 +28,7 @@ from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_li
 from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.reasons import unmeasured_lines
+from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
 from vitsweep.tables.show import counts, coverage, markdown, peaks_gib, presented, ranked
 
 FEW_VALUES = 3
@@ -37,7 +38,8 @@ def write_report(store: Store | Path) -> Path:
     """Write `report/` of a sweep folder and return the path of its `index.html`.
 
     Beside it: `table.md`, `cells.csv`, `coverage.csv`, every chart as PNG and SVG, `limits.csv` where the
-    sweep looked for a limit, and `exposed_communication.csv` where scaling was measured.
+    sweep looked for a limit, `replicates.csv` where it repeated settings, and
+    `exposed_communication.csv` where scaling was measured.
 
     Raises:
         VitsweepError: the folder holds no cells.
@@ -56,6 +58,9 @@ def write_report(store: Store | Path) -> Path:
     if sweep.limit_key:
         found = limits(cells, sweep.limit_key)
         write_atomically(folder / "limits.csv", found.to_csv(index=False))
+    if repeated_key := replicate_key(store.commands()):
+        repeated = replicates(cells, repeated_key)
+        write_atomically(folder / "replicates.csv", repeated.to_csv(index=False))
     exposed = _exposed(sweep)
     if len(exposed):
         write_atomically(folder / "exposed_communication.csv", exposed.to_csv(index=False))
@@ -100,13 +105,18 @@ def render(
     latest = commands[-1] if commands else {}
     key = limit_key(commands)
     found = limits(cells, key)
+    repeated_key = replicate_key(commands)
+    repeated = replicates(cells, repeated_key)
+    repeated_answer = [replicates_answer(repeated)] if len(repeated) else []
     context = {
         "name": name,
         "question": latest.get("question") or question(_asked_for(cells, latest)),
-        "answers": [limit_answer(found, key)] if key else answers(cells),
+        "answers": [limit_answer(found, key)] if key else repeated_answer or answers(cells),
         "comparisons": comparisons,
         "exposed": presented_exposed(exposed).to_dict("split"),
         "limits": presented_limits(found, key).to_dict("split") if key else None,
+        "replicates": presented(repeated, wide=True).to_dict("split") if len(repeated) else None,
+        "replicated": repeated_key,
         "table": table(cells),
         "numeric": tuple(COLUMN_OF),
         "charts": charts,

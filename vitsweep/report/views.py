@@ -10,10 +10,13 @@ from pandas import DataFrame
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store, replacing, write_if_changed
 from vitsweep.tables.load import cells_from
+from vitsweep.tables.replicates import replicate_key, replicates
 
 
 def collect(store: Store) -> DataFrame:
     """Write `runs.parquet`, `samples.parquet`, `cells.parquet`, `cells.csv` and each `record.json`.
+
+    A sweep with `sweep.replicate` gets `replicates.parquet` and `replicates.csv` as well.
 
     Returns:
         One row per cell, measured or not.
@@ -25,6 +28,10 @@ def collect(store: Store) -> DataFrame:
     _write_parquet(samples(records), store.root / "samples.parquet")
     _write_parquet(table, store.root / "cells.parquet")
     write_if_changed(store.root / "cells.csv", table.to_csv(index=False))
+    if key := replicate_key(store.commands()):
+        repeated = replicates(table, key)
+        _write_parquet(repeated, store.root / "replicates.parquet")
+        write_if_changed(store.root / "replicates.csv", repeated.to_csv(index=False))
     for row in json.loads(table.to_json(orient="records", date_format="iso")):
         store.keep_row(row)
     store.update_index(records)

@@ -157,6 +157,7 @@ HEADINGS = {
     "peak_gib": "peak GiB",
     "accuracy_top1": "top-1",
     "blocks": "blocks",
+    "replicates": "replicates",
 }
 """Column -> its heading in printed tables. `gate --metric` takes either."""
 

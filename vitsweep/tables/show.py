@@ -86,6 +86,28 @@ def _texts(column: str, text: Callable[[Any], str]) -> Column:
     return lambda table: [text(value) for value in table[column]]
 
 
+def _with_spread(column: str, text: Callable[[Any], str]) -> Column:
+    """Return the texts of a column, with the standard deviation over repetitions where there is one."""
+    spread = f"{column}_sd"
+
+    def texts(table: DataFrame) -> list[str]:
+        means = [text(value) for value in table[column]]
+        if spread not in table:
+            return means
+        ends = ["" if formatting.missing(v) else f" ± {text(v)}" for v in table[spread]]
+        return [f"{mean}{end}" if mean else "" for mean, end in zip(means, ends, strict=True)]
+
+    return texts
+
+
+def _replicates(table: DataFrame) -> list[str]:
+    """Return how many repetitions of a setting were measured, `2 of 3`."""
+    if "replicates" not in table:
+        return [""] * len(table)
+    counts = zip(table["replicates"], table["replicates_asked"], strict=True)
+    return [f"{n}" if n == asked else f"{n} of {asked}" for n, asked in counts]
+
+
 def _speedups(table: DataFrame) -> list[str]:
     columns = (table[c] for c in ("speedup", "speedup_low", "speedup_high"))
     return [formatting.ratio(*row) for row in zip(*columns, strict=True)]
@@ -114,15 +136,16 @@ def _statuses(table: DataFrame) -> list[str]:
 
 
 MEASURED: dict[str, Column] = {
-    HEADINGS["images_per_second"]: _texts("images_per_second", formatting.number),
+    HEADINGS["images_per_second"]: _with_spread("images_per_second", formatting.number),
     HEADINGS["speedup"]: _speedups,
     "claim": _claims,
     "status": _statuses,
     FAMILY: _families,
     HEADINGS["step_time_ms"]: _texts("step_time_ms", formatting.number),
     HEADINGS["peak_gib"]: lambda table: [formatting.number(v) for v in peaks_gib(table)],
-    HEADINGS["accuracy_top1"]: _texts("accuracy_top1", formatting.percent),
+    HEADINGS["accuracy_top1"]: _with_spread("accuracy_top1", formatting.percent),
     HEADINGS["blocks"]: _texts("blocks", formatting.whole),
+    HEADINGS["replicates"]: _replicates,
 }
 SHOWN = ("images_per_second", "speedup", "speedup_low", "speedup_high", "claim", "speedup_note",
          "step_time_ms", "accuracy_top1", "blocks", "reason", "claim_low", "claim_high",

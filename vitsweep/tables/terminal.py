@@ -229,7 +229,7 @@ def _settings(ran: DataFrame, shown: DataFrame) -> DataFrame:
 
 def _numbers(shown: DataFrame, notes: "_Footnotes") -> DataFrame:
     """Return what was measured as text, without empty columns; `result` is the claim or the status."""
-    headings = (*ALWAYS, *reversed(DROPPED_FIRST))
+    headings = (*ALWAYS, HEADINGS["replicates"], *reversed(DROPPED_FIRST))
     text = {h: MEASURED[h](shown) for h in headings}
     results = [f"{word}{mark}" for word, mark in zip(_results(shown), notes.marks, strict=True)]
     columns = {h: text[h] for h in ALWAYS} | {"result": results} | text
@@ -249,7 +249,8 @@ def _results(shown: DataFrame) -> list[str]:
 
 def _said_once(text: DataFrame) -> tuple[DataFrame, list[str]]:
     """Take out the numbers that are the same in all rows; return what is left, and a text of each."""
-    equal = [c for c in DROPPED_FIRST if c in text and len(text) > 1 and text[c].nunique() == 1]
+    candidates = (HEADINGS["replicates"], *DROPPED_FIRST)
+    equal = [c for c in candidates if c in text and len(text) > 1 and text[c].nunique() == 1]
     return text.drop(columns=equal), [f"{c}: {text[c].iloc[0]}" for c in equal]
 
 
@@ -278,7 +279,8 @@ def _tally(cells: DataFrame, more: str = "") -> str:
     """Return `5 cells, all measured`, or `9 cells: 7 measured, 2 out of memory`."""
     statuses = [formatting.plain(s).replace("_", " ") or "not run" for s in cells["status"]]
     counts = Counter(statuses).most_common()
-    noun = formatting.count(len(cells), f"{more}cell")
+    row = "setting" if "replicates" in cells else "cell"
+    noun = formatting.count(len(cells), f"{more}{row}")
     if len(counts) == 1:
         return f"{noun}, {'all ' if len(cells) > 1 else ''}{counts[0][0]}"
     return f"{noun}: {', '.join(f'{n} {status}' for status, n in counts)}"

@@ -1,0 +1,124 @@
+"""One row per setting over its seeds, from runs with known answers."""
+
+from math import exp, log, sqrt
+
+import numpy as np
+import pytest
+from pandas import DataFrame
+from scipy.stats import t as student
+
+from tests.builders import run, table
+from tests.tables.test_terminal import printed
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.tables.cells import cells
+from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
+from vitsweep.tables.terminal import ResultTable
+
+SPEEDUPS = {1: 1.5, 2: 1.6, 3: 1.7}
+BASELINES = {f"O1-{seed}": f"fp32-{seed}" for seed in (1, 2, 3)} | {
+    f"fp32-{seed}": f"fp32-{seed}" for seed in (1, 2, 3)
+}
+
+
+def of(precision: str, seed: int, speed: float = 0.0, **more: object) -> list[RunRecord]:
+    """Three blocks of one seed, which ran on a machine of another speed than the other seeds."""
+    metrics = {"accuracy_top1": 0.9 + 0.01 * seed}
+    return [
+        run(f"{precision}-{seed}", f"s{seed}b{block}", 100.0 * seed * speed * (1 + block / 10),
+            metrics=metrics, precision=precision, seed=seed, **more)  # type: ignore[arg-type]
+        for block in range(3)
+    ]  # fmt: skip
+
+
+def seeds(*extra: RunRecord, without: tuple[str, ...] = ()) -> DataFrame:
+    runs = [r for seed in SPEEDUPS for r in (*of("fp32", seed, 1), *of("O1", seed, SPEEDUPS[seed]))]
+    return cells(table(*(r for r in runs if r.cell_id not in without), *extra), BASELINES)
+
+
+def test_a_setting_has_one_row_with_mean_spread_and_number_of_seeds() -> None:
+    found = replicates(seeds(), "seed").set_index("precision")
+    assert list(found.index) == ["fp32", "O1"]
+    assert "seed" not in found
+    row, logs = found.loc["O1"], np.log(list(SPEEDUPS.values()))
+    assert (row["replicates"], row["replicates_asked"], row["blocks"]) == (3, 3, 9)
+    assert row["cell_ids"] == "O1-1,O1-2,O1-3"
+    assert row["speedup"] == pytest.approx(exp(logs.mean()))
+    half = student.ppf(0.975, 2) * logs.std(ddof=1) / sqrt(3)
+    assert row["speedup_low"] == pytest.approx(exp(logs.mean() - half))
+    assert row["speedup_high"] == pytest.approx(exp(logs.mean() + half))
+    assert row["speedup_sd"] == pytest.approx(0.1)
+    assert row["accuracy_top1"] == pytest.approx(0.92)
+    assert row["accuracy_top1_sd"] == pytest.approx(0.01)
+    half = student.ppf(0.975, 2) * 0.01 / sqrt(3)
+    assert row["accuracy_top1_low"] == pytest.approx(0.92 - half)
+    assert row["accuracy_top1_high"] == pytest.approx(0.92 + half)
+    assert row["claim"] == "faster"
+
+
+def test_the_ratio_of_two_rows_is_the_speedup() -> None:
+    found = replicates(seeds(), "seed").set_index("precision")
+    ratio = found.loc["O1", "images_per_second"] / found.loc["fp32", "images_per_second"]
+    assert ratio == pytest.approx(found.loc["O1", "speedup"])
+    base = found.loc["fp32"]
+    assert (base["claim"], base["speedup"], base["baseline_cell_id"]) == ("baseline", 1, "fp32-1")
+    per_second = [110.0, 220.0, 330.0]  # the median over the blocks of each seed
+    assert log(base["images_per_second"]) == pytest.approx(np.log(per_second).mean())
+    assert base["images_per_second_sd"] == pytest.approx(np.std(per_second, ddof=1))
+
+
+def test_a_seed_that_failed_is_named_and_does_not_count() -> None:
+    lost = run("O1-3", "s3b0", status=Status.diverged, precision="O1", seed=3)
+    found = replicates(seeds(lost, without=("O1-3",)), "seed").set_index("precision").loc["O1"]
+    assert (found["replicates"], found["replicates_asked"]) == (2, 3)
+    assert found["status"] == Status.measured
+    assert found["reason"] == "2 of 3 seeds measured: seed=3 diverged"
+    assert found["speedup"] == pytest.approx(sqrt(1.5 * 1.6))
+    assert np.isnan(found["speedup_low"])
+    assert found["claim"] == "too few repetitions"
+
+
+def test_a_setting_without_a_measured_seed_keeps_status_and_reason() -> None:
+    lost = [
+        run(f"O3-{seed}", status=Status.failed, reason="KeyError", precision="O3", seed=seed)
+        for seed in (1, 2)
+    ]
+    found = replicates(seeds(*lost), "seed").set_index("precision").loc["O3"]
+    assert (found["status"], found["reason"], found["replicates"]) == ("failed", "KeyError", 0)
+
+
+def test_settings_that_differ_in_anything_else_stay_apart() -> None:
+    wide = {"world_size": 4, "ranks_per_node": 4}
+    runs = table(*of("fp32", 1, 1), *of("fp32", 2, 1, **wide), *of("fp32", 3, 1))
+    found = replicates(cells(runs, {}), "seed").set_index("world_size")["replicates"]
+    assert found.to_dict() == {2: 2, 4: 1}
+
+
+def test_ratios_of_different_jobs_get_no_interval() -> None:
+    apart = table(*(
+        run(f"{name}-{seed}", f"{name}{seed}", speed, precision=name, seed=seed,
+            validity={"paired": False})
+        for seed in (1, 2, 3) for name, speed in (("fp32", 100.0), ("O1", 120.0 + seed))
+    ))  # fmt: skip
+    row = replicates(cells(apart, BASELINES), "seed").set_index("precision").loc["O1"]
+    assert row["claim"] == "unpaired"
+    assert row["speedup"] > 1.2
+    assert np.isnan(row["speedup_low"])
+
+
+def test_the_terminal_and_the_answer_show_settings() -> None:
+    lost = run("O1-3", "s3b0", status=Status.diverged, precision="O1", seed=3)
+    found = replicates(seeds(lost, without=("O1-3",)), "seed")
+    text = printed(ResultTable(found, "seeds"), 140)
+    assert "2 of 3" in text
+    assert "[1] 2 of 3 seeds measured: seed=3 diverged" in text
+    assert "92.0 % ± 1.0 %" in text
+    assert "2 settings, all measured" in text
+    whole = replicates(seeds(), "seed")
+    assert "replicates: 3" in printed(ResultTable(whole, "seeds"), 140)
+    assert replicates_answer(whole).startswith("Over 3 seeds, O1 is fastest: 1.60x [")
+
+
+def test_the_key_is_that_of_the_latest_command() -> None:
+    assert replicate_key([{"replicate": None}, {"replicate": "seed"}]) == "seed"
+    assert replicate_key([{"replicate": "seed"}, {"question": ""}]) == ""
+    assert replicate_key([]) == ""

@@ -1,0 +1,248 @@
+"""One row per setting over its repetitions, such as seeds (`sweep.replicate=seed`).
+
+Every repetition stays a cell of its own, with its own row in `cells.parquet`; this is a view of them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pandas import DataFrame, Series
+
+from vitsweep.results.metrics import FLAGS, METRICS
+from vitsweep.results.record import Status
+from vitsweep.spec.measurement import Measurement
+from vitsweep.tables.cells import in_record_order, typed
+from vitsweep.tables.checks import checked_cells
+from vitsweep.tables.columns import comparable, metric_columns, spec_columns
+from vitsweep.tables.formatting import count, missing, number, plain, ratio
+from vitsweep.tables.names import cell_names
+from vitsweep.tables.ratios import MIN_BLOCKS, adjusted, estimate, interval
+from vitsweep.tables.show import SHOWN, ranked
+from vitsweep.tables.speedup import claims
+
+SPREAD = ("images_per_second", "accuracy_top1")
+"""Metrics that get a standard deviation and an interval over the repetitions."""
+
+GEOMETRIC = ("images_per_second", "images_per_second_per_rank", "tokens_per_second", "step_time_ms")
+"""Metrics whose mean is geometric: over the same repetitions, the ratio of two means is the mean ratio."""
+
+OF_COMMAND = {
+    f"measurement.{f.name}" for f in fields(Measurement) if not f.metadata.get("identity", True)
+}
+"""Spec columns in which repetitions of one setting may differ: they do not make another cell."""
+
+
+def replicate_key(commands: Iterable[Mapping[str, Any]]) -> str:
+    """Return the key that the latest command names as repetition; empty if it names none."""
+    keys = [command.get("replicate") for command in commands]
+    return str(keys[-1]) if keys and keys[-1] else ""
+
+
+def replicates(cells: DataFrame, key: str) -> DataFrame:
+    """Return one row per setting: cells that differ only in `key` are repetitions of one setting.
+
+    The repetitions are the sample: standard deviations (`speedup_sd`, `images_per_second_sd`,
+    `accuracy_top1_sd`) are over them, and so are the 95 % intervals (`_low`, `_high`; Student's t, empty
+    below three repetitions). `speedup` is the geometric mean of the speedups, each over the baseline of
+    the same repetition and within blocks. Claims are as in `speedup_over`, with repetitions instead of
+    blocks; the family is all settings of one baseline.
+
+    Args:
+        cells: one row per cell.
+        key: spec column, `seed`.
+
+    Returns:
+        The columns of a table of cells, where `cell_id` is that of the first repetition, `cell_ids` lists
+        all, and `replicates` of `replicates_asked` repetitions were measured. A setting is `measured`
+        where one of them was; `reason` then names those that were not.
+    """
+    cells = checked_cells(cells, *SHOWN, "sweep", "device", "baseline_cell_id", "num_pairs")
+    if key not in cells or cells.empty:
+        return cells.iloc[:0]
+    groups = [rows.sort_values(key, kind="stable") for rows in _settings(cells, key)]
+    rows = [_row(group, key) for group in groups]
+    first = {
+        (str(row["device"] or ""), cell): row["cell_id"]
+        for row, group in zip(rows, groups, strict=True)
+        for cell in group["cell_id"]
+    }
+    for row in rows:
+        baseline = row["baseline_cell_id"]
+        here, anywhere = (str(row["device"] or ""), baseline), ("", baseline)
+        row["baseline_cell_id"] = first.get(here, first.get(anywhere))
+    table = DataFrame(rows).pipe(_compared, groups)
+    return table.pipe(in_record_order).pipe(typed)
+
+
+def _settings(cells: DataFrame, key: str) -> Iterator[DataFrame]:
+    """Yield the rows of each setting, apart by device; cells that never ran are of every device."""
+    same = ["sweep", *(c for c in spec_columns(cells) if c not in (key, *OF_COMMAND))]
+    setting = comparable(cells[same]).agg("|".join, axis=1)
+    for _, rows in cells.groupby(setting, sort=False):
+        device = rows["device"].map(plain)
+        for one in dict.fromkeys(device[device != ""]) or [""]:
+            yield rows[device.isin(["", one])]
+
+
+def _row(group: DataFrame, key: str) -> dict[str, Any]:
+    """Return the row of one setting, its comparison apart."""
+    good = group[group["status"] == Status.measured]
+    known = good if len(good) else group
+    base = known["baseline_cell_id"].dropna()
+    setting = [c for c in spec_columns(group) if c != key]
+    head = {
+        "cell_id": group["cell_id"].iloc[0],
+        "cell_ids": ",".join(map(str, group["cell_id"])),
+        "sweep": group["sweep"].iloc[0],
+        "device": next((d for d in group["device"] if not missing(d)), ""),
+        "replicated": key,
+        "replicates": len(good),
+        "replicates_asked": len(group),
+        "blocks": good["blocks"].sum(),
+        "baseline_cell_id": base.iloc[0] if len(base) else None,
+    }
+    flags = {f: bool(good[f].eq(True).any()) for f in FLAGS if f in good}
+    means = {m: _mean(good[m], m) for m in metric_columns(group) if not m.startswith("speedup")}
+    spreads: dict[str, Any] = {}
+    for metric in SPREAD:
+        spreads |= _spread(good[metric], metric)
+    return (
+        head
+        | _outcome(group, good, key)
+        | {c: known[c].iloc[0] for c in setting}
+        | means
+        | spreads
+        | flags
+    )
+
+
+def _outcome(group: DataFrame, good: DataFrame, key: str) -> dict[str, Any]:
+    """Return status and reason of a setting: which of its repetitions were not measured, and why."""
+    if len(good) == len(group):
+        return {"status": str(Status.measured), "reason": ""}
+    lost = group.drop(good.index)
+    reasons = {plain(reason) for reason in lost["reason"]}
+    alike = lost["status"].map(plain).nunique() == 1 and len(reasons) == 1
+    if good.empty and alike:
+        return {"status": lost["status"].iloc[0], "reason": reasons.pop()}
+    ends = [
+        f"{key}={plain(value)} {plain(status).replace('_', ' ') or 'not run'}"
+        for value, status in zip(lost[key], lost["status"], strict=True)
+    ]
+    why = f" ({reason})" if len(reasons) == 1 and (reason := reasons.pop()) else ""
+    noun = count(len(group), key)
+    status = str(Status.measured) if len(good) else lost["status"].iloc[0]
+    return {"status": status, "reason": f"{len(good)} of {noun} measured: {', '.join(ends)}{why}"}
+
+
+def _mean(values: Series, metric: str) -> float:
+    numbers = values.dropna().astype(float)
+    if numbers.empty:
+        return np.nan
+    if metric in GEOMETRIC and (numbers > 0).all():
+        return float(np.exp(np.log(numbers).mean()))
+    return float(numbers.mean())
+
+
+def _spread(values: Series, metric: str) -> dict[str, float]:
+    """Return standard deviation and ends of the 95 % interval on the mean over repetitions."""
+    numbers = values.dropna().astype(float)
+    logs = np.log(numbers) if metric in GEOMETRIC else numbers
+    found = estimate(DataFrame({"cell_id": "", "log_ratio": logs}))
+    ends = found[["speedup_low", "speedup_high"]].to_numpy(float)
+    low, high = ends[0] if len(found) else (np.nan, np.nan)
+    if metric not in GEOMETRIC:
+        low, high = np.log(low), np.log(high)  # `estimate` has raised them
+    return {f"{metric}_sd": float(numbers.std()), f"{metric}_low": low, f"{metric}_high": high}
+
+
+def _compared(table: DataFrame, groups: list[DataFrame]) -> DataFrame:
+    """Add speedup, interval and claim over the repetitions of each setting."""
+    samples = [_speedups(group) for group in groups]
+    logs = [DataFrame({"cell_id": i, "log_ratio": np.log(s)}) for i, s in enumerate(samples)]
+    found = estimate(_stacked(logs)).set_index("cell_id").reindex(range(len(table)))
+    is_base = table["cell_id"] == table["baseline_cell_id"]
+    unpaired = np.array([len(s) > 0 and bool(s.attrs.get("unpaired")) for s in samples])
+    inexact = is_base.to_numpy() | unpaired
+    found.loc[inexact, ["speedup_low", "speedup_high", "p_value"]] = np.nan
+    found["num_blocks"] = found["num_blocks"].fillna(0).mask(unpaired, 0)
+    measured = table["status"] == Status.measured
+    found["speedup"] = found["speedup"].mask(is_base & measured, 1.0)
+    found = found.assign(cell_id=table["cell_id"], baseline_cell_id=table["baseline_cell_id"])
+    found = found.pipe(_with_family)
+    claim = claims(found).replace("too few blocks", "too few repetitions")
+    own = ("speedup", "speedup_low", "speedup_high", "p_value", "p_holm", "claim_low", "claim_high",
+           "family_size")  # fmt: skip
+    return table.assign(
+        **{c: found[c] for c in own},
+        speedup_sd=[float(s.std()) for s in samples],
+        claim=claim,
+        num_pairs=[int(group["num_pairs"].fillna(0).sum()) for group in groups],
+        speedup_note=[_note(group, s) for group, s in zip(groups, samples, strict=True)],
+    )
+
+
+def _speedups(group: DataFrame) -> Series:
+    """Return the speedups of the repetitions that were paired within blocks; else the bare ratios."""
+    known = group[(group["status"] == Status.measured) & group["speedup"].notna()]
+    is_base = known["cell_id"] == known["baseline_cell_id"]
+    paired = known.loc[known["num_pairs"].fillna(0).gt(0) | is_base, "speedup"].astype(float)
+    found = paired if len(paired) else known["speedup"].astype(float)
+    found.attrs["unpaired"] = paired.empty
+    return found
+
+
+def _note(group: DataFrame, speedups: Series) -> str:
+    """Return why repetitions that were measured are no part of the speedup."""
+    lacking = (group["status"] == Status.measured) & ~group.index.isin(speedups.index)
+    notes = [note for n in group.loc[lacking, "speedup_note"] if (note := plain(n))]
+    if not notes:
+        return ""
+    return f"{lacking.sum()} of {len(group)} repetitions have no speedup: {notes[0]}"
+
+
+def _stacked(tables: list[DataFrame]) -> DataFrame:
+    columns = {c: np.concatenate([t[c].to_numpy() for t in tables]) for c in tables[0]}
+    return DataFrame(columns)
+
+
+def _with_family(table: DataFrame) -> DataFrame:
+    """Add Holm's adjustment over the settings of one baseline."""
+    holm, level, size = (np.full(len(table), np.nan) for _ in range(3))
+    p_value: NDArray[np.float64] = table["p_value"].to_numpy(float, na_value=np.nan)
+    tested = table[table["p_value"].notna()]
+    for rows in tested.groupby("baseline_cell_id", sort=False).indices.values():
+        places = table.index.get_indexer(tested.index[rows])
+        holm[places], level[places] = adjusted(p_value[places])
+        size[places] = len(places)
+    ends = interval(table, Series(level, table.index))
+    return table.assign(
+        p_holm=holm, claim_low=ends["low"], claim_high=ends["high"],
+        family_size=Series(size, table.index).astype("Int64"),
+    )  # fmt: skip
+
+
+def replicates_answer(table: DataFrame) -> str:
+    """Return which setting is fastest over its repetitions, in one sentence."""
+    good = ranked(table[table["status"] == Status.measured])
+    if good.empty:
+        return "Nothing was measured with any of its repetitions."
+    best, name = good.iloc[0], cell_names(table).loc[good.index[0]]
+    over = count(best["replicates"], str(best["replicated"]))
+    if missing(best["speedup"]) or best["claim"] == "baseline":
+        rate = f"{number(best['images_per_second'])} img/s"
+        return f"{name} has the highest mean throughput over {over}: {rate}."
+    size = ratio(best["speedup"], best["speedup_low"], best["speedup_high"])
+    claimed = {
+        "faster": "is fastest", "probably faster": "is probably faster than its baseline",
+        "slower": "comes nearest to its baseline", "probably slower": "comes nearest to its baseline",
+        "too few repetitions": f"comes first (fewer than {MIN_BLOCKS} repetitions, so nothing is claimed)",
+        "unpaired": "comes first (not measured side by side, so nothing is claimed)",
+    }.get(str(best["claim"]), "comes first, inside the noise")  # fmt: skip
+    return f"Over {over}, {name} {claimed}: {size}."
+
+
+assert set(SPREAD) | set(GEOMETRIC) <= set(METRICS)
