@@ -1,6 +1,6 @@
 """What a command says about the records it found, before anything runs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rich.console import Console
 
@@ -58,13 +58,13 @@ def _lines(state: ResumeState, plan: SweepPlan, store: Store, how_to_repeat: str
         )
     if state.not_measured:
         lines.append(
-            f"{len(state.not_measured)} cells ended otherwise and are not repeated; "
+            f"{_cells(state.not_measured)} not measured: the runs ended otherwise and are not repeated; "
             f"{how_to_repeat}."
         )
     return lines
 
 
-def _cells(cells: "Mapping[str, str] | set[str] | tuple[str, ...]") -> str:
+def _cells(cells: Collection[str]) -> str:
     return "1 cell is" if len(cells) == 1 else f"{len(cells)} cells are"
 
 
