@@ -137,6 +137,16 @@ def test_a_sweep_of_refused_cells_has_no_table() -> None:
     assert text.splitlines()[-2].startswith("3 cells: invalid: `sharding=none`")
 
 
+def test_a_cell_that_has_not_run_yet_has_no_flag() -> None:
+    records = [*measured({"precision": ("fp32", "O1")})]
+    records.append(run("O1", "b9", 1300, validity=SHARED, minute=9, precision="O1"))
+    waiting = DataFrame([PLAIN | {"cell_id": "O2", "status": "not run", "precision": "O2"}])
+    text = printed(ResultTable(compared(records, waiting), "waiting"), 80)
+    (row,) = [line for line in text.splitlines() if line.startswith("O2")]
+    assert row.split()[-2:] == ["not", "run"]
+    assert "[1]" in text
+
+
 def test_markup_in_a_reason_is_text() -> None:
     runs = table(run("base", status=Status.failed, reason="[bold]see[/bold] [/nothing]"))
     assert "[1] [bold]see[/bold] [/nothing]" in printed(ResultTable(cells(runs, {}), "one"), 80)

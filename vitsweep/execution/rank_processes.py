@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -237,6 +237,7 @@ def start_fork_server() -> None:
     filters = os.environ.get("PYTHONWARNINGS", "")
     if quiet not in filters:
         os.environ["PYTHONWARNINGS"] = f"{filters},{quiet}".lstrip(",")
+    resource_tracker.ensure_running()  # before, because its start unblocks SIGINT again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()

@@ -190,7 +190,9 @@ class _Footnotes:
         """Number the reasons, notes and validity flags of the rows; a flag of all rows has no number."""
         notes = cls()
         measured = shown[shown["status"] == Status.measured]
-        set_ = {c: shown[c].eq(True) for c in FLAGS if c in shown and shown[c].eq(True).any()}
+        # a cell without a run has pd.NA, which is neither true nor false
+        all_set = {c: shown[c].eq(True).fillna(False).astype(bool) for c in FLAGS if c in shown}
+        set_ = {c: is_set for c, is_set in all_set.items() if is_set.any()}
         everywhere = [c for c, is_set in set_.items() if is_set[measured.index].all()]
         notes._of_all = [_explanation(flag) for flag in everywhere]
         for place, row in enumerate(shown.to_dict("records")):
