@@ -95,8 +95,8 @@ def _row_conflicts(cell: CellSpec) -> Iterator[str]:
 
     The gradient of a weight is a product over the rows.
     """
-    if not cell.mesh.data_parallel_size:
-        return  # the mesh does not fit the world, which has a reason of its own
+    if not cell.mesh.data_parallel_size or any(cell.sequence_parallel.conflicts(cell)):
+        return  # tokens cannot be divided among ranks, which has a reason of its own
     counts = set(cell.sequence_parallel.tokens_per_rank(cell))
     parts = cell.pipeline_parallel.microbatches
     images = cell.micro_batch // parts
