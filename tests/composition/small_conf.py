@@ -21,7 +21,8 @@ FILES = {
         data: {from_primary: 1}
         sweep:
           {name: default, folder: results, question: "", baseline: default, match: [model],
-           zip: [], axes: {}, cells: [], cells_per_block: 8, retry: [], remeasure: false, replicate: null, accept_code: same,
+           zip: [], axes: {}, cells: [], cells_per_block: 8, retry: [], remeasure: false,
+           replicate: null, accept_code: same,
            limit: {key: null, first: 16, step: 1, most: null, within: 0.06},
            snapshot_code: false}
         """,

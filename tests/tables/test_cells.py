@@ -32,6 +32,18 @@ def test_one_row_per_cell_with_medians_and_spread():
     assert result["num_pairs"].tolist() == [0, 3]
 
 
+def test_step_time_and_throughput_of_a_row_agree_over_an_even_number_of_uneven_runs():
+    runs = table(
+        *[run("base", f"b{i}", s, images_per_step=16) for i, s in enumerate([1000, 1010])],
+        *[run("fast", f"b{i}", s, images_per_step=16) for i, s in enumerate([1020, 34])],
+    )
+    for row in cells(runs, BASELINES).to_dict("records"):
+        assert row["step_time_ms"] == pytest.approx(16_000 / row["images_per_second"])
+        assert row["epoch_hours_imagenet1k"] == pytest.approx(
+            1_281_167 / row["images_per_second"] / 3600
+        )
+
+
 def test_columns_come_in_the_order_of_the_record():
     order = list(cells(table(run("base"), run("fast")), BASELINES))
     marks = ["cell_id", "status", "precision", "world_size", "images_per_second", "speedup"]

@@ -155,12 +155,15 @@ def _medians(runs: DataFrame) -> DataFrame:
     used = pd.concat([good, runs[~runs["cell_id"].isin(set(good["cell_id"]))]])
     metrics = col.metric_columns(used)
     numbers = used.assign(**{m: pd.to_numeric(used[m], errors="coerce") for m in metrics})
+    times = [t for t in TIMES if t in metrics]
+    numbers[times] = 1 / numbers[times].where(numbers[times] > 0)
     groups = numbers.groupby("cell_id", sort=False, observed=True)
     throughput = groups["images_per_second"]
+    medians = groups[metrics].median()
+    # the median of rates, turned around: that of an even number of times is not its reciprocal
+    medians[times] = 1 / medians[times]
     return (
-        groups[metrics]
-        .median()
-        .join(_flags(used))
+        medians.join(_flags(used))
         .join(good.groupby("cell_id", observed=True)["block"].nunique().rename("blocks"))
         .assign(blocks=lambda t: t["blocks"].fillna(0).astype(int))
         .assign(throughput_spread=throughput.std() / throughput.mean())
