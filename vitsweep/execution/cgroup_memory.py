@@ -24,6 +24,8 @@ def num_oom_kills() -> int | None:
             else:
                 continue
             if file.exists():
-                pairs = dict(entry.split() for entry in file.read_text().splitlines())
+                pairs = dict(
+                    entry.split() for entry in file.read_text(encoding="utf-8").splitlines()
+                )
                 return int(pairs["oom_kill"]) if "oom_kill" in pairs else None
     return None

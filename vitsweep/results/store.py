@@ -129,7 +129,7 @@ class Store:
         """Return source file -> hash of a code; empty where it is not known."""
         try:
             files: dict[str, str] = json.loads(
-                (self.root / "code" / f"{code_hash}.json").read_text()
+                (self.root / "code" / f"{code_hash}.json").read_text(encoding="utf-8")
             )
         except (OSError, ValueError):
             return {}
