@@ -93,6 +93,6 @@ def test_the_order_of_the_chunks_is_that_of_the_schedule(tmp_path: Path) -> None
 
 def chunks(of_rank: dict[str, Any]) -> str:
     """Forward and backward chunks in their order: each comes after a bubble, however short."""
-    order = of_rank["order"][:-3]  # the step ends with its micro-batch, its gradients, its optimizer
+    order = of_rank["order"][:-3]  # the last micro-batch, all gradients and the optimizer end
     pairs = pairwise(order)
     return "".join(phase[0].upper() for before, phase in pairs if before == "bubble")
