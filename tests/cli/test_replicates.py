@@ -6,7 +6,7 @@ import pytest
 from tests.command import Command
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_seeds_are_cells_and_a_setting_is_one_row(vitsweep: Command) -> None:
     asked = ("-m", "seed=1,2", "precision=fp32,O1", "sweep.replicate=seed")
     done = vitsweep(*asked)

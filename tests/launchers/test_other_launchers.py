@@ -80,7 +80,7 @@ def test_a_sweep_of_hydras_own_launcher_ends_with_the_table(vitsweep: Command) -
     assert set(vitsweep.cells()["optimizer"]) == {"adamw_loop", "adamw_foreach", "adamw_fused"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_optuna_finds_the_fastest_cell_of_the_result_table(vitsweep: Command) -> None:
     process = vitsweep(
         "-m",
