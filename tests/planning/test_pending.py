@@ -246,6 +246,20 @@ def test_a_command_that_wants_a_proof_measures_unproved_cells_again(
     assert set(state.unproved) == set(plan.entries)
 
 
+def test_the_reason_to_measure_again_is_the_proof_only_where_the_proof_is_all_that_lacks(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    fsdp, zero2, baseline = plan.entries
+    edited = by_code(plan, measured(*plan.entries), all="0ther")
+    unproved = [replace(r, validity=r.validity | {"proved": ""}) for r in measured(*plan.entries)]
+    proved = measured(baseline)
+    runs = [*edited, *by_code(plan, [*unproved, *proved])]
+    state = missing(wanting(plan, prove="twin"), settings, *runs)
+    assert state.missing_blocks == {fsdp: 5, zero2: 5}
+    assert set(state.unproved) == {fsdp, zero2}, "the baseline has a proof, and runs beside them"
+    assert state.changed_code == {}
+
+
 def test_a_cell_known_to_be_wrong_stays_so_for_a_command_without_proof(
     plan: SweepPlan, settings: SweepSettings
 ) -> None:

@@ -139,7 +139,7 @@ def resume_state(
         missing,
         not_measured,
         used_again=frozenset(cell_id for cell_id in beside if cell_id),
-        changed_code={c: h for c, h in other.items() if c in again},
+        changed_code={c: h for c, h in other.items() if c in again and c not in before.unproved},
         accepted_code={c: h for c, h in other.items() if c not in again and c not in not_measured},
         unproved=tuple(cell_id for cell_id in before.unproved if cell_id in again),
     )

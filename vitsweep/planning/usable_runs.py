@@ -20,7 +20,7 @@ class UsableRuns:
         own: of the code as it is now.
         other_code: cell id -> latest code, not the present one, by which the cell was measured, for
             cells that the present code has not measured.
-        unproved: cells that were measured without the proof that the command wants.
+        unproved: cells that were measured, but never with the proof that the command wants.
         latest: cell id -> its latest run, of the present code where there is one.
     """
 
@@ -84,10 +84,10 @@ def usable_runs(
             found.own.append(run)
         found.latest[cell_id] = run
     found.latest |= {run.cell_id: run for run in found.own}
-    for run in found.own:
-        if run.status == Status.measured:
-            found.other_code.pop(run.cell_id, None)
-    found.unproved = list(dict.fromkeys(found.unproved))
+    measured = {run.cell_id for run in found.own if run.status == Status.measured}
+    for cell_id in measured:
+        found.other_code.pop(cell_id, None)
+    found.unproved = [c for c in dict.fromkeys(found.unproved) if c not in measured]
     return found
 
 
