@@ -32,7 +32,8 @@ COMMANDING = (
     ("hydra_plugins", "__main__"),
     ("cli",),
     ("launchers",),
-    ("planning", "predict"),
+    ("planning",),
+    ("predict",),
     ("composition", "execution"),
 )
 """What stands above both."""

@@ -1,0 +1,152 @@
+"""StepTrace: the operators, collectives and memory of one training step on one rank (no torch)."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Phase = Literal["forward", "backward", "optimizer"]
+OperatorKind = Literal["matmul", "convolution", "attention", "memory", "optimizer", "other"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorTotal:
+    """All calls of one operator with equal shapes in one phase of a step.
+
+    Attributes:
+        kind: `matmul`; `convolution`; `attention` (fused kernels); `memory` (element-wise operators,
+            norms, reductions and copies, bound by memory bandwidth); `optimizer` (fused update of
+            many parameters at once); `other` (no tensor of note is read or written).
+        name: of the PyTorch operator, such as `addmm`.
+        phase: of the step; recomputation counts as backward.
+        dtype: of the inputs, such as `bfloat16`.
+        shape: of `matmul` and `convolution` (batch, m, n, k), a convolution as the product that
+            computes it (m output pixels of all images, n output channels, k inputs of one of them);
+            of `attention` (batch, heads, queries, keys, head_width); of all others (elements,), of
+            the largest tensor (`memory`) or of all updated parameters (`optimizer`).
+        count: calls in one step.
+        flops: of all calls, one multiply-add = 2; 0 where PyTorch counts none (`memory`, `optimizer`).
+        bytes_moved: bytes of all inputs and outputs of all calls.
+    """
+
+    kind: OperatorKind
+    name: str
+    phase: Phase
+    dtype: str
+    shape: tuple[int, ...]
+    count: int
+    flops: int
+    bytes_moved: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveTotal:
+    """All calls of one collective over one group of ranks, with equal sizes, in one phase of a step.
+
+    Attributes:
+        name: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `send`.
+        purpose: `parameter`, `gradient` or `activation`, as in the columns of measured bytes.
+        phase: of the step.
+        axis: mesh axes that the group spans, joined by `+`, such as `shard`; `world` for all ranks.
+        group_ranks: number of ranks in the group.
+        group_nodes: number of nodes on which these lie.
+        count: calls in one step.
+        bytes_whole: bytes of the whole tensor of one call: gathered, or before it is scattered; a
+            message for `send`.
+        bytes_sent: bytes that this rank sends in all calls (`measure.communication` counts the same).
+    """
+
+    name: str
+    purpose: str
+    phase: Phase
+    axis: str
+    group_ranks: int
+    group_nodes: int
+    count: int
+    bytes_whole: int
+    bytes_sent: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryParts:
+    """Bytes of one rank.
+
+    Attributes:
+        parameters: held between steps; shards where they are sharded.
+        gradients: held before the update.
+        optimizer: moments, and float32 copies of parameters in lower precision.
+        activations: alive at the peak of forward and backward beside all others.
+        gathered: parameters gathered or cast from shards, alive at that peak.
+        buffers: held for the whole run beside these: buckets of DDP.
+        peak: largest sum of all that is alive at one moment of the step.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    gathered: int
+    buffers: int
+    peak: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTrace:
+    """What one rank does in one training step.
+
+    Attributes:
+        operators: of this rank.
+        collectives: of this rank.
+        memory: of this rank.
+        dispatches: phase -> operators that the host dispatches, views included.
+        parameters: number of parameters of the whole model.
+        flops_per_step: of this rank, recomputation included: the sum over `operators`.
+        images_per_step: of all ranks together.
+        ranks: number of all ranks.
+        device: `cpu` or `cuda`, the device type for which the cell was resolved.
+        pipeline_ranks: number of pipeline stages that wait for one another, 1 without a pipeline.
+        pipeline_chunks: micro-batches that pass through a pipeline in one step, times the stages of
+            one rank; its bubble is (pipeline_ranks - 1) / pipeline_chunks of the computing time.
+        compiled: what is compiled: `nothing`, `block` or `model`. The operators are those of the
+            eager step.
+        notes: what was left out or approximated, as full sentences.
+    """
+
+    operators: tuple[OperatorTotal, ...]
+    collectives: tuple[CollectiveTotal, ...]
+    memory: MemoryParts
+    dispatches: dict[str, int]
+    parameters: int
+    flops_per_step: int
+    images_per_step: int
+    ranks: int
+    device: str
+    pipeline_ranks: int = 1
+    pipeline_chunks: int = 1
+    compiled: str = "nothing"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes that this rank sends in one step."""
+        return sum(total.bytes_sent for total in self.collectives)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a tree of dictionaries, lists, strings and numbers."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, tree: dict[str, Any]) -> "StepTrace":
+        """Read what `to_json` returned.
+
+        Raises:
+            TypeError, KeyError: fields are missing or unknown.
+        """
+        operators = [OperatorTotal(**o | {"shape": tuple(o["shape"])}) for o in tree["operators"]]
+        return cls(
+            **tree
+            | {
+                "operators": tuple(operators),
+                "collectives": tuple(CollectiveTotal(**c) for c in tree["collectives"]),
+                "memory": MemoryParts(**tree["memory"]),
+                "notes": tuple(tree["notes"]),
+            }
+        )
