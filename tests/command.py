@@ -72,11 +72,13 @@ class Command:
 
     def _words(self, *arguments: str, quick: bool) -> list[str]:
         words = [a for a in arguments if "=" not in a]
-        typed = [a for a in arguments if "=" in a]  # after the quick ones: the last of a key counts
+        typed = [a for a in arguments if "=" in a]
         runs_cells = not words or words[0] not in VERBS or words[0] == "plan"
         is_named = any(a.startswith(("+sweep=", "sweep.name=")) for a in typed)
         name = [f"sweep.name={SWEEP}"] if runs_cells and not is_named else []
-        return [*words, *name, *(QUICK if quick else ()), *typed]
+        all_typed = [*name, *(QUICK if quick else ()), *typed]
+        last = {text.partition("=")[0].lstrip("+"): text for text in all_typed}  # of each key
+        return [*words, *last.values()]
 
     def _environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

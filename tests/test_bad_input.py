@@ -54,6 +54,13 @@ REFUSED_BEFORE_HYDRA = [
     ("", "sweep.baseline=[precision=O1]", "such as `sweep.baseline=['a=b']`"),
     ("", "sweep.cells=[[precision=O9]]", "a text in a list or section"),
     ("", "seed=[1", "brackets must close"),
+    (
+        "",
+        "-m hydra/sweeper=optuna +sweep=meta_speedups",
+        "`+sweep=meta_speedups` describes the cells",
+    ),
+    ("", "-m hydra/sweeper=optuna sweep.zip=[[a,b]]", "optuna may choose from"),
+    ("", "-m hydra/sweeper=optuna sweep.limit.key=x", "optuna may choose from"),
     ("", "-m precision=O1,,O2", "a value is missing beside a comma"),
     ("", "-m precision=O1,", "a value is missing beside a comma"),
     ("status", "nosuch", "There is no sweep `nosuch`"),
@@ -77,6 +84,14 @@ REFUSED_BEFORE_HYDRA = [
     ("compare", "precision=O1 precision=O2 --nosuch", "--nosuch"),
 ]
 """(verb or "", the rest of the line, words of the message): refused without Hydra, in milliseconds."""
+
+
+def test_a_key_typed_twice_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    _for_hydra(["-m", "precision=O1", "precision=O2,O3", "seed=1"])
+    said = capsys.readouterr().err
+    assert "`precision` is given 2 times (`precision=O1`, `precision=O2,O3`): the last one" in said
+    assert "`-m precision=O1,O2,O3`" in said
+    assert "seed" not in said
 
 
 @pytest.mark.parametrize(("verb", "typed", "words"), REFUSED_BEFORE_HYDRA)

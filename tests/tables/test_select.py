@@ -41,6 +41,12 @@ def test_the_best_value_of_a_metric_comes_first(cells):
     assert sorted_by(cells, "world_size")["world_size"].is_monotonic_increasing
 
 
+def test_an_order_is_turned_round_and_headings_name_columns(cells):
+    turned = sorted_by(cells, "-img/s")["images_per_second"]
+    assert turned.dropna().is_monotonic_increasing
+    assert turned.isna().tail(turned.isna().sum()).all(), "rows without a value stay last"
+
+
 def test_named_columns_are_shown_as_text_in_their_order(cells):
     found = columns(cells, ["world_size", "images_per_second"])
     assert list(found) == ["world_size", "images_per_second"]

@@ -22,7 +22,9 @@ def parser() -> Options:
     options.add_argument("--rows", metavar="N", help="show so many cells, or all (the best 20)")
     options.add_argument("--where", metavar="CONDITION", help="only these cells: 'world_size == 4'")
     options.add_argument(
-        "--sort", metavar="COLUMN", help="best value of a metric first, else the smallest"
+        "--sort",
+        metavar="COLUMN",
+        help="best value of a metric first, else the smallest; --sort=-COLUMN: last",
     )
     options.add_argument("--columns", metavar="A,B", help="show these columns of cells.csv")
     options.add_argument(
@@ -40,9 +42,9 @@ def run(arguments: Sequence[str]) -> int:
     if typed.rows not in (None, "all") and not (typed.rows.isdecimal() and int(typed.rows)):
         raise BadValueError(f"`--rows {typed.rows}` must be a number above zero, or `all`.")
     from vitsweep.console import open_console
-    from vitsweep.launchers.slurm.state.job_control import reconcile_hint
     from vitsweep.launchers.slurm.state.poll import poll
     from vitsweep.launchers.slurm.state.reconcile import reconcile
+    from vitsweep.launchers.slurm.state.status_page import reconcile_hint
     from vitsweep.report.views import collect
     from vitsweep.results.find import find_sweep
     from vitsweep.results.trackers import sync

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -89,8 +89,11 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
     overrides = [a for a in arguments if _is_override(a)]
     adds_conf = any(a.startswith(("--config-", "hydra.searchpath")) for a in arguments)
     _refuse_ignored(overrides, has_own_conf=not adds_conf)
+    parsed = parse_overrides(overrides)
     if not {"-m", "--multirun"} & set(arguments):
-        _refuse_sweeps(parse_overrides(overrides), arguments)
+        _refuse_sweeps(parsed, arguments)
+    for notice in _repeated_keys(parsed):
+        print(notice, file=sys.stderr)
     flags = [a for a in arguments if a not in overrides and a not in ("-m", "--multirun")]
     return ["--multirun", *flags, *deferred(overrides)]
 
@@ -124,6 +127,21 @@ def _refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
                 f"`{override}` would change nothing: cells run in processes of their own, and no setting "
                 "of Hydra's job reaches them. Leave it out; variables of the environment stand in "
                 "front of the command (`NAME=value python -m vitsweep ...`)."
+            )
+
+
+def _repeated_keys(overrides: Sequence[Any]) -> Iterator[str]:
+    """Yield a notice for each key that was typed several times: only the last of them counts."""
+    typed: dict[str, list[str]] = {}
+    for override in overrides:
+        typed.setdefault(override.get_key_element().lstrip("+~"), []).append(override.input_line)
+    for key, texts in typed.items():
+        if len(texts) > 1:
+            named = ", ".join(f"`{text}`" for text in texts)
+            values = ",".join(text.partition("=")[2] for text in texts)
+            yield (
+                f"`{key}` is given {len(texts)} times ({named}): the last one counts. A sweep over all "
+                f"of them is `-m {key}={values}`."
             )
 
 

@@ -16,6 +16,7 @@ _DEFAULTS = ("hydra.sweeper.direction=maximize", "hydra.sweeper.max_failure_rate
 
 The plugin itself minimizes, and ends the search at the first cell that does not fit into memory.
 """
+_OF_A_GRID = ("sweep=", "sweep.axes", "sweep.cells", "sweep.zip", "sweep.limit", "sweep.search=")
 _PLUGIN = "hydra-optuna-sweeper"
 _INSTALL = "`pip install 'vitsweep[optuna]'`"
 
@@ -25,7 +26,7 @@ def with_optuna_defaults(arguments: Sequence[str]) -> list[str]:
 
     Raises:
         VitsweepError: hydra-optuna-sweeper or an optuna that it supports is not installed, or a
-            plan, a grid or a `glob` is asked for.
+            plan, a grid, a named sweep or a `glob` is asked for.
     """
     if CHOICE not in arguments:
         return list(arguments)
@@ -41,6 +42,11 @@ def with_optuna_defaults(arguments: Sequence[str]) -> list[str]:
             f"with an error where its last cell fails: leave out `{CHOICE}` and the sampler."
         )
     for argument in arguments:
+        if argument.lstrip("+").startswith(_OF_A_GRID):
+            raise VitsweepError(
+                f"`{argument}` describes the cells of a grid, and `{CHOICE}` chooses cells by itself: leave "
+                "it out and name what optuna may choose from, such as `precision=O1,O2`."
+            )
         if "=glob(" in argument:
             raise VitsweepError(
                 f"`{argument}`: `{CHOICE}` cannot read `glob`: list the choices, such as "

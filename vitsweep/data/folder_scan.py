@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vitsweep.errors import BadValueError
 
-SUFFIXES = (".jpg", ".jpeg", ".png")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder(Data):
-    """`train/<class>/*.jpg` and `val/<class>/*.jpg` (also `.jpeg`, `.png`), decoded as they come.
+    """`train/<class>/*.jpg` and `val/<class>/*.jpg` (or png, webp, tif, bmp), decoded as they come.
 
     Training images are cut at random (Szegedy et al., arXiv:1409.4842: 8 % to 100 % of the area,
     sides 3:4 to 4:3) and mirrored; held-out ones are cut at the centre. Which cut an image gets

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,20 @@ def write_report(store: Store | Path) -> Path:
         raise VitsweepError(f"`{store.root}` holds no records: nothing to report.")
     folder = store.root / "report"
     folder.mkdir(parents=True, exist_ok=True)
-    charts = [_saved(folder, *found) for found in drawn(sweep)]
+    repeated_key = replicate_key(store.commands())
+    repeated = replicates(cells, repeated_key)
+    drawn_cells = repeated if len(repeated) else cells
+    charts = [_saved(folder, *found) for found in drawn(replace(sweep, cells=drawn_cells))]
     write_atomically(folder / "cells.csv", cells.to_csv(index=False))
     write_atomically(folder / "coverage.csv", coverage(cells).to_csv(index=False))
     write_atomically(folder / "table.md", markdown(presented(cells)))
     if sweep.limit_key:
         found = limits(cells, sweep.limit_key)
         write_atomically(folder / "limits.csv", found.to_csv(index=False))
-    if repeated_key := replicate_key(store.commands()):
-        repeated = replicates(cells, repeated_key)
+    if len(repeated):
         write_atomically(folder / "replicates.csv", repeated.to_csv(index=False))
+    else:
+        (folder / "replicates.csv").unlink(missing_ok=True)  # of an earlier command
     exposed = _exposed(sweep)
     if len(exposed):
         write_atomically(folder / "exposed_communication.csv", exposed.to_csv(index=False))
@@ -120,7 +125,7 @@ def render(
         "table": table(cells),
         "numeric": tuple(COLUMN_OF),
         "charts": charts,
-        "explorer": explorer(cells),
+        "explorer": explorer(repeated if len(repeated) else cells),
         "traces": traces,
         "diagnostics": [] if diagnosed is None else diagnosed.to_dict("records"),
         "counts": counts(cells).to_dict("records"),

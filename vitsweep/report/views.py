@@ -32,6 +32,9 @@ def collect(store: Store) -> DataFrame:
         repeated = replicates(table, key)
         _write_parquet(repeated, store.root / "replicates.parquet")
         write_if_changed(store.root / "replicates.csv", repeated.to_csv(index=False))
+    else:  # of an earlier command
+        for name in ("replicates.parquet", "replicates.csv"):
+            (store.root / name).unlink(missing_ok=True)
     for row in json.loads(table.to_json(orient="records", date_format="iso")):
         store.keep_row(row)
     store.update_index(records)

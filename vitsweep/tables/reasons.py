@@ -53,15 +53,19 @@ def reason_lines(settings: Sequence[Settings], reasons: Sequence[str]) -> list[s
 
 
 def _common(settings: Sequence[Settings], members: Sequence[int]) -> str:
-    """Return the setting that only the members have, else all that they share but not every cell."""
-    first = settings[members[0]]
-    others = [cell for index, cell in enumerate(settings) if index not in set(members)]
-    shared = [
-        key
-        for key, value in first.items()
-        if all(settings[index].get(key) == value for index in members)
-        and any(cell.get(key) != value for cell in settings)
-    ]
-    alone = [key for key in shared if all(cell.get(key) != first[key] for cell in others)]
-    named = alone[:1] or shared
+    """Return the fewest settings that all members share and that tell them from other cells.
+
+    Each setting is the one that leaves out most of the cells which fit so far; where no setting
+    tells the members from the rest, those that come nearest are named.
+    """
+    first, inside = settings[members[0]], set(members)
+    others = [cell for index, cell in enumerate(settings) if index not in inside]
+    shared = [k for k, v in first.items() if v and all(settings[i].get(k) == v for i in members)]
+    named: list[str] = []
+    while others and shared:
+        best = min(shared, key=lambda key: sum(cell.get(key) == first[key] for cell in others))
+        left = [cell for cell in others if cell.get(best) == first[best]]
+        if len(left) == len(others):
+            break
+        named, others = [*named, best], left
     return f" with `{' '.join(f'{key}={first[key]}' for key in named)}`" if named else ""

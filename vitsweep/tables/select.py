@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 from pandas.api.types import is_bool_dtype
 
 from vitsweep.errors import BadValueError
-from vitsweep.results.metrics import METRICS
+from vitsweep.results.metrics import COLUMN_OF, METRICS
 from vitsweep.tables.formatting import number, plain
 
 
@@ -48,12 +48,20 @@ def sorted_by(cells: DataFrame, column: str) -> DataFrame:
 
     Rows without a value come last.
 
+    Args:
+        cells: one row per cell.
+        column: of `cells.csv`, or a heading of the result table such as `img/s`; with a minus in front
+            the order is turned round.
+
     Raises:
         BadValueError: there is no such column.
     """
-    known = _known(cells, f"--sort {column}", column)
+    is_reversed = column.startswith("-") and column not in cells
+    known = _known(cells, f"--sort {column}", column[1:] if is_reversed else column)
     best_is_high = known in METRICS and METRICS[known].better == "higher"
-    return cells.sort_values(known, ascending=not best_is_high, kind="stable", na_position="last")
+    return cells.sort_values(
+        known, ascending=best_is_high == is_reversed, kind="stable", na_position="last"
+    )
 
 
 def columns(cells: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -76,6 +84,8 @@ def _text(value: object) -> str:
 
 
 def _known(cells: DataFrame, option: str, name: str) -> str:
+    """Return the column that is meant by its name or by its heading."""
+    name = name if name in cells else COLUMN_OF.get(name, name)
     if name not in cells:
         raise _unknown(cells, option, name)
     return name

@@ -276,15 +276,25 @@ def test_a_cell_that_a_new_job_will_run_is_waiting_again(store, slurm, capsys):
     assert "waiting 2" in capsys.readouterr().out
 
 
-def test_reasons_of_very_many_cells_are_counted(store, slurm, monkeypatch, capsys):
+def test_status_groups_cells_by_reason(store, slurm, capsys):
     slurm["7_0"] = SlurmJob(state="CANCELLED", reason="by 0")
-    monkeypatch.setattr("vitsweep.launchers.slurm.state.job_control.MOST_CELLS_LISTED", 1)
     for cell in store.cells.iterdir():
         store.keep_row({"cell_id": cell.name, "status": "killed", "reason": "It was cancelled."})
     import_module("vitsweep.cli.status").run([str(store.root)])
+    assert "2 cells: killed: It was cancelled." in capsys.readouterr().out
+
+
+def test_status_tells_apart_cells_and_names_the_command_that_continues(store, capsys):
+    folder = store.root / "jobs"
+    folder.rename(store.root / "no_jobs")
+    waiting, refused = sorted(cell.name for cell in store.cells.iterdir())
+    store.append_command({"command": "python -m vitsweep first", "cells": [waiting, refused]})
+    store.append_command({"command": "python -m vitsweep other", "cells": [refused]})
+    store.keep_row({"cell_id": refused, "status": "invalid", "reason": "No.", "sharding": "zero1"})
+    import_module("vitsweep.cli.status").run([str(store.root)])
     shown = capsys.readouterr().out
-    assert "2 cells (" in shown
-    assert "killed: It was cancelled." in shown
+    assert "invalid: No." in shown
+    assert "cells that wait: python -m vitsweep first" in shown
 
 
 @pytest.mark.parametrize("verb", ["status", "collect", "report"])

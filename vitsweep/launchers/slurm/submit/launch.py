@@ -10,11 +10,11 @@ from rich.console import Console
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.errors import BadValueError
 from vitsweep.launchers.base import LaunchRequest, LaunchResult, PreparedSweep, locked, prepared
-from vitsweep.launchers.slurm.state.job_control import sweep_argument
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
 from vitsweep.launchers.slurm.state.slurm_cli import require_slurm
+from vitsweep.launchers.slurm.state.status_page import sweep_argument
 from vitsweep.launchers.slurm.state.watch import watch
 from vitsweep.launchers.slurm.submit.cluster import machine_of, max_array_size
 from vitsweep.launchers.slurm.submit.packing import pack, without_unpaired_baselines

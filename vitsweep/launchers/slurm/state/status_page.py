@@ -1,0 +1,182 @@
+"""What `vitsweep status` shows: jobs, the number of cells by status, and why cells have no result."""
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from vitsweep.launchers.slurm.state.job_files import JobArray
+from vitsweep.launchers.slurm.state.poll import JobState, pending_runs
+from vitsweep.launchers.slurm.state.reconcile import runs_to_record
+from vitsweep.launchers.unfinished_runs import KILLED, unfinished_runs
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.store import Store
+
+WAITING, RUNNING = "waiting", "running"
+MOST_LINES = 100
+"""Reasons that are shown."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell.
+
+    Attributes:
+        status: of the record, or `waiting` or `running`.
+        reason: why it was not measured.
+        spec: the flattened spec, where a run or a refusal tells it.
+    """
+
+    status: str
+    reason: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+
+def page(
+    store: Store, job_states: Sequence[JobState], outcomes: Mapping[str, Outcome]
+) -> RenderableType:
+    """Return a table of the job arrays, the number of cells by status, and why cells have no result."""
+    counts = Counter(outcome.status.replace("_", " ") for outcome in outcomes.values())
+    cells = " · ".join(f"{name} {count}" for name, count in counts.most_common())
+    parts: list[RenderableType] = [_arrays_table(job_states)] if job_states else []
+    parts.append(Text(f"Cells of {store.name}: {cells}"))
+    if any(state.state == "unknown" for state in job_states):
+        clusters = {s.job.array.facts.get("cluster", "") for s in job_states} - {""}
+        where = f" for cluster {', '.join(sorted(clusters))}" if clusters else ""
+        parts.append(
+            Text(f"Slurm does not answer{where}: the state of its jobs is as they last wrote it.")
+        )
+    parts += [Text(f"  {line}") for line in _without_result(outcomes)]
+    hints = (_continue_hint(store, job_states, outcomes), reconcile_hint(store, job_states))
+    return Group(*parts, *(Text(hint) for hint in hints if hint))
+
+
+def reconcile_hint(store: Store, job_states: Sequence[JobState]) -> str:
+    """Return how to record the runs that dead jobs did not finish, or "" where there are none."""
+    dead = [state for state in job_states if runs_to_record(store, state)]
+    if not dead:
+        return ""
+    ids = ", ".join(state.job.slurm_id for state in dead[:3]) + (", ..." if len(dead) > 3 else "")
+    return (
+        f"{len(dead)} jobs ended without recording all their runs ({ids}): `vitsweep collect "
+        f"{sweep_argument(store)} --reconcile` records why; the same command runs them again."
+    )
+
+
+def sweep_argument(store: Store) -> str:
+    """Return what to type for a sweep: its name, or its folder where that is not in `results/`."""
+    return store.name if store.root.parent.name == "results" else shlex.quote(str(store.root))
+
+
+def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outcome]:
+    """Return cell id -> what became of it over all its runs.
+
+    A cell without a run that a live job will still do is waiting, whatever became of an earlier job.
+    """
+    from pandas import DataFrame
+
+    from vitsweep.tables.status import final_status
+
+    columns = ("cell_id", "status", "reason", "failed_rank", "attempt", "started_at")
+    records = list(store.runs())
+    runs = [(*(getattr(r, c) for c in columns[:-1]), _started_at(r)) for r in records]
+    specs = {record.cell_id: record.spec for record in records}
+    outcomes: dict[str, Outcome] = {}
+    if runs:
+        for row in final_status(DataFrame(runs, columns=columns)).to_dict("records"):
+            cell_id = row["cell_id"]
+            outcomes[cell_id] = Outcome(str(row["status"]), str(row["reason"]), specs[cell_id])
+    coming = {run.cell_id for run in pending_runs(job_states)}
+    for cell_id in store.cells_without_runs():
+        if cell_id in coming:
+            outcomes[cell_id] = Outcome(WAITING)
+        elif kept := store.kept_row(cell_id):
+            status = str(kept.get("status") or WAITING)
+            outcomes[cell_id] = Outcome(status, str(kept.get("reason") or ""), kept)
+        else:
+            outcomes[cell_id] = _last_unfinished(store, cell_id)
+    return outcomes
+
+
+def _last_unfinished(store: Store, cell_id: str) -> Outcome:
+    """Return what became of a cell without a record: its last run may have started on this machine."""
+    for run in unfinished_runs(store, cell_id)[-1:]:
+        return Outcome(RUNNING) if run.is_running else Outcome(Status.killed, KILLED)
+    return Outcome(WAITING)
+
+
+def _started_at(run: RunRecord) -> str | None:
+    return run.environment.get("started_at")
+
+
+def _arrays_table(job_states: Sequence[JobState]) -> Table:
+    table = Table(title="Jobs", title_justify="left")
+    for column in ("array", "nodes x ranks", "waiting", "running", "ended", "runs", "now"):
+        table.add_column(column, overflow="fold")
+    by_array: dict[JobArray, list[JobState]] = {}
+    for state in job_states:
+        by_array.setdefault(state.job.array, []).append(state)
+    for array, members in by_array.items():
+        counts = Counter(state.state for state in members)
+        num_runs = sum(len(state.job.runs()) for state in members)
+        num_remaining = sum(state.num_remaining_runs for state in members)
+        request = array.facts["request"]
+        table.add_row(
+            array.slurm_id or "?",
+            f"{request['nodes']} x {request['ranks_per_node']}",
+            str(counts["waiting"]),
+            str(counts["running"] + counts["unknown"]),
+            str(counts["ended"] + counts["gone"]),
+            f"{num_runs - num_remaining}/{num_runs}",
+            Text(_current_activity(members)),
+        )
+    return table
+
+
+def _current_activity(members: Sequence[JobState]) -> str:
+    """Return why jobs wait, and up to three of the cells that run."""
+    reasons = {s.slurm.reason for s in members if s.state == "waiting" and s.slurm}
+    cells = [
+        state.events.in_flight["cell_id"]
+        for state in members
+        if state.state == "running" and state.events.in_flight
+    ]
+    return ", ".join([*sorted(reasons - {"None", ""}), *cells[:3]])
+
+
+def _without_result(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
+    """Yield a line per status and reason of the cells that ended without a measurement."""
+    going = (Status.measured, WAITING, RUNNING)
+    if all(outcome.status in going for outcome in outcomes.values()):
+        return
+    from pandas import DataFrame
+
+    from vitsweep.tables.reasons import lines_of
+
+    known = [o for o in outcomes.values() if o.spec or o.status not in going]
+    rows = DataFrame([dict(o.spec) | {"status": o.status, "reason": o.reason} for o in known])
+    lines = lines_of(rows, ~rows["status"].isin(going))
+    yield from lines[:MOST_LINES]
+    if len(lines) > MOST_LINES:
+        yield f"... and {len(lines) - MOST_LINES} more reasons: `vitsweep collect` shows all cells."
+
+
+def _continue_hint(
+    store: Store, job_states: Sequence[JobState], outcomes: Mapping[str, Outcome]
+) -> str:
+    """Return the command that measures cells which nothing will start by itself, or ""."""
+    waiting = {cell_id for cell_id, outcome in outcomes.items() if outcome.status == WAITING}
+    is_busy = any(s.is_live for s in job_states) or any(
+        outcome.status == RUNNING for outcome in outcomes.values()
+    )
+    if not waiting or is_busy:
+        return ""
+    for entry in reversed(store.commands()):
+        if entry.get("command") and waiting & set(entry.get("cells", ())):
+            return f"The same command goes on with the cells that wait: {entry['command']}"
+    return ""
