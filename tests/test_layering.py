@@ -31,6 +31,7 @@ READING = (("report",), ("charts",), ("tables",), ("results",))
 COMMANDING = (
     ("hydra_plugins", "__main__"),
     ("cli",),
+    ("api",),
     ("launchers",),
     ("planning",),
     ("predict",),
@@ -39,7 +40,7 @@ COMMANDING = (
 """What stands above both."""
 
 WITHOUT_TORCH = {room for line in READING for room in line} | {*GROUND, "__main__", "composition"}
-WITH_HYDRA = {"hydra_plugins", "composition", "cli", "launchers"}
+WITH_HYDRA = {"hydra_plugins", "composition", "cli", "api", "launchers"}
 
 
 def allowed(room: str) -> set[str]:
@@ -109,7 +110,7 @@ def test_every_room_has_its_place_in_the_table() -> None:
 
 
 def test_no_two_files_of_the_rooms_around_a_run_share_a_name() -> None:
-    rooms = ("cli", "launchers", "planning", "execution", "composition")
+    rooms = ("cli", "api", "launchers", "planning", "execution", "composition")
     names = [path.name for room in rooms for path in (PACKAGE / room).rglob("*.py")]
     shared = {name for name in names if names.count(name) > 1} - {"__init__.py"}
     assert shared == set()

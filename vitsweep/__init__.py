@@ -1,3 +1,52 @@
-"""vitsweep: sweeps over the techniques that make Vision-Transformer training fast, measured soundly."""
+"""vitsweep: sweeps over the techniques that make Vision-Transformer training fast, measured soundly.
+
+    import vitsweep
+    sweep = vitsweep.sweep(["precision=O1,O2", "sharding=ddp,fsdp"], model="vit_small")
+    sweep.speedups()
+
+Importing it loads neither torch nor pandas: each name is imported when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitsweep.api.comparisons import ComparisonResult
+    from vitsweep.api.functions import compare, plan, race, sweep
+    from vitsweep.api.handle import Report, Sweep, load
+    from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "BadValueError",
+    "ComparisonResult",
+    "ImpossibleCellError",
+    "Report",
+    "Sweep",
+    "VitsweepError",
+    "__version__",
+    "compare",
+    "load",
+    "plan",
+    "race",
+    "sweep",
+]
+
+_HOMES = {
+    "api.functions": ("compare", "plan", "race", "sweep"),
+    "api.handle": ("Report", "Sweep", "load"),
+    "api.comparisons": ("ComparisonResult",),
+    "errors": ("BadValueError", "ImpossibleCellError", "VitsweepError"),
+}
+_MODULE_OF = {name: f"vitsweep.{home}" for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'vitsweep' has no attribute {name!r}")
+    return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

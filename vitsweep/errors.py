@@ -45,3 +45,7 @@ class ImpossibleCellError(VitsweepError):
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(reasons)
         super().__init__("This cell cannot run:\n" + "\n".join(f"  - {r}" for r in self.reasons))
+
+
+class SweepStopped(KeyboardInterrupt):
+    """The user stopped a sweep, or detached from its jobs, and was told what is kept."""

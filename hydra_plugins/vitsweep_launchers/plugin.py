@@ -59,7 +59,7 @@ class CellLauncherPlugin(Launcher):
         A cell that was not measured returns None, which optuna's sweeper counts as a failed trial
         (NaN would end the sweep of the others). Equal trials of a batch are one cell, and each gets its row.
         """
-        from vitsweep.cli.multirun import run_cells
+        from vitsweep.cli.multirun import run_cells, session_of
         from vitsweep.composition.sweep_name import named
         from vitsweep.launchers.dispatch import composer_of
 
@@ -70,7 +70,7 @@ class CellLauncherPlugin(Launcher):
         cells = [composer.compose(list(overrides)) for overrides in job_overrides]
         cells = named(cells, composer, swept)
         different = {cell.key: cell for cell in cells}
-        rows = run_cells(self, list(different.values()), self.config, composer)
+        rows = run_cells(session_of(self, list(different.values()), self.config, composer))
         row_of = dict(zip(different, rows, strict=True))
         return [self._job_return(cell.overrides, cell.tree, row_of[cell.key]) for cell in cells]
 

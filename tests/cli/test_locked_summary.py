@@ -9,6 +9,7 @@ import pytest
 from tests.cells import TINY, composer
 from vitsweep.cli import main, multirun, summary
 from vitsweep.composition.grid import expand
+from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.launchers import external_ranks
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import freeze, open_store, plan_of
@@ -21,7 +22,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchRes
     """A command whose cell has run, and what `summarize` finds: whether the sweep is locked."""
     monkeypatch.chdir(tmp_path)
     cells = expand([*TINY, "sweep.baseline=null"], composer())
-    settings = summary.sweep_settings(cells[0].tree)
+    settings = sweep_settings(cells[0].tree)
     plan = plan_of(cells, Machine.here(), composer())
     freeze(store := open_store(settings), plan, settings, {})
     seen: list[Any] = []

@@ -2,8 +2,9 @@
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from vitsweep.api.comparisons import ComparisonResult, compared_settings
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
 from vitsweep.console import open_console
@@ -14,14 +15,11 @@ from vitsweep.launchers.paired_comparison import (
     ComparisonRequest,
     PairedComparison,
     StopReason,
-    measured_pair,
 )
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.trackers import mirror
-from vitsweep.tables.comparison import SELF_TEST, Comparison, blocks_wanted
-from vitsweep.tables.formatting import count
 from vitsweep.tables.terminal import ResultTable
 
 HELP = """\
@@ -106,19 +104,19 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: what was typed is wrong, or cannot be compared; nothing has run.
     """
-    request = comparison_request(arguments)
-    with measured_pair(request, open_console()) as pair:
-        _show(pair)
+    request, console = comparison_request(arguments), open_console()
+    with compared_settings(request, console) as (pair, result):
+        _show(pair, result)
     codes = {
         StopReason.not_measured: ExitCode.not_all_measured,
         StopReason.interrupted: ExitCode.interrupted,
     }
-    return codes.get(pair.stop_reason, ExitCode.ok)
+    return codes.get(result.stop_reason, ExitCode.ok)
 
 
-def _show(pair: PairedComparison) -> None:
+def _show(pair: PairedComparison, result: ComparisonResult) -> None:
     """Write the views and the report; show the two rows and the sentences."""
-    table, result, console = collect(pair.store), pair.result, pair.console
+    table, console = collect(pair.store), pair.console
     rows = table[table["cell_id"].isin(pair.plan.entries)]
     console.print()
     console.print(ResultTable(rows, pair.store.name))
@@ -126,27 +124,5 @@ def _show(pair: PairedComparison) -> None:
     mirrored = mirror(pair.store, records, pair.tracker)
     any_measured = (rows["status"] == Status.measured).any()
     report = f"Report: {write_report(pair.store)}" if any_measured else ""
-    for line in filter(None, [*_sentences(pair, result), report, mirrored]):
+    for line in filter(None, [*result.sentences, report, mirrored]):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _sentences(pair: PairedComparison, result: Comparison) -> Iterator[str]:
-    wanted = f"+- {100 * pair.request.width:.3g} %"
-    if result.num_blocks:
-        yield result.sentence(*pair.request.names)
-    if pair.is_self_test:
-        yield SELF_TEST
-    reached = f"+- {100 * result.half_width:.2g} %" if result.low == result.low else "still unknown"
-    if pair.stop_reason is StopReason.narrow_enough:
-        yield f"The interval is {reached}; {wanted} was asked for."
-    elif pair.stop_reason is StopReason.budget_spent:
-        more = blocks_wanted(pair.log_ratios(), pair.request.width) - result.num_blocks
-        minutes = max(1, round(more * pair.seconds_per_block / 60))
-        yield (
-            f"The budget of {pair.request.minutes:g} min is spent and the interval {reached}, not "
-            f"{wanted}: about {count(more, 'more block')} ({minutes} min); the same command continues."
-        )
-    elif pair.stop_reason is StopReason.interrupted:
-        yield "Stopped. What was measured is kept; the same command continues."
-    else:
-        yield "Not every block measured both settings: see the status above."

@@ -10,13 +10,6 @@ from vitsweep.cli.verbs import VERBS
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 
 COMPLETION = ("-sc", "--shell-completion")
-FOLDERS = ("hydra.run", "hydra.sweep", "hydra.output_subdir", "hydra.job.chdir")
-"""Settings of Hydra's output folders: vitsweep has none of them."""
-UNREAD = ("hydra.job", "hydra.runtime")
-"""What Hydra fills in about a job, or would do to its process: cells run in processes of their own."""
-ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")
-STOCK_LAUNCHERS = ("hydra/launcher=basic", "hydra/launcher=joblib", "hydra/launcher=submitit")
-"""Hydra's own launchers do set the variables of `ENVIRONMENT` for their jobs."""
 HYDRA_SHOWS = (*COMPLETION, "-c", "--cfg", "-i", "--info", "--hydra-help")
 """Flags that make Hydra print something instead of running."""
 
@@ -81,6 +74,7 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
     from vitsweep.cli.optuna_search import with_optuna_defaults
     from vitsweep.composition.deferred_overrides import deferred
     from vitsweep.composition.override_text import parse_overrides
+    from vitsweep.composition.refused_overrides import refuse_ignored
 
     arguments = with_optuna_defaults(arguments)
     if any(a.split("=")[0] in HYDRA_SHOWS for a in arguments):
@@ -88,7 +82,7 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
     _refuse_words(arguments)
     overrides = [a for a in arguments if _is_override(a)]
     adds_conf = any(a.startswith(("--config-", "hydra.searchpath")) for a in arguments)
-    _refuse_ignored(overrides, has_own_conf=not adds_conf)
+    refuse_ignored(overrides, has_own_conf=not adds_conf)
     parsed = parse_overrides(overrides)
     if not {"-m", "--multirun"} & set(arguments):
         _refuse_sweeps(parsed, arguments)
@@ -96,38 +90,6 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
         print(notice, file=sys.stderr)
     flags = [a for a in arguments if a not in overrides and a not in ("-m", "--multirun")]
     return ["--multirun", *flags, *deferred(overrides)]
-
-
-def _refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
-    """Refuse settings that nothing reads, and a named sweep that does not exist or is typed as a value.
-
-    Raises:
-        BadValueError: there is one; the text says what to type instead.
-    """
-    from vitsweep.composition.conf_dir import named_sweeps
-    from vitsweep.composition.suggestions import unknown_choice
-
-    has_stock = any(o.startswith(STOCK_LAUNCHERS) for o in overrides)
-    for override in overrides:
-        key, _, name = override.lstrip("+").partition("=")
-        if key == "sweep" and not (override.startswith("+") and name.isidentifier()):
-            raise BadValueError(
-                f"`{override}`: `sweep` is a section of settings; a named sweep is `+sweep=NAME`, "
-                "and `python -m vitsweep --help` lists them."
-            )
-        if key == "sweep" and has_own_conf and name not in (names := named_sweeps()):
-            raise unknown_choice("+sweep", name, names)
-        if _is_below(key.lstrip("~"), FOLDERS):
-            raise BadValueError(
-                f"`{override}` would change nothing: results go to the folder "
-                "`sweep.folder`/`sweep.name`; set those instead."
-            )
-        if _is_below(key.lstrip("~"), UNREAD) and not (has_stock and _is_below(key, ENVIRONMENT)):
-            raise BadValueError(
-                f"`{override}` would change nothing: cells run in processes of their own, and no setting "
-                "of Hydra's job reaches them. Leave it out; variables of the environment stand in "
-                "front of the command (`NAME=value python -m vitsweep ...`)."
-            )
 
 
 def _repeated_keys(overrides: Sequence[Any]) -> Iterator[str]:
@@ -143,10 +105,6 @@ def _repeated_keys(overrides: Sequence[Any]) -> Iterator[str]:
                 f"`{key}` is given {len(texts)} times ({named}): the last one counts. A sweep over all "
                 f"of them is `-m {key}={values}`."
             )
-
-
-def _is_below(key: str, sections: Sequence[str]) -> bool:
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def _is_override(argument: str) -> bool:

@@ -8,7 +8,7 @@ import vitsweep
 from vitsweep.cli.hydra_entry import asks_for_completion, run_hydra
 from vitsweep.cli.streams import reader_has_gone
 from vitsweep.cli.verbs import VERBS
-from vitsweep.errors import ExitCode, VitsweepError, disk_full_error
+from vitsweep.errors import ExitCode, SweepStopped, VitsweepError, disk_full_error
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -31,6 +31,8 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             file=sys.stderr,
         )
         return ExitCode.bad_input
+    except SweepStopped:
+        return ExitCode.interrupted
     except KeyboardInterrupt:
         print("Stopped. What was measured is kept; the same command continues.", file=sys.stderr)
         return ExitCode.interrupted

@@ -1,28 +1,25 @@
 """A sweep, from the overrides that Hydra parsed to the tables that the user sees."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
+from vitsweep.api.measure import Row, measured, search_limits, searches_of
+from vitsweep.api.session import Session
 from vitsweep.composition import hydra_internals
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
-from vitsweep.composition.sweep_name import AUTO
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
-from vitsweep.errors import BadValueError, ExitCode
-from vitsweep.launchers.base import CellLauncher, LaunchRequest, LaunchResult, locked
+from vitsweep.errors import ExitCode
+from vitsweep.launchers.base import CellLauncher, LaunchResult, locked
 from vitsweep.launchers.dispatch import composer_of, launch_stock, refuse_plan_of
 from vitsweep.planning.freeze import plan_of, store_of
-from vitsweep.planning.limit_search import Search, Searches, limit_of
-from vitsweep.results.trackers import check_tracker
+from vitsweep.planning.limit_search import Search, Searches
 from vitsweep.spec.machine import Machine
-
-Row = Mapping[str, Any]
 
 
 def multirun(
@@ -35,7 +32,8 @@ def multirun(
 
     Raises:
         VitsweepError: an override is wrong, or the launcher cannot do what is asked of it.
-        SystemExit: 3 where cells were not measured, 130 after an interruption.
+        SystemExit: 3 where cells were not measured.
+        SweepStopped: the user stopped it.
     """
     composer = composer_of(config, loader)
     cells = expand(arguments, composer)
@@ -47,14 +45,13 @@ def multirun(
         returned = launch_stock(launcher, cells, config)
         _summarize_stock(cells, settings, composer)
         return returned
-    check_tracker(settings.get("tracker") or {})
-    limit = limit_of(sweep_settings(settings).limit, cells)
+    session = session_of(launcher, cells, settings, composer)
+    searches = searches_of(session)
     if plan_only:
-        first = Searches(cells, limit, composer).first() if limit else cells
-        return _plan(launcher, first, settings, composer)
-    if limit:
-        return _search(Searches(cells, limit, composer), launcher, settings)
-    rows = run_cells(launcher, cells, settings, composer)
+        return _plan(session, searches)
+    if searches:
+        return _search(session, searches)
+    rows = run_cells(session)
     from vitsweep.cli.summary import exit_code
 
     if code := exit_code(rows):
@@ -62,23 +59,29 @@ def multirun(
     return rows
 
 
-def run_cells(
+def session_of(
     launcher: CellLauncher,
     cells: Sequence[ComposedCell],
     config: Mapping[str, Any] | DictConfig,
     composer: Composer,
-) -> list[Row]:
+) -> Session:
+    """Return the session of a command whose configuration Hydra composed."""
+    plain = hydra_internals.plain_resolved(config) if isinstance(config, DictConfig) else config
+    return Session(
+        cells=cells, config=plain, composer=composer, launcher=launcher, console=open_console()
+    )
+
+
+def run_cells(session: Session) -> list[Row]:
     """Measure what is missing of the cells and show it; return the row of each, in their order.
 
     Raises:
-        SystemExit: 130 after an interruption.
+        SweepStopped: the user stopped it.
     """
     from vitsweep.cli.summary import summarize  # pandas and charts, which a plan does not need
 
-    settings = _plain(config)
-    request = _request(cells, settings, composer)
-    with launcher.launch_cells(request) as result:
-        return summarize(result, request.console, settings.get("tracker"))
+    with measured(session) as result:
+        return summarize(result, session.console, session.tracker)
 
 
 def _summarize_stock(
@@ -98,59 +101,29 @@ def _summarize_stock(
         raise SystemExit(code)
 
 
-def _plan(
-    launcher: CellLauncher,
-    cells: Sequence[ComposedCell],
-    config: dict[str, Any],
-    composer: Composer,
-) -> list[dict[str, Any]]:
+def _plan(session: Session, searches: Searches | None) -> list[dict[str, Any]]:
     from vitsweep.planning.plan_table import plan
 
+    launcher = session.launcher
     return plan(
-        cells, sweep_settings(config), composer, launcher.machine(), launcher.with_paired_baselines
+        searches.first() if searches else session.cells,
+        session.settings,
+        session.composer,
+        launcher.machine(),
+        launcher.with_paired_baselines,
     )
 
 
-def _search(searches: Searches, launcher: CellLauncher, config: dict[str, Any]) -> list[Search]:
+def _search(session: Session, searches: Searches) -> list[Search]:
     """Run the rounds of a search for limits, and show what it found.
 
     Raises:
-        BadValueError: two cells of the grid are the same one.
         SystemExit: 3 where a search ended before its limit was found.
     """
-    from vitsweep.cli.summary import rows_of, summarize_limits
+    from vitsweep.cli.summary import summarize_limits
 
-    launcher.check_that_results_are_awaited()
-    key = searches.key
-
-    def run_round(number: int, probed: list[ComposedCell]) -> Sequence[Row]:
-        values = ", ".join(cell.overrides[-1].partition("=")[2] for cell in probed)
-        print(f"Round {number} of the search for the largest `{key}`: {values}", flush=True)
-        request = _request(probed, config, searches.composer)
-        with launcher.launch_cells(request) as result:
-            rows = rows_of(result, request.console)
-        if len(rows) != len(probed):
-            raise BadValueError(
-                f"{len(probed) - len(rows)} cells of the grid are the same as others; `sweep.limit` "
-                "needs each once: leave out what changes nothing."
-            )
-        return rows
-
-    found = searches.run(run_round)
-    summarize_limits(config, key)
+    found = search_limits(session, searches)
+    summarize_limits(store_of(session.settings), searches.key, session.console)
     if any(search.failure for search in found):
         raise SystemExit(ExitCode.not_all_measured)
     return found
-
-
-def _request(
-    cells: Sequence[ComposedCell], config: Mapping[str, Any], composer: Composer
-) -> LaunchRequest:
-    settings = sweep_settings(config)
-    if settings.name == AUTO:  # of a sweeper of Hydra's own, which composes no sweep
-        settings = replace(settings, name=cells[0].tree["sweep"]["name"])
-    return LaunchRequest(cells=cells, settings=settings, composer=composer, console=open_console())
-
-
-def _plain(config: Mapping[str, Any] | DictConfig) -> Mapping[str, Any]:
-    return hydra_internals.plain_resolved(config) if isinstance(config, DictConfig) else config

@@ -22,22 +22,18 @@ def parser() -> Options:
 
 def run(arguments: Sequence[str]) -> int:
     """Write the report of the sweep, or what changed from it to the other; print its path."""
-    from vitsweep.results.find import find_sweep
+    from vitsweep.api.handle import load
 
     asked = parser().parse_args(arguments)
-    store = find_sweep(asked.sweep)
-    other = find_sweep(asked.other) if asked.other else None
-    from vitsweep.report.html import write_report  # pandas and charts, once there is a sweep
-    from vitsweep.report.two_sweeps import notes_on_sides, write_comparison_report
-    from vitsweep.report.views import collect
-    from vitsweep.tables.load import runs_of
-
-    if other:
-        page = write_comparison_report(store, other)
-        for note in notes_on_sides({"A": runs_of(store), "B": runs_of(other)}):
-            print(f"Warning: {note}", file=sys.stderr)
-        print(page)
+    sweep = load(asked.sweep)
+    if not asked.other:
+        print(sweep.report())
         return 0
-    collect(store)
-    print(write_report(store))
+    other = load(asked.other)
+    from vitsweep.report.two_sweeps import notes_on_sides, write_comparison_report
+
+    page = write_comparison_report(sweep.folder, other.folder)
+    for note in notes_on_sides({"A": sweep.runs, "B": other.runs}):
+        print(f"Warning: {note}", file=sys.stderr)
+    print(page)
     return 0

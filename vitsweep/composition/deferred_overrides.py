@@ -39,7 +39,7 @@ def _is_override(argument: str) -> bool:
 
 def _deferred(text: str) -> str:
     [override] = parse_overrides([text])
-    if _belongs_to_the_sweep(override) or override.is_sweep_override():
+    if belongs_to_the_sweep(override) or override.is_sweep_override():
         return text
     key, value = override.get_key_element(), hydra_internals.own_text(override) or "''"
     if override.value() is None:
@@ -47,6 +47,7 @@ def _deferred(text: str) -> str:
     return f"{key}=choice({value})"
 
 
-def _belongs_to_the_sweep(override: Override) -> bool:
+def belongs_to_the_sweep(override: Override) -> bool:
+    """Tell whether an override says what the sweep is or sets Hydra's own node, not a cell's."""
     sets = override.type in (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD)
     return not sets or root_of(override) in OUTSIDE_THE_CELL or bool(override.is_hydra_override())

@@ -21,6 +21,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from vitsweep.composition.suggestions import hydra_error_sentence
+from vitsweep.errors import BadValueError
+
 
 @dataclass(frozen=True)
 class ConfigFile:
@@ -31,10 +34,26 @@ class ConfigFile:
     has_defaults: bool
 
 
-def open_loader(conf: Path) -> ConfigLoader:
-    """Return a loader over `conf`, as `hydra.main` would make it."""
+def open_loader(conf: Path, config_dir: str | Path | None = None) -> ConfigLoader:
+    """Return a loader over `conf`, as `hydra.main` would make it.
+
+    Args:
+        conf: folder of the primary configuration.
+        config_dir: folder with more choices and groups, as `--config-dir` adds it.
+
+    Raises:
+        BadValueError: `config_dir` is no folder.
+    """
     _set_version_base()
-    return ConfigLoaderImpl(create_config_search_path(str(conf.resolve())))
+    search_path = create_config_search_path(str(conf.resolve()))
+    if config_dir is not None:
+        folder = Path(config_dir).absolute()
+        if not folder.is_dir():
+            raise BadValueError(
+                f"`--config-dir {config_dir}`: there is no such folder below `{Path.cwd()}`."
+            )
+        search_path.append("command-line", f"file://{folder}")
+    return ConfigLoaderImpl(search_path)
 
 
 def parse(text: str, loader: ConfigLoader | None) -> Override:
@@ -59,6 +78,22 @@ def load_file(repository: Any, path: str) -> ConfigFile | None:
 def compose(loader: ConfigLoader, config_name: str, overrides: Sequence[str]) -> DictConfig:
     """Compose one configuration as Hydra's launchers do on a node."""
     return loader.load_configuration(config_name, list(overrides), RunMode.RUN, from_shell=False)
+
+
+def compose_sweep(loader: ConfigLoader, config_name: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose what a sweep needs before its cells are, Hydra's own node included.
+
+    Raises:
+        BadValueError: Hydra refuses an override.
+    """
+    try:
+        return loader.load_configuration(
+            config_name, list(overrides), RunMode.MULTIRUN, from_shell=False
+        )
+    except (HydraException, OmegaConfBaseException) as error:
+        raise BadValueError(
+            hydra_error_sentence("The overrides cannot be composed", error)
+        ) from error
 
 
 def sources(loader: Any, config_name: str, overrides: Sequence[str]) -> list[tuple[str, str]]:

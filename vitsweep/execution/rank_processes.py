@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import psutil
@@ -124,9 +126,10 @@ class LocalRanks:
         try:
             if isinstance(context, ForkServerContext):
                 start_fork_server()
-            for process in self._processes:
-                process.start()
-                self._keep_handle(process)
+            with main_module_left_alone():
+                for process in self._processes:
+                    process.start()
+                    self._keep_handle(process)
         except BaseException:
             self.kill()
             raise
@@ -243,6 +246,21 @@ def start_fork_server() -> None:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def main_module_left_alone() -> Iterator[None]:
+    """Keep processes that start inside the block from running the user's script once more.
+
+    multiprocessing lets each child import the main module of its parent, so that a script would need
+    `if __name__ == "__main__":` around all that it does. Ranks need nothing of it.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def context_for(cell: CellSpec) -> Context:

@@ -16,7 +16,7 @@ from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.freeze import freeze, open_store, plan_of
-from vitsweep.planning.provenance import code_state
+from vitsweep.planning.provenance import code_state, command_line
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
@@ -32,12 +32,14 @@ class LaunchRequest:
         settings: the `sweep` node of the configuration, checked.
         composer: composes baselines, and the values that a search tries.
         console: for what the user should know while cells run.
+        command: what to type for the same; empty where `sys.argv` says so.
     """
 
     cells: Sequence[ComposedCell]
     settings: SweepSettings
     composer: Composer
     console: Console
+    command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +132,7 @@ def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:
 
 def _frozen(store: Store, plan: SweepPlan, request: LaunchRequest) -> PreparedSweep:
     code = code_state()
-    freeze(store, plan, request.settings, code)
+    freeze(store, plan, request.settings, code, command=request.command or command_line())
     return PreparedSweep(store=store, plan=plan, code=code)
 
 

@@ -1,6 +1,6 @@
 """Writing a sweep folder: every cell with its configuration and code, frozen before anything runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -46,7 +46,7 @@ def freeze(
     plan: SweepPlan,
     settings: SweepSettings,
     code: dict[str, Any],
-    **facts: Mapping[str, Any],
+    **facts: Any,
 ) -> None:
     """Write every cell, the invalid ones with their reasons, and append the command.
 

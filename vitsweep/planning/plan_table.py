@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pandas import DataFrame
@@ -36,7 +37,44 @@ def plan(
     machine: Machine,
     with_paired_baselines: Callable[[SweepPlan], SweepPlan] = lambda plan: plan,
 ) -> list[dict[str, Any]]:
-    """Print every cell with its state and return one row per cell.
+    """Print every cell with its state and return one row per cell (see `overview`)."""
+    found = overview(cells, settings, composer, machine, with_paired_baselines)
+    console = open_console()
+    _show(found.rows, found.store, console)
+    again = f"`vitsweep retry {found.store.name}` runs them again"
+    print_notices(found.state, found.plan, found.store, again, console)
+    if found.detectable_effect:
+        console.print(found.detectable_effect, highlight=False)
+    return found.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOverview:
+    """What a sweep would run and could show.
+
+    Attributes:
+        rows: one per cell, see `plan_rows`.
+        plan: the cells with their baselines.
+        state: what is measured already.
+        store: of the sweep; its folder need not exist.
+        detectable_effect: a sentence on how small a difference the sweep could show, or "".
+    """
+
+    rows: list[dict[str, Any]]
+    plan: SweepPlan
+    state: ResumeState
+    store: Store
+    detectable_effect: str
+
+
+def overview(
+    cells: Sequence[ComposedCell],
+    settings: SweepSettings,
+    composer: Composer,
+    machine: Machine,
+    with_paired_baselines: Callable[[SweepPlan], SweepPlan] = lambda plan: plan,
+) -> PlanOverview:
+    """Check all cells and look up what is measured; nothing is written or trained.
 
     Args:
         cells: of the command.
@@ -51,17 +89,17 @@ def plan(
     runs = list(store.runs()) if store.cells.is_dir() else []
     state = resume_state(sweep_plan, runs, settings, code_state())
     rows = plan_rows(sweep_plan, state, settings.cells_per_block)
-    console = open_console()
-    _show(rows, store, console)
-    again = f"`vitsweep retry {store.name}` runs them again"
-    print_notices(state, sweep_plan, store, again, console)
     baselines = (store.baselines() if runs else {}) | sweep_plan.baselines
     noise = noise_of(runs, baselines)
     if not noise.num_ratios and sweep_plan.runnable and machine.described_by == HERE:
         noise = noise_of_other_sweep(store, device_name(machine.device))
-    if sentence := describe_detectable_effect(sweep_plan, noise):
-        console.print(sentence, highlight=False)
-    return rows
+    return PlanOverview(
+        rows=rows,
+        plan=sweep_plan,
+        state=state,
+        store=store,
+        detectable_effect=describe_detectable_effect(sweep_plan, noise) or "",
+    )
 
 
 def plan_rows(plan: SweepPlan, state: ResumeState, cells_per_block: int) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """`vitsweep status` and `vitsweep cancel`: the jobs of a submitted sweep, from any terminal."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -76,6 +77,20 @@ def cancel(store: Store, console: Console) -> int:
     job_states = poll(store)
     console.print(page(store, job_states, outcomes_of(store, job_states)))
     return 0
+
+
+def wait_for_jobs(store: Store, seconds: float | None = None) -> bool:
+    """Wait until no job of a sweep is live; runs that dead jobs did not finish are recorded.
+
+    Returns:
+        False if jobs are still live after `seconds`.
+    """
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    while any(state.is_live for state in reconcile(store)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(REFRESH_SECONDS)
+    return True
 
 
 def _ids_to_cancel(live: Sequence[JobState]) -> list[str]:

@@ -1,0 +1,162 @@
+"""`import vitsweep`: the functions of the command line, in Python."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import vitsweep
+from tests.cells import TINY
+from tests.command import QUICK, ROOT
+from vitsweep.api.settings import as_overrides
+
+SCRIPT = f"""
+import vitsweep
+
+sweep = vitsweep.sweep({list(QUICK)}, precision=["fp32", "O1"], name="mine")
+assert list(sweep.cells["status"]) == ["measured"] * 2, sweep.cells["reason"]
+assert list(sweep.speedups()["cell"]) and len(sweep.runs) == 2
+assert set(sweep.status()["status"]) == {{"measured"}}
+again = vitsweep.sweep({list(QUICK)}, precision=["fp32", "O1"], name="mine")
+assert len(again.runs) == 2, "nothing is measured twice"
+try:
+    vitsweep.sweep("precision=o1")
+except vitsweep.BadValueError as error:
+    print(error)
+print(sweep)
+"""
+
+
+def python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"
+    script.write_text(code)
+    return subprocess.run(
+        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=500
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "settings", "expected"),
+    [
+        ("precision=O1,O2 seed=1", {}, ["precision=O1,O2", "seed=1"]),
+        (["seed=1"], {"precision": ["O1", "O2"]}, ["seed=1", "precision=O1,O2"]),
+        ((), {"batch": {"images_per_step": [32, 64]}}, ["batch.images_per_step=32,64"]),
+        ((), {"model": "vit_small", "seed": 3}, ["model=vit_small", "seed=3"]),
+        ((), {"sweep": {"baseline": None}}, ["sweep.baseline=null"]),
+        ((), {"sweep": {"question": "Is it, then?"}}, ["sweep.question='Is it, then?'"]),
+    ],
+)
+def test_settings_by_name_are_overrides(overrides, settings, expected):
+    assert as_overrides(overrides, settings) == expected
+
+
+def test_a_list_without_values_is_refused_by_its_key():
+    with pytest.raises(vitsweep.BadValueError, match=r"`batch\.images_per_step="):
+        as_overrides((), {"batch": {"images_per_step": []}})
+    with pytest.raises(vitsweep.BadValueError, match="`3` is no override"):
+        as_overrides([3], {})
+
+
+def test_importing_it_loads_nothing_else():
+    code = (
+        "import sys, vitsweep; dir(vitsweep); print(sorted({m.split('.')[0] for m in sys.modules}))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for package in ("torch", "pandas", "numpy", "hydra", "rich", "pydantic"):
+        assert f"'{package}'" not in shown.stdout
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in set(vitsweep.__all__) - {"__version__"}:
+        assert getattr(vitsweep, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'sweeps'"):
+        vitsweep.sweeps  # noqa: B018
+
+
+def test_a_plan_is_a_table_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = vitsweep.plan([*TINY, "mesh.tensor=1,2"], precision=["O1", "O2"])
+    assert list(table["state"]) == ["runnable"] * 2 + ["invalid"] * 2 + ["runnable"]
+    assert list(table["precision"][:4]) == ["O1", "O2"] * 2
+    assert table["is_baseline"].sum() == 1
+    assert "`mesh.tensor=2` is used by no chosen technique" in table["reasons"][2]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"overrides": "precision=o2"}, "Did you mean `precision=O2`?"),
+        ({"overrides": "hydra.run.dir=x"}, "`hydra.run.dir=x` would change nothing"),
+        ({"overrides": "hydra/launcher=basic"}, "`hydra/launcher=basic` runs no cells from Python"),
+        ({"overrides": "hydra/sweeper=basic"}, "from Python vitsweep runs grids of its own"),
+        ({"config_dir": "nosuch"}, "`--config-dir nosuch`: there is no such folder"),
+        ({"launcher": "lokal"}, "lokal"),
+        ({"overrides": "plan"}, "`plan` is no override"),
+    ],
+)
+def test_mistakes_are_exceptions_with_the_text_of_the_command_line(arguments, words):
+    with pytest.raises(vitsweep.VitsweepError) as refused:
+        vitsweep.plan(**arguments)
+    assert words in str(refused.value)
+
+
+def test_a_sweep_all_of_whose_cells_are_refused_raises(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(vitsweep.ImpossibleCellError, match=r"mesh\.tensor=2"):
+        vitsweep.sweep("mesh.tensor=2", show=False)
+
+
+def test_a_sweep_that_does_not_exist_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(vitsweep.VitsweepError, match="no sweep `nosuch`"):
+        vitsweep.load("nosuch")
+
+
+def test_two_measured_sweeps_are_compared_and_a_sweep_with_a_setting_is_not():
+    sample = vitsweep.load(ROOT / "analysis" / "sample")
+    table = vitsweep.compare(sample, sample)
+    assert {"change", "claim"} <= set(table)
+    with pytest.raises(vitsweep.VitsweepError, match=r"two settings .* or two sweeps"):
+        vitsweep.compare(sample, "precision=O1")
+
+
+def test_a_sweep_shows_answer_table_and_chart_in_a_notebook():
+    html = vitsweep.load(ROOT / "analysis" / "sample")._repr_html_()
+    assert "<table" in html
+    assert "<svg" in html
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_measures_a_sweep(tmp_path):
+    done = python(tmp_path, SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert "Did you mean `precision=O1`?" in done.stdout
+    assert "<vitsweep.Sweep 'mine' in results/mine: 2 measured>" in done.stdout
+    assert done.stdout.count("] precision=") == 2, "one line of progress per run"
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's own libraries
+def test_a_notebook_measures_compares_and_shows_a_sweep(tmp_path):
+    cells = [
+        "import vitsweep",
+        f"vitsweep.plan({list(QUICK)}, precision=['O1', 'O2'])",
+        f"sweep = vitsweep.sweep({list(QUICK)}, precision=['O1', 'O2'], name='mine')",
+        "sweep",
+        "sweep.report()",
+        f"vitsweep.compare('precision=O1', '', {list(QUICK)}, minutes=0.01)",
+        "vitsweep.load('mine').speedups()",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [[o.get("data", {}) for o in cell["outputs"]] for cell in notebook.cells]
+    assert "table" in shown[1][-1]["text/html"]
+    assert shown[2], "progress"
+    assert "<svg" in shown[3][-1]["text/html"]
+    assert "<iframe" in shown[4][-1]["text/html"]
+    assert "throughput of the default" in shown[5][-1]["text/html"]
+    assert "<table" in shown[6][-1]["text/html"]

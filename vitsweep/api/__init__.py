@@ -1,0 +1,1 @@
+"""What `import vitsweep` and the command line share: a sweep composed, planned, measured and read."""

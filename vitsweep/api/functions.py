@@ -1,0 +1,225 @@
+"""The functions of `import vitsweep`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from vitsweep.api.comparisons import ComparisonResult, compared_settings, compared_sweeps
+from vitsweep.api.handle import Sweep, load
+from vitsweep.api.measure import collected, measured, search_limits, searches_of
+from vitsweep.api.session import Session, open_session
+from vitsweep.api.settings import Overrides, as_overrides
+from vitsweep.composition.override_text import value_override
+from vitsweep.console import open_console
+from vitsweep.errors import BadValueError, SweepStopped, VitsweepError
+from vitsweep.launchers.paired_comparison import (
+    DEFAULT_MINUTES,
+    DEFAULT_WIDTH,
+    ComparisonRequest,
+    StopReason,
+)
+from vitsweep.planning.freeze import store_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["compare", "load", "plan", "race", "sweep"]
+
+WAIT = "hydra.launcher.wait"
+
+
+def sweep(
+    overrides: Overrides = (),
+    *,
+    launcher: str = "local",
+    name: str | None = None,
+    config_dir: str | Path | None = None,
+    show: bool = True,
+    **settings: Any,
+) -> Sweep:
+    """Measure every combination of some settings, and the baseline that speedups divide by.
+
+    What is measured already in the sweep's folder is not measured again; a wider grid under the
+    same name adds to it.
+
+    Args:
+        overrides: in the grammar of the command line: `["precision=O1,O2", "sharding=ddp,fsdp"]`.
+        launcher: `local` measures here and returns when all cells are measured; `slurm` submits
+            jobs and returns at once (see `Sweep.wait`), unless `hydra.launcher.wait=true` is given.
+        name: of the folder below `results/`; by default from model, data and the keys that vary.
+        config_dir: folder with choices, groups and named sweeps of your own.
+        show: print progress and notices.
+        settings: the same as overrides by name: `model="vit_small"`, `precision=["O1", "O2"]`,
+            `batch={"images_per_step": 64}`. A list sweeps its key.
+
+    Returns:
+        The sweep. Cells that ended otherwise than measured have their status and reason in
+        `Sweep.cells`.
+
+    Raises:
+        BadValueError: an override is wrong; nothing has run.
+        ImpossibleCellError: every cell is refused; all reasons are named.
+        VitsweepError: the folder or the cluster cannot be used.
+        KeyboardInterrupt: the user stopped it; the same call continues.
+    """
+    session = _session(overrides, settings, launcher, name, config_dir, show)
+    if searches := searches_of(session):
+        search_limits(session, searches)
+        return Sweep(store_of(session.settings))
+    with measured(session) as result:
+        if not result.submitted:
+            cells = collected(result)
+            from vitsweep.results.trackers import mirror
+
+            rows = [{str(k): v for k, v in row.items()} for row in cells.to_dict("records")]
+            if message := mirror(result.store, rows, session.tracker):
+                session.console.print(message, highlight=False)
+        plan = result.plan
+    named = tuple(c for c, entry in plan.entries.items() if not entry.is_added_baseline)
+    return Sweep(result.store, named)
+
+
+def plan(
+    overrides: Overrides = (),
+    *,
+    launcher: str = "local",
+    name: str | None = None,
+    config_dir: str | Path | None = None,
+    **settings: Any,
+) -> "DataFrame":
+    """Return what `sweep` with the same arguments would run; nothing is trained or written.
+
+    Args:
+        overrides: as for `sweep`.
+        launcher: as for `sweep`; `slurm` plans for a node of the cluster.
+        name: as for `sweep`.
+        config_dir: as for `sweep`.
+        settings: as for `sweep`.
+
+    Returns:
+        One row per cell, baselines included: `cell_id`, `cell` (what tells it apart), one column per
+        setting that varies, `state` (`runnable`, `measured`, `invalid`, ...), `runs` that it lacks,
+        `is_baseline`, and `reasons` why it is not run.
+
+    Raises:
+        BadValueError: an override is wrong.
+    """
+    from pandas import DataFrame
+
+    from vitsweep.planning.plan_table import overview
+
+    session = _session(overrides, settings, launcher, name, config_dir, show=False)
+    searches = searches_of(session)
+    found = overview(
+        searches.first() if searches else session.cells,
+        session.settings,
+        session.composer,
+        session.launcher.machine(),
+        session.launcher.with_paired_baselines,
+    )
+    rows = [_plan_row(row) for row in found.rows]
+    table = DataFrame(rows)
+    table.attrs["detectable_effect"] = found.detectable_effect
+    return table
+
+
+def compare(
+    a: Overrides | Sweep,
+    b: Overrides | Sweep,
+    overrides: Overrides = (),
+    *,
+    width: float = DEFAULT_WIDTH,
+    minutes: float = DEFAULT_MINUTES,
+    show: bool = True,
+    **settings: Any,
+) -> "ComparisonResult | DataFrame":
+    """Measure two settings in turns on this machine, or compare two measured sweeps.
+
+    Args:
+        a: overrides of the first setting, such as `"precision=O1"` (empty for the default), or a
+            sweep.
+        b: the same of the second, by whose throughput the first one's is divided.
+        overrides: of both settings.
+        width: stop when the 95 % interval of the ratio is at most +- this, relative.
+        minutes: start no block that would end later than this; the first always runs.
+        show: print progress and notices.
+        settings: of both settings, by name.
+
+    Returns:
+        A `ComparisonResult`; of two sweeps the table of their cells, with `change`, the ratio of the
+        speedup in B to that in A, its interval and claim.
+
+    Raises:
+        VitsweepError: a setting is wrong or cannot run, or one side is a sweep and the other not.
+        KeyboardInterrupt: the user stopped it; the same call continues.
+    """
+    if isinstance(a, Sweep) and isinstance(b, Sweep):
+        return compared_sweeps(a, b)
+    if isinstance(a, Sweep) or isinstance(b, Sweep):
+        raise VitsweepError(
+            "`compare` takes two settings such as 'precision=O1', or two sweeps of `vitsweep.load`."
+        )
+    request = ComparisonRequest(
+        variant=tuple(as_overrides(a, {})),
+        baseline=tuple(as_overrides(b, {})),
+        common=tuple(as_overrides(overrides, settings)),
+        width=width,
+        minutes=minutes,
+    )
+    with compared_settings(request, _console(show)) as (_, result):
+        pass
+    if result.stop_reason is StopReason.interrupted:
+        raise SweepStopped
+    return result
+
+
+def race(overrides: Overrides = (), *, minutes: float | None = None, **arguments: Any) -> Sweep:
+    """Find the fastest of many combinations without measuring all of them equally often.
+
+    Args:
+        overrides: the grid, as for `sweep`.
+        minutes: budget; None races until the leader is settled.
+        arguments: further arguments of `sweep`.
+
+    Returns:
+        The sweep, as `sweep` does.
+
+    Raises:
+        VitsweepError: as `sweep` does, or the budget is too small for one block.
+    """
+    if minutes is not None and not minutes > 0:
+        raise BadValueError(f"`minutes={minutes:g}` must be a number above 0.")
+    budget = [] if minutes is None else [value_override("sweep.minutes", float(minutes))]
+    return sweep([*as_overrides(overrides, {}), "sweep.search=race", *budget], **arguments)
+
+
+def _session(
+    overrides: Overrides,
+    settings: Mapping[str, Any],
+    launcher: str,
+    name: str | None,
+    config_dir: str | Path | None,
+    show: bool,
+) -> Session:
+    texts = as_overrides(overrides, settings)
+    typed = {text.lstrip("+").partition("=")[0] for text in texts}
+    if "hydra/launcher" not in typed:
+        texts.append(value_override("hydra/launcher", launcher))
+        if launcher == "slurm" and WAIT not in typed:
+            texts.append(f"{WAIT}=false")
+    if name is not None:
+        texts.append(value_override("sweep.name", name))
+    return open_session(texts, _console(show), config_dir)
+
+
+def _console(show: bool) -> Console:
+    return open_console() if show else Console(quiet=True)
+
+
+def _plan_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Spread the settings of a cell over columns of their own, and join its reasons."""
+    plain = {key: value for key, value in row.items() if key not in ("settings", "reasons")}
+    head = {key: plain.pop(key) for key in ("cell_id", "cell")}
+    return head | dict(row["settings"]) | plain | {"reasons": " ".join(row["reasons"])}

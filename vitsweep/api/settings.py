@@ -1,0 +1,45 @@
+"""Settings given in Python, written as the overrides that the command line takes."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vitsweep.composition.override_text import sweep_override, value_override
+from vitsweep.errors import BadValueError
+
+Overrides = str | Sequence[str]
+"""Overrides in Hydra's grammar: a list of them, or one text as typed in a shell."""
+
+
+def as_overrides(overrides: Overrides, settings: Mapping[str, Any]) -> list[str]:
+    """Return overrides as typed after `python -m vitsweep -m`.
+
+    Args:
+        overrides: in Hydra's grammar, such as `["precision=O1,O2"]`.
+        settings: key -> value. A list or tuple sweeps the key, a mapping sets keys below it:
+            `batch={"images_per_step": [32, 64]}` is `batch.images_per_step=32,64`.
+
+    Raises:
+        BadValueError: `overrides` is neither a text nor a list of texts, or a list is empty.
+    """
+    texts = shlex.split(overrides) if isinstance(overrides, str) else list(overrides)
+    for text in texts:
+        if not isinstance(text, str):
+            raise BadValueError(
+                f"`{text!r}` is no override: give texts such as 'precision=O1,O2', or settings by "
+                "name, such as precision=['O1', 'O2']."
+            )
+    return [*texts, *_of_settings(settings, "")]
+
+
+def _of_settings(settings: Mapping[str, Any], above: str) -> Iterator[str]:
+    for name, value in settings.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from _of_settings(value, f"{key}.")
+        elif isinstance(value, (list, tuple)):
+            if not value:
+                raise BadValueError(f"`{key}=[]` holds no value: give at least one.")
+            yield sweep_override(key, list(value))
+        else:
+            yield value_override(key, value)
