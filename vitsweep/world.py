@@ -48,11 +48,7 @@ class World:
 
     def coordinates(self) -> tuple[int, ...]:
         """This rank's index along each of `AXES` (the last axis runs fastest)."""
-        rest, indices = self.rank, []
-        for degree in reversed(self.shape.degrees()):
-            rest, index = divmod(rest, degree)
-            indices.append(index)
-        return tuple(reversed(indices))
+        return self.shape.coordinates(self.rank)
 
     def axis(self, name: str) -> "DeviceMesh":
         """Return the sub-mesh of one axis."""

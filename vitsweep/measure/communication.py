@@ -101,9 +101,7 @@ class CommunicationCounter(AbstractContextManager["CommunicationCounter"]):
 
     def __init__(self) -> None:
         self._mode = _observing(self._count)
-        tables = _torch_collectives()
-        self._counted = tables.collective_ops - tables.sync_ops - RECEIVES
-        self._op = tables.CollectiveOp
+        self._read = CollectiveReader()
         self.calls: Counter[tuple[str, str]] = Counter()
         self.bytes: defaultdict[tuple[str, str], float] = defaultdict(float)
 
@@ -127,14 +125,63 @@ class CommunicationCounter(AbstractContextManager["CommunicationCounter"]):
 
     def _count(self, func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count an operation if it is a collective."""
+        call = self._read(func, result, args, kwargs)
+        if call:
+            self.calls[call.name, call.purpose] += 1
+            self.bytes[call.name, call.purpose] += call.bytes_sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveCall:
+    """One call of a collective.
+
+    Attributes:
+        name: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `send`.
+        purpose: what is sent.
+        group: the ranks that take part.
+        bytes_whole: of the whole tensor, gathered or not yet scattered.
+        bytes_sent: what this rank sends (see `CommunicationCounter`).
+    """
+
+    name: str
+    purpose: str
+    group: Any
+    bytes_whole: int
+    bytes_sent: float
+
+
+class CollectiveReader:
+    """Tells which operations are collectives, and what they send.
+
+    Raises:
+        ImportError, AttributeError: this torch has no tables of collectives as they are read here.
+    """
+
+    def __init__(self) -> None:
+        tables = _torch_collectives()
+        self._all = tables.collective_ops
+        self._counted = tables.collective_ops - tables.sync_ops - RECEIVES
+        self._op = tables.CollectiveOp
+
+    def is_collective(self, func: Any) -> bool:
+        """Whether an operation belongs to a collective: its start, or waiting for its end."""
+        return func in self._all
+
+    def __call__(
+        self, func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CollectiveCall | None:
+        """Return what an operation sends, or None where it starts no collective."""
         if func not in self._counted:
-            return
+            return None
         name = _collective(func)
-        ranks = self._op.get_process_group(func, args).size()
-        purpose = current_purpose() or _BY_COLLECTIVE.get(name, "activation")
-        self.calls[name, purpose] += 1
-        self.bytes[name, purpose] += _sent(
-            name, ranks, self._whole_bytes(func, result, args, kwargs)
+        group = self._op.get_process_group(func, args)
+        whole = self._whole_bytes(func, result, args, kwargs)
+        return CollectiveCall(
+            name=name,
+            purpose=current_purpose() or _BY_COLLECTIVE.get(name, "activation"),
+            group=group,
+            bytes_whole=whole,
+            bytes_sent=_sent(name, group.size(), whole),
         )
 
     def _whole_bytes(

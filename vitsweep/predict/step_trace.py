@@ -1,10 +1,11 @@
 """StepTrace: the operators, collectives and memory of one training step on one rank (no torch)."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Phase = Literal["forward", "backward", "optimizer"]
-OperatorKind = Literal["matmul", "convolution", "attention", "memory", "optimizer", "other"]
+OperatorKind = Literal["matmul", "convolution", "attention", "memory", "optimizer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,16 +13,17 @@ class OperatorTotal:
     """All calls of one operator with equal shapes in one phase of a step.
 
     Attributes:
-        kind: `matmul`; `convolution`; `attention` (fused kernels); `memory` (element-wise operators,
-            norms, reductions and copies, bound by memory bandwidth); `optimizer` (fused update of
-            many parameters at once); `other` (no tensor of note is read or written).
+        kind: `matmul`; `convolution`; `attention` (fused kernels); `optimizer` (all else in the phase
+            of this name); `memory` (all else: element-wise operators, norms, reductions and copies,
+            bound by memory bandwidth).
         name: of the PyTorch operator, such as `addmm`.
         phase: of the step; recomputation counts as backward.
         dtype: of the inputs, such as `bfloat16`.
         shape: of `matmul` and `convolution` (batch, m, n, k), a convolution as the product that
             computes it (m output pixels of all images, n output channels, k inputs of one of them);
-            of `attention` (batch, heads, queries, keys, head_width); of all others (elements,), of
-            the largest tensor (`memory`) or of all updated parameters (`optimizer`).
+            of `attention` (batch, heads, queries, keys, head_width); of `memory` (elements,) of the
+            largest tensor of one call; of `optimizer` (elements, tensors) of the list of tensors, or
+            the one tensor, that one call works on.
         count: calls in one step.
         flops: of all calls, one multiply-add = 2; 0 where PyTorch counts none (`memory`, `optimizer`).
         bytes_moved: bytes of all inputs and outputs of all calls.
@@ -74,7 +76,7 @@ class MemoryParts:
         gradients: held before the update.
         optimizer: moments, and float32 copies of parameters in lower precision.
         activations: alive at the peak of forward and backward beside all others.
-        gathered: parameters gathered or cast from shards, alive at that peak.
+        gathered: parameters gathered from the shards of all ranks, alive at that peak.
         buffers: held for the whole run beside these: buckets of DDP.
         peak: largest sum of all that is alive at one moment of the step.
     """
@@ -86,6 +88,23 @@ class MemoryParts:
     gathered: int
     buffers: int
     peak: int
+
+
+def memory_parts(peaks: Mapping[str, Mapping[str, int]], **held: int) -> MemoryParts:
+    """Find the peak, and what makes up that of forward and backward.
+
+    Args:
+        peaks: as in `StepTrace`.
+        held: parameters, gradients, optimizer, buffers.
+    """
+    training = [alive for half, alive in peaks.items() if not half.startswith("optimizer")]
+    highest = max(training, key=lambda alive: sum(alive.values()))
+    return MemoryParts(
+        **held,
+        activations=highest.get("activations", 0),
+        gathered=highest.get("gathered", 0),
+        peak=max(sum(alive.values()) for alive in peaks.values()),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +127,8 @@ class StepTrace:
         compiled: what is compiled: `nothing`, `block` or `model`. The operators are those of the
             eager step.
         notes: what was left out or approximated, as full sentences.
+        peaks: half of a phase (`backward end`) -> kind of tensor -> bytes alive when their sum was
+            largest in it.
     """
 
     operators: tuple[OperatorTotal, ...]
@@ -123,6 +144,7 @@ class StepTrace:
     pipeline_chunks: int = 1
     compiled: str = "nothing"
     notes: tuple[str, ...] = ()
+    peaks: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def bytes_sent(self) -> float:

@@ -29,6 +29,14 @@ class MeshShape:
         """Return the degrees in the order of `AXES`."""
         return tuple(getattr(self, axis) for axis in AXES)
 
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Return the index of a rank along each of `AXES` (the last axis runs fastest)."""
+        rest, indices = rank, []
+        for degree in reversed(self.degrees()):
+            rest, index = divmod(rest, degree)
+            indices.append(index)
+        return tuple(reversed(indices))
+
     @property
     def world_size(self) -> int:
         """Number of ranks."""

@@ -1,0 +1,226 @@
+"""Trace one training step of a cell on fake tensors: what it computes, sends and keeps (needs torch)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from vitsweep.model.build import build_model
+from vitsweep.parallelize import parallelize
+from vitsweep.predict.extrapolate import extrapolate, traced_depths
+from vitsweep.predict.fake_world import fake_world, float32_layer_norm
+from vitsweep.predict.recorder import Recorder
+from vitsweep.predict.replica import Replica
+from vitsweep.predict.step_trace import MemoryParts, StepTrace, memory_parts
+from vitsweep.predict.untraced import traceable
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.techniques.memory import offloaded_blocks
+from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
+from vitsweep.training.trainer import Trainer
+from vitsweep.world import World
+
+CPU = torch.device("cpu")
+"""Fake tensors lie here whatever the cell's device: torch's CPU build has no fake CUDA tensors."""
+
+
+def trace_cell(cell: CellSpec) -> StepTrace:
+    """Trace the rank of a cell that has most to do.
+
+    A transformer of many equal blocks is traced with few of them: operators, bytes sent and memory
+    are linear in the depth (`predict.extrapolate`). Of a pipeline the first, the second and the last
+    stage are traced.
+
+    Returns:
+        Operators and collectives of the rank with the most FLOPs; its memory, or that of another
+        traced rank whose peak is higher.
+
+    Raises:
+        Exception: whatever building the model or the step raises.
+    """
+    depths = traced_depths(cell)
+    traces = [
+        extrapolate(
+            [trace_rank(replace(cell, model=replace(cell.model, depth=d)), rank) for d in depths],  # type: ignore[call-arg]
+            depths,
+            cell.transformer.depth,
+        )
+        if depths
+        else trace_rank(cell, rank)
+        for rank in distinct_ranks(cell)
+    ]
+    busiest = max(traces, key=lambda trace: trace.flops_per_step)
+    fullest = max(traces, key=lambda trace: trace.memory.peak)
+    return replace(busiest, memory=fullest.memory)
+
+
+def distinct_ranks(cell: CellSpec) -> list[int]:
+    """Ranks that do different work: stages of a pipeline, the ends of a ring with a causal mask."""
+    mesh = cell.mesh
+    per_stage = mesh.world_size // mesh.pipeline
+    ranks = {0, min(1, mesh.pipeline - 1) * per_stage, (mesh.pipeline - 1) * per_stage}
+    if mesh.sequence_parallel_size > 1:
+        ranks.add(mesh.sequence_parallel_size * mesh.tensor - 1)
+    return sorted(ranks)
+
+
+def trace_rank(cell: CellSpec, rank: int) -> StepTrace:
+    """Trace all blocks of one rank; the second step, in which the optimizer has its state."""
+    device = cell.resources.device
+    cell, notes = traceable(cell)
+    with fake_world(cell, CPU, rank) as world:
+        recorder = Recorder(world, cell.resources.ranks_per_node, device)
+        with _without_values(cell, world, recorder), recorder:
+            torch.manual_seed(cell.seed)
+            with torch.device("meta"):
+                model = build_model(cell)
+            num_parameters = sum(p.numel() for p in model.parameters())
+            trainer = parallelize(model, cell, world)
+            micro_batches = [_micro_batch(cell)] * cell.batch.accumulation_steps
+            trainer.step(iter(micro_batches), recorder)
+            held = _Held(trainer, recorder, micro_batches[0])
+            recorder.clear()
+            trainer.step(iter(micro_batches), held)
+    operators, peaks = recorder.operators(), recorder.peaks()
+    return StepTrace(
+        operators=operators,
+        collectives=recorder.collectives(),
+        memory=held.memory(peaks),
+        dispatches=dict(recorder.dispatches),
+        parameters=num_parameters,
+        flops_per_step=sum(operator.flops for operator in operators),
+        images_per_step=cell.images_per_step,
+        ranks=world.size,
+        device=device,
+        pipeline_ranks=cell.mesh.pipeline,
+        pipeline_chunks=_chunks(cell),
+        notes=notes,
+        peaks=peaks,
+    )
+
+
+def _chunks(cell: CellSpec) -> int:
+    if cell.mesh.pipeline == 1:
+        return 1
+    return cell.pipeline_parallel.microbatches * cell.pipeline_parallel.stages_per_rank
+
+
+def _micro_batch(cell: CellSpec) -> tuple[Tensor, Tensor]:
+    shape = cell.model.input_shape(cell.batch.resolution_px)
+    images = torch.empty(cell.micro_batch, *shape)
+    if cell.model.head == "dense":
+        return images, torch.empty(cell.micro_batch, cell.model.num_classes, *shape[-2:])
+    return images, torch.zeros(cell.micro_batch, dtype=torch.int64)
+
+
+class _Held:
+    """Says what the tensors of a trainer are, and measures them; passes on the marks of the step."""
+
+    def __init__(self, trainer: Trainer, recorder: Recorder, batch: tuple[Tensor, Tensor]) -> None:
+        self._recorder, self._gradients = recorder, 0
+        self._parameters = list(trainer.model.parameters())
+        self._optimizer_tensors = list(_optimizer_tensors(trainer, self._parameters))
+        self._buffers = [*batch, *trainer.model.buffers()]
+        for module in trainer.model.modules():
+            if isinstance(module, Replica) and module.gradient_as_bucket_view:
+                recorder.hold(module.buckets, "gradients")
+            elif isinstance(module, Replica):
+                self._buffers += module.buckets
+            if isinstance(module, FSDPModule):
+                _hold_gathered(module, recorder)
+        for parameter in self._parameters:
+            recorder.hold([parameter.grad], "gradients")  # kept between steps by flat buffers
+            parameter.register_post_accumulate_grad_hook(self._hold_gradient)
+        recorder.hold(self._optimizer_tensors, "optimizer")
+        recorder.hold(self._parameters, "parameters")
+        recorder.hold(self._buffers, "buffers")
+
+    def end(self, mark: str) -> None:
+        """A phase of the step ends."""
+        self._recorder.end(mark)
+        if mark == "backward":
+            self._gradients = _bytes(p.grad for p in self._parameters)
+
+    def memory(self, peaks: dict[str, dict[str, int]]) -> MemoryParts:
+        """Return the parts after the step."""
+        return memory_parts(
+            peaks,
+            parameters=_bytes(self._parameters),
+            gradients=self._gradients,
+            optimizer=_bytes(self._optimizer_tensors),
+            buffers=_bytes(self._buffers),
+        )
+
+    def _hold_gradient(self, parameter: Tensor) -> None:
+        self._recorder.hold([parameter.grad], "gradients")
+
+
+def _hold_gathered(module: nn.Module, recorder: Recorder) -> None:
+    """Name what FSDP2 gathers and the gradients before they are scattered (private to torch)."""
+    group = module._get_fsdp_state()._fsdp_param_group  # type: ignore[operator]
+    for parameter in group.fsdp_params if group else ():
+        recorder.hold(parameter.all_gather_outputs, "gathered")
+        whole = getattr(parameter, "_unsharded_param", None)
+        if whole is not None:
+            whole.register_post_accumulate_grad_hook(lambda p: recorder.hold([p.grad], "gradients"))
+
+
+def _optimizer_tensors(trainer: Trainer, parameters: list[nn.Parameter]) -> Iterator[Tensor]:
+    """Yield what the optimizer holds on this rank beside the model's own parameters."""
+    optimizer = getattr(trainer.optimizer, "optim", trainer.optimizer)  # ZeRO-1 wraps a local one
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+    if trainer.masters:
+        models = {id(p) for p in parameters}
+        for group in optimizer.param_groups:
+            yield from (p for p in group["params"] if id(p) not in models)
+
+
+def _bytes(tensors: Any) -> int:
+    """Bytes of tensors, each storage once... of this rank's parts."""
+    local = (t._local_tensor if isinstance(t, DTensor) else t for t in tensors if t is not None)
+    return sum(t.nbytes for t in local)
+
+
+@contextmanager
+def _without_values(cell: CellSpec, world: World, recorder: Recorder) -> Iterator[None]:
+    """Replace what needs the values of tensors, or another device than the one that fakes it."""
+    with ExitStack() as stack:
+        stack.enter_context(patch("vitsweep.model.initialize.draw_weights", lambda model: None))
+        stack.enter_context(patch.object(PipelineRunner, "_between_stages", _borders(cell)))
+        to_host = offloaded_blocks._to_host
+
+        def counted_elsewhere(tensor: Tensor) -> Any:
+            with recorder.on_host():
+                return to_host(tensor)
+
+        stack.enter_context(patch.object(offloaded_blocks, "_to_host", counted_elsewhere))
+        if cell.resources.device == "cuda" and cell.precision.plan().autocast_dtype:
+            stack.enter_context(float32_layer_norm())
+        yield
+
+
+def _borders(cell: CellSpec) -> Callable[..., list[Tensor]]:
+    """Return what finds the tensors between stages without sending them: (B, T, D) everywhere."""
+
+    def between_stages(runner: PipelineRunner, images: Tensor) -> list[Tensor]:
+        stages = len(runner.stages) * runner._ranks
+        dtype = getattr(torch, cell.precision.plan().param_dtype)
+        width, tokens = cell.transformer.width, cell.sequence_parallel.tokens_per_rank(cell)
+        found = [images]
+        for stage in range(1, stages):
+            shared = tokens[stage * len(tokens) // stages - 1]
+            axes = (len(images), shared) if cell.layout.batch_first else (shared, len(images))
+            found.append(torch.empty(*axes, width, dtype=dtype, device=images.device))
+        return (
+            [*found, runner.stages[-1](found[-1])]
+            if runner._rank == runner._ranks - 1
+            else [*found, torch.empty(0, device=images.device)]
+        )
+
+    return between_stages

@@ -1,0 +1,41 @@
+"""Which choices are traced as another one, and which cannot be traced at all (no torch)."""
+
+from dataclasses import replace
+
+from vitsweep.errors import VitsweepError
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.techniques.attention.flex import Flex
+from vitsweep.techniques.attention.sdpa import ScaledDotProduct
+from vitsweep.techniques.compilation.torch_compile import Eager
+from vitsweep.techniques.optimizer.adamw import AdamW
+from vitsweep.techniques.optimizer.apex_adamw import ApexAdamW
+
+
+class NotTraceableError(VitsweepError):
+    """A cell has a choice that fake tensors cannot stand for."""
+
+
+def traceable(cell: CellSpec) -> tuple[CellSpec, tuple[str, ...]]:
+    """Replace choices that only a GPU or a compiler has by those with the same sizes.
+
+    Returns:
+        The cell to trace, and one sentence for each replacement.
+    """
+    notes = []
+    if cell.compilation.scope != "nothing":
+        notes.append(
+            f"`compilation={cell.compilation.name}` is counted as the eager step: a compiler keeps "
+            "fewer intermediate results."
+        )
+        cell = replace(cell, compilation=Eager(name="eager"))
+    if isinstance(cell.attention, Flex):
+        notes.append(f"`attention={cell.attention.name}` is counted as flash attention.")
+        cell = replace(cell, attention=ScaledDotProduct(name="sdpa_auto", backend="auto"))
+    if isinstance(cell.attention, ScaledDotProduct) and cell.attention.backend != "math":
+        cell = replace(cell, attention=replace(cell.attention, backend="auto"))  # all are fused
+    if isinstance(cell.optimizer, ApexAdamW):
+        notes.append(f"`optimizer={cell.optimizer.name}` is counted as PyTorch's fused AdamW.")
+        same = ("learning_rate", "weight_decay", "clip_norm", "beta1", "beta2", "eps")
+        knobs = {name: getattr(cell.optimizer, name) for name in same}
+        cell = replace(cell, optimizer=AdamW(name="adamw_fused", implementation="fused", **knobs))
+    return cell, tuple(notes)
