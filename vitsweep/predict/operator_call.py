@@ -79,13 +79,12 @@ def operator_call(
         return None
     first = tensors[0] if tensors else result
     kind, shape = _kind_and_shape(packet, args, tensors or [result])
-    counted = flop_counter.flop_registry.get(packet)
     return OperatorCall(
         kind=kind,
         name=packet._qualified_op_name.split("::")[-1],
         dtype=str(first.dtype).removeprefix("torch."),
         shape=shape,
-        flops=int(counted(*args, **kwargs, out_val=result)) if counted else 0,
+        flops=_flops(packet, kind, shape, args, kwargs | {"out_val": result}),
         bytes_moved=_bytes_moved(func, result, args, kwargs),
     )
 
@@ -168,24 +167,25 @@ def _is_tensors(values: Any) -> bool:
     return bool(values) and all(isinstance(value, Tensor) for value in values)
 
 
-def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    return int(flop_counter.sdpa_flop_count(query, key, value))
+def _flops(packet: Any, kind: OperatorKind, shape: tuple[int, ...], args: Any, rest: Any) -> int:
+    """FLOPs of one call, one multiply-add = 2.
+
+    By torch's formulas, but for what they get wrong or leave out (2.11 to 2.13): gradients of
+    filters in groups, flash attention on CPU, masked pairs, which flash attention skips.
+    """
+    if kind == "convolution":
+        gradients = args[10] if packet is aten.convolution_backward else (True, False, False)
+        return 2 * prod(shape) * sum(gradients[:2])
+    if kind == "attention":
+        batch, heads, queries, keys, width = shape
+        backward = packet in ATTENTION_BACKWARD  # with q k^T once more, five products instead of two
+        whole = batch * heads * queries * keys * 2 * width * (5 if backward else 2)
+        return whole * (keys + 1) // (2 * keys) if _is_causal(args, backward) else whole
+    counted = flop_counter.flop_registry.get(packet)
+    return int(counted(*args, **rest)) if counted else 0
 
 
-def _attention_backward_flops(
-    gradient: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
-) -> int:
-    return int(flop_counter.sdpa_backward_flop_count(gradient, query, key, value))
-
-
-def _register() -> None:
-    """Let torch count the CPU's flash attention, which it does not know (2.11 to 2.13)."""
-    for packet, formula in (
-        (aten._scaled_dot_product_flash_attention_for_cpu, _attention_flops),
-        (aten._scaled_dot_product_flash_attention_for_cpu_backward, _attention_backward_flops),
-    ):
-        if packet not in flop_counter.flop_registry:
-            flop_counter.register_flop_formula(packet)(formula)
-
-
-_register()
+def _is_causal(args: tuple[Any, ...], backward: bool) -> bool:
+    """Whether flash attention (for CPU) has a causal mask."""
+    at = 7 if backward else 4
+    return len(args) > at and args[at] is True
