@@ -60,17 +60,23 @@ def utilization(
     dtype = compute_dtype(cell)
     peak, source = published_peak(device_name, dtype)
     measured = measured_peaks.get(dtype)
-    shape = _shape(cell)
-    recomputed = cell.memory.recomputed_flops(*shape, cell.attention_pattern)
-    if cell.attention.recomputes_scores:
-        recomputed += recomputed_score_flops(*shape, cell.attention_pattern)
-    hardware = 1 + recomputed / train_flops(*shape, cell.attention_pattern)
+    hardware = hardware_flops(cell) / train_flops(*_shape(cell), cell.attention_pattern)
     columns = {
         "mfu": _share(tflops_per_rank, peak),
         "hfu": _share(tflops_per_rank, peak, hardware),
         "mfu_of_measured_peak": _share(tflops_per_rank, measured),
     }
     return columns, {"peak_tflops": peak, "peak_source": source, "compute_dtype": dtype}
+
+
+def hardware_flops(cell: CellSpec) -> int:
+    """FLOPs of one image with those that are computed twice: the numerator of the HFU."""
+    shape = _shape(cell)
+    flops = train_flops(*shape, cell.attention_pattern)
+    flops += cell.memory.recomputed_flops(*shape, cell.attention_pattern)
+    if cell.attention.recomputes_scores:
+        flops += recomputed_score_flops(*shape, cell.attention_pattern)
+    return flops
 
 
 def _share(tflops: float | None, peak: float | None, factor: float = 1.0) -> float | None:

@@ -15,9 +15,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vitsweep.predict.replica import Replica
 from vitsweep.spec.cell_spec import CellSpec
@@ -53,9 +55,19 @@ def _replaced() -> Iterator[None]:
             (nn.Module, "to", _cast(nn.Module.to)),
             (nn.Module, "to_empty", _empty(nn.Module.to_empty)),
             (_fsdp_param, "_chunk_with_empty", _Chunks),
+            (DeviceMesh, "_flatten", _on_real_tensors(DeviceMesh._flatten)),
+            (DeviceMesh, "__getitem__", _on_real_tensors(DeviceMesh.__getitem__)),
         ):
             stack.enter_context(patch.object(target, name, replacement))
         yield
+
+
+def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return original(*args, **kwargs)
+
+    return outside
 
 
 class _Chunks:

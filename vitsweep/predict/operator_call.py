@@ -178,7 +178,9 @@ def _flops(packet: Any, kind: OperatorKind, shape: tuple[int, ...], args: Any, r
         return 2 * prod(shape) * sum(gradients[:2])
     if kind == "attention":
         batch, heads, queries, keys, width = shape
-        backward = packet in ATTENTION_BACKWARD  # with q k^T once more, five products instead of two
+        backward = (
+            packet in ATTENTION_BACKWARD
+        )  # with q k^T once more, five products instead of two
         whole = batch * heads * queries * keys * 2 * width * (5 if backward else 2)
         return whole * (keys + 1) // (2 * keys) if _is_causal(args, backward) else whole
     counted = flop_counter.flop_registry.get(packet)
