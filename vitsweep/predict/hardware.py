@@ -1,0 +1,209 @@
+"""Devices that need not be here: their rates and their network, each figure with its source.
+
+A profile is a YAML file (`profiles/*.yaml`, or one of your own):
+
+    name: my GPU
+    peaks_of: A100 SXM    # a device of `vitsweep/measure/hardware.py`, or peak_tflops: {bfloat16: 312}
+    figures:              # scalars, or tables {where: value} that are read between their points
+      memory_tb_s: {value: 2.0, source: data sheet, confidence: published}
+
+`confidence` is `measured` (a benchmark of that device), `published` (a data sheet), `derived` (computed
+from others, or taken from a similar device) or `assumed`. What a file leaves out is taken from
+`profiles/generic_gpu.yaml`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from vitsweep.composition.suggestions import did_you_mean
+from vitsweep.errors import BadValueError
+from vitsweep.measure.hardware import PEAKS, Peak
+from vitsweep.predict.interpolate import Curve
+
+Confidence = Literal["measured", "published", "derived", "assumed"]
+PROFILES = Path(__file__).parent / "profiles"
+GENERIC = "generic_gpu"
+FLOAT_FORMATS = ("float32", "tf32", "bfloat16", "float16", "float8")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number, or one table of numbers.
+
+    Attributes:
+        value: a number, or {position: number}, read between its points (see `Curve`).
+        source: where it is published or measured.
+        confidence: how sure it is.
+    """
+
+    value: float | dict[str, float]
+    source: str
+    confidence: Confidence
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device, its node and its network.
+
+    Attributes:
+        name: as typed after `--hardware`.
+        title: its full name.
+        peak_tflops: dtype of the products -> dense peak.
+        figures: name -> figure; the units are in the names.
+        drivers_name: regular expression of the name that the driver reports; "" if unknown.
+    """
+
+    name: str
+    title: str
+    peak_tflops: Mapping[str, float]
+    figures: Mapping[str, Figure]
+    drivers_name: str = ""
+    _curves: dict[str, Curve] = field(default_factory=dict, compare=False, repr=False)
+
+    def __getitem__(self, figure: str) -> float:
+        """Return a scalar figure.
+
+        Raises:
+            KeyError: the profile has no such scalar.
+        """
+        value = self.figures[figure].value
+        if isinstance(value, dict):
+            raise KeyError(f"{figure} is a table")
+        return float(value)
+
+    def get(self, figure: str) -> float | None:
+        """Return a scalar figure, or None where the profile has none."""
+        return self[figure] if figure in self.figures else None
+
+    def at(self, table: str, position: float) -> float:
+        """Read a table between its points, on logarithmic scales."""
+        if table not in self._curves:
+            points = self.figures[table].value
+            assert isinstance(points, dict), f"{table} is a scalar"
+            self._curves[table] = Curve({float(x): float(y) for x, y in points.items()})
+        return self._curves[table](position)
+
+    def matmul_fraction(self, dtype: str) -> float:
+        """Share of the dense peak that the best shape of a product reaches."""
+        fractions = self.figures["matmul_fraction"].value
+        assert isinstance(fractions, dict)
+        return float(fractions.get(dtype, fractions["bfloat16"]))
+
+    @cached_property
+    def usable_bytes(self) -> float:
+        """Memory that tensors may take: without the driver's context and the buffers of NCCL."""
+        return (self["memory_gib"] - self["reserved_gib"]) * 2**30
+
+    @property
+    def has_sourced_matmul_rate(self) -> bool:
+        """Whether somebody measured which share of the peak products reach on this device."""
+        return self.figures["matmul_fraction"].confidence == "measured"
+
+    @property
+    def price_usd_per_hour(self) -> tuple[float, float] | None:
+        """Lowest and highest price of one device per hour, or None."""
+        low, high = self.get("price_low_usd_per_hour"), self.get("price_high_usd_per_hour")
+        return (low, high) if low is not None and high is not None else None
+
+
+def known_hardware() -> list[str]:
+    """Return the names that `--hardware` takes."""
+    return sorted(path.stem for path in PROFILES.glob("*.yaml") if path.stem != GENERIC)
+
+
+@cache
+def hardware_named(name: str) -> Hardware:
+    """Return a device by its name, or read the profile file at a path.
+
+    Raises:
+        BadValueError: there is no such device and no such file, or the file is no profile.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise BadValueError(f"`--hardware {name}`: there is no file `{path.absolute()}`.")
+        return _read(path, path.stem)
+    known = known_hardware()
+    if name.lower() not in known:
+        raise BadValueError(
+            f"`--hardware {name}`: unknown device; known are {', '.join(known)}."
+            + did_you_mean(name, known, lambda device: f"--hardware {device}")
+            + f" For another device write a profile file: copy one of {PROFILES}, change its figures and "
+            "give its path, `--hardware my_gpu.yaml`; what you leave out is taken from "
+            f"{GENERIC}.yaml there."
+        )
+    return _read(PROFILES / f"{name.lower()}.yaml", name.lower())
+
+
+def hardware_of_device(device_name: str, memory_gib: float | None = None) -> Hardware | None:
+    """Return the profile of a device by the name that its driver reports; None if there is none.
+
+    Args:
+        device_name: such as `NVIDIA H100 80GB HBM3`.
+        memory_gib: tells variants of one chip apart.
+    """
+    import re
+
+    matching = [
+        hardware
+        for hardware in map(hardware_named, known_hardware())
+        if hardware.drivers_name
+        and re.fullmatch(hardware.drivers_name, device_name.strip(), re.IGNORECASE)
+    ]
+    if memory_gib is None:
+        return matching[0] if matching else None
+    return min(matching, key=lambda h: abs(h["memory_gib"] - memory_gib), default=None)
+
+
+def _read(path: Path, name: str) -> Hardware:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        figures = {key: _figure(key, node) for key, node in (tree.get("figures") or {}).items()}
+        peak = _peak(tree)
+    except (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise BadValueError(
+            f"`{path}` is no hardware profile: {error}. It needs `name`, `peaks_of` or `peak_tflops`, and "
+            f"`figures` with `value`, `source` and `confidence` each: see {PROFILES / 'h100.yaml'}."
+        ) from error
+    if name != GENERIC:
+        figures = {**_read(PROFILES / f"{GENERIC}.yaml", GENERIC).figures, **figures}
+        lacking = [key for key in ("memory_gib", "memory_tb_s") if key not in figures]
+        if lacking:
+            raise BadValueError(f"`{path}` lacks the figures {', '.join(lacking)}.")
+    peaks = dict(tree.get("peak_tflops") or {}) | (dict(peak.tflops) if peak else {})
+    return Hardware(
+        name=name,
+        title=str(tree.get("name", name)),
+        peak_tflops={dtype: float(value) for dtype, value in peaks.items()},
+        figures=figures,
+        drivers_name=str(tree.get("drivers_name") or (peak.pattern if peak else "")),
+    )
+
+
+def _peak(tree: dict[str, Any]) -> Peak | None:
+    if "peaks_of" not in tree:
+        return None
+    by_device = {peak.device: peak for peak in PEAKS}
+    if tree["peaks_of"] not in by_device:
+        raise ValueError(f"`peaks_of: {tree['peaks_of']}` is none of {', '.join(by_device)}")
+    return by_device[tree["peaks_of"]]
+
+
+def _figure(key: str, node: dict[str, Any]) -> Figure:
+    if not isinstance(node, dict) or {"value", "source", "confidence"} - set(node):
+        raise ValueError(f"`{key}` needs `value`, `source` and `confidence`")
+    if node["confidence"] not in get_args(Confidence):
+        raise ValueError(
+            f"`{key}.confidence: {node['confidence']}` is none of {', '.join(get_args(Confidence))}"
+        )
+    value = node["value"]
+    if isinstance(value, dict):
+        return Figure(
+            {str(k): float(v) for k, v in value.items()}, node["source"], node["confidence"]
+        )
+    return Figure(float(value), node["source"], node["confidence"])

@@ -1,0 +1,143 @@
+"""The time of a training step from its trace and the rates of a device, with an interval.
+
+Each phase lasts as long as the larger of device time and dispatch time on a GPU, and their sum on a
+CPU. Gathering of parameters and exchange of gradients overlap with computing, all but the first (last)
+message; exchange of activations does not. A pipeline adds its bubble.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vitsweep.predict.step_trace import CollectiveTotal, StepTrace
+
+from vitsweep.predict.rates import Rates
+from vitsweep.predict.residuals import NO_RESIDUALS, ResidualModel
+
+Z_80 = 1.2816
+"""Half the width of an interval of 80 % in standard deviations."""
+PARTS = ("compute", "communication", "optimizer", "launch", "bubble", "data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimePrediction:
+    """The predicted time of one step on the slowest rank.
+
+    Attributes:
+        step_time_ms: median of what is expected.
+        low_ms: lower end of the interval that is meant to hold 80 % of measurements.
+        high_ms: its upper end.
+        parts_ms: part (see `PARTS`) -> milliseconds; they sum up to `step_time_ms`.
+            `communication` is what computing does not hide; `launch` is host time beyond it.
+        regime: what the step mostly waits for: `compute`, `communication`, `launch`, `optimizer`,
+            `bubble` or `data`.
+        rates: of which device the rates are, and where they come from.
+        notes: what is uncertain, as full sentences.
+    """
+
+    step_time_ms: float
+    low_ms: float
+    high_ms: float
+    parts_ms: dict[str, float]
+    regime: str
+    rates: str
+    notes: tuple[str, ...] = ()
+
+
+def predict_step(
+    trace: StepTrace,
+    rates: Rates,
+    *,
+    tf32: bool = False,
+    captured: bool = False,
+    input_ms: float = 0.0,
+    settings: dict[str, str] | None = None,
+    residuals: ResidualModel = NO_RESIDUALS,
+) -> StepTimePrediction:
+    """Predict the time of one step.
+
+    Args:
+        trace: what a rank does.
+        rates: of its device.
+        tf32: whether float32 products may use TensorFloat-32.
+        captured: whether the step is replayed as a CUDA graph.
+        input_ms: time in which the loader prepares one step's images; what the step does not hide counts.
+        settings: choices of the technique groups, by which `residuals` corrects.
+        residuals: what earlier records say about errors on this device.
+    """
+    parts = dict.fromkeys(PARTS, 0.0)
+    for phase in ("forward", "backward", "optimizer"):
+        _add_phase(parts, trace, rates, phase, tf32, captured)
+    if trace.pipeline_ranks > 1:
+        busy = parts["compute"] + parts["launch"]
+        parts["bubble"] = busy * (trace.pipeline_ranks - 1) / trace.pipeline_chunks
+    computed = sum(parts.values())
+    parts["data"] = max(0.0, input_ms - computed)
+    shift, spread = residuals.correction(settings or {}, _log_error(parts, rates))
+    parts = {part: value * math.exp(shift) for part, value in parts.items()}
+    total = sum(parts.values())
+    return StepTimePrediction(
+        step_time_ms=total,
+        low_ms=total * math.exp(-Z_80 * spread),
+        high_ms=total * math.exp(Z_80 * spread),
+        parts_ms=parts,
+        regime=max(parts, key=lambda part: parts[part]),
+        rates=rates.title + residuals.title,
+        notes=(*trace.notes, *rates.notes({o.dtype for o in trace.operators if o.flops})),
+    )
+
+
+def _add_phase(
+    parts: dict[str, float],
+    trace: StepTrace,
+    rates: Rates,
+    phase: str,
+    tf32: bool,
+    captured: bool,
+) -> None:
+    compiled = trace.compiled != "nothing" and phase != "optimizer"
+    device_us = 0.0
+    for operator in trace.operators:
+        if operator.phase != phase:
+            continue
+        fused = rates.compiled_memory if compiled and operator.kind == "memory" else 1.0
+        device_us += fused * operator.count * rates.operator_us(operator, tf32)
+    host_us = trace.dispatches.get(phase, 0) * rates.dispatch_us
+    if compiled or captured:
+        host_us *= rates.compiled_dispatch(captured)
+    collectives = [c for c in trace.collectives if c.phase == phase]
+    exposed_us, charge_us = _exposed(collectives, device_us, rates)
+    device_us += charge_us
+    launch_us = max(0.0, host_us - device_us - exposed_us) if rates.asynchronous else host_us
+    parts["optimizer" if phase == "optimizer" else "compute"] += device_us / 1e3
+    parts["communication"] += exposed_us / 1e3
+    parts["launch"] += launch_us / 1e3
+
+
+def _exposed(
+    collectives: Sequence[CollectiveTotal], computing_us: float, rates: Rates
+) -> tuple[float, float]:
+    """Return the communication that computing does not hide, and by what computing is slowed down."""
+    exposed = hidden_at_most = charge = messages = 0.0
+    for collective in collectives:
+        time = collective.count * rates.collective_us(collective)
+        if collective.purpose == "activation" or not rates.asynchronous:
+            exposed += time  # on a CPU the exchange takes the cores that compute
+            continue
+        hidden_at_most += time
+        charge += time * rates.overlap_charge(collective)
+        messages += collective.count
+    if not hidden_at_most:
+        return exposed, 0.0
+    first = hidden_at_most / messages  # nothing computes yet (or any more) beside one message
+    rest = hidden_at_most - first
+    room = computing_us * (1 - 1 / (messages + 1))
+    hidden = min(rest, room)
+    return exposed + first + rest - hidden, charge * hidden / hidden_at_most
+
+
+def _log_error(parts: dict[str, float], rates: Rates) -> float:
+    """Combine errors of the parts, taken as independent, and the one that all share."""
+    total = sum(parts.values()) or 1.0
+    own = sum((value / total * rates.log_error(part)) ** 2 for part, value in parts.items())
+    return math.sqrt(own + rates.log_error("step") ** 2)
