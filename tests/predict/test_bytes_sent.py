@@ -27,7 +27,6 @@ SHARDINGS = [
     ("sharding=fsdp", "precision=O1", "half_dtype=float16", "memory=recompute_blocks"),
     ("sharding=ddp", "precision=fp32", "optimizer=adamw_contiguous", "model.width=36"),
     ("sharding=fsdp", "precision=fp32", "model.width=36", "optimizer.clip_norm=1"),
-    ("sharding=ddp", "precision=fp32", "model=resnet_nano"),
 ]
 HYBRIDS = [
     ("sharding=hsdp", "precision=O2"),

@@ -17,7 +17,6 @@ FLOPS = [
     ("memory=recompute_blocks", "layout=batch_second"),
     ("attention=sdpa_math", "optimizer=adamw_contiguous"),
     ("model=axial_vit_nano", "batch.resolution_px=9", "model.depth=6"),
-    ("model=resnet_nano",),
     ("data=synthetic_field", "model.head=dense"),
 ]
 """Choices whose FLOPs have a formula."""
@@ -30,6 +29,12 @@ def test_flops_and_parameters_equal_the_formula(choices: tuple[str, ...]) -> Non
     pooling = each.classifier.pooling
     assert found.flops_per_step == each.images_per_step * hardware_flops(each)
     assert found.parameters == num_parameters(each.model, each.batch.resolution_px, pooling)
+
+
+def test_flops_of_convolutions_equal_the_formula() -> None:
+    each = entry(*PLAIN, "model=resnet_nano").spec
+    found = trace_cell(each)
+    assert found.flops_per_step == each.images_per_step * hardware_flops(each)
 
 
 DEEP = [

@@ -140,6 +140,12 @@ def hardware_named(name: str) -> Hardware:
     return _read(PROFILES / f"{name.lower()}.yaml", name.lower())
 
 
+@cache
+def generic_gpu() -> Hardware:
+    """Return a GPU of which nothing is known: an A100's peaks, with intervals of assumed figures."""
+    return _read(PROFILES / f"{GENERIC}.yaml", GENERIC)
+
+
 def hardware_of_device(device_name: str, memory_gib: float | None = None) -> Hardware | None:
     """Return the profile of a device by the name that its driver reports; None if there is none.
 
@@ -171,10 +177,8 @@ def _read(path: Path, name: str) -> Hardware:
             f"`figures` with `value`, `source` and `confidence` each: see {PROFILES / 'h100.yaml'}."
         ) from error
     if name != GENERIC:
+        _require(path, tree, figures)
         figures = {**_read(PROFILES / f"{GENERIC}.yaml", GENERIC).figures, **figures}
-        lacking = [key for key in ("memory_gib", "memory_tb_s") if key not in figures]
-        if lacking:
-            raise BadValueError(f"`{path}` lacks the figures {', '.join(lacking)}.")
     peaks = dict(tree.get("peak_tflops") or {}) | (dict(peak.tflops) if peak else {})
     return Hardware(
         name=name,
@@ -183,6 +187,13 @@ def _read(path: Path, name: str) -> Hardware:
         figures=figures,
         drivers_name=str(tree.get("drivers_name") or (peak.pattern if peak else "")),
     )
+
+
+def _require(path: Path, tree: dict[str, Any], figures: Mapping[str, Figure]) -> None:
+    lacking = [key for key in ("memory_gib", "memory_tb_s") if key not in figures]
+    lacking += ["peaks_of or peak_tflops"] * (not {"peaks_of", "peak_tflops"} & set(tree))
+    if lacking:
+        raise BadValueError(f"`{path}` lacks {', '.join(lacking)}: no other device has the same.")
 
 
 def _peak(tree: dict[str, Any]) -> Peak | None:

@@ -9,10 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitsweep.predict.step_trace import CollectiveTotal, StepTrace
-
 from vitsweep.predict.rates import Rates
 from vitsweep.predict.residuals import NO_RESIDUALS, ResidualModel
+from vitsweep.predict.step_trace import CollectiveTotal, StepTrace
 
 Z_80 = 1.2816
 """Half the width of an interval of 80 % in standard deviations."""

@@ -2,10 +2,9 @@
 
 import math
 
-from vitsweep.predict.step_trace import CollectiveTotal, OperatorTotal
-
 from vitsweep.predict.hardware import Hardware
 from vitsweep.predict.rates import Rates
+from vitsweep.predict.step_trace import CollectiveTotal, OperatorTotal
 
 TILES = (
     (256, 128, 1.0),

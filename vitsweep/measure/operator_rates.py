@@ -1,0 +1,283 @@
+"""How long single operators and collectives take on this rank's device, by shape and dtype.
+
+Every rank measures the same list at the same time, as the ranks of a training compete for cores,
+memory bandwidth and power. Inputs are random: products of zeros draw less power on a GPU.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitsweep.world import World
+
+CHUNKS = 5
+"""The median over so many chunks of calls is kept, so that a short disturbance does not count."""
+CHUNK_SECONDS = {"cpu": 0.004, "cuda": 0.02}
+LARGEST_FLOPS = {"cpu": 4e9, "cuda": 4e12}
+TOKENS = {"cpu": (32, 256, 2048, 8192), "cuda": (2048, 16384, 65536)}
+LINEARS = {  # (inputs, outputs)
+    "cpu": ((128, 128), (128, 512), (192, 192), (768, 192), (384, 1536), (768, 768), (768, 3072)),
+    "cuda": ((768, 768), (768, 3072), (3072, 768), (1024, 4096), (1280, 5120), (5120, 5120)),
+}
+ATTENTIONS = {  # (batch, heads, tokens, head width)
+    "cpu": ((128, 4, 17, 32), (8, 4, 17, 32), (32, 4, 65, 32), (4, 3, 197, 64), (16, 3, 197, 64),
+            (2, 6, 577, 64)),
+    "cuda": ((64, 12, 197, 64), (16, 16, 577, 64), (64, 16, 257, 80), (4, 12, 4096, 64)),
+}  # fmt: skip
+ELEMENTS = {
+    "cpu": (1 << 8, 1 << 13, 1 << 16, 1 << 19, 1 << 22),
+    "cuda": (1 << 12, 1 << 20, 1 << 24, 1 << 27),
+}
+WIDTH = 256
+"""Of the rows that norms, sums and softmax work on."""
+PARAMETERS = {"cpu": (1 << 12, 1 << 18, 1 << 21, 1 << 23), "cuda": (1 << 14, 1 << 26, 1 << 28)}
+TENSORS = 152
+"""Parameter tensors of a ViT of 12 blocks: the update of a list depends on their number as well."""
+COLLECTIVE_BYTES = {
+    "cpu": (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 24, 1 << 26),
+    "cuda": (1 << 14, 1 << 18, 1 << 21, 1 << 24, 1 << 27, 1 << 30),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorTime:
+    """One measured operator; `kind`, `name`, `dtype` and `shape` as in `predict.step_trace`.
+
+    Attributes:
+        backward: whether it is one of the backward pass (attention, products).
+        bytes_moved: bytes of its inputs and outputs.
+        us: median time of a call in microseconds.
+    """
+
+    kind: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    backward: bool = False
+    bytes_moved: int = 0
+    us: float = 0.0
+
+
+Work = Callable[[], object]
+Job = tuple[OperatorTime, Work]
+
+
+def operator_times(world: World, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Measure all operators on this rank; all ranks call it at the same time.
+
+    Args:
+        world: ranks.
+        dtypes: of the tensors, such as `float32`.
+    """
+    jobs = [
+        job
+        for dtype in dtypes
+        for part in (_products, _attentions, _elementwise, _updates)
+        for job in part(world.device, dtype)
+    ]
+    return [asdict(operator) | {"us": _median_us(work, world.device)} for operator, work in jobs]
+
+
+def collective_times(world: World) -> list[dict[str, Any]]:
+    """Measure the collectives of all ranks by size of the whole tensor; [] for one rank."""
+    if world.size < 2:
+        return []
+    found = []
+    for size in COLLECTIVE_BYTES[world.device.type]:
+        whole = torch.zeros(size // 4, device=world.device)
+        share = torch.zeros(max(1, size // 4 // world.size), device=world.device)
+        gathered = torch.zeros(share.numel() * world.size, device=world.device)
+        works: dict[str, Work] = {
+            "all_reduce": partial(dist.all_reduce, whole),
+            "broadcast": partial(dist.broadcast, whole, 0),
+            "all_gather": partial(dist.all_gather_into_tensor, gathered, share),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, share, gathered),
+            "all_to_all": partial(dist.all_to_all_single, torch.empty_like(gathered), gathered),
+        }
+        calls = 20 if size < 1 << 20 else 5
+        for name, work in works.items():
+            us = _equal_calls_us(work, calls, world)
+            found.append({"name": name, "bytes": size, "ranks": world.size, "us": us})
+    return found
+
+
+def _equal_calls_us(work: Work, calls: int, world: World) -> float:
+    """Time a collective, which all ranks must call equally often."""
+    times = []
+    for _ in range(CHUNKS):
+        dist.barrier()
+        times.append(_chunk_seconds(work, calls, world.device) / calls * 1e6)
+    return statistics.median(times)
+
+
+def _median_us(work: Work, device: torch.device) -> float:
+    _chunk_seconds(work, 1, device)
+    once = _chunk_seconds(work, 1, device)
+    calls = max(1, min(2000, round(CHUNK_SECONDS[device.type] / max(once, 1e-7))))
+    times = [_chunk_seconds(work, calls, device) / calls * 1e6 for _ in range(CHUNKS)]
+    return statistics.median(times)
+
+
+def _chunk_seconds(work: Work, calls: int, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(calls):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _products(device: torch.device, dtype: str) -> Iterator[Job]:
+    """Linears: forward, and backward by input (`mm` with many rows) and by weight (many inner)."""
+    size = torch.empty((), dtype=getattr(torch, dtype)).element_size()
+    for tokens in TOKENS[device.type]:
+        for inputs, outputs in LINEARS[device.type]:
+            if 2 * tokens * inputs * outputs > LARGEST_FLOPS[device.type]:
+                continue
+            x, g = (
+                _random((tokens, inputs), device, dtype),
+                _random((tokens, outputs), device, dtype),
+            )
+            w, b = _random((outputs, inputs), device, dtype), _random((outputs,), device, dtype)
+            moved = size * (x.numel() + g.numel() + w.numel())
+            shapes = {
+                ("addmm", False): (1, tokens, outputs, inputs),
+                ("mm", False): (1, tokens, inputs, outputs),
+                ("mm", True): (1, outputs, inputs, tokens),
+            }
+            works: dict[tuple[str, bool], Work] = {
+                ("addmm", False): partial(torch.addmm, b, x, w.t()),
+                ("mm", False): partial(torch.mm, g, w),
+                ("mm", True): partial(torch.mm, g.t(), x),
+            }
+            for (name, by_weight), shape in shapes.items():
+                yield (
+                    OperatorTime(
+                        kind="matmul", name=name, dtype=dtype, shape=shape, backward=by_weight,
+                        bytes_moved=moved,
+                    ),
+                    works[name, by_weight],
+                )  # fmt: skip
+
+
+def _attentions(device: torch.device, dtype: str) -> Iterator[Job]:
+    for batch, heads, tokens, width in ATTENTIONS[device.type]:
+        q, k, v, g = (_random((batch, heads, tokens, width), device, dtype) for _ in range(4))
+        for tensor in (q, k, v):
+            tensor.requires_grad_()
+        out = F.scaled_dot_product_attention(q, k, v)
+        forward = partial(_without_gradients, q, k, v)
+        backward = partial(torch.autograd.grad, out, (q, k, v), g, retain_graph=True)
+        facts: dict[str, Any] = {"kind": "attention", "name": "attention", "dtype": dtype}
+        facts["shape"] = (batch, heads, tokens, tokens, width)
+        moved = 4 * q.numel() * q.element_size()
+        yield OperatorTime(**facts, bytes_moved=moved), forward
+        yield OperatorTime(**facts, bytes_moved=2 * moved, backward=True), backward
+
+
+def _without_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with torch.no_grad():
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def _elementwise(device: torch.device, dtype: str) -> Iterator[Job]:
+    aten = torch.ops.aten
+    other = torch.float32 if dtype != "float32" else torch.bfloat16
+    for elements in ELEMENTS[device.type]:
+        rows = max(1, elements // WIDTH)
+        x, y = (_random((rows, WIDTH), device, dtype) for _ in range(2))
+        z = _random((rows, WIDTH), device, dtype).abs_() + 1
+        w, b = _random((WIDTH,), device, dtype), _random((WIDTH,), device, dtype)
+        _, mean, rstd = aten.native_layer_norm(x, [WIDTH], w, b, 1e-6)
+        soft = aten._softmax(x, -1, False)
+        norm = (x, [WIDTH], w, b, 1e-6)
+        norm_backward = (y, x, [WIDTH], mean, rstd, w, b, [True, True, True])
+        works: dict[str, Work] = {
+            "add": partial(torch.add, x, y),
+            "add_": partial(y.add_, x, alpha=1e-9),
+            "mul": partial(torch.mul, x, 0.5),
+            "mul_": partial(y.mul_, 1.0),
+            "div": partial(torch.div, x, z),
+            "copy_": partial(y.copy_, x),
+            "_to_copy": partial(x.to, other),
+            "clone": x.clone,
+            "cat": partial(torch.cat, [x, y]),
+            "sum": partial(torch.sum, x, 0),
+            "sqrt": z.sqrt,
+            "lerp_": partial(y.lerp_, x, 1e-6),
+            "addcmul_": partial(y.addcmul_, x, z, value=1e-9),
+            "addcdiv_": partial(y.addcdiv_, x, z, value=1e-9),
+            "zero_": torch.empty_like(x).zero_,
+            "gelu": partial(aten.gelu, x),
+            "gelu_backward": partial(aten.gelu_backward, y, x),
+            "native_layer_norm": partial(aten.native_layer_norm, *norm),
+            "native_layer_norm_backward": partial(aten.native_layer_norm_backward, *norm_backward),
+            "_softmax": partial(aten._softmax, x, -1, False),
+            "_softmax_backward_data": partial(aten._softmax_backward_data, y, soft, -1, soft.dtype),
+        }
+        passes = {"add": 3, "add_": 3, "div": 3, "lerp_": 3, "addcmul_": 4, "addcdiv_": 4, "cat": 4,
+                  "sum": 1, "zero_": 1, "gelu_backward": 3, "native_layer_norm_backward": 3,
+                  "_softmax_backward_data": 3}  # fmt: skip
+        size = x.numel() * x.element_size()
+        for name, work in works.items():
+            yield (
+                OperatorTime(
+                    kind="memory", name=name, dtype=dtype, shape=(x.numel(),),
+                    bytes_moved=passes.get(name, 2) * size,
+                ),
+                work,
+            )  # fmt: skip
+
+
+def _updates(device: torch.device, dtype: str) -> Iterator[Job]:
+    """Updates of a list of parameters, as the fused and foreach optimizers do them (float32 only)."""
+    if dtype != "float32":
+        return
+    for elements in PARAMETERS[device.type]:
+        lists = [
+            [torch.rand(elements // TENSORS, device=device) + 0.5 for _ in range(TENSORS)]
+            for _ in range(4)
+        ]
+        p, g, m, v = lists
+        steps = [torch.ones((), device=device) for _ in p]
+        works: dict[str, tuple[Work, int]] = {
+            "_fused_adamw_": (partial(_fused, p, g, m, v, steps), 7),
+            "_foreach_add_": (partial(torch._foreach_add_, p, g, alpha=1e-9), 3),
+            "_foreach_mul_": (partial(torch._foreach_mul_, p, 1.0), 2),
+            "_foreach_lerp_": (partial(torch._foreach_lerp_, p, g, 1e-6), 3),
+            "_foreach_addcmul_": (partial(torch._foreach_addcmul_, p, g, m, 1e-9), 4),
+            "_foreach_addcdiv_": (partial(torch._foreach_addcdiv_, p, g, v, 1e-9), 4),
+            "_foreach_sqrt": (partial(torch._foreach_sqrt, v), 2),
+            "_foreach_div_": (partial(torch._foreach_div_, p, 1.0), 2),
+        }
+        for name, (work, passes) in works.items():
+            total = sum(t.numel() for t in p)
+            yield (
+                OperatorTime(
+                    kind="memory", name=name, dtype=dtype, shape=(total, TENSORS),
+                    bytes_moved=4 * passes * total,
+                ),
+                work,
+            )  # fmt: skip
+
+
+def _fused(*lists: list[Tensor]) -> None:
+    p, g, m, v, steps = lists
+    torch._fused_adamw_(
+        p, g, m, v, [], steps, lr=1e-9, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8,
+        amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+def _random(shape: tuple[int, ...], device: torch.device, dtype: str) -> Tensor:
+    return torch.randn(shape, device=device).to(getattr(torch, dtype))
