@@ -22,9 +22,15 @@ Sent = dict[str, dict[str, float]]
 SHARDINGS = [
     *((f"sharding={name}", "precision=fp32") for name in ("ddp", "zero1", "zero2", "fsdp")),
     ("sharding=fsdp", "precision=O2"),
-    ("sharding=ddp", "precision=O2", "batch.accumulation_steps=2", "optimizer.clip_norm=1"),
+    (
+        "sharding=ddp",
+        "precision=O2",
+        "batch.accumulation_steps=2",
+        "optimizer.clip_norm=1",
+        "batch.images_per_step=16",
+    ),
     ("sharding=zero1", "precision=bf16_params", "optimizer=adamw_foreach"),
-    ("sharding=fsdp", "precision=O1", "half_dtype=float16", "memory=recompute_blocks"),
+    ("sharding=fsdp", "precision=O1", "precision.half_dtype=float16", "memory=recompute_blocks"),
     ("sharding=ddp", "precision=fp32", "optimizer=adamw_contiguous", "model.width=36"),
     ("sharding=fsdp", "precision=fp32", "model.width=36", "optimizer.clip_norm=1"),
 ]
@@ -38,8 +44,8 @@ HYBRIDS = [
     ("sharding=fsdp", "tensor_parallel=megatron", "mesh.tensor=2", "optimizer.clip_norm=1"),
     ("sharding=ddp", "sequence_parallel=lasp", "mesh.sequence=2", *DECAY),
     ("sharding=zero2", "sequence_parallel=lss", "mesh.sequence=2"),
-    ("sharding=ddp", "pipeline_parallel=gpipe", "mesh.pipeline=2", "optimizer.clip_norm=1"),
-    ("sharding=fsdp", "pipeline_parallel=one_f_one_b", "mesh.pipeline=2", *EIGHT_PARTS, "model.depth=4"),
+    ("sharding=ddp", "pipeline_parallel=gpipe", "mesh.pipeline=2", "optimizer.clip_norm=1", "batch.images_per_step=16"),
+    ("sharding=fsdp", "pipeline_parallel=one_f_one_b", "mesh.pipeline=2", "pipeline_parallel.microbatches=4", "model.depth=4", "batch.images_per_step=16"),
     ("sharding=ddp", "sequence_parallel=megatron_sp", "mesh.tensor=2", "precision=O1"),
 ]  # fmt: skip
 FEW = [
@@ -79,7 +85,7 @@ def predicted(each: CellSpec, rank: int) -> Sent:
 
 
 def differences(ranks: int, choices: list[tuple[str, ...]], folder: Path) -> list[str]:
-    more = ("model.num_heads=8",) if ranks == 8 else ()
+    more = ("model.num_heads=8", "model.width=64") if ranks == 8 else ()
     cells = [cell(ranks, *chosen, *more) for chosen in choices]
     of_ranks = on_ranks(ranks, sent, cells[0], cells, folder=folder)
     return [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cells import cell
+from tests.cells import cell, entry
 from vitsweep.measure.utilization import hardware_flops
 from vitsweep.model.flops import num_parameters
 from vitsweep.predict.extrapolate import traced_depths

@@ -104,6 +104,11 @@ def package_hash() -> str:
     return CellCode(_digests(_versions(PACKAGE_FOLDER))).hash
 
 
+def folder_hash(name: str) -> str:
+    """Return twelve hex digits over the source files of one folder of the package."""
+    return CellCode(_digests(_versions(PACKAGE_FOLDER / name))).hash
+
+
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the names of files that differ between two states of the code of a cell."""
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))

@@ -80,7 +80,7 @@ class CalibratedRates(Rates):
 
     def operator_us(self, operator: OperatorTotal, tf32: bool = False) -> float:
         """Interpolate between the nearest measured shapes of the same operator and dtype."""
-        if not operator.count or operator.kind == "other":
+        if not operator.count:
             return 0.0
         dtype = "tf32" if tf32 and operator.dtype == "float32" else operator.dtype
         bytes_per_call = operator.bytes_moved / operator.count

@@ -49,7 +49,7 @@ class TableRates(Rates):
 
     def operator_us(self, operator: OperatorTotal, tf32: bool = False) -> float:
         """Return the larger of computing and memory time of one call, at least that of a kernel."""
-        if not operator.count or operator.kind == "other":
+        if not operator.count:
             return 0.0
         bytes_per_call = operator.bytes_moved / operator.count
         dtype = self._dtype(operator.dtype, tf32)

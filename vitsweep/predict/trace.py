@@ -71,7 +71,7 @@ def distinct_ranks(cell: CellSpec) -> list[int]:
 
 def trace_rank(cell: CellSpec, rank: int) -> StepTrace:
     """Trace all blocks of one rank; the second step, in which the optimizer has its state."""
-    device = cell.resources.device
+    device, compiled = cell.resources.device, cell.compilation.scope
     cell, notes = traceable(cell)
     with fake_world(cell, CPU, rank) as world:
         recorder = Recorder(world, cell.resources.ranks_per_node, device)
@@ -99,6 +99,7 @@ def trace_rank(cell: CellSpec, rank: int) -> StepTrace:
         device=device,
         pipeline_ranks=cell.mesh.pipeline,
         pipeline_chunks=_chunks(cell),
+        compiled=compiled,
         notes=notes,
         peaks=peaks,
     )

@@ -40,7 +40,7 @@ class UncalibratedCpuRates(Rates):
 
     def operator_us(self, operator: OperatorTotal, tf32: bool = False) -> float:
         """Return the larger of computing and memory time."""
-        if not operator.count or operator.kind == "other":
+        if not operator.count:
             return 0.0
         computing = operator.flops / (GFLOPS_PER_CORE * self._cores) / 1e3
         moving = operator.bytes_moved / GB_S / 1e3

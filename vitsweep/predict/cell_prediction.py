@@ -1,0 +1,215 @@
+"""What is known about a cell before it runs: memory, bytes sent, step time, hours, cost (no torch)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
+from vitsweep.predict.cell_step_time import predict_cell
+from vitsweep.predict.hardware import Hardware, hardware_named, hardware_of_device
+from vitsweep.predict.residuals import NO_RESIDUALS, ResidualModel
+from vitsweep.predict.step_time import PARTS, StepTimePrediction
+from vitsweep.predict.step_trace import StepTrace
+from vitsweep.predict.trace_pool import trace_cells
+from vitsweep.spec.cell_spec import CellSpec
+
+GIB = 2**30
+PROCESS_GIB = 0.35
+"""Resident memory of a Python process with PyTorch, before it holds a model (torch 2.13 for CPU)."""
+SETUP_SECONDS = 15.0
+"""Start of the processes, imports, rendezvous, model and proof of one run."""
+INSTRUMENTED_STEPS = 4
+"""Steps after the timed ones that measure memory and communication."""
+PURPOSES = ("parameter", "gradient", "activation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellPrediction:
+    """A cell's prediction on one kind of device.
+
+    Attributes:
+        cell: what is predicted.
+        trace: of its busiest rank; None where it could not be traced.
+        step_time: None where there is no trace.
+        uncorrected_ms: step time without what earlier records taught, or None.
+        limit_bytes: memory of one rank; None where it is unknown.
+        price_usd_per_hour: lowest and highest price of one device, or None.
+        reason: why there is no trace, or "".
+    """
+
+    cell: CellSpec
+    trace: StepTrace | None
+    step_time: StepTimePrediction | None
+    uncorrected_ms: float | None
+    limit_bytes: float | None
+    price_usd_per_hour: tuple[float, float] | None
+    reason: str = ""
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """Peak of the busiest rank, on CPU with that of the process itself."""
+        if self.trace is None:
+            return None
+        process = PROCESS_GIB * GIB if self.trace.device == "cpu" else 0.0
+        return self.trace.memory.peak + process
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak is below the limit; None where either is unknown."""
+        if self.peak_bytes is None or self.limit_bytes is None:
+            return None
+        return self.peak_bytes <= self.limit_bytes
+
+    @property
+    def why_not(self) -> str:
+        """A sentence that says why the cell will not fit; "" where it may."""
+        if self.fits is not False:
+            return ""
+        assert self.peak_bytes is not None
+        assert self.limit_bytes is not None
+        return (
+            f"will not fit: {self.peak_bytes / GIB:.1f} GiB per rank are predicted at the peak, and "
+            f"there are {self.limit_bytes / GIB:.1f}: use a smaller batch, `memory=recompute_blocks` or "
+            "`sharding=fsdp`, or `sweep.try_anyway=true`"
+        )
+
+    def run_seconds(self, step_time_ms: float) -> float:
+        """Duration of one run of the cell, epochs of training left out."""
+        m, step = self.cell.measurement, step_time_ms / 1e3
+        warm_up = max(m.warmup_steps * step, m.warmup_min_seconds)
+        window = max(m.measured_steps * step, m.min_seconds)
+        after = (m.phase_steps + INSTRUMENTED_STEPS) * step
+        return SETUP_SECONDS + warm_up + window + after
+
+    def columns(self, runs: int = 0) -> dict[str, float | str | bool | None]:
+        """Return the columns of a plan; None where a figure is not known.
+
+        Args:
+            runs: of the cell that are to be made.
+        """
+        if self.trace is None:
+            return {"why_not_predicted": self.reason}
+        memory = self.trace.memory
+        sent = {
+            f"{purpose}_bytes_per_step": sum(
+                c.bytes_sent for c in self.trace.collectives if c.purpose == purpose
+            )
+            for purpose in PURPOSES
+        }
+        by_collective = {
+            f"{c.name}_{c.purpose}_bytes_per_step": 0.0 for c in self.trace.collectives
+        }
+        for c in self.trace.collectives:
+            by_collective[f"{c.name}_{c.purpose}_bytes_per_step"] += c.bytes_sent
+        return {
+            "num_parameters": self.trace.parameters,
+            "flops_per_step_and_rank": self.trace.flops_per_step,
+            "peak_gib": (self.peak_bytes or 0) / GIB,
+            "parameter_gib": memory.parameters / GIB,
+            "gradient_gib": memory.gradients / GIB,
+            "optimizer_state_gib": memory.optimizer / GIB,
+            "activation_gib": memory.activations / GIB,
+            "gathered_parameter_gib": memory.gathered / GIB,
+            "buffer_gib": memory.buffers / GIB,
+            "limit_gib": self.limit_bytes / GIB if self.limit_bytes else None,
+            "fits": self.fits,
+            **sent,
+            **by_collective,
+            **self._time_columns(runs),
+            "notes": " ".join(self.step_time.notes if self.step_time else self.trace.notes),
+        }
+
+    def _time_columns(self, runs: int) -> dict[str, float | str | bool | None]:
+        if self.step_time is None:
+            return {}
+        step = self.step_time
+        images_per_second = self.cell.images_per_step / step.step_time_ms * 1e3
+        ranks = self.cell.resources.world_size
+        hours = runs * self.run_seconds(step.step_time_ms) / 3600
+        low, high = (runs * self.run_seconds(ms) / 3600 for ms in (step.low_ms, step.high_ms))
+        price = self.price_usd_per_hour
+        return {
+            "step_time_ms": step.step_time_ms,
+            "step_time_low_ms": step.low_ms,
+            "step_time_high_ms": step.high_ms,
+            **{f"{part}_ms": step.parts_ms[part] for part in PARTS},
+            "regime": step.regime,
+            "images_per_second": images_per_second,
+            "epoch_hours_imagenet1k": IMAGENET_1K_IMAGES / images_per_second / 3600,
+            "hours": hours,
+            "device_hours": hours * ranks,
+            "device_hours_low": low * ranks,
+            "device_hours_high": high * ranks,
+            "cost_low_usd": low * ranks * price[0] if price else None,
+            "cost_high_usd": high * ranks * price[1] if price else None,
+            "rates": step.rates,
+        }
+
+
+def predict_cells(
+    cells: Mapping[str, CellSpec],
+    hardware: str | None = None,
+    residuals: ResidualModel = NO_RESIDUALS,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    *,
+    only_cached: bool = False,
+) -> dict[str, CellPrediction]:
+    """Return name -> prediction of each cell.
+
+    Args:
+        cells: name -> cell.
+        hardware: a device or a profile file, see `predict.hardware`; None for this machine.
+        residuals: what earlier records say about errors on this device.
+        progress: called with how many traces are done, and how many are made.
+        only_cached: predict only cells that were traced before.
+
+    Raises:
+        BadValueError: the hardware is unknown.
+    """
+    profile = hardware_named(hardware) if hardware else None
+    traces = trace_cells(cells, progress=progress, only_cached=only_cached)
+    return {
+        name: _predict(cells[name], trace, hardware, profile, residuals)
+        for name, trace in traces.items()
+    }
+
+
+def _predict(
+    cell: CellSpec,
+    trace: StepTrace | str,
+    hardware: str | None,
+    profile: Hardware | None,
+    residuals: ResidualModel,
+) -> CellPrediction:
+    profile = profile or _profile_here(cell)
+    traced = None if isinstance(trace, str) else trace
+    step = plain = None
+    if traced:
+        step = predict_cell(cell, traced, hardware, residuals)
+        plain = predict_cell(cell, traced, hardware)
+    return CellPrediction(
+        cell=cell,
+        trace=traced,
+        step_time=step,
+        uncorrected_ms=plain.step_time_ms if plain else None,
+        limit_bytes=_limit_bytes(cell, profile),
+        price_usd_per_hour=profile.price_usd_per_hour if profile else None,
+        reason=trace if isinstance(trace, str) else "",
+    )
+
+
+def _profile_here(cell: CellSpec) -> Hardware | None:
+    from vitsweep.measure.device_name import device_name
+
+    name = device_name("cuda") if cell.resources.device == "cuda" else None
+    return hardware_of_device(name) if name else None
+
+
+def _limit_bytes(cell: CellSpec, profile: Hardware | None) -> float | None:
+    """Memory of one rank: its budget, the GPU's, or its share of this machine's."""
+    if cell.resources.device == "cuda":
+        return profile.usable_bytes if profile else None
+    if cell.resources.memory_gib_per_rank:
+        return cell.resources.memory_gib_per_rank * GIB
+    return float(psutil.virtual_memory().total) / cell.resources.ranks_per_node

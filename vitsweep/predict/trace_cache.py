@@ -1,0 +1,86 @@
+"""Traces kept on disk between commands (no torch)."""
+
+import gzip
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from vitsweep.execution.code_hash import Sources, folder_hash
+from vitsweep.predict.step_trace import StepTrace
+from vitsweep.spec.cell_spec import CellSpec, identity
+
+NOT_TRACED = ("seed", "data", "measurement")
+"""Parts of a cell that change nothing in its step."""
+VALUES = ("learning_rate", "weight_decay", "beta1", "beta2", "eps", "momentum")
+"""Fields of an optimizer by which no operator differs."""
+
+
+def cache_folder() -> Path:
+    """Return the folder of the traces; it need not exist."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "vitsweep" / "traces"
+
+
+class TraceCache:
+    """One compressed JSON file for each distinct shape of a step.
+
+    Safe under concurrent use: files are written under another name and renamed. A damaged file counts
+    as missing and is replaced. Without a folder that can be written nothing is kept.
+
+    Args:
+        folder: of the files.
+        sources: from which the code of cells is read.
+    """
+
+    def __init__(self, folder: Path | None = None, sources: Sources | None = None) -> None:
+        self._folder = folder or cache_folder()
+        self._sources = sources or Sources()
+
+    def key(self, cell: CellSpec) -> str:
+        """Hash what a trace depends on: shapes and choices of the cell, its code, torch."""
+        shape: dict[str, Any] = {
+            part: value for part, value in identity(cell).items() if part not in NOT_TRACED
+        }
+        shape["optimizer"] = {
+            name: value for name, value in shape["optimizer"].items() if name not in VALUES
+        }
+        resources = cell.resources
+        shape["resources"] = [resources.device, resources.nodes, resources.ranks_per_node]
+        shape["task"] = cell.task.label_smoothing > 0
+        shape["code"] = [self._sources.of(cell).hash, _own_code(), version("torch")]
+        return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:24]
+
+    def get(self, key: str) -> StepTrace | None:
+        """Return a trace, or None where there is none that can be read."""
+        try:
+            tree = json.loads(gzip.decompress(self._path(key).read_bytes()))
+            return StepTrace.from_json(tree)
+        except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError):
+            return None  # missing or damaged
+
+    def put(self, key: str, trace: StepTrace) -> None:
+        """Keep a trace."""
+        content = gzip.compress(json.dumps(trace.to_json()).encode(), mtime=0)
+        with suppress(OSError):
+            self._path(key).parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._path(key).parent)
+            try:
+                with open(handle, "wb") as file:
+                    file.write(content)
+                os.replace(name, self._path(key))
+            except OSError:
+                Path(name).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key[:2] / f"{key}.json.gz"
+
+
+@cache
+def _own_code() -> str:
+    return folder_hash("predict")

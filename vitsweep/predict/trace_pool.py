@@ -1,0 +1,104 @@
+"""Traces of many cells, from the cache or from processes that have torch (none is loaded here)."""
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from vitsweep.predict.step_trace import StepTrace
+from vitsweep.predict.trace_cache import TraceCache
+from vitsweep.spec.cell_spec import CellSpec
+
+NICENESS = 5
+"""Tracing gives way to whatever else the machine does."""
+
+
+def trace_cells(
+    cells: Mapping[str, CellSpec],
+    cache: TraceCache | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    *,
+    only_cached: bool = False,
+) -> dict[str, StepTrace | str]:
+    """Return name -> trace of a cell, or the reason why it cannot be traced.
+
+    Cells of equal shape are traced once, several at a time.
+
+    Args:
+        cells: name -> cell.
+        cache: of earlier traces.
+        progress: called with how many of the missing traces are done, and how many there are.
+        only_cached: trace nothing; cells without a trace are left out.
+    """
+    cache = cache or TraceCache()
+    keys = {name: cache.key(cell) for name, cell in cells.items()}
+    found: dict[str, StepTrace | str] = {}
+    missing: dict[str, CellSpec] = {}
+    for name, key in keys.items():
+        if key in found or key in missing:
+            continue
+        if trace := cache.get(key):
+            found[key] = trace
+        else:
+            missing[key] = cells[name]
+    if missing and not only_cached:
+        found |= _trace_missing(missing, cache, progress)
+    return {name: found[key] for name, key in keys.items() if key in found}
+
+
+def _trace_missing(
+    missing: Mapping[str, CellSpec], cache: TraceCache, progress: Callable[[int, int], None]
+) -> dict[str, StepTrace | str]:
+    found: dict[str, StepTrace | str] = {}
+    progress(0, len(missing))
+    workers = min(len(missing), len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_prepare
+    ) as pool:
+        futures = {pool.submit(_trace, cell): key for key, cell in missing.items()}
+        try:
+            for done, (key, result) in enumerate(_results(futures), start=1):
+                found[key] = StepTrace.from_json(result) if isinstance(result, dict) else result
+                if not isinstance(result, str):
+                    cache.put(key, found[key])  # type: ignore[arg-type]
+                progress(done, len(missing))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return found
+
+
+def _results(futures: dict[Future[Any], str]) -> Iterable[tuple[str, Any]]:
+    for future in as_completed(futures):
+        try:
+            yield futures[future], future.result()
+        except BrokenProcessPool:
+            yield futures[future], "the process that traced it ended"
+
+
+def _prepare() -> None:
+    """Set up a process of the pool."""
+    import warnings
+
+    import torch
+
+    os.nice(NICENESS)
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+
+
+def _trace(cell: CellSpec) -> dict[str, Any] | str:
+    """Trace a cell in a process of the pool; return the trace as JSON, or the reason why not."""
+    from vitsweep.predict.trace import trace_cell
+
+    try:
+        return trace_cell(cell).to_json()
+    except (
+        Exception
+    ) as error:  # whatever the model or a technique raises: the cell has no prediction
+        text = str(error).strip().split("\n")[0][:200]
+        return f"it cannot be traced without its device ({type(error).__name__}: {text})"
