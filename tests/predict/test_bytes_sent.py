@@ -8,7 +8,7 @@ import torch
 from tests.ranks import on_ranks, placed
 from tests.techniques.sequence_parallel.cases import VIDEO, cell
 from tests.techniques.sequence_parallel.test_exact import DECAY, ZIGZAG
-from tests.techniques.sequence_parallel.test_volume import CASES, EIGHT_PARTS
+from tests.techniques.sequence_parallel.test_volume import CASES
 from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.communication import CommunicationCounter
 from vitsweep.model.build import build_model
@@ -34,6 +34,7 @@ SHARDINGS = [
     ("sharding=ddp", "precision=fp32", "optimizer=adamw_contiguous", "model.width=36"),
     ("sharding=fsdp", "precision=fp32", "model.width=36", "optimizer.clip_norm=1"),
 ]
+SIXTEEN = "batch.images_per_step=16"
 HYBRIDS = [
     ("sharding=hsdp", "precision=O2"),
     ("sharding=hsdp", "precision=fp32", "optimizer.clip_norm=1"),
@@ -44,8 +45,9 @@ HYBRIDS = [
     ("sharding=fsdp", "tensor_parallel=megatron", "mesh.tensor=2", "optimizer.clip_norm=1"),
     ("sharding=ddp", "sequence_parallel=lasp", "mesh.sequence=2", *DECAY),
     ("sharding=zero2", "sequence_parallel=lss", "mesh.sequence=2"),
-    ("sharding=ddp", "pipeline_parallel=gpipe", "mesh.pipeline=2", "optimizer.clip_norm=1", "batch.images_per_step=16"),
-    ("sharding=fsdp", "pipeline_parallel=one_f_one_b", "mesh.pipeline=2", "pipeline_parallel.microbatches=4", "model.depth=4", "batch.images_per_step=16"),
+    ("sharding=ddp", "pipeline_parallel=gpipe", "mesh.pipeline=2", "optimizer.clip_norm=1", SIXTEEN),
+    ("sharding=fsdp", "pipeline_parallel=one_f_one_b", "mesh.pipeline=2", "model.depth=4",
+     "pipeline_parallel.microbatches=4", SIXTEEN),
     ("sharding=ddp", "sequence_parallel=megatron_sp", "mesh.tensor=2", "precision=O1"),
 ]  # fmt: skip
 FEW = [
