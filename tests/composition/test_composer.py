@@ -93,7 +93,6 @@ class RandomCells:
     ("seed", "cells"),
     [
         (0, 8),
-        pytest.param(0, 20, marks=pytest.mark.slow),
         *(pytest.param(s, 60, marks=pytest.mark.full) for s in (1, 2, 3)),
     ],
 )
