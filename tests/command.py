@@ -27,6 +27,9 @@ QUICK = (
 )
 """Cells of a second or two."""
 
+NO_REPORT = "sweep.report=false"
+"""Charts take seconds of every command, and few tests look at them."""
+
 SWEEP = "default"
 """`sweep.name` of every command that names none, so that its results are found whatever it sweeps."""
 
@@ -76,7 +79,8 @@ class Command:
         runs_cells = not words or words[0] not in VERBS or words[0] == "plan"
         is_named = any(a.startswith(("+sweep=", "sweep.name=")) for a in typed)
         name = [f"sweep.name={SWEEP}"] if runs_cells and not is_named else []
-        all_typed = [*name, *(QUICK if quick else ()), *typed]
+        shown = [NO_REPORT] if runs_cells and quick else []
+        all_typed = [*name, *shown, *(QUICK if quick else ()), *typed]
         last = {text.partition("=")[0].lstrip("+"): text for text in all_typed}  # of each key
         return [*words, *last.values()]
 

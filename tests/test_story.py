@@ -19,7 +19,7 @@ SWEEP = (
 
 @pytest.mark.slow
 def test_a_sweep_ends_in_a_table_charts_and_a_report(vitsweep: Command) -> None:
-    done = vitsweep(*SWEEP)
+    done = vitsweep(*SWEEP, "sweep.report=true")
 
     assert done.returncode == 0, done.stderr
     assert "Report: results/default/report/index.html" in done.stdout

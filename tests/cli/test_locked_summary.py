@@ -27,7 +27,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchRes
     freeze(store := open_store(settings), plan, settings, {})
     seen: list[Any] = []
 
-    def is_locked(result: LaunchResult, *_: Any) -> list[dict[str, Any]]:
+    def is_locked(result: LaunchResult, *_: Any, **__: Any) -> list[dict[str, Any]]:
         with (store.root / ".lock").open("w") as handle, pytest.raises(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         seen.append(result.store.root)
@@ -41,7 +41,9 @@ def test_of_ranks_that_torchrun_started(
     finished: tuple[LaunchResult, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, seen = finished
-    monkeypatch.setattr(external_ranks, "run_in_place", lambda _: result)
+    [cell] = result.plan.entries.values()
+    returned = result, sweep_settings(cell.composed.tree)
+    monkeypatch.setattr(external_ranks, "run_in_place", lambda _: returned)
     assert main._run_rank([]) == 0
     assert seen == [result.store.root]
 

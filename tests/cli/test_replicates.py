@@ -8,7 +8,7 @@ from tests.command import Command
 
 @pytest.mark.full
 def test_seeds_are_cells_and_a_setting_is_one_row(vitsweep: Command) -> None:
-    asked = ("-m", "seed=1,2", "precision=fp32,O1", "sweep.replicate=seed")
+    asked = ("-m", "seed=1,2", "precision=fp32,O1", "sweep.replicate=seed", "sweep.report=true")
     done = vitsweep(*asked)
 
     assert done.returncode == 0, done.stderr

@@ -74,7 +74,9 @@ def test_a_launcher_from_outside_runs_a_sweep(
 
 @pytest.mark.full
 def test_a_sweep_of_hydras_own_launcher_ends_with_the_table(vitsweep: Command) -> None:
-    ended = vitsweep("-m", "hydra/launcher=basic", "optimizer=adamw_foreach,adamw_fused")
+    ended = vitsweep(
+        "-m", "hydra/launcher=basic", "optimizer=adamw_foreach,adamw_fused", "sweep.report=true"
+    )
     assert ended.returncode == 0, ended.stderr
     assert "Report: results/default/report/index.html" in ended.stdout
     assert set(vitsweep.cells()["optimizer"]) == {"adamw_loop", "adamw_foreach", "adamw_fused"}

@@ -122,7 +122,7 @@ def _show(pair: PairedComparison, result: ComparisonResult) -> None:
     console.print(ResultTable(rows, pair.store.name))
     records = [{str(k): v for k, v in row.items()} for row in rows.to_dict("records")]
     mirrored = mirror(pair.store, records, pair.tracker)
-    any_measured = (rows["status"] == Status.measured).any()
-    report = f"Report: {write_report(pair.store)}" if any_measured else ""
+    draws = pair.settings.report and (rows["status"] == Status.measured).any()
+    report = f"Report: {write_report(pair.store)}" if draws else ""
     for line in filter(None, [*result.sentences, report, mirrored]):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

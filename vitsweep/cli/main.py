@@ -70,16 +70,17 @@ def _run_rank(arguments: Sequence[str]) -> int:
     """Run this process's part of a cell; rank 0 shows its row and where it is kept."""
     from vitsweep.launchers.external_ranks import run_in_place
 
-    result = run_in_place(arguments)
-    if result is None:
+    measured = run_in_place(arguments)
+    if measured is None:
         return ExitCode.ok
+    result, settings = measured
     from vitsweep.cli.summary import exit_code, summarize
     from vitsweep.console import open_console
     from vitsweep.launchers.base import locked
 
     console = open_console()
     with locked(result.store, console):
-        return exit_code(summarize(result, console))
+        return exit_code(summarize(result, console, with_report=settings.report))
 
 
 def _complete() -> int:

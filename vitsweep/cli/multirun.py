@@ -81,7 +81,9 @@ def run_cells(session: Session) -> list[Row]:
     from vitsweep.cli.summary import summarize  # pandas and charts, which a plan does not need
 
     with measured(session) as result:
-        return summarize(result, session.console, session.tracker)
+        return summarize(
+            result, session.console, session.tracker, with_report=session.settings.report
+        )
 
 
 def _summarize_stock(
@@ -96,7 +98,8 @@ def _summarize_stock(
         console.print(f"`vitsweep report {store.name}` shows what was measured.", highlight=False)
         return
     with locked(store, console):
-        rows = summarize(LaunchResult(store=store, plan=plan), console, config.get("tracker"))
+        result = LaunchResult(store=store, plan=plan)
+        rows = summarize(result, console, config.get("tracker"), with_report=settings.report)
     if code := exit_code(rows):
         raise SystemExit(code)
 
@@ -123,7 +126,8 @@ def _search(session: Session, searches: Searches) -> list[Search]:
     from vitsweep.cli.summary import summarize_limits
 
     found = search_limits(session, searches)
-    summarize_limits(store_of(session.settings), searches.key, session.console)
+    settings = session.settings
+    summarize_limits(store_of(settings), searches.key, session.console, with_report=settings.report)
     if any(search.failure for search in found):
         raise SystemExit(ExitCode.not_all_measured)
     return found

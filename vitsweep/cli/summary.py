@@ -20,7 +20,11 @@ from vitsweep.tables.terminal import ResultTable, as_table
 
 
 def summarize(
-    result: LaunchResult, console: Console, tracker: Mapping[str, Any] | None = None
+    result: LaunchResult,
+    console: Console,
+    tracker: Mapping[str, Any] | None = None,
+    *,
+    with_report: bool = True,
 ) -> list[Row]:
     """Write the views, show the table, and return the rows of the command's cells.
 
@@ -28,6 +32,7 @@ def summarize(
         result: of the launcher.
         console: where the table is shown.
         tracker: the composed `tracker` node; its mirror is made last, from the records.
+        with_report: draw the charts and the page as well.
 
     Raises:
         ImpossibleCellError: every cell is refused.
@@ -38,7 +43,7 @@ def summarize(
     console.print()
     key = replicate_key(store.commands())
     console.print(ResultTable(replicates(mine, key) if key else mine, store.name))
-    if (mine["status"] == Status.measured).any():
+    if with_report and (mine["status"] == Status.measured).any():
         with saying(console, lambda: "Drawing the charts of the report."):
             page = write_report(store)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
@@ -47,13 +52,13 @@ def summarize(
     return rows_of(mine, result.plan)
 
 
-def summarize_limits(store: Store, key: str, console: Console) -> None:
-    """Show the largest value of `key` that each cell of a search could train with; write the report."""
+def summarize_limits(store: Store, key: str, console: Console, *, with_report: bool) -> None:
+    """Show the largest value of `key` that each cell of a search could train with."""
     table = limits(collect(store), key)
     console.print()
     console.print(as_table(presented_limits(table, key), f"Limits of sweep {store.name}"))
     console.print(limit_answer(table, key), highlight=False)
-    if (table["fits"] > 0).any():
+    if with_report and (table["fits"] > 0).any():
         console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
 
 

@@ -67,6 +67,7 @@ class SweepSettings:
     remeasure: bool
     accept_code: Literal["same", "any"]
     snapshot_code: bool
+    report: bool
 
     @property
     def path(self) -> Path:

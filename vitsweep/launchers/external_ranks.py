@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
-from vitsweep.composition.sweep_settings import sweep_settings
+from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import ImpossibleCellError, VitsweepError
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.launchers.base import LaunchResult
@@ -19,11 +19,11 @@ from vitsweep.world import environment_rank
 FIRST_PORT, NUM_PORTS = 20_000, 40_000
 
 
-def run_in_place(overrides: Sequence[str]) -> LaunchResult | None:
+def run_in_place(overrides: Sequence[str]) -> tuple[LaunchResult, SweepSettings] | None:
     """Run one cell as one of the ranks that torchrun or srun started.
 
     Returns:
-        What rank 0 recorded; None on the other ranks.
+        What rank 0 recorded, and the settings of the sweep; None on the other ranks.
 
     Raises:
         VitsweepError: several cells are asked for, or the cell cannot run in this world.
@@ -38,7 +38,7 @@ def run_in_place(overrides: Sequence[str]) -> LaunchResult | None:
     return run_rank(cells[0], composer)
 
 
-def run_rank(cell: ComposedCell, composer: Composer) -> LaunchResult | None:
+def run_rank(cell: ComposedCell, composer: Composer) -> tuple[LaunchResult, SweepSettings] | None:
     """Do one rank's part of a cell; rank 0 freezes and records it, and returns the result."""
     from vitsweep.execution.worker import run_rank_in_process
 
@@ -70,7 +70,7 @@ def run_rank(cell: ComposedCell, composer: Composer) -> LaunchResult | None:
         },
     )
     run_rank_in_process(request, entry.spec, rank, local_rank)
-    return LaunchResult(store=store, plan=plan) if rank == 0 else None
+    return (LaunchResult(store=store, plan=plan), settings) if rank == 0 else None
 
 
 def run_composed() -> None:
