@@ -105,6 +105,7 @@ def _summarize_stock(
 
 
 def _plan(session: Session, searches: Searches | None) -> list[dict[str, Any]]:
+    from vitsweep.planning.plan_request import CURRENT
     from vitsweep.planning.plan_table import plan
 
     launcher = session.launcher
@@ -114,6 +115,7 @@ def _plan(session: Session, searches: Searches | None) -> list[dict[str, Any]]:
         session.composer,
         launcher.machine(),
         launcher.with_paired_baselines,
+        CURRENT.get(),
     )
 
 

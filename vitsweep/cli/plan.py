@@ -1,18 +1,18 @@
-"""`vitsweep plan`: what a sweep would run. Nothing is trained."""
+"""`vitsweep plan`: what a sweep would run, need and take. Nothing is trained."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from vitsweep.cli.hydra_entry import run_hydra
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
+from vitsweep.errors import BadValueError
+from vitsweep.planning.plan_request import CURRENT, PlanRequest
 
 
 def parser() -> Options:
     """Return the parser; overrides themselves are read by Hydra."""
-    options = Options(VERBS["plan"])
-    options.add_argument(
-        "-m", "--multirun", action="store_true", help="as in the sweep; always implied"
-    )
+    options = _options()
     options.add_argument(
         "overrides",
         nargs="*",
@@ -23,9 +23,57 @@ def parser() -> Options:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """List the cells; return 0."""
+    """List the cells; return 0.
+
+    Raises:
+        BadValueError: an option has a wrong value.
+    """
     if {"-h", "--help"} & set(arguments):
         parser().print_help()
         return 0
-    overrides = [a for a in arguments if a not in ("-m", "--multirun")]
-    return run_hydra(["--multirun", *overrides, "hydra.sweeper.plan_only=true"])
+    known, overrides = _options().parse_known_args(list(arguments))
+    if known.nodes:
+        overrides.append(f"resources.nodes={_nodes(known.nodes)}")
+    token = CURRENT.set(
+        PlanRequest(
+            predict=not known.no_predict,
+            hardware=_parts(known.hardware),
+            columns=_parts(known.columns),
+            parquet=known.parquet,
+            html=known.html,
+        )
+    )
+    try:
+        return run_hydra(["--multirun", *overrides, "hydra.sweeper.plan_only=true"])
+    finally:
+        CURRENT.reset(token)
+
+
+def _options() -> Options:
+    options = Options(VERBS["plan"])
+    options.add_argument(
+        "-m", "--multirun", action="store_true", help="as in the sweep; always implied"
+    )
+    options.add_argument(
+        "--hardware", metavar="A,B", help="plan for nodes of eight of these GPUs, or profile files"
+    )
+    options.add_argument("--nodes", metavar="N,M", help="the same as `resources.nodes=N,M`")
+    options.add_argument(
+        "--columns", metavar="A,B|all", help="columns of the table; `all` lists them for each cell"
+    )
+    options.add_argument("--parquet", type=Path, metavar="FILE", help="write all columns to it")
+    options.add_argument("--html", type=Path, metavar="FILE", help="write a page")
+    options.add_argument(
+        "--no-predict", action="store_true", help="states only, without memory and step time"
+    )
+    return options
+
+
+def _parts(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _nodes(text: str) -> str:
+    if not all(part.isdigit() and int(part) for part in _parts(text)):
+        raise BadValueError(f"`--nodes {text}` must be whole numbers, such as `--nodes 1,8`.")
+    return ",".join(_parts(text))

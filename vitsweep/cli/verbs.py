@@ -36,7 +36,9 @@ class Verb:
 
 
 _ALL = (
-    Verb("plan", "-m [override ...]", "list cells as runnable, invalid (why) or measured; runs nothing",
+    Verb("plan", "-m [override ...] [--hardware A,B] [--nodes N,M] [--columns A,B|all] [--parquet FILE] "
+         "[--html FILE] [--no-predict]",
+         "list cells as runnable, invalid (why) or measured, with predicted memory and step time",
          names_a_sweep=False),
     Verb("status", "[SWEEP] [--watch] | --all",
          "show jobs and cells of a submitted sweep, or list all sweeps"),

@@ -1,17 +1,15 @@
 """`vitsweep plan`: what a sweep would run and could show, without training anything."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pandas import DataFrame
 from rich.console import Console
 
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.console import open_console
+from vitsweep.console import open_console, saying
 from vitsweep.measure.device_name import device_name
 from vitsweep.planning.blocks import runs_per_cell
 from vitsweep.planning.detectable_effect import (
@@ -22,12 +20,15 @@ from vitsweep.planning.detectable_effect import (
 from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.notices import print_notices
 from vitsweep.planning.pending import ResumeState, resume_state
+from vitsweep.planning.plan_request import PlanRequest
+from vitsweep.planning.plan_view import show_plan
+from vitsweep.planning.predicted_plan import as_columns, machine_with, sums, with_predictions
 from vitsweep.planning.provenance import code_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings
+from vitsweep.predict.hardware import hardware_named
+from vitsweep.report.plan_page import plan_page
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import HERE, Machine
-from vitsweep.tables.reasons import reason_lines
-from vitsweep.tables.terminal import as_table
 
 
 def plan(
@@ -36,16 +37,77 @@ def plan(
     composer: Composer,
     machine: Machine,
     with_paired_baselines: Callable[[SweepPlan], SweepPlan] = lambda plan: plan,
+    request: PlanRequest | None = None,
 ) -> list[dict[str, Any]]:
-    """Print every cell with its state and return one row per cell (see `overview`)."""
-    found = overview(cells, settings, composer, machine, with_paired_baselines)
+    """Print every cell with its state and prediction, and return one row per cell (see `overview`).
+
+    Args:
+        cells: see `overview`.
+        settings: see `overview`.
+        composer: see `overview`.
+        machine: see `overview`; not used where `request` names hardware.
+        with_paired_baselines: see `overview`.
+        request: what to predict and to write.
+
+    Raises:
+        BadValueError: a device or a column is unknown.
+    """
+    request = request or PlanRequest(predict=False)
+    for name in request.hardware:
+        hardware_named(name)  # refused before anything is traced
     console = open_console()
-    _show(found.rows, found.store, console)
-    again = f"`vitsweep retry {found.store.name}` runs them again"
-    print_notices(found.state, found.plan, found.store, again, console)
-    if found.detectable_effect:
-        console.print(found.detectable_effect, highlight=False)
-    return found.rows
+    rows = []
+    for hardware in request.hardware or (None,):
+        node = machine_with(hardware) if hardware else machine
+        found = overview(cells, settings, composer, node, with_paired_baselines)
+        title = f"Plan of sweep {found.store.name}"
+        if hardware:
+            found = replace(found, rows=[row | {"hardware": hardware} for row in found.rows])
+            title += f" on {node.described_by}"
+        if request.predict:
+            found = replace(found, rows=_predicted(found, hardware, console))
+        show_plan(found.rows, title, request.columns, console)
+        if request.predict:
+            _show_sums(found.rows, node, console)
+        if not hardware:
+            again = f"`vitsweep retry {found.store.name}` runs them again"
+            print_notices(found.state, found.plan, found.store, again, console)
+        if found.detectable_effect:
+            console.print(found.detectable_effect, highlight=False)
+        rows += found.rows
+    _write(rows, request, settings.name, console)
+    return rows
+
+
+def _predicted(
+    found: "PlanOverview", hardware: str | None, console: Console
+) -> list[dict[str, Any]]:
+    done_of = [0, 0]
+
+    def progress(done: int, of: int) -> None:
+        done_of[:] = [done, of]
+
+    def line() -> str:
+        return f"{done_of[0]} of {done_of[1]} steps traced" if done_of[1] else ""
+
+    with saying(console, line):
+        return with_predictions(found.rows, found.plan, hardware, progress=progress)
+
+
+def _show_sums(rows: list[dict[str, Any]], node: Machine, console: Console) -> None:
+    device = "one rank" if node.described_by == HERE else node.described_by
+    for line in sums(rows, device):
+        console.print(line, highlight=False, markup=False)
+
+
+def _write(rows: list[dict[str, Any]], request: PlanRequest, name: str, console: Console) -> None:
+    table = as_columns(rows)
+    if request.parquet:
+        table.to_parquet(request.parquet, index=False)
+        console.print(f"All columns: {request.parquet}", highlight=False)
+    if request.html:
+        request.html.write_text(plan_page(name, table), encoding="utf-8")
+        console.print(f"Page: {request.html}", highlight=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,26 +180,3 @@ def plan_rows(plan: SweepPlan, state: ResumeState, cells_per_block: int) -> list
         }
         for entry in plan.entries.values()
     ]
-
-
-def _show(rows: list[dict[str, Any]], store: Store, console: Console) -> None:
-    text = DataFrame(
-        [
-            {
-                "cell": row["cell"] + (" (baseline)" if row["is_baseline"] else ""),
-                "state": row["state"],
-                "runs": str(row["runs"] or ""),
-            }
-            for row in rows
-            if not row["reasons"]
-        ]
-    )
-    if len(text):
-        console.print(as_table(text, f"Plan of sweep {store.name}"))
-    reasons = [f"{row['state']}: {' '.join(row['reasons'])}" * bool(row["reasons"]) for row in rows]
-    for line in reason_lines([row["settings"] for row in rows], reasons):
-        console.print(line, highlight=False, markup=False)
-    counts = Counter(row["state"] for row in rows)
-    console.print(
-        " · ".join(f"{state} {count}" for state, count in counts.items()), highlight=False
-    )

@@ -1,0 +1,33 @@
+"""A page of a plan: every cell with its predictions."""
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from pandas import DataFrame
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+from vitsweep.tables.formatting import number, plain
+
+
+def plan_page(name: str, table: DataFrame) -> str:
+    """Return the page, complete in itself.
+
+    Args:
+        name: of the sweep.
+        table: one row per cell; columns that are empty are left out.
+    """
+    shown = table.loc[:, table.notna().any() & (table.astype(str) != "").any()]
+    numeric = {c for c in shown if is_numeric_dtype(shown[c]) and not is_bool_dtype(shown[c])}
+    rows = [
+        [(number(v, 4) if c in numeric else plain(v), c in numeric) for c, v in row.items()]
+        for row in shown.to_dict("records")
+    ]
+    environment = Environment(
+        loader=PackageLoader("vitsweep.report"), autoescape=True, undefined=StrictUndefined
+    )
+    heads = [(str(c), c in numeric) for c in shown]
+    template = environment.get_template("plan.html.j2")
+    return template.render(name=name, heads=heads, rows=rows, states=_tally(table))
+
+
+def _tally(table: DataFrame) -> str:
+    counts = table["state"].value_counts(sort=False).items() if len(table) else ()
+    return " · ".join(f"{state} {count}" for state, count in counts)
