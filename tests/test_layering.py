@@ -26,7 +26,7 @@ MAKING = (
     ("world",),
 )
 """What turns a spec into samples, highest first; rooms of one line never import one another."""
-READING = (("report",), ("charts",), ("tables",), ("results",))
+READING = (("report",), ("charts",), ("tables",), ("results",), ("racing",))
 """What turns records into pages, highest first; it knows nothing of what made them."""
 COMMANDING = (
     ("hydra_plugins", "__main__"),

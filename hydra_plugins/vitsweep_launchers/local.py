@@ -17,6 +17,8 @@ class LocalLauncher(CellLauncherPlugin):
         fields: everything in conf/hydra/launcher/local.yaml.
     """
 
+    can_race = True
+
     def machine(self) -> "Machine":
         """Return this machine; the launcher's fields are checked for `plan` too.
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -25,6 +25,9 @@ class CellLauncherPlugin(Launcher):
     Args:
         fields: everything in the launcher's YAML.
     """
+
+    can_race: ClassVar[bool] = False
+    """Whether `launch_cells` runs `sweep.search=race`: rounds, each chosen from the runs before."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields

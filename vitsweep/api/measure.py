@@ -30,12 +30,27 @@ def measured(session: Session, cells: Sequence[ComposedCell] = ()) -> Iterator[L
         VitsweepError: something that was asked for cannot be done; nothing has run.
         SweepStopped: when the block ends, if the user stopped the sweep or detached from its jobs.
     """
+    if session.settings.search == "race":
+        require_racing(session.launcher)
     with session.launcher.launch_cells(session.request(cells)) as result:
         yield result
     if result.interrupted:
         if not result.submitted:
             session.console.print("Stopped. What was measured is kept; the same command continues.")
         raise SweepStopped
+
+
+def require_racing(launcher: object) -> None:
+    """Refuse `sweep.search=race` with a launcher that would measure the whole grid.
+
+    Raises:
+        BadValueError: it cannot choose blocks from the runs of those before.
+    """
+    if not getattr(launcher, "can_race", False):
+        raise BadValueError(
+            f"`sweep.search=race` does not work with {type(launcher).__name__}, which measures all cells "
+            "it is given: use `hydra/launcher=local` or `slurm`, with vitsweep's own sweeper."
+        )
 
 
 def collected(result: LaunchResult) -> DataFrame:

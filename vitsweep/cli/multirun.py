@@ -6,7 +6,7 @@ from typing import Any
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig
 
-from vitsweep.api.measure import Row, measured, search_limits, searches_of
+from vitsweep.api.measure import Row, measured, require_racing, search_limits, searches_of
 from vitsweep.api.session import Session
 from vitsweep.composition import hydra_internals
 from vitsweep.composition.composed_cell import ComposedCell
@@ -42,6 +42,8 @@ def multirun(
     if not isinstance(launcher, CellLauncher):
         if plan_only:
             refuse_plan_of(config)
+        if sweep_settings(settings).search == "race":
+            require_racing(launcher)
         returned = launch_stock(launcher, cells, config)
         _summarize_stock(cells, settings, composer)
         return returned

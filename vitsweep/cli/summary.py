@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from vitsweep.api.measure import SUBMITTED, Row, collected, rows_of, submitted_rows
+from vitsweep.cli.race_summary import show_race
 from vitsweep.console import saying
 from vitsweep.errors import ExitCode
 from vitsweep.launchers.base import LaunchResult
@@ -28,6 +29,8 @@ def summarize(
 ) -> list[Row]:
     """Write the views, show the table, and return the rows of the command's cells.
 
+    A race has rows of the cells that it ran.
+
     Args:
         result: of the launcher.
         console: where the table is shown.
@@ -41,15 +44,19 @@ def summarize(
         return submitted_rows(result.plan)
     store, mine = result.store, collected(result)
     console.print()
-    key = replicate_key(store.commands())
-    console.print(ResultTable(replicates(mine, key) if key else mine, store.name))
+    if result.is_race:
+        show_race(store, console)
+    else:
+        key = replicate_key(store.commands())
+        console.print(ResultTable(replicates(mine, key) if key else mine, store.name))
     if with_report and (mine["status"] == Status.measured).any():
         with saying(console, lambda: "Drawing the charts of the report."):
             page = write_report(store)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
     if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
         console.print(message, highlight=False)
-    return rows_of(mine, result.plan)
+    rows = rows_of(mine, result.plan)
+    return [row for row in rows if row["status"]] if result.is_race else rows
 
 
 def summarize_limits(store: Store, key: str, console: Console, *, with_report: bool) -> None:

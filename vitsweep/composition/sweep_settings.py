@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt, Lt
 
 from vitsweep.composition.suggestions import did_you_mean
 from vitsweep.errors import BadValueError
@@ -21,6 +21,8 @@ from vitsweep.spec.from_yaml import section_from_tree
 
 _NOT_IN_A_NAME = "/\\[]%"
 _LONGEST_NAME_BYTES = 200
+OBJECTIVES = ("throughput", "throughput_per_cost")
+"""What a race can maximize."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,13 @@ class SweepSettings:
     axes: dict[str, Any]
     cells: tuple[str | list[Any], ...]
     limit: LimitSettings
+    search: Literal["grid", "race"]
+    objective: str | tuple[str, ...]
+    memory_limit_gib: Annotated[float, Gt(0)] | None
+    keep_model: bool
+    indifference: Annotated[float, Gt(0), Lt(1)]
+    minutes: Annotated[float, Gt(0)] | None
+    confirm: Annotated[int, Ge(0)]
     replicate: Literal["seed"] | None
     cells_per_block: Annotated[int, Gt(0)]
     retry: tuple[str, ...]
@@ -93,6 +102,7 @@ def _checked(node: str) -> SweepSettings:
     settings: SweepSettings = section_from_tree(SweepSettings, tree, "sweep")
     problems = [_name_problem(settings.name), _folder_problem(settings.folder)]
     problems += [_retry_problem(settings.retry, status) for status in settings.retry]
+    problems += [_objective_problem(settings.objective), *_race_problems(settings)]
     if found := [problem for problem in problems if problem]:
         raise BadValueError("\n".join(found))
     return settings
@@ -145,6 +155,46 @@ def _folder_problem(folder: str) -> str:
     return (
         f"`sweep.folder={shown}` is no path of a folder: leave it out for `sweep.folder=results`."
     )
+
+
+def _objective_problem(objective: str | tuple[str, ...]) -> str:
+    if objective in OBJECTIVES:
+        return ""
+    listed = ", ".join(f"`{known}`" for known in OBJECTIVES)
+    if isinstance(objective, tuple):
+        return (
+            f"`sweep.objective=[{','.join(objective)}]`: a race has one objective, not a Pareto front of "
+            f"several: {listed}. The report of any sweep draws throughput against peak memory."
+        )
+    return f"`sweep.objective={objective}` is no objective of a race: {listed}." + did_you_mean(
+        objective, OBJECTIVES, lambda name: f"sweep.objective={name}"
+    )
+
+
+def _race_problems(settings: SweepSettings) -> list[str]:
+    """Say what does not go with a race, and what only a race has."""
+    if settings.search == "race":
+        unfit = {
+            "sweep.limit.key": settings.limit.key,
+            "sweep.replicate": settings.replicate,
+            "sweep.accept_code": None if settings.accept_code == "same" else settings.accept_code,
+        }
+        return [
+            f"`{key}={value}` does not go with `sweep.search=race`: leave out one of them."
+            for key, value in unfit.items()
+            if value is not None
+        ]
+    only_race = {
+        "sweep.minutes": settings.minutes,
+        "sweep.memory_limit_gib": settings.memory_limit_gib,
+        "sweep.objective": None if settings.objective == OBJECTIVES[0] else settings.objective,
+    }
+    return [
+        f"`{key}={value}` is for a race, and a grid measures every cell: add `sweep.search=race`, or "
+        "leave it out."
+        for key, value in only_race.items()
+        if value is not None
+    ]
 
 
 def _retry_problem(statuses: tuple[str, ...], status: str) -> str:

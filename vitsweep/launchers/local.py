@@ -17,6 +17,7 @@ from vitsweep.launchers.base import (
     prepared,
 )
 from vitsweep.launchers.block_runner import BlockRunner
+from vitsweep.launchers.local_race import run_race
 from vitsweep.launchers.local_settings import LocalSettings
 from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.unfinished_runs import record_unfinished
@@ -42,8 +43,11 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
     """
     with prepared(request, Machine.here()) as sweep:
         record_unfinished(sweep.store, sweep.plan.entries)
-        interrupted = _run(sweep, request, settings.parallel)
-        yield LaunchResult(store=sweep.store, plan=sweep.plan, interrupted=interrupted)
+        is_race = request.settings.search == "race"
+        interrupted = (run_race if is_race else _run)(sweep, request, settings.parallel)
+        yield LaunchResult(
+            store=sweep.store, plan=sweep.plan, interrupted=interrupted, is_race=is_race
+        )
 
 
 def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer) -> None:

@@ -1,0 +1,37 @@
+"""Who was in a race when: a line per cell, a mark per run."""
+
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from vitsweep.charts import marks, style
+
+MOST = 30
+"""Cells that are drawn: those that stayed longest."""
+
+
+def draw(table: DataFrame) -> Figure:
+    """Draw the table of `tables.race.race_table`, with each cell's `blocks` and `led`, blocks from 0.
+
+    A cell's line ends where it was dropped; dots are its runs, the thick part of a line is where it led.
+    """
+    shown = table[table["runs"] > 0].head(MOST)
+    figure, axes = style.new_figure(8.8, marks.height(len(shown)))
+    for place, row in enumerate(shown.to_dict("records")):
+        colour = {"leader": style.PALETTE[2], "runner-up": style.PALETTE[0]}.get(
+            row["state"], style.QUIET
+        )
+        if row["state"] == "out":
+            colour = style.OUT_OF_MEMORY
+        axes.hlines(place, row["first_block"], row["last_block"], color=colour, linewidth=1.2)
+        for begin, end in row["led"]:
+            axes.hlines(place, begin, end, color=colour, linewidth=5, alpha=0.45)
+        runs = [block + 1 for block in row["blocks"]]
+        axes.plot(runs, [place] * len(runs), "o", color=colour, markersize=3.5)
+        if row["state"] in ("dropped", "out"):
+            axes.plot(row["last_block"], place, "|", color=colour, markersize=10, mew=2)
+    axes.set_yticks(range(len(shown)), style.shorten(shown["name"]))
+    axes.set_ylim(max(len(shown), 1) - 0.4, -0.6)
+    axes.set_xlim(left=0.5)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("block of the race")
+    return figure

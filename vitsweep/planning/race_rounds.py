@@ -1,0 +1,321 @@
+"""The rounds of `sweep.search=race`: from the stored runs of a sweep to the next blocks, or to the end.
+
+What a race does next follows from the records alone, see `racing.race`: an interrupted race continues as
+if it had not been. Of `race.json`, which tables and charts read, only the names of the confirmation's
+blocks are read again: these never choose the leader.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from math import ceil
+from typing import Any
+
+from pandas import DataFrame
+
+from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.errors import BadValueError
+from vitsweep.planning.blocks import BalancedOrder, Block, runs_per_cell
+from vitsweep.planning.pending import ResumeState, resume_state
+from vitsweep.planning.race_cells import RaceCells, seconds_of
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
+from vitsweep.planning.usable_runs import usable_runs
+from vitsweep.racing.race import Phase, Race, Step
+from vitsweep.racing.rules import LEVEL
+from vitsweep.results.race_file import read_race, write_race
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.store import Store
+from vitsweep.tables.ratios import estimate
+
+START_UP_SECONDS = 1.0
+"""Least time in which a run starts its processes, for a budget that is too small for anything."""
+LEAST_CELLS = 2
+
+
+@dataclass
+class RaceRounds:
+    """One race over the cells of a plan.
+
+    Attributes:
+        plan: the cells of the command with their baselines.
+        settings: of the sweep.
+        store: where the runs are.
+        code: state of the code that would measure now.
+        earlier: records that were in the store when the command began.
+        at_once: blocks of a round at least.
+        ended: why no further block is run; empty while the race runs.
+    """
+
+    plan: SweepPlan
+    settings: SweepSettings
+    store: Store
+    code: Mapping[str, Any]
+    earlier: Sequence[RunRecord] = ()
+    at_once: int = 1
+    ended: str = ""
+    _step: Step = field(default_factory=lambda: Step(Phase.start))
+    _confirmations: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._confirmations = list(read_race(self.store.root).get("confirmations", []))
+        self._order = BalancedOrder.after(self.earlier)
+
+    @cached_property
+    def cells(self) -> RaceCells:
+        """The cells that can run."""
+        return RaceCells.of(self.plan, self.settings)
+
+    @cached_property
+    def race(self) -> Race:
+        """The statistics of the race; its random numbers depend on the cells alone."""
+        ids = " ".join(sorted(self.cells.number))
+        return Race(
+            design=self.cells.design,
+            baseline_of=self.cells.baselines,
+            block_size=max(LEAST_CELLS, self.settings.cells_per_block),
+            indifference=self.settings.indifference,
+            seed=int(sha256(ids.encode()).hexdigest()[:12], 16),
+            at_once=self.at_once,
+        )
+
+    def check(self) -> None:
+        """Refuse a race that cannot begin.
+
+        Raises:
+            BadValueError: there is one cell only, or the budget is too small for one block.
+        """
+        if len(self.cells.entries) < LEAST_CELLS:
+            found = "no cell that can run" if not self.cells.entries else "one cell"
+            raise BadValueError(
+                f"`sweep.search=race` has {found}: a race needs two cells or more, such as "
+                "`-m precision=O1,O2 sharding=ddp,fsdp`."
+            )
+        if self.settings.minutes is None:
+            return
+        size = min(self.race.block_size, len(self.cells.entries))
+        needed = size * self._seconds_of_run(self._records(()))
+        if 60 * self.settings.minutes < needed:
+            raise BadValueError(
+                f"`sweep.minutes={self.settings.minutes:g}` is too small for one block: {size} runs take "
+                f"about {needed / 60:.2g} min. Give more, or shorten runs (`measurement=smoke`)."
+            )
+
+    def next(self, records: Sequence[RunRecord]) -> list[Block]:
+        """Return the next blocks; none where the race has ended, and `ended` says why.
+
+        Writes `race.json`.
+
+        Args:
+            records: those that this command has added, oldest first.
+        """
+        used = self._records(records)
+        step, left = self._judged(used, records)
+        self._step = step
+        blocks: list[Block] = []
+        if step.phase in (Phase.start, Phase.race):
+            wanted = [[self.cells.entries[c].cell_id for c in cells] for cells in step.blocks]
+            blocks = [self._block(cells) for cells in self._affordable(wanted, used)]
+            self.ended = "" if blocks else "budget"
+            if self.ended and not step.verdicts:  # within the start: who leads is said nevertheless
+                self._step = self._early(used, left)
+        else:
+            self.ended = str(step.phase)
+        if self.ended:
+            blocks = self._confirmation(used, left)
+        write_race(self.store.root, self._document(used, left))
+        return blocks
+
+    def state(self, records: Sequence[RunRecord]) -> ResumeState:
+        """Return what is known of the cells, see `planning.pending`."""
+        return resume_state(self.plan, self.earlier, self.settings, self.code, records)
+
+    def _records(self, records: Sequence[RunRecord]) -> list[RunRecord]:
+        """Return the runs that count, oldest first."""
+        torch_version = self.code["packages"]["torch"]
+        earlier = () if self.settings.remeasure else self.earlier
+        used = usable_runs([*earlier, *records], self.plan, torch_version, accepts_any_code=False)
+        return used.own
+
+    def _judged(
+        self, used: Sequence[RunRecord], records: Sequence[RunRecord]
+    ) -> tuple[Step, dict[str, tuple[int, str]]]:
+        choosing = [run for run in used if run.block not in self._confirming_blocks]
+        left = self.cells.left(choosing, self.state(records).not_measured)
+        return self.race.next(self.cells.runs(choosing), self.cells.left_numbers(left)), left
+
+    def _early(self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]) -> Step:
+        runs = self.cells.runs(used)
+        if len(set(runs.cell.tolist())) < LEAST_CELLS:
+            return self._step
+        return Step(Phase.start, verdicts=self.race.verdicts(runs, self.cells.left_numbers(left)))
+
+    @property
+    def _confirming_blocks(self) -> set[str]:
+        return {name for some in self._confirmations for name in some["blocks"]}
+
+    def _block(self, cells: Sequence[str], name: str = "") -> Block:
+        ordered = self._order.next_block(list(cells))
+        entries = tuple(self.plan.entries[cell_id] for cell_id in ordered)
+        return Block(name or secrets.token_hex(5), entries)
+
+    def _affordable(
+        self, wanted: Sequence[Sequence[str]], used: Sequence[RunRecord]
+    ) -> Sequence[Sequence[str]]:
+        """Return the blocks that the budget allows, with the confirmation after them."""
+        if self.settings.minutes is None:
+            return wanted
+        budget, per_run = 60 * self.settings.minutes, self._seconds_of_run(used)
+        reserved = min(3 * self.settings.confirm * per_run, budget / 2)
+        left = budget - seconds_of(used) - reserved
+        kept = []
+        for block in wanted:
+            left -= len(block) * per_run
+            if left < 0 and used:
+                break
+            kept.append(block)
+            if not used:  # how long runs take is known after the first block
+                break
+        return kept
+
+    def _seconds_of_run(self, used: Sequence[RunRecord]) -> float:
+        if used and (spent := seconds_of(used)):
+            return spent / len(used)
+        measurement = self.cells.entries[0].spec.measurement
+        return START_UP_SECONDS + measurement.min_seconds + measurement.warmup_min_seconds
+
+    def _confirmation(
+        self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]
+    ) -> list[Block]:
+        """Return the next fresh block of the leader, its baseline and the runner-up, where one lacks."""
+        pair = self._confirmed_pair(left)
+        if pair is None:
+            return []
+        cells, confirmation = pair
+        measured = {(run.block, run.cell_id) for run in used if run.status == Status.measured}
+        complete = [
+            name
+            for name in confirmation["blocks"]
+            if all((name, cell) in measured for cell in cells)
+        ]
+        attempts = self.settings.confirm + ceil(self.settings.confirm / 2)
+        if len(complete) >= self.settings.confirm or len(confirmation["blocks"]) >= attempts:
+            return []
+        name = secrets.token_hex(5)
+        confirmation["blocks"].append(name)
+        if confirmation not in self._confirmations:
+            self._confirmations.append(confirmation)
+        return [self._block(cells, name)]
+
+    def _confirmed_pair(
+        self, left: Mapping[str, tuple[int, str]]
+    ) -> tuple[list[str], dict[str, Any]] | None:
+        verdict = self._step.verdict
+        if verdict is None or not self.settings.confirm:
+            return None
+        leader = self.cells.entries[verdict.leader]
+        runner_up = self.cells.entries[verdict.runner_up].cell_id
+        cells = [leader.cell_id, leader.baseline_id or "", runner_up]
+        cells = [c for c in dict.fromkeys(cells) if c in self.cells.number and c not in left]
+        if len(cells) < LEAST_CELLS or leader.cell_id not in cells:
+            return None
+        key = {"leader": leader.cell_id, "runner_up": runner_up}
+        known = [some for some in self._confirmations if key.items() <= some.items()]
+        return cells, (known[-1] if known else {**key, "blocks": []})
+
+    def _document(
+        self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]
+    ) -> dict[str, Any]:
+        """Return what `race.json` says."""
+        step, cells = self._step, self.cells
+        choosing = [run for run in used if run.block not in self._confirming_blocks]
+        runs, verdict = cells.runs(choosing), step.verdict
+        missing = {e.cell_id: e.spec.measurement.blocks for e in self.plan.runnable}
+        missing = {c: n for c, n in missing.items() if not self.plan.entries[c].is_added_baseline}
+        grid = runs_per_cell(self.plan, missing, self.settings.cells_per_block).total()
+        document: dict[str, Any] = {
+            "ended": self.ended,
+            "objective": self.settings.objective,
+            "indifference": self.settings.indifference,
+            "level": LEVEL,
+            "memory_limit_gib": self.settings.memory_limit_gib,
+            "minutes": self.settings.minutes,
+            "seconds": seconds_of(used),
+            "num_runs": len(used),
+            "num_blocks": runs.num_blocks,
+            "num_start_blocks": self.race.num_start_blocks,
+            "grid_runs": grid,
+            "grid_blocks": max(missing.values(), default=0),
+            "confirmations": self._confirmations,
+        }
+        rows = []
+        labels = cell_labels(self.plan)
+        for number, entry in enumerate(cells.entries):
+            row: dict[str, Any] = {
+                "cell_id": entry.cell_id,
+                "name": labels[entry.cell_id],
+                "blocks": runs.block[runs.cell == number].tolist(),
+            }
+            if entry.cell_id in left:
+                row |= dict(zip(("left_after", "reason"), left[entry.cell_id], strict=True))
+            rows.append(row)
+        if verdict is not None:
+            for number, row in enumerate(rows):
+                row["gain"] = float(verdict.gain[number])
+                row["gain_sd"] = float(verdict.gain_sd[number])
+                after = [v.num_blocks for v in step.verdicts if not v.alive[number]]
+                if after and "left_after" not in row:
+                    row["dropped_after"] = after[0]
+            document |= {
+                "leader": cells.entries[verdict.leader].cell_id,
+                "runner_up": cells.entries[verdict.runner_up].cell_id,
+                "baseline": cells.entries[verdict.leader].baseline_id,
+                "scales": vars(verdict.scales),
+                "odd_runs": float(verdict.odd_runs.mean()),
+                "rounds": [
+                    {
+                        "blocks": v.num_blocks,
+                        "runs": int(v.num_runs.sum()),
+                        "leader": cells.entries[v.leader].cell_id,
+                        "alive": int(v.alive.sum()),
+                        "chance_of_better": v.chance_of_better,
+                    }
+                    for v in step.verdicts
+                ],
+                "confirmed": self._confirmed(used, left),
+            }
+        return document | {"cells": rows}
+
+    def _confirmed(
+        self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]
+    ) -> dict[str, dict[str, Any]]:
+        """Return the leader's ratio to its baseline and to the runner-up over the fresh blocks alone."""
+        pair = self._confirmed_pair(left)
+        if pair is None:
+            return {}
+        (leader, *others), confirmation = pair
+        found: dict[tuple[str, str], float] = {}
+        for run in used:
+            if run.block in confirmation["blocks"]:
+                log = self.cells.runs([run]).log
+                if len(log):
+                    found[run.block, run.cell_id] = float(log[0])
+        ratios = {}
+        for other in others:
+            logs = [
+                found[block, leader] - found[block, other]
+                for block in confirmation["blocks"]
+                if {(block, leader), (block, other)} <= found.keys()
+            ]
+            if logs:
+                table = estimate(DataFrame({"cell_id": leader, "log_ratio": logs}))
+                ratios[other] = {
+                    "num_blocks": len(logs),
+                    **{c: _number(table[c][0]) for c in ("speedup", "speedup_low", "speedup_high")},
+                }
+        return ratios
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if value == value else None

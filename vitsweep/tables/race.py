@@ -1,0 +1,188 @@
+"""A race of `sweep.search=race` in words and as a table, from `race.json` of its sweep."""
+
+from collections.abc import Mapping
+from math import exp
+from typing import Any
+
+from pandas import DataFrame
+
+from vitsweep.tables.formatting import count, number, ratio, times
+
+Race = Mapping[str, Any]
+
+COLUMNS = (
+    "cell_id", "name", "state", "runs", "first_block", "last_block", "to_leader", "to_leader_low",
+    "to_leader_high", "reason",
+)  # fmt: skip
+STATES = ("leader", "runner-up", "in the race", "dropped", "out", "never ran")
+"""In the order of the table."""
+NORMAL_95 = 1.96
+RUGGED = 0.015
+"""A residual of cells above it is more than interactions of three techniques usually make."""
+MOST_OPEN = 5
+"""Cells still in the race that a sentence names."""
+
+
+def race_table(race: Race) -> DataFrame:
+    """Return `COLUMNS`, a row per cell: leader first, then those in the race, then by when they left.
+
+    `to_leader` is the ratio to the leader's throughput (or another objective) by the race's model, with
+    the model's 95 % interval: the estimates on which the race decided, and as such not corrected for
+    the choice of the leader. `first_block` and `last_block` count from 1; the last is that after which
+    a cell left, or the race's last.
+    """
+    rows = [_row(cell, race) for cell in race.get("cells", ())]
+    table = DataFrame(rows, columns=list(COLUMNS)).astype({"first_block": "Int64"})
+    place = table["state"].map(STATES.index)
+    key = place.where(place != STATES.index("out"), STATES.index("dropped"))
+    ordered = table.assign(_place=key, _left=-table["last_block"], _slow=-table["to_leader"])
+    ordered = ordered.sort_values(["_place", "_left", "_slow"], kind="stable", ignore_index=True)
+    return ordered[list(COLUMNS)]
+
+
+def _row(cell: Mapping[str, Any], race: Race) -> dict[str, Any]:
+    blocks, last = cell["blocks"], int(race["num_blocks"])
+    row = {
+        "cell_id": cell["cell_id"],
+        "name": cell["name"],
+        "runs": len(blocks),
+        "first_block": min(blocks) + 1 if blocks else None,
+        "reason": "",
+    }
+    if "left_after" in cell:
+        row |= {"state": "out", "last_block": cell["left_after"] + 1, "reason": cell["reason"]}
+    elif cell["cell_id"] in (race.get("leader"), race.get("runner_up")):
+        is_leader = cell["cell_id"] == race["leader"]
+        row |= {"state": "leader" if is_leader else "runner-up", "last_block": last}
+    elif "dropped_after" in cell:
+        after = cell["dropped_after"]
+        reason = f"shown slower than the leader after block {after}"
+        reason += "" if blocks else ", without a run of its own"
+        row |= {"state": "dropped", "last_block": after, "reason": reason}
+    else:
+        row |= {"state": "in the race" if blocks else "never ran", "last_block": last}
+    if "gain" in cell:
+        gain, half = cell["gain"], NORMAL_95 * cell["gain_sd"]
+        row |= {
+            "to_leader": exp(gain),
+            "to_leader_low": exp(gain - half),
+            "to_leader_high": exp(gain + half),
+        }
+    return row
+
+
+def presented_race(table: DataFrame) -> DataFrame:
+    """Return the table of a race as text with printed headings."""
+    columns = ("to_leader", "to_leader_low", "to_leader_high")
+    of_leader = zip(table["state"], *(table[c] for c in columns), strict=True)
+    text = {
+        "cell": table["name"],
+        "state": table["state"],
+        "runs": table["runs"].astype(str),
+        "blocks": [
+            f"{first} to {last}" if runs else ""
+            for first, last, runs in zip(
+                table["first_block"], table["last_block"], table["runs"], strict=True
+            )
+        ],
+        "to the leader": ["" if s == "leader" else ratio(*values) for s, *values in of_leader],
+        "why": table["reason"],
+    }
+    shown = DataFrame(text, dtype=str)
+    return shown.loc[:, [c for c in shown if (shown[c] != "").any()]]
+
+
+def race_answer(race: Race) -> str:
+    """Return which cell won, by how much, and how sure that is, in one sentence or two."""
+    leader = _names(race).get(str(race.get("leader")))
+    if leader is None:
+        return "The race has no result yet: no two cells were measured."
+    confirmed, baseline = race.get("confirmed", {}), race.get("baseline")
+    parts = []
+    for cell, what in ((baseline, "the baseline"), (race.get("runner_up"), "the runner-up")):
+        if cell in confirmed and cell != race["leader"]:
+            found = confirmed[cell]
+            size = ratio(found["speedup"], found["speedup_low"], found["speedup_high"])
+            name = what if cell == baseline else f"{what} {_names(race)[str(cell)]}"
+            parts.append(f"{size} against {name}")
+    if parts:
+        fresh = max(found["num_blocks"] for found in confirmed.values())
+        sized = " and ".join(parts)
+        return f"{leader} leads: {sized}, over {count(fresh, 'fresh block')} that had no part in the choice."
+    return f"{leader} leads{_by_model(race, baseline)}; it was not measured again in fresh blocks."
+
+
+def _by_model(race: Race, baseline: Any) -> str:
+    [*found] = [c for c in race["cells"] if c["cell_id"] == baseline and "gain" in c]
+    if not found or baseline == race["leader"]:
+        return ""
+    return (
+        f": {times(exp(-found[0]['gain']))} against the baseline by the race's model, uncorrected"
+    )
+
+
+def race_lines(race: Race) -> list[str]:
+    """Return how the race ended, what it cost, and what to think of its figures."""
+    return [line for line in (_end(race), _cost(race), *_diagnostics(race)) if line]
+
+
+def _end(race: Race) -> str:
+    if not race.get("rounds"):
+        if race["ended"] == "alone":
+            return "Only one cell is left that can be measured: there is nothing to race."
+        return "The race ended before its first round: a larger `sweep.minutes` continues it."
+    chance, margin = race["rounds"][-1]["chance_of_better"], f"{100 * race['indifference']:g} %"
+    what = f"a cell still in the race is faster than the leader by more than {margin}"
+    if race["ended"] == "settled":
+        return f"Settled: the probability that {what} is {100 * chance:.0f} %, twice at most {_level(race)}."
+    table = race_table(race)
+    others = table[table["state"].isin(["runner-up", "in the race", "never ran"])]["name"]
+    more = f" and {len(others) - MOST_OPEN} more" if len(others) > MOST_OPEN else ""
+    named = "; ".join(others.head(MOST_OPEN)) + more
+    why = "the budget is spent" if race["ended"] == "budget" else "the race goes on"
+    if race["ended"] == "alone":
+        return "Settled: every other cell failed or was left out."
+    return (
+        f"Not settled, {why}: the probability that {what} is {100 * chance:.0f} %. Still open: {named}. "
+        "The same command, with a larger `sweep.minutes` where that is set, continues."
+    )
+
+
+def _level(race: Race) -> str:
+    return f"{100 * race['level']:g} %"
+
+
+def _cost(race: Race) -> str:
+    runs, grid = race["num_runs"], race["grid_runs"]
+    if not runs:
+        return ""
+    minutes = race["seconds"] / 60
+    share = f"{100 * runs / grid:.0f} %" if grid else "unknown"
+    return (
+        f"It took {count(runs, 'run')} in {number(minutes)} min, confirmation included; the full grid, at "
+        f"{count(race['grid_blocks'], 'block')}, takes {count(grid, 'run')}, about "
+        f"{number(minutes * grid / runs)} min: the race took {share} of its runs."
+    )
+
+
+def _diagnostics(race: Race) -> list[str]:
+    if not race.get("scales"):
+        return []
+    scales = {name: f"{100 * value:.1f} %" for name, value in race["scales"].items()}
+    lines = [
+        f"The {_level(race)} is the race's model's, not a worst case. It found effects of techniques "
+        f"of {scales['main']}, of pairs {scales['pairs']}, of cells beyond that {scales['residual']}, "
+        f"and noise of {scales['noise']} from run to run; {100 * race['odd_runs']:.0f} % of runs were "
+        "far off and count less."
+    ]
+    if race["scales"]["residual"] > RUGGED:
+        lines.append(
+            "The landscape is rugged: cells differ by more than their techniques and pairs of them explain, "
+            "so that the model says little about cells that never ran. A smaller grid, or "
+            "`sweep.search=grid` over the best choices, is surer."
+        )
+    return lines
+
+
+def _names(race: Race) -> dict[str, str]:
+    return {str(cell["cell_id"]): str(cell["name"]) for cell in race.get("cells", ())}
