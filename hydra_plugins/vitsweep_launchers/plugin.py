@@ -64,6 +64,7 @@ class CellLauncherPlugin(Launcher):
         """
         from vitsweep.cli.multirun import run_cells, session_of
         from vitsweep.composition.sweep_name import named
+        from vitsweep.errors import BadValueError
         from vitsweep.launchers.dispatch import composer_of
 
         self.check_that_results_are_awaited()
@@ -71,6 +72,11 @@ class CellLauncherPlugin(Launcher):
         typed = set(self.config.hydra.overrides.task)  # what a sweeper of Hydra adds varies
         swept = {o.partition("=")[0] for texts in job_overrides for o in texts if o not in typed}
         cells = [composer.compose(list(overrides)) for overrides in job_overrides]
+        if cells[0].tree["sweep"]["search"] == "race":
+            raise BadValueError(
+                "`sweep.search=race` chooses cells by itself, and so does the sweeper that is chosen "
+                "(`hydra/sweeper`): leave out one of them."
+            )
         cells = named(cells, composer, swept)
         different = {cell.key: cell for cell in cells}
         rows = run_cells(session_of(self, list(different.values()), self.config, composer))

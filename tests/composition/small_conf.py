@@ -22,7 +22,8 @@ FILES = {
         sweep:
           {name: default, folder: results, question: "", baseline: default, match: [model],
            zip: [], axes: {}, cells: [], cells_per_block: 8, retry: [], remeasure: false,
-           replicate: null, accept_code: same,
+           replicate: null, accept_code: same, search: grid, objective: throughput, keep_model: false,
+           memory_limit_gib: null, indifference: 0.02, minutes: null, confirm: 5,
            limit: {key: null, first: 16, step: 1, most: null, within: 0.06},
            snapshot_code: false}
         """,

@@ -29,7 +29,7 @@ def summarize(
 ) -> list[Row]:
     """Write the views, show the table, and return the rows of the command's cells.
 
-    A race has rows of the cells that it ran.
+    Of a race these are the cells that it measured: that others failed or never ran is no failure of it.
 
     Args:
         result: of the launcher.
@@ -56,7 +56,8 @@ def summarize(
     if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
         console.print(message, highlight=False)
     rows = rows_of(mine, result.plan)
-    return [row for row in rows if row["status"]] if result.is_race else rows
+    measured = [row for row in rows if row["status"] == Status.measured]
+    return measured or rows if result.is_race else rows
 
 
 def summarize_limits(store: Store, key: str, console: Console, *, with_report: bool) -> None:

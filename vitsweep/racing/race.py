@@ -152,7 +152,7 @@ class Race:
         place = np.random.default_rng(self.seed).permutation(len(out))
         allowed = np.flatnonzero(~out)
         found = []
-        for _ in range(max(1, min(num_blocks, self.at_once))):
+        for _ in range(num_blocks):
             order = allowed[np.lexsort((place[allowed], num_runs[allowed]))]
             block: list[int] = []
             for cell in map(int, order):

@@ -1,0 +1,108 @@
+"""The model of a race finds what made the data, is unmoved by slow runs, and draws what it believes."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from vitsweep.racing import model as model_module
+from vitsweep.racing.design import Design, Floats
+from vitsweep.racing.model import Model, Posterior, Runs, Scales
+
+LEVELS = list(product("ab", "cd", "efg"))
+DESIGN = Design.of([dict(zip("xyz", level, strict=True)) for level in LEVELS])
+
+
+def truth(random: np.random.Generator) -> Floats:
+    """A fast `b`, a slow `d`, and nothing else but a little of each cell."""
+    fast = np.array([0.2 * (x == "b") - 0.1 * (y == "d") for x, y, _ in LEVELS])
+    return fast + random.normal(0, 0.005, len(LEVELS))
+
+
+def measured(mu: Floats, num_blocks: int, random: np.random.Generator, noise: float = 0.02) -> Runs:
+    """Blocks of six random cells, each with a level of its own and a slow first run."""
+    rows = []
+    for block in range(num_blocks):
+        level = random.normal(5, 0.3)
+        for place, cell in enumerate(random.permutation(len(mu))[:6]):
+            log = mu[cell] + level + random.normal(0, noise) - 0.06 * (place == 0)
+            rows.append((cell, block, float(place == 0), log))
+    cell, block, first, log = map(np.array, zip(*rows, strict=True))
+    return Runs(cell, block, first, log)
+
+
+def test_keys_that_divide_cells_alike_or_not_at_all_are_one_factor_or_none() -> None:
+    settings = [{"a": x, "b": x + "2", "c": "same", "d": y} for x, y in product("pq", "rst")]
+    design = Design.of(settings)
+    assert (design.num_main, design.num_pairs) == (1 + 2, 2)
+    assert design.levels.shape == (6, 2)
+
+
+def test_contrasts_of_a_full_grid_are_orthogonal_and_of_mean_square_one() -> None:
+    cells = np.arange(len(LEVELS))
+    columns = np.c_[np.ones(len(LEVELS)), DESIGN.main(cells), DESIGN.pairs(cells)]
+    assert np.allclose(columns.T @ columns / len(LEVELS), np.eye(columns.shape[1]))
+
+
+def test_differences_between_cells_are_found_across_blocks_and_cold_first_runs() -> None:
+    random = np.random.default_rng(1)
+    mu = truth(random)
+    found = Model(DESIGN).posterior(measured(mu, 12, random)).mean
+    assert np.abs((found - found.mean()) - (mu - mu.mean())).max() < 0.02
+
+
+def test_a_few_runs_far_off_hardly_move_the_estimate_and_are_named() -> None:
+    random = np.random.default_rng(2)
+    mu = truth(random)
+    runs = measured(mu, 12, random)
+    slow = np.zeros(len(runs), bool)
+    slow[[7, 20, 33, 50]] = True
+    spoilt = Model(DESIGN).posterior(Runs(runs.cell, runs.block, runs.first, runs.log - 0.4 * slow))
+    clean = Model(DESIGN).posterior(runs)
+    assert np.abs(np.diff(spoilt.mean - clean.mean)).max() < 0.03
+    assert set(np.argsort(spoilt.weights)[:4]) == {7, 20, 33, 50}
+    assert clean.weights.min() > spoilt.weights.min()
+
+
+def test_draws_have_the_mean_and_the_covariance_of_the_exact_posterior() -> None:
+    """Against the textbook formula with the whole covariance matrix of cells and runs."""
+    random = np.random.default_rng(3)
+    runs, scales = measured(truth(random), 5, random), Scales()
+    posterior = Posterior(DESIGN, runs, scales)
+    cells = np.arange(len(LEVELS))
+    draws = posterior.draws(20_000, random)(cells)
+    main, pairs = DESIGN.main(cells), DESIGN.pairs(cells)
+    kernel = (
+        scales.main**2 * main @ main.T
+        + scales.pairs**2 * pairs @ pairs.T
+        + scales.residual**2 * np.eye(len(cells))
+    )
+    at_runs = kernel[np.ix_(runs.cell, runs.cell)] + np.diag(scales.noise**2 / posterior._used)
+    at_runs += model_module.BLOCK_SD**2 * (runs.block[:, None] == runs.block[None])
+    at_runs += model_module.COLD_SD**2 * np.outer(runs.first, runs.first)
+    gain = kernel[:, runs.cell] @ np.linalg.inv(at_runs)
+    assert np.allclose(posterior.mean, gain @ (runs.log - runs.log.mean()))
+    assert np.abs(draws.mean(axis=1) - posterior.mean).max() < 0.003
+    exact = kernel - gain @ kernel[runs.cell]
+    assert np.abs(np.cov(draws) - exact).max() < 0.05 * exact.diagonal().max()
+
+
+def test_cells_are_judged_alike_in_one_chunk_and_in_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(4)
+    runs = measured(truth(random), 5, random)
+    whole = Model(DESIGN).posterior(runs)
+    at_once = whole.draws(10, np.random.default_rng(0))(np.arange(len(LEVELS)))
+    monkeypatch.setattr(model_module, "CHUNK", 5)
+    split = Model(DESIGN).posterior(runs)
+    draws_at = split.draws(10, np.random.default_rng(0))
+    assert np.allclose(whole.mean, split.mean)
+    assert np.allclose(at_once, np.concatenate([draws_at(cells) for cells in split.chunks()]))
+
+
+def test_scales_follow_from_the_runs_alone_however_often_the_model_was_fitted() -> None:
+    random = np.random.default_rng(5)
+    runs = measured(truth(random), 15, random)
+    often, once = Model(DESIGN), Model(DESIGN)
+    for num in (20, 30, 45, 61, len(runs)):
+        scales = often.posterior(runs.part(slice(0, num))).scales
+    assert scales == once.posterior(runs).scales
