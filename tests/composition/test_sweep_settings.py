@@ -61,6 +61,18 @@ def test_what_is_allowed_is_taken(override: str) -> None:
         ("sweep.limit=5", "`sweep.limit` is a section; set one of its keys: `sweep.limit.key`"),
         ("sweep.limit.first=x", "`sweep.limit.first=x`: a whole number is needed"),
         ("+sweep.nmae=x", "`sweep.nmae` does not exist; `sweep` has `name`"),
+        ("sweep.search=fastest", "`sweep.search=fastest`: must be"),
+        ("sweep.indifference=1", "`sweep.indifference=1`: must be less than 1"),
+        ("sweep.indifference=0", "`sweep.indifference=0`: must be greater than 0"),
+        ("sweep.minutes=0", "`sweep.minutes=0`: must be greater than 0"),
+        ("sweep.objective=throughptu", "Did you mean `sweep.objective=throughput`?"),
+        ("sweep.objective=time_to_accuracy", "is no objective of a race: `throughput`"),
+        (
+            "sweep.objective=[throughput,peak_memory]",
+            "a race has one objective, not a Pareto front",
+        ),
+        ("sweep.minutes=5", "is for a race, and a grid measures every cell"),
+        ("sweep.memory_limit_gib=5", "is for a race, and a grid measures every cell"),
         ("sweep.retry=failed", "`sweep.retry=failed`: must be a list, like `[a,b]`"),
         ("sweep.retry=[faild]", "Did you mean `sweep.retry=[failed]`?"),
         ("sweep.retry=[measured]", "`measured` is no status after which a cell can run again"),
@@ -96,6 +108,14 @@ def test_a_name_that_is_no_folder_of_its_own_is_refused(name: str, fault: str) -
         sweep_settings({"sweep": tree["sweep"] | {"name": name}})
     assert f"{fault}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "override", ["sweep.replicate=seed", "sweep.limit.key=model.depth", "sweep.accept_code=any"]
+)
+def test_what_does_not_go_with_a_race_is_refused(override: str) -> None:
+    with pytest.raises(BadValueError, match=r"does not go with `sweep.search=race`"):
+        settings("sweep.search=race", override)
 
 
 def test_all_wrong_values_are_named_at_once() -> None:

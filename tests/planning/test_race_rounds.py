@@ -1,0 +1,237 @@
+"""A race over real cells whose runs are simulated: to the end, interrupted anywhere, within a budget."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.builders import of_present_code, run
+from tests.cells import LAPTOP, TINY, composer
+from vitsweep.composition.grid import expand
+from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
+from vitsweep.errors import BadValueError
+from vitsweep.planning.blocks import Block
+from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.race_rounds import RaceRounds
+from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.results.race_file import read_race
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.store import Store
+
+CODE = {"packages": {"torch": "2.13.0"}}
+GRID = (
+    "precision=fp32,O1",
+    "optimizer=adamw_loop,adamw_foreach,adamw_fused",
+    "memory=keep_all,recompute_blocks",
+)
+BEST = ("O1", "adamw_fused", "keep_all")
+RUN_SECONDS = 6.0
+
+
+def planned(*overrides: str) -> tuple[SweepPlan, SweepSettings]:
+    cells = expand([*TINY, "sweep.search=race", *overrides], composer())
+    settings = sweep_settings(cells[0].tree)
+    return plan_of(cells, LAPTOP, composer()), settings
+
+
+@pytest.fixture(scope="module")
+def grid() -> tuple[SweepPlan, SweepSettings]:
+    return planned(*GRID)
+
+
+class Machine:
+    """Measures blocks: O1 is 20 % faster, fused 10 %, recomputation costs 15 %."""
+
+    def __init__(
+        self, plan: SweepPlan, outcome: Callable[[RunRecord], RunRecord] = lambda r: r
+    ) -> None:
+        self.plan, self.outcome, self.random = plan, outcome, np.random.default_rng(0)
+        self.records: list[RunRecord] = []
+        self.ended: set[str] = set()
+
+    def measure(self, block: Block) -> None:
+        for position, entry in enumerate(block.entries):
+            self.measure_one(block, position, entry.cell_id)
+
+    def measure_one(self, block: Block, position: int, cell_id: str) -> None:
+        if cell_id in self.ended:  # as the block runner does
+            return
+        choices = self.plan.entries[cell_id].composed.choices
+        log = 0.18 * (choices["precision"] == "O1") + 0.1 * (choices["optimizer"] == "adamw_fused")
+        log -= 0.16 * (choices["memory"] == "recompute_blocks")
+        log += self.random.normal(0, 0.02)
+        started = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(
+            seconds=RUN_SECONDS * len(self.records)
+        )
+        record = run(
+            cell_id,
+            block.name,
+            100 * float(np.exp(log)),
+            environment={"started_at": started.isoformat(), "run_seconds": RUN_SECONDS},
+        )
+        record = replace(record, run_id=f"{block.name}-{len(self.records)}", position=position)
+        [record] = of_present_code(self.plan, [self.outcome(record)])
+        if record.status != Status.measured:
+            self.ended.add(cell_id)
+        self.records.append(record)
+
+
+def rounds_of(
+    grid: tuple[SweepPlan, SweepSettings], folder: Path, earlier: Sequence[RunRecord] = ()
+) -> RaceRounds:
+    return RaceRounds(grid[0], grid[1], Store(folder).create(), CODE, tuple(earlier))
+
+
+def finish(rounds: RaceRounds, machine: Machine) -> list[Block]:
+    """Run a race to its end; return the blocks of this command."""
+    done, before = [], len(machine.records)
+    while blocks := rounds.next(machine.records[before:]):
+        for block in blocks:
+            machine.measure(block)
+            done.append(block)
+    return done
+
+
+def choices_of(plan: SweepPlan, cell_id: str) -> tuple[str, ...]:
+    found = plan.entries[cell_id].composed.choices
+    return found["precision"], found["optimizer"], found["memory"]
+
+
+def test_a_race_ends_with_the_best_cell_and_tells_what_became_of_the_others(
+    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
+) -> None:
+    machine, rounds = Machine(grid[0]), rounds_of(grid, tmp_path)
+    rounds.check()
+    blocks = finish(rounds, machine)
+    race = read_race(tmp_path)
+    assert race["ended"] == "settled"
+    assert choices_of(grid[0], race["leader"]) == BEST
+    assert choices_of(grid[0], race["baseline"]) == ("fp32", "adamw_loop", "keep_all")
+    dropped = [cell for cell in race["cells"] if "dropped_after" in cell]
+    assert len(dropped) >= 6
+    assert all(1 <= cell["dropped_after"] <= race["num_blocks"] for cell in dropped)
+    assert race["num_runs"] == len(machine.records) < race["grid_runs"]
+    assert all(race["baseline"] in {e.cell_id for e in b.entries} for b in blocks)
+
+
+def test_fresh_blocks_measure_the_leader_and_never_choose_again(
+    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
+) -> None:
+    machine, rounds = Machine(grid[0]), rounds_of(grid, tmp_path)
+    while not rounds.ended:
+        blocks = rounds.next(machine.records)
+        if not rounds.ended:
+            for block in blocks:
+                machine.measure(block)
+    chosen = read_race(tmp_path)["leader"]
+    machine.outcome = lambda record: (  # the leader turns out to be slow
+        replace(record, metrics={**record.metrics, "images_per_second": 50.0})
+        if record.cell_id == chosen
+        else record
+    )
+    fresh = 0
+    while blocks:
+        fresh += len(blocks)
+        for block in blocks:
+            assert {chosen, read_race(tmp_path)["runner_up"]} <= {e.cell_id for e in block.entries}
+            machine.measure(block)
+        blocks = rounds.next(machine.records)
+    race = read_race(tmp_path)
+    assert fresh == grid[1].confirm == 5
+    assert race["leader"] == chosen
+    confirmed = race["confirmed"][race["baseline"]]
+    assert confirmed["num_blocks"] == 5
+    assert confirmed["speedup_high"] < 0.6
+    again = rounds_of(grid, tmp_path, machine.records)
+    assert again.next(()) == []
+    assert read_race(tmp_path)["leader"] == chosen
+
+
+def test_a_race_killed_at_random_moments_twenty_times_loses_nothing_and_ends_the_same(
+    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
+) -> None:
+    whole = Machine(grid[0])
+    finish(rounds_of(grid, tmp_path / "whole"), whole)
+    moments = np.random.default_rng(4)
+    machine = Machine(grid[0])
+    for _ in range(20):
+        rounds, before = rounds_of(grid, tmp_path / "killed", machine.records), len(machine.records)
+        runs_left = int(moments.integers(1, 9))
+        while runs_left and (blocks := rounds.next(machine.records[before:])):
+            for block in blocks:
+                for position, entry in enumerate(block.entries):
+                    if runs_left:
+                        machine.measure_one(block, position, entry.cell_id)
+                        runs_left -= 1
+    kept = list(machine.records)
+    finish(rounds_of(grid, tmp_path / "killed", kept), machine)
+    assert machine.records[: len(kept)] == kept
+    ends = [read_race(tmp_path / name) for name in ("whole", "killed")]
+    assert [end["ended"] for end in ends] == ["settled", "settled"]
+    assert ends[0]["leader"] == ends[1]["leader"]
+    assert ends[1]["confirmed"][ends[1]["baseline"]]["num_blocks"] >= 5
+    assert ends[1]["num_runs"] == len(machine.records)
+
+
+def test_a_budget_ends_a_race_unsettled_and_a_larger_one_continues_it(
+    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
+) -> None:
+    plan, settings = grid
+    small = (plan, replace(settings, minutes=2.4, confirm=1))
+    machine = Machine(plan)
+    rounds = rounds_of(small, tmp_path)
+    finish(rounds, machine)
+    assert read_race(tmp_path)["ended"] == "budget"
+    assert read_race(tmp_path)["seconds"] <= 60 * 2.4
+    spent = len(machine.records)
+    assert spent >= 14
+    finish(rounds_of((plan, replace(settings, minutes=600.0)), tmp_path, machine.records), machine)
+    assert read_race(tmp_path)["ended"] == "settled"
+    assert len(machine.records) > spent
+
+
+def test_cells_that_fail_or_need_too_much_memory_leave_with_their_reason(tmp_path: Path) -> None:
+    plan, settings = planned(*GRID, "sweep.memory_limit_gib=2")
+
+    def outcome(record: RunRecord) -> RunRecord:
+        choices = plan.entries[record.cell_id].composed.choices
+        if choices["optimizer"] == "adamw_foreach":
+            return replace(record, status=Status.failed, reason="KeyError: x", metrics={})
+        peak = 3.0 if choices["precision"] == "O1" else 1.0
+        return replace(record, metrics={**record.metrics, "peak_rss_gib": peak})
+
+    machine = Machine(plan, outcome)
+    finish(rounds_of((plan, settings), tmp_path), machine)
+    race = read_race(tmp_path)
+    assert choices_of(plan, race["leader"]) == ("fp32", "adamw_fused", "keep_all")
+    reasons = {c["cell_id"]: c["reason"] for c in race["cells"] if "reason" in c}
+    assert {r.split(",")[0] for r in reasons.values()} == {"failed: KeyError: x", "used 3 GiB"}
+    counts = [record.cell_id for record in machine.records]
+    assert all(counts.count(cell) <= 2 for cell, why in reasons.items() if "failed" in why)
+
+
+def test_throughput_per_cost_divides_by_the_ranks(tmp_path: Path) -> None:
+    cells = ("resources.ranks_per_node=1,2", "optimizer=adamw_loop,adamw_foreach")
+    plan, settings = planned(*cells, "sweep.objective=throughput_per_cost")
+    machine = Machine(plan)
+    finish(rounds_of((plan, settings), tmp_path), machine)
+    leader = plan.entries[read_race(tmp_path)["leader"]]
+    assert leader.spec.resources.ranks_per_node == 1
+
+
+def test_a_race_of_one_cell_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadValueError, match="has one cell: a race needs two cells or more"):
+        rounds_of(planned(), tmp_path).check()
+
+
+def test_a_budget_that_is_too_small_for_one_block_is_refused(
+    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
+) -> None:
+    small = (grid[0], replace(grid[1], minutes=0.01))
+    with pytest.raises(
+        BadValueError, match=r"`sweep.minutes=0.01` is too small for one block: 8 runs"
+    ):
+        rounds_of(small, tmp_path).check()
