@@ -14,6 +14,7 @@ What apex's levels mean under each sharding (params = what forward and backward 
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -55,6 +56,7 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World) -> Trainer:
     if sharded:
         _materialize(stages, world)  # no rank ever holds the whole model
     groups = groups_before or _groups(stages, cell)  # FSDP2 replaces parameters by shards
+    groups = cell.sharding.optimizer_groups(groups, stages)
     return _trainer(stages, groups, cell, plan, world)
 
 
@@ -67,13 +69,13 @@ def _whole(stages: list[nn.Module]) -> nn.Module:
     return stages[0] if len(stages) == 1 else nn.ModuleList(stages)
 
 
-def _groups(stages: list[nn.Module], cell: CellSpec) -> list[dict[str, object]]:
+def _groups(stages: list[nn.Module], cell: CellSpec) -> list[dict[str, Any]]:
     return parameter_groups(_whole(stages), cell.optimizer.weight_decay)
 
 
 def _trainer(
     stages: list[nn.Module],
-    groups: list[dict[str, object]],
+    groups: list[dict[str, Any]],
     cell: CellSpec,
     plan: PrecisionPlan,
     world: World,
@@ -88,7 +90,7 @@ def _trainer(
         plan=plan,
         model=_whole(stages),
         pipeline=cell.pipeline_parallel.runner(stages, criterion_of(cell), world),
-        optimizer=cell.sharding.build_optimizer(cell.optimizer.build, groups, world),
+        optimizer=cell.optimizer.build(groups),
         masters=masters,
         scaler=LossScaler(plan.loss_scale, world.device.type) if plan.loss_scale else None,
         skipped=[],

@@ -116,11 +116,16 @@ def test_ddp_sends_its_gradients_in_an_all_reduce(ranks: int, counted: Counted) 
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_zero1_broadcasts_updated_parameters_as_well(ranks: int, counted: Counted) -> None:
-    found = counted(ranks, "sharding=zero1")
-    share, parameters = (ranks - 1) / ranks, whole(shapes(asked(ranks)))
-    assert found["gradient"] == 2 * share * parameters
-    assert found["parameter"] == share * parameters
+def test_zero1_scatters_gradients_and_gathers_parameters_two_p_in_all(
+    ranks: int, counted: Counted
+) -> None:
+    """Every tensor, and every rank's part of a bucket, is filled up to 256 bytes."""
+    found, of = counted(ranks, "sharding=zero1"), shapes(asked(ranks))
+    filled = 256 * sum(ceil(4 * prod(shape) / 256) for shape in of.values())
+    bucket = 256 * ranks * ceil(filled / ranks / 256)
+    assert found["gradient"] == found["parameter"] == (ranks - 1) / ranks * bucket
+    assert set(found["calls"]) == {"reduce_scatter/gradient", "all_gather/parameter"}
+    assert bucket < 1.2 * whole(of)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -42,9 +42,7 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
 
 def state(trainer: Trainer) -> list[Any]:
     """Copies of what this rank's optimizer keeps, in the order of its parameters."""
-    optimizer = getattr(
-        trainer.optimizer, "optim", trainer.optimizer
-    )  # ZeRO-1 holds its share in it
+    optimizer = trainer.optimizer
     kept = optimizer.state
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return [

@@ -67,8 +67,7 @@ def begun(spec: CellSpec, world: World) -> Trainer:
 def ending(trainer: Trainer, found: dict[str, float]) -> dict[str, Any]:
     """Everything that further steps would depend on."""
     weights = whole_weights(trainer.model.named_parameters())
-    optimizer = getattr(trainer.optimizer, "optim", trainer.optimizer)
-    kept = [value for state in optimizer.state.values() for value in state.values()]
+    kept = [value for state in trainer.optimizer.state.values() for value in state.values()]
     tensors = [v.full_tensor() if hasattr(v, "full_tensor") else v for v in kept]
     return {
         "weights": weights,

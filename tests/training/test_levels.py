@@ -143,7 +143,7 @@ def train(spec: CellSpec) -> tuple[list[float], dict[str, Tensor], dict[str, Ten
     names = {id(p): name for name, p in trainer.model.named_parameters()}
     masters = {}
     if trainer.masters:
-        pairs = zip(trainer.masters._model, trainer.masters._masters, strict=True)
+        pairs = zip(trainer.masters._model, trainer.masters.copies, strict=True)
         masters = {names[id(p)]: master.detach() for p, master in pairs}
     return losses, weights(trainer), masters
 

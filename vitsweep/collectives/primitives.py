@@ -47,10 +47,15 @@ def all_to_all(x: Tensor, split: int, concatenate: int, group: ProcessGroup) -> 
     if size == 1:
         return x
     chunks = x.unflatten(split, (size, -1)).movedim(split, 0).contiguous()
+    return exchange_chunks(chunks, group).movedim(0, concatenate).flatten(concatenate, concatenate + 1)
+
+
+def exchange_chunks(chunks: Tensor, group: ProcessGroup) -> Tensor:
+    """Send chunk i, along the first axis of a contiguous tensor, to rank i; return what arrives."""
     received = torch.empty_like(chunks)
     with sent_as("activation"):
         dist.all_to_all_single(received, chunks, group=group)
-    return received.movedim(0, concatenate).flatten(concatenate, concatenate + 1)
+    return received
 
 
 def all_gather(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
@@ -95,6 +100,44 @@ def sum_together(tensors: Sequence[Tensor], group: ProcessGroup, purpose: Purpos
         joined = torch.cat([t.flatten() for t in some])
         with sent_as(purpose):
             dist.all_reduce(joined, group=group)
+        pieces = joined.split([t.numel() for t in some])
+        torch._foreach_copy_(some, [p.view_as(t) for p, t in zip(pieces, some, strict=True)])
+
+
+def start_mean_scatter(whole: Tensor, own: Tensor, group: ProcessGroup) -> Any:
+    """Begin to average `whole` (n S) over the ranks; `own` (S) gets this rank's part.
+
+    Divided before it is summed, so that a sum of float16 gradients does not overflow.
+
+    Returns:
+        A handle; `own` holds the result after its `wait()`.
+    """
+    averages = whole.is_cuda  # NCCL divides within the collective
+    if not averages:
+        whole.div_(group.size())
+    op = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
+    with sent_as("gradient"):
+        return _reduce_scatter(own, whole, op=op, group=group, async_op=True)
+
+
+def start_part_gather(whole: Tensor, group: ProcessGroup) -> Any:
+    """Begin to give every rank all parts of `whole` (n S), of which each has its own in place.
+
+    Returns:
+        A handle; `whole` holds the result after its `wait()`.
+    """
+    own = whole.chunk(group.size())[group.rank()]
+    with sent_as("parameter"):
+        return _all_gather(whole, own, group=group, async_op=True)
+
+
+def broadcast_together(tensors: Sequence[Tensor], group: ProcessGroup) -> None:
+    """Give every rank the first rank's tensors, in place: one broadcast per dtype."""
+    source = dist.get_global_rank(group, 0)
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        some = [t for t in tensors if t.dtype == dtype]
+        joined = torch.cat([t.flatten() for t in some])
+        dist.broadcast(joined, source, group=group)
         pieces = joined.split([t.numel() for t in some])
         torch._foreach_copy_(some, [p.view_as(t) for p, t in zip(pieces, some, strict=True)])
 

@@ -27,7 +27,6 @@ PRELOADED = (
     "torch",
     "torch.distributed",
     "torch.distributed.fsdp",
-    "torch.distributed.optim",
     "torch.distributed.device_mesh",
     "torch.profiler",
     "torch._dynamo",

@@ -62,7 +62,7 @@ def memory_by_kind(trainer: Any, stream: Iterator[Any]) -> tuple[dict[str, float
     columns: dict[str, float | None] = {
         "parameter_gib": _gib(parameters),
         "gradient_gib": _gib(p.grad for p in parameters if p.grad is not None),
-        "optimizer_state_gib": _gib(_optimizer_tensors(trainer, parameters)),
+        "optimizer_state_gib": _gib(_optimizer_tensors(trainer)),
         "gathered_parameter_gib": None,
         "activation_gib": None,
     }
@@ -132,15 +132,12 @@ def _tensor_tracker() -> Any:
     return TensorTracker()
 
 
-def _optimizer_tensors(trainer: Any, parameters: list[Tensor]) -> Iterator[Tensor]:
+def _optimizer_tensors(trainer: Any) -> Iterator[Tensor]:
     """Yield what the optimizer holds on this rank beside the model's own parameters."""
-    optimizer = getattr(trainer.optimizer, "optim", trainer.optimizer)  # ZeRO-1 wraps a local one
-    for state in optimizer.state.values():
+    for state in trainer.optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
     if trainer.masters:
-        models = {id(p) for p in parameters}
-        for group in optimizer.param_groups:
-            yield from (p for p in group["params"] if id(p) not in models)
+        yield from trainer.masters.copies
 
 
 def _gib(tensors: Iterable[Tensor]) -> float:

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt
 from vitsweep.spec.attention_pattern import SOFTMAX, AttentionPattern
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from vitsweep.spec.cell_spec import CellSpec
@@ -109,21 +109,39 @@ class Sharding(Technique):
     shards_parameters: ClassVar[bool] = False
     """True where ranks keep shards in float32: these are the master weights then."""
 
-    deals_out_whole_tensors: ClassVar[bool] = False
-    """True where a rank keeps the optimizer state of some whole parameters and of no others."""
+    shards_optimizer: ClassVar[bool] = False
+    """True where ranks hold whole parameters, and update and keep the optimizer state of slices only."""
 
     @abstractmethod
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
         """Wrap `model` so that its gradients are averaged over `world.gradient_group()`."""
 
-    def build_optimizer(
+    def optimizer_groups(
+        self, groups: list[dict[str, Any]], stages: "list[nn.Module]"
+    ) -> list[dict[str, Any]]:
+        """Return what this rank's optimizer updates of parameter groups over wrapped `stages`."""
+        return groups
+
+    def complete_gradients(self, model: "nn.Module") -> None:
+        """Finish the exchange of gradients that backward passes began, before the update."""
+
+    def complete_update(self, model: "nn.Module") -> None:
+        """Exchange what the optimizer updated."""
+
+    def gradient_of(
         self,
-        build: Callable[[list[dict[str, Any]]], "Optimizer"],
-        groups: list[dict[str, Any]],
-        world: "World",
-    ) -> "Optimizer":
-        """Build the optimizer over `groups`; ZeRO-1 gives each rank a share of its state."""
-        return build(groups)
+        model: "nn.Module",
+        parameter: "nn.Parameter",
+        held: "Callable[[nn.Parameter], Tensor | None]",
+    ) -> "Tensor | None":
+        """Return the gradient (whole, or a DTensor) of a parameter; every rank calls it.
+
+        Args:
+            model: as `apply` returned it.
+            parameter: of the model.
+            held: the gradient of what `optimizer_groups` returned.
+        """
+        return held(parameter)
 
     def gradient_sync(
         self, model: "nn.Module", is_last_micro_batch: bool

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from vitsweep.errors import VitsweepError
@@ -53,7 +52,7 @@ def save(trainer: Trainer, step: int, seconds: float, folder: Path) -> None:
             world_size=world.size,
             mesh=asdict(world.shape),
             scaler=trainer.scaler.state() if trainer.scaler else {},
-            groups=[_numbers(group) for group in _local_optimizer(trainer.optimizer).param_groups],
+            groups=[_numbers(group) for group in trainer.optimizer.param_groups],
         )
         write_info(folder, info)
     if dist.is_initialized():
@@ -81,7 +80,7 @@ def load(trainer: Trainer, folder: Path) -> CheckpointInfo:
     _drop_unsaved_state(trainer, tensors)
     _restore_random_state(tensors, trainer.world)
     for group, numbers in zip(
-        _local_optimizer(trainer.optimizer).param_groups, info.groups, strict=True
+        trainer.optimizer.param_groups, info.groups, strict=True
     ):
         group.update(numbers)
     if trainer.scaler:
@@ -116,10 +115,10 @@ def _tensors(trainer: Trainer) -> dict[str, Tensor]:
     at = dict(zip(AXES, world.coordinates(), strict=True))
     shared, own = f"stage{at['pipeline']}.part{at['tensor']}", f"rank{world.rank}"
     tensors = {f"{shared}.model.{n}": t for n, t in _weights(trainer)}
+    holder = own if trainer.cell.sharding.shards_optimizer else shared
     if trainer.masters:
-        tensors |= {f"{shared}.master.{n}": t for n, t in _parameters(optimizer)}
-    holder = own if isinstance(optimizer, ZeroRedundancyOptimizer) else shared
-    tensors |= {f"{holder}.optimizer.{n}": t for n, t in _state(_local_optimizer(optimizer))}
+        tensors |= {f"{holder}.master.{n}": t for n, t in _parameters(optimizer)}
+    tensors |= {f"{holder}.optimizer.{n}": t for n, t in _state(optimizer)}
     return tensors | {
         f"{own}.non_finite": trainer.non_finite,
         **{f"{own}.random.{name}": state for name, state in _random_state(world).items()},
@@ -129,11 +128,6 @@ def _tensors(trainer: Trainer) -> dict[str, Tensor]:
 def _weights(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
     state = trainer.model.state_dict()
     return ((name, value) for name, value in state.items() if isinstance(value, Tensor))
-
-
-def _local_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that holds this rank's state: ZeRO-1 wraps one over the rank's share."""
-    return optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
@@ -172,10 +166,7 @@ def _allocate_state(optimizer: Optimizer) -> None:
 
 def _drop_unsaved_state(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
     """Drop state that the checkpoint does not hold: of parameters that never had a gradient."""
-    optimizer, known = (
-        _local_optimizer(trainer.optimizer),
-        {id(tensor) for tensor in tensors.values()},
-    )
+    optimizer, known = trainer.optimizer, {id(tensor) for tensor in tensors.values()}
     for parameter, state in list(optimizer.state.items()):
         if not any(id(value) in known for value in state.values()):
             del optimizer.state[parameter]

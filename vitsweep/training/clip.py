@@ -12,7 +12,9 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from vitsweep.world import World
 
 
-def clip_gradients(groups: Iterable[dict[str, Any]], limit: float, world: World) -> None:
+def clip_gradients(
+    groups: Iterable[dict[str, Any]], limit: float, world: World, *, in_slices: bool = False
+) -> None:
     """Scale all gradients so that their norm over the whole model is at most `limit`.
 
     Args:
@@ -20,20 +22,24 @@ def clip_gradients(groups: Iterable[dict[str, Any]], limit: float, world: World)
             each rank of a tensor group has another, all others are the same on these ranks.
         limit: of the norm.
         world: ranks; pipeline stages hold different parameters.
+        in_slices: ranks that share a mean gradient hold different slices of it (ZeRO-1).
     """
     groups = list(groups)
     parameters = [p for group in groups for p in group["params"]]
-    if world.shape.tensor == world.shape.pipeline == 1:
+    if world.shape.tensor == world.shape.pipeline == 1 and not in_slices:
         clip_grad_norm_(parameters, limit)
         return
     parts, wholes = (
         [p for g in groups if bool(g.get("split_over_tensor")) is split for p in g["params"]]
         for split in (True, False)
     )
-    square = _square(parts, world)
+    square, of_wholes = _square(parts, world), _square(wholes, world)
+    if in_slices and world.shape.gradient_shares > 1:
+        for each in (square, of_wholes):
+            dist.all_reduce(each, group=world.gradient_group())
     if world.shape.tensor > 1:
         dist.all_reduce(square, group=world.axis("tensor").get_group())
-    square += _square(wholes, world)
+    square += of_wholes
     if world.shape.pipeline > 1:
         dist.all_reduce(square, group=world.axis("pipeline").get_group())
     clip_grads_with_norm_(parameters, limit, square.sqrt())

@@ -11,11 +11,12 @@ class MasterWeights:
 
     Attributes:
         groups: parameter groups over the masters, for the optimizer.
+        copies: the masters of parameters below float32.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self._model: list[Tensor] = []
-        self._masters: list[Tensor] = []
+        self.copies: list[Tensor] = []
         self.groups = [{**g, "params": [self._master(p) for p in g["params"]]} for g in groups]
 
     def _master(self, parameter: Tensor) -> Tensor:
@@ -23,12 +24,12 @@ class MasterWeights:
             return parameter
         master = torch.nn.Parameter(parameter.detach().float())
         self._model.append(parameter)
-        self._masters.append(master)
+        self.copies.append(master)
         return master
 
     def of(self, parameter: Tensor) -> Tensor:
         """Return the master of a parameter: itself where it is float32 already."""
-        for own, master in zip(self._model, self._masters, strict=True):
+        for own, master in zip(self._model, self.copies, strict=True):
             if own is parameter:
                 return master
         return parameter
@@ -39,7 +40,7 @@ class MasterWeights:
         Without buffers of the optimizer's own they are freed again after the update: kept, they
         would add four bytes per parameter to the peak of the backward pass.
         """
-        pairs = zip(self._model, self._masters, strict=True)
+        pairs = zip(self._model, self.copies, strict=True)
         used = [(p.grad, master) for p, master in pairs if p.grad is not None]
         for _, master in used:
             if master.grad is None:
@@ -52,7 +53,7 @@ class MasterWeights:
         """Copy the updated masters back to the model."""
         with torch.no_grad():
             if self._model:
-                torch._foreach_copy_(self._model, self._masters)
+                torch._foreach_copy_(self._model, self.copies)
 
     def zero_model_gradients(self) -> None:
         """Drop the gradients of the half-precision parameters; the optimizer drops the masters'."""

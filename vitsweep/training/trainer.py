@@ -84,6 +84,7 @@ class Trainer:
                 total += self._add_gradients(images, labels, micro_batches, marks)
             marks.end("backward")
         self.cell.sequence_parallel.complete_gradients(self.model, self.world)
+        self.cell.sharding.complete_gradients(self.model)
         marks.end("backward")
         return total
 
@@ -127,16 +128,26 @@ class Trainer:
         if self.masters:
             self.masters.publish()
             self.masters.zero_model_gradients()
+        self.cell.sharding.complete_update(self.model)
         self.optimizer.zero_grad()
 
     def gradient_of(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the gradient that the optimizer is given for a parameter: its master's, if any."""
-        return (self.masters.of(parameter) if self.masters else parameter).grad
+        """Return the gradient that the optimizer is given for a parameter; every rank calls it."""
+
+        def held(parameter: nn.Parameter) -> Tensor | None:
+            return (self.masters.of(parameter) if self.masters else parameter).grad
+
+        return self.cell.sharding.gradient_of(self.model, parameter, held)
 
     def _clip(self) -> None:
         limit = self.cell.optimizer.clip_norm
         if limit is not None:
-            clip_gradients(self.optimizer.param_groups, limit, self.world)
+            clip_gradients(
+                self.optimizer.param_groups,
+                limit,
+                self.world,
+                in_slices=self.cell.sharding.shards_optimizer,
+            )
 
     def _sync(self, is_last_micro_batch: bool) -> AbstractContextManager[None]:
         if self.pipeline:  # torch's schedules exchange gradients after the last of their own

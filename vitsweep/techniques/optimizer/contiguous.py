@@ -57,10 +57,10 @@ def flat_buffer_conflicts(name: str, cell: CellSpec, instead: str) -> Iterator[s
             f"`optimizer={name}` moves whole parameters into one buffer, but `sharding={sharding}` "
             f"keeps a slice of each (DTensor) in storage of its own: {way_out}"
         )
-    if cell.sharding.deals_out_whole_tensors:
+    if cell.sharding.shards_optimizer:
         yield (
-            f"`optimizer={name}` makes one tensor of all parameters; `sharding={sharding}` deals "
-            f"out whole tensors, so that one rank would hold all the state: {way_out}"
+            f"`optimizer={name}` moves parameters into a buffer of its own, and `sharding={sharding}` "
+            f"keeps them in buckets, of which each rank updates a part: {way_out}"
         )
     if getattr(cell.sharding, "gradient_as_bucket_view", False) is True:
         yield (

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-ALIGNMENT_BYTES = 256
-"""Every view starts at a multiple of it: matrix kernels want aligned operands (cuBLAS: 16 B)."""
+from vitsweep.model.flat_layout import aligned, view_like
 
 
 class FlatBuffer:
@@ -24,7 +23,7 @@ class FlatBuffer:
 
     def __init__(self, originals: list[nn.Parameter]) -> None:
         self.originals = originals
-        sizes = [_padded_size(original) for original in originals]
+        sizes = [aligned(original.numel(), original.element_size()) for original in originals]
         self.parameter = nn.Parameter(originals[0].detach().new_zeros(sum(sizes)))
         self.parameter.grad = torch.zeros_like(self.parameter)
         starts = accumulate(sizes, initial=0)
@@ -51,26 +50,13 @@ class FlatBuffer:
         return [0 if t is None else t.data_ptr() for pair in pairs for t in pair]
 
 
-def _padded_size(parameter: nn.Parameter) -> int:
-    step = ALIGNMENT_BYTES // parameter.element_size()
-    return -(-parameter.numel() // step) * step
-
-
 def _move(original: nn.Parameter, flat: Tensor, flat_gradient: Tensor, start: int) -> None:
     """Copy a parameter (and its gradient) into the buffers and make it a view of them."""
-    view, gradient = (_view(buffer, original, start) for buffer in (flat, flat_gradient))
+    view, gradient = (view_like(buffer, original, start) for buffer in (flat, flat_gradient))
     view.copy_(original.detach())
     if original.grad is not None:
         gradient.copy_(original.grad)
     original.data, original.grad = view, gradient
-
-
-def _view(buffer: Tensor, like: Tensor, start: int) -> Tensor:
-    """Return a part of `buffer` with the shape of `like`, channels_last where `like` is."""
-    part = buffer[start : start + like.numel()]
-    if like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last):
-        return part.as_strided(like.size(), like.stride(), part.storage_offset())
-    return part.view(like.shape)
 
 
 class _OnFlatBuffers(Optimizer):

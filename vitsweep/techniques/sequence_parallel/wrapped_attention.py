@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from vitsweep.collectives.head_exchange import lies_tokens_outermost, to_heads, to_tokens
 from vitsweep.collectives.megatron_operators import gather_from_sequence_parallel
 from vitsweep.collectives.padding import check_share, padded_share, unpadded_length
-from vitsweep.collectives.resharding import switch
 from vitsweep.model.attention import Attend
 from vitsweep.model.linear_attention import LinearAttend
 
@@ -20,15 +20,15 @@ def over_heads(attend: Attend, num_tokens: int, group: ProcessGroup) -> Attend:
         group: n ranks with adjacent parts of the tokens.
     """
 
+    if group.size() == 1:
+        return attend
     if isinstance(attend, LinearAttend):
         attend = attend.of_heads(group.rank(), group.size())
 
     def exchanged(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
-        # q, k and v travel in one message.
-        qkv = torch.stack((q_BHTK, k_BHTK, v_BHTK))
-        q, k, v = switch(qkv, whole=3, sharded=2, length=num_tokens, group=group)
-        heads = q_BHTK.shape[1]
-        return switch(attend(q, k, v), whole=1, sharded=2, length=heads, group=group)
+        outermost = lies_tokens_outermost(q_BHTK)
+        q, k, v = to_heads(q_BHTK, k_BHTK, v_BHTK, num_tokens, group)
+        return to_tokens(attend(q, k, v), group, outermost)
 
     return exchanged
 

@@ -1,0 +1,193 @@
+"""Buckets of ZeRO stage 1: gradients are scattered, updated parameters gathered (needs torch)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from vitsweep.collectives.primitives import (
+    broadcast_together,
+    start_mean_scatter,
+    start_part_gather,
+)
+from vitsweep.model.flat_layout import aligned, view_like
+from vitsweep.model.norm import TokenShardedNorm
+
+MIB = 2**20
+
+
+class Bucket:
+    """Parameters of one dtype in one flat buffer; each rank updates an equal part of it.
+
+    The model's parameters and gradients become views of two buffers. A part begins and ends anywhere
+    in a parameter; its slices of parameters are the `pieces` that the optimizer is given.
+
+    Args:
+        parameters: of one dtype on one device.
+        group: n ranks that average these gradients; None for one rank alone.
+
+    Attributes:
+        pieces: parameter -> this rank's slice of it, 1-D, for the optimizer; only where it has one.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], group: ProcessGroup | None) -> None:
+        self.parameters, self._group = parameters, group
+        ranks, rank = (group.size(), group.rank()) if group else (1, 0)
+        first = parameters[0].detach()
+        sizes = [aligned(p.numel(), p.element_size()) for p in parameters]
+        length = ranks * aligned(-(-sum(sizes) // ranks), first.element_size())
+        self._values, self._gradients = first.new_zeros(length), first.new_zeros(length)
+        self._own = self._gradients if ranks == 1 else first.new_zeros(length // ranks)
+        self._first = rank * (length // ranks)
+        self._starts = dict(zip(parameters, accumulate(sizes, initial=0), strict=False))
+        self._work: Any = None
+        self._arrived: set[nn.Parameter] = set()
+        self.pieces: dict[nn.Parameter, nn.Parameter] = {}
+        for parameter, start in self._starts.items():
+            view = view_like(self._values, parameter, start)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            low, high = self._slice(parameter)
+            if low < high:
+                self.pieces[parameter] = nn.Parameter(self._values.detach()[low:high])
+
+    def _slice(self, parameter: nn.Parameter) -> tuple[int, int]:
+        """Return where this rank's part of a parameter begins and ends in the buffer."""
+        start = self._starts[parameter]
+        end = self._first + len(self._own)
+        return max(start, self._first), min(start + parameter.numel(), end)
+
+    def keep(self, parameter: nn.Parameter) -> None:
+        """Let the gradient of a parameter lie in the buffer, where later ones are added to it."""
+        view = view_like(self._gradients, parameter, self._starts[parameter])
+        assert parameter.grad is not None
+        if parameter.grad.data_ptr() != view.data_ptr():
+            view.copy_(parameter.grad)
+            parameter.grad = view
+
+    def complete_with(self, parameter: nn.Parameter) -> bool:
+        """Note that a gradient is final; return whether all are."""
+        self._arrived.add(parameter)
+        return len(self._arrived) == len(self.parameters)
+
+    def send(self) -> None:
+        """Begin to average the gradients, unless that has begun; missing ones count as zero."""
+        if self._work is not None:
+            return
+        for parameter, start in self._starts.items():
+            if parameter.grad is None:
+                view_like(self._gradients, parameter, start).zero_()
+        if self._group and self._group.size() > 1:
+            self._work = start_mean_scatter(self._gradients, self._own, self._group)
+
+    def receive(self) -> None:
+        """Wait for the mean gradients; give the pieces theirs."""
+        if self._work is not None:
+            self._work.wait()
+        self._work = None
+        self._arrived.clear()
+        for parameter, piece in self.pieces.items():
+            low, high = self._slice(parameter)
+            piece.grad = self._own[low - self._first : high - self._first]
+
+    def start_gather(self) -> Any:
+        """Begin to collect the updated parts of all ranks; return a handle, None for one rank."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        if self._group and self._group.size() > 1:
+            return start_part_gather(self._values, self._group)
+        return None
+
+    def whole(self, parameter: nn.Parameter, parts: dict[nn.Parameter, Tensor]) -> Tensor:
+        """Join one tensor per piece, such as its gradient, over the ranks; every rank calls it."""
+        joined = torch.zeros_like(self._values, dtype=next(iter(parts.values())).dtype)
+        for other in self.pieces:
+            low, high = self._slice(other)
+            joined[low:high] = parts[other]
+        if self._group and self._group.size() > 1:
+            start_part_gather(joined, self._group).wait()
+        return view_like(joined, parameter, self._starts[parameter])
+
+
+class ShardedReplica(nn.Module):
+    """A replica that keeps optimizer state for its part of each bucket only.
+
+    As soon as all gradients of a bucket are there, they are reduce-scattered while the backward pass
+    goes on; buckets follow one another in the same order on all ranks, last layers first.
+
+    Args:
+        module: on its device, with parameters alike on all ranks.
+        group: ranks whose gradients are averaged; None for one rank alone.
+        bucket_mib: size of a bucket.
+    """
+
+    def __init__(self, module: nn.Module, group: ProcessGroup | None, bucket_mib: float) -> None:
+        super().__init__()
+        self.module, self._group = module, group
+        self.buckets = [
+            Bucket(parameters, group) for parameters in _in_buckets(module, bucket_mib * MIB)
+        ]
+        self._ready, self._sent, self._exchanging = set[int](), 0, False
+        # Megatron-SP sums gradients of norms over other ranks first, once the backward pass is over.
+        self._early = not any(isinstance(m, TokenShardedNorm) for m in module.modules())
+        for index, bucket in enumerate(self.buckets):
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the module; running statistics are the first rank's, as under DDP."""
+        statistics = [b for b in self.module.buffers() if b.is_floating_point()]
+        if statistics and self.training and self._group and self._group.size() > 1:
+            broadcast_together(statistics, self._group)
+        return self.module(*inputs)
+
+    @contextmanager
+    def exchanging(self, is_last_micro_batch: bool) -> Iterator[None]:
+        """Send gradients during backward passes inside, where they are final."""
+        self._exchanging = is_last_micro_batch and self._early
+        try:
+            yield
+        finally:
+            self._exchanging = False
+
+    def complete_gradients(self) -> None:
+        """Send what is not yet sent; wait until every piece has its mean gradient."""
+        for bucket in self.buckets:
+            bucket.send()
+        for bucket in self.buckets:
+            bucket.receive()
+        self._ready.clear()
+        self._sent = 0
+
+    def gather_parameters(self) -> None:
+        """Give every rank all updated parameters, and drop the gradients."""
+        for work in [bucket.start_gather() for bucket in self.buckets]:
+            if work is not None:
+                work.wait()
+
+    def _on_gradient(self, index: int, parameter: nn.Parameter) -> None:
+        bucket = self.buckets[index]
+        bucket.keep(parameter)
+        if not self._exchanging:
+            return
+        if bucket.complete_with(parameter):
+            self._ready.add(index)
+        while self._sent in self._ready:
+            self.buckets[self._sent].send()
+            self._sent += 1
+
+
+def _in_buckets(module: nn.Module, size_bytes: float) -> Iterator[list[nn.Parameter]]:
+    """Yield parameters in the order in which backward passes reach them, a bucket's at a time."""
+    filled: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
+        bucket = filled.setdefault(parameter.dtype, [])
+        bucket.append(parameter)
+        if sum(p.nbytes for p in bucket) >= size_bytes:
+            yield filled.pop(parameter.dtype)
+    yield from filled.values()
