@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from vitsweep.equivalence import prove
 from vitsweep.measure.communication import count_sent_bytes, profile_collectives
+from vitsweep.measure.compiled_graphs import compiled_graphs
 from vitsweep.measure.contention import ContentionMonitor
 from vitsweep.measure.device_monitor import DeviceMonitor
 from vitsweep.measure.environment import environment, machine
@@ -84,9 +85,10 @@ def _measure(
     cell: CellSpec, world: World, batches: Batches, context: RunContext, proved: str
 ) -> Summary:
     """Take the samples of all ranks and summarize them."""
+    graphs_before = compiled_graphs()
     trainer = _build_trainer(cell, world)
     reset_peak(world.device)  # the peak is that of training
-    samples, contention = _collect_samples(trainer, batches, context)
+    samples, contention = _collect_samples(trainer, batches, context, graphs_before)
     ranks = _gather(samples, world)
     summary = summarize(cell, ranks, context.calibration)
     node = samples.environment["node"]
@@ -112,7 +114,7 @@ def _build_trainer(cell: CellSpec, world: World) -> Trainer:
 
 
 def _collect_samples(
-    trainer: Trainer, batches: Batches, context: RunContext
+    trainer: Trainer, batches: Batches, context: RunContext, graphs_before: int | None
 ) -> tuple[RankSamples, ContentionMonitor]:
     """Take the timed steps, then those whose instruments would disturb the timing."""
     cell, world = trainer.cell, trainer.world
@@ -122,7 +124,7 @@ def _collect_samples(
     contention, monitor = ContentionMonitor(world.device), DeviceMonitor(world.device)
     prefetched_steps = math.ceil(batches.prefetched / cell.batch.accumulation_steps)
     timed = timed_steps(trainer, stream, cell.measurement, prefetched_steps)
-    steps = len(timed.times_ms)
+    steps, graphs = len(timed.times_ms), compiled_graphs()
     own_seconds, device_state = contention.end(), monitor.end(timed.window_start)
     peak = peak_memory(world.device)
     _refuse_divergence(trainer, f"{steps} steps")
@@ -137,6 +139,7 @@ def _collect_samples(
         skipped=_skipped(trainer, steps),
         setup_seconds=setup_seconds,
         phases_ms=phases,
+        compiled_graphs=None if graphs is None or graphs_before is None else graphs - graphs_before,
         memory=peak | memory,
         memory_reason=memory_reason,
         sent=count_sent_bytes(lambda: trainer.step(stream)),

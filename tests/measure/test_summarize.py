@@ -39,6 +39,7 @@ def samples(times: list[float], **given: Any) -> RankSamples:
         "memory": {"peak_allocated_gib": None, "peak_reserved_gib": None, "peak_rss_gib": 0.5},
         "own_cpu_seconds": 1.0,
         "environment": {"device": "AMD EPYC", "node": "a", "host": "a", "host_cores": 64},
+        "compiled_graphs": 0,
         "memory_reason": "",
         "machine": "one",
     }

@@ -47,7 +47,9 @@ def all_to_all(x: Tensor, split: int, concatenate: int, group: ProcessGroup) -> 
     if size == 1:
         return x
     chunks = x.unflatten(split, (size, -1)).movedim(split, 0).contiguous()
-    return exchange_chunks(chunks, group).movedim(0, concatenate).flatten(concatenate, concatenate + 1)
+    return (
+        exchange_chunks(chunks, group).movedim(0, concatenate).flatten(concatenate, concatenate + 1)
+    )
 
 
 def exchange_chunks(chunks: Tensor, group: ProcessGroup) -> Tensor:

@@ -31,6 +31,7 @@ class RankSamples:
         collectives: (name, milliseconds) of the collectives of one step.
         device_state: clock, power and throttling in the timed window.
         sent: bytes sent in one step.
+        compiled_graphs: how many torch.compile made for the timed steps; None where unknown.
         memory: memory columns of the record, GiB.
         memory_reason: why some of them are empty, or "".
         own_cpu_seconds: CPU time of the rank during the timed steps.
@@ -49,6 +50,7 @@ class RankSamples:
     collectives: Collectives
     device_state: DeviceState
     sent: SentBytes
+    compiled_graphs: int | None
     memory: dict[str, float | None]
     memory_reason: str
     own_cpu_seconds: float
@@ -95,6 +97,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
         metrics=metrics
         | used
         | {
+            "compiled_graphs": ranks[0].compiled_graphs,
             "setup_seconds": max(rank.setup_seconds for rank in ranks),
             "all_reduce_gb_per_s": calibration.get("all_reduce_gb_per_s"),
             "copy_gb_per_s": calibration.get("copy_gb_per_s"),

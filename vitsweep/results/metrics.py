@@ -136,6 +136,8 @@ _ALL = (
     Metric("train_seconds", "s", "Training time", "lower", "epochs of task=train, without evaluation"),
     Metric("setup_seconds", "s", "Set-up time of a run", "lower",
            "from process start to the first step: imports, rendezvous, model, proof"),
+    Metric("compiled_graphs", "1", "Graphs compiled", None,
+           "by torch.compile for the timed steps, first rank; each part of a cut graph counts"),
     Metric("all_reduce_gb_per_s", "GB/s", "All-reduce bus bandwidth", "higher",
            "2(n-1)/n x bytes / time of a 25 MiB all-reduce, mean over at least 1 s (CPU: 0.2 s)"),
     Metric("copy_gb_per_s", "GB/s", "Memory copy bandwidth", "higher",

@@ -164,6 +164,9 @@ class OptimizerChoice(Technique):
     keeps_gradient_views: ClassVar[bool] = False
     """True where gradients must stay in a buffer of the optimizer's own."""
 
+    capturable: ClassVar[bool] = False
+    """True where a CUDA graph can hold the update: nothing that changes by step is kept on the host."""
+
     @abstractmethod
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Return an optimizer over parameter groups that carry their own `weight_decay`."""
@@ -265,10 +268,12 @@ class Compilation(Technique):
     Attributes:
         scope: what is compiled: nothing, each block by itself, or the whole model.
         fuses_kernels: whether a compiler writes new kernels (TorchInductor).
+        captures_step: whether all kernels of a training step are recorded and replayed.
     """
 
     scope: ClassVar[Literal["nothing", "block", "model"]] = "nothing"
     fuses_kernels: ClassVar[bool] = False
+    captures_step: ClassVar[bool] = False
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Compile what should be compiled."""

@@ -79,9 +79,7 @@ def load(trainer: Trainer, folder: Path) -> CheckpointInfo:
         load_tensors(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
     _drop_unsaved_state(trainer, tensors)
     _restore_random_state(tensors, trainer.world)
-    for group, numbers in zip(
-        trainer.optimizer.param_groups, info.groups, strict=True
-    ):
+    for group, numbers in zip(trainer.optimizer.param_groups, info.groups, strict=True):
         group.update(numbers)
     if trainer.scaler:
         trainer.scaler.restore(info.scaler)

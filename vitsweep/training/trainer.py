@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -14,6 +15,7 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import PipelineRunner
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.precision.cast import autocast
+from vitsweep.training.captured_step import CapturedStep
 from vitsweep.training.clip import clip_gradients
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
@@ -45,6 +47,7 @@ class Trainer:
         masters: float32 copies, where the plan asks for them and the sharding keeps none.
         scaler: loss scaling, where the plan asks for it.
         skipped: per step, 1 where an overflow made all ranks skip the update; on the device.
+        captured: replays steps as recorded kernels, where the compilation asks for it.
         non_finite: whether any loss so far was inf or NaN; on the device, so that no step waits.
     """
 
@@ -58,6 +61,14 @@ class Trainer:
     scaler: LossScaler | None
     skipped: list[Tensor]
     non_finite: Tensor
+    captured: CapturedStep | None = None
+
+    def __post_init__(self) -> None:
+        if self.cell.compilation.captures_step:
+            for group in self.optimizer.param_groups:
+                if "capturable" in group:
+                    group["capturable"] = True
+            self.captured = CapturedStep(self._eager_step)
 
     def step(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
         """Train on one optimizer step's micro-batches.
@@ -65,6 +76,11 @@ class Trainer:
         Returns:
             The mean loss over this rank's images, detached, still on the device.
         """
+        if self.captured:
+            return self.captured(list(islice(batches, self.cell.batch.accumulation_steps)))
+        return self._eager_step(batches, marks)
+
+    def _eager_step(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
         marks = marks or _NoMarks()
         total = self.gradients(batches, marks)
         self.update()

@@ -4,21 +4,21 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from tests.cells import GPU_NODE, TINY, entry
+from tests.cells import cell as tiny
 from tests.choices import choice
+from tests.ranks import on_ranks
 from tests.shapes import CASES, build, step
+from vitsweep.equivalence import _global_batch, _my_share
+from vitsweep.measure.compiled_graphs import compiled_graphs
+from vitsweep.model.build import build_model
+from vitsweep.parallelize import parallelize
 
 COMPILED = ["compile_blocks", "compile_model"]
 
-VALUES = {"ddp": {"gradient_as_bucket_view": True}}
-"""What is resolved from auto."""
 
-
-def cell(device="cpu", sharding="ddp", accumulation_steps=1):
-    return SimpleNamespace(
-        resources=SimpleNamespace(device=device),
-        sharding=choice("sharding", sharding, **VALUES.get(sharding, {})),
-        batch=SimpleNamespace(accumulation_steps=accumulation_steps),
-    )
+def cell(device="cpu"):
+    return SimpleNamespace(resources=SimpleNamespace(device=device))
 
 
 def assert_compiled_equals_plain(name, memory="keep_all", attention="sdpa_auto", **kwargs):
@@ -71,7 +71,7 @@ def test_names_of_parameters_stay(name):
 def test_only_what_compiles_asks_for_a_spawned_process():
     asks = {n: choice("compilation", n).needs_spawn for n in ("eager", "cuda_graphs", *COMPILED)}
 
-    assert asks == {"eager": False, "cuda_graphs": True, **dict.fromkeys(COMPILED, True)}
+    assert asks == {"eager": False, "cuda_graphs": False, **dict.fromkeys(COMPILED, True)}
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -86,14 +86,51 @@ def test_a_missing_compiler_is_named(name, monkeypatch):
     assert not list(choice("compilation", name).conflicts(cell("cuda")))
 
 
-def test_cuda_graphs_refuse_what_moves_in_memory():
-    def reasons(**kwargs):
-        return list(choice("compilation", "cuda_graphs").conflicts(cell(**kwargs)))
+ONE_GPU = ("sharding=none", "resources.nodes=1", "resources.ranks_per_node=1")
+BESIDE_GRAPHS = {
+    (): [],
+    ("optimizer=adamw_loop", "optimizer.clip_norm=1", "batch.accumulation_steps=2"): [],
+    ("precision=bf16_params", "memory=recompute_blocks"): [],
+    ("resources.device=cpu",): ["got cpu, which has no CUDA graphs"],
+    ("sharding=ddp",): ["without collectives; got `sharding=ddp` on 1 ranks"],
+    ("sharding=fsdp", "resources.ranks_per_node=2"): ["got `sharding=fsdp` on 2 ranks"],
+    ("precision=O1",): ["`precision.loss_scale=dynamic`, under which the host decides"],
+    ("task=train",): ["`task=train` changes it from step to step"],
+}
 
-    (reason,) = reasons(device="cpu")
-    assert "got cpu, which has no CUDA graphs. Use `compilation=compile_blocks`." in reason
-    (reason,) = reasons(device="cuda", sharding="fsdp")
-    assert "`sharding=fsdp` gathers parameters anew in every step" in reason
-    (reason,) = reasons(device="cuda", accumulation_steps=4)
-    assert "`batch.accumulation_steps=4` would add to overwritten ones" in reason
-    assert not reasons(device="cuda")
+
+@pytest.mark.parametrize("chosen", BESIDE_GRAPHS, ids=" ".join)
+def test_cuda_graphs_refuse_what_a_graph_cannot_hold(chosen):
+    one = [o for o in ONE_GPU if o.split("=")[0] not in {c.split("=")[0] for c in chosen}]
+    reasons = entry(*TINY, "compilation=cuda_graphs", *one, *chosen, machine=GPU_NODE).reasons
+    reasons = [reason for reason in reasons if reason.startswith("`compilation=cuda_graphs`")]
+    for reason, part in zip(reasons, BESIDE_GRAPHS[chosen], strict=True):
+        assert part in reason
+
+
+def _graphs(world, specs):
+    found = []
+    for spec in specs:
+        torch._dynamo.reset()
+        before = compiled_graphs()
+        trainer = parallelize(build_model(spec), spec, world)
+        trainer.step(iter(_my_share(spec, *_global_batch(spec, 0, world), world)))
+        found.append(compiled_graphs() - before)
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_graphs_are_cut_by_buckets_only_where_gradients_are_exchanged(ranks, tmp_path):
+    """DDP cuts at its buckets where gradients are shared; FSDP's hooks cut at every block."""
+    compiled = ("compilation=compile_model", f"resources.ranks_per_node={ranks}")
+    small = ("sharding=ddp", "sharding.bucket_mib=0.001")
+    cells = [tiny(*compiled, *small), tiny(*compiled, "sharding=fsdp")]
+    blocks = tiny("compilation=compile_blocks", "sharding=zero1", *compiled[1:])
+    of_ddp, of_fsdp, of_blocks = on_ranks(
+        ranks, _graphs, cells[0], [*cells, blocks], folder=tmp_path, seconds=1000
+    )[0]
+    assert (of_ddp > 1) is (ranks > 1)
+    assert of_fsdp >= cells[1].model.depth
+    assert of_blocks == 1

@@ -69,5 +69,3 @@ def test_q_k_v_are_copied_once_to_be_sent_and_outputs_twice(
         forward, backward = (b - a for a, b in zip(plain, exchanged, strict=True))
         assert forward == 3 + 2, "q, k, v to be sent; the output to be sent, and its heads joined"
         assert backward == 1 + 3 + 3, "the output's gradient; those of q, k, v, sent and joined"
-
-

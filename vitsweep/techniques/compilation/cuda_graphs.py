@@ -1,4 +1,4 @@
-"""Replay the kernels of forward and backward as CUDA graphs."""
+"""Replay the kernels of a whole training step as one CUDA graph."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,45 +7,50 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from vitsweep.spec.technique import Compilation
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from vitsweep.spec.cell_spec import CellSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class CudaGraphs(Compilation):
-    """Record all kernel launches once and replay them: saves the host's time per launch.
+    """Record all kernels of a step once and replay them: saves the host's time per launch.
 
-    torch.compile traces the model and hands the graphs to its `cudagraphs` backend, which fuses
-    nothing, so that the effect of the replay stands by itself.
+    Forward, backward, clipping and the update of the optimizer are one graph; nothing is fused, so
+    that the effect of the replay stands by itself. A step that cannot be recorded fails by name.
     """
 
-    needs_spawn: ClassVar[bool] = True
     scope: ClassVar[Literal["nothing", "block", "model"]] = "model"
+    captures_step: ClassVar[bool] = True
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse a device without graphs, and parameters or gradients that move between steps."""
+        """Refuse what a graph cannot hold: other ranks, decisions of the host, changing numbers."""
         if cell.resources.device == "cpu":
             yield (
                 f"`compilation={self.name}` needs `resources.device=cuda`; got cpu, which has no "
                 "CUDA graphs. Use `compilation=compile_blocks`."
             )
-        if cell.sharding.shards_parameters:
+        if cell.sharding.name != "none" or cell.resources.world_size > 1:
             yield (
-                f"`compilation={self.name}` replays fixed addresses, and `sharding="
-                f"{cell.sharding.name}` gathers parameters anew in every step. Use `sharding=ddp` "
-                "or `sharding=zero1`, or `compilation=compile_blocks`."
-            )
-
-        if cell.batch.accumulation_steps > 1:
-            yield (
-                f"`compilation={self.name}` writes the gradients of every micro-batch to the same "
-                f"place; `batch.accumulation_steps={cell.batch.accumulation_steps}` would add to "
-                "overwritten ones. Use `batch.accumulation_steps=1`, or "
+                f"`compilation={self.name}` records the step of one GPU, without collectives; got "
+                f"`sharding={cell.sharding.name}` on {cell.resources.world_size} ranks. Use "
+                "`sharding=none` with `resources.nodes=1 resources.ranks_per_node=1`, or "
                 "`compilation=compile_blocks`."
             )
-
-    def apply(self, model: "nn.Module") -> "nn.Module":
-        """Compile the model in place with the backend that records and replays."""
-        model.compile(backend="cudagraphs", dynamic=False)
-        return model
+        if not cell.optimizer.capturable:
+            yield (
+                f"`compilation={self.name}` cannot record `optimizer={cell.optimizer.name}`, which "
+                "keeps numbers on the host that change from step to step. Use "
+                "`optimizer=adamw_fused`, or `compilation=compile_blocks`."
+            )
+        if cell.precision.plan().loss_scale is not None:
+            yield (
+                f"`compilation={self.name}` cannot record `precision={cell.precision.name}` with "
+                f"`precision.loss_scale={cell.precision.plan().loss_scale}`, under which the host "
+                "decides whether a step counts. Use `precision.half_dtype=bfloat16` with "
+                "`precision.loss_scale=null`, or `compilation=compile_blocks`."
+            )
+        if cell.task.epochs:
+            yield (
+                f"`compilation={self.name}` records the learning rate as it is, and "
+                f"`task={cell.task.name}` changes it from step to step. Use `task=measure`, or "
+                "`compilation=compile_blocks`."
+            )

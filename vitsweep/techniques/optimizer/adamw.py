@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Lt
 
@@ -32,6 +32,8 @@ class AdamW(OptimizerChoice):
     beta2: Annotated[float, Ge(0), Lt(1)]
     eps: Annotated[float, Gt(0)]
     implementation: Literal["loop", "foreach", "fused"]
+
+    capturable: ClassVar[bool] = True
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Return torch's AdamW; each group carries its own `weight_decay`."""

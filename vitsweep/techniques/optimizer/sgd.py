@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Lt
 
@@ -26,6 +26,8 @@ class SGD(OptimizerChoice):
     momentum: Annotated[float, Ge(0), Lt(1)]
     nesterov: bool
     implementation: Literal["loop", "foreach", "fused"]
+
+    capturable: ClassVar[bool] = True
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Return torch's SGD; each group carries its own `weight_decay`."""
