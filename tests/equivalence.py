@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vitsweep.equivalence import _global_batch, _mean_over_replicas, _my_share, _plain
+from vitsweep.equivalence import _global_batch, _mean_over_replicas, _my_share
 from vitsweep.model.build import build_model
 from vitsweep.model.parameter_names import plain_name
 from vitsweep.parallelize import parallelize
@@ -37,7 +37,7 @@ def _difference(world: World, cell: CellSpec, plain: dict[Any, Any]) -> dict[str
         losses, weights = _trained(world, cell, batches)
         if world.rank:
             return {}
-        twin = replace(cell, optimizer=_plain(cell))
+        twin = replace(cell, optimizer=cell.optimizer.plain())
         key = _read_by_plain_training(twin)
         if key not in plain:
             plain[key] = _trained_plainly(twin, batches, world)

@@ -1,6 +1,6 @@
 """Proof of equality: a tiny twin of a cell, trained with its techniques, must match plain training."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -10,8 +10,6 @@ from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.batch import Batch
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import OptimizerChoice
-from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.optimizer.sgd import SGD
 from vitsweep.techniques.precision.cast import allow_tf32
 from vitsweep.training.reference import plain_gradients, plain_losses
@@ -177,7 +175,7 @@ def _step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch]) -> torc
 
 def _plain_losses(twin: CellSpec, world: World) -> list[float]:
     batches = [_global_batch(twin, step, world) for step in range(STEPS)]
-    return plain_losses(replace(twin, optimizer=_plain(twin)), batches, world.device)
+    return plain_losses(replace(twin, optimizer=twin.optimizer.plain()), batches, world.device)
 
 
 def _plain_sgd(cell: CellSpec) -> SGD:
@@ -190,14 +188,6 @@ def _plain_sgd(cell: CellSpec) -> SGD:
         nesterov=False,
         implementation="loop",
     )
-
-
-def _plain(twin: CellSpec) -> OptimizerChoice:
-    """Return the for-loop implementation of the twin's kind of optimizer."""
-    chosen = twin.optimizer
-    kind = SGD if hasattr(chosen, "momentum") else AdamW
-    knobs = {f.name: getattr(chosen, f.name) for f in fields(kind) if hasattr(chosen, f.name)}
-    return kind(**knobs | {"implementation": "loop"})
 
 
 def _global_batch(twin: CellSpec, step: int, world: World) -> MicroBatch:

@@ -135,6 +135,11 @@ class ResNetSpec(ModelSpec):
                 f"`compilation={cell.compilation.name}` compiles one block for all, and those of `model="
                 f"{self.name}` differ from stage to stage: use `compilation=compile_model`."
             )
+        if cell.optimizer.needs_transformer:
+            reasons["optimizer"] = (
+                f"`optimizer={cell.optimizer.name}` works on the matrices of blocks, and the bottlenecks "
+                f"of `model={self.name}` have convolutions: use `optimizer=adamw_fused`."
+            )
         if cell.precision.float8:
             reasons["precision"] = (
                 f"`precision={cell.precision.name}` swaps the linears of blocks, and the bottlenecks "

@@ -169,7 +169,11 @@ class OptimizerChoice(Technique):
 
     @abstractmethod
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        """Return an optimizer over parameter groups that carry their own `weight_decay`."""
+        """Return an optimizer over parameter groups that carry their own `weight_decay` and `names`."""
+
+    def plain(self) -> "OptimizerChoice":
+        """Return the plainest implementation of the same algorithm, which this one is compared with."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

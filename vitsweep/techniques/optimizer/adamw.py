@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter, arXiv:1711.05101) in the implementations that PyTorch has."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Lt
@@ -50,6 +50,11 @@ class AdamW(OptimizerChoice):
                 "without master weights), so that AdamW would divide by zero: use "
                 "`optimizer.eps=auto`, or `precision=O2`."
             )
+
+    def plain(self) -> "AdamW":
+        """Return the loop over parameters."""
+        knobs = {field.name: getattr(self, field.name) for field in fields(AdamW)}
+        return AdamW(**knobs | {"implementation": "loop"})
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of torch's AdamW."""

@@ -1,7 +1,7 @@
 """NVIDIA apex's FusedAdam: multi_tensor_apply in CUDA, in AdamW mode."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Lt
 
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import OptimizerChoice
+from vitsweep.techniques.optimizer.adamw import AdamW
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -40,6 +41,11 @@ class ApexAdamW(OptimizerChoice):
             eps=self.eps,
             adam_w_mode=True,
         )
+
+    def plain(self) -> AdamW:
+        """Return torch's loop over parameters."""
+        knobs = {field.name: getattr(self, field.name) for field in fields(self)}
+        return AdamW(**knobs, implementation="loop")
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """It needs NVIDIA's apex with its CUDA extensions, a GPU, and whole parameters."""

@@ -1,7 +1,7 @@
 """Stochastic gradient descent with momentum in the implementations that PyTorch has."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Lt
@@ -34,6 +34,11 @@ class SGD(OptimizerChoice):
         import torch
 
         return torch.optim.SGD(groups, **self.arguments())
+
+    def plain(self) -> "SGD":
+        """Return the loop over parameters."""
+        knobs = {field.name: getattr(self, field.name) for field in fields(SGD)}
+        return SGD(**knobs | {"implementation": "loop"})
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of torch's SGD."""

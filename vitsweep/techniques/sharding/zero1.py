@@ -57,10 +57,12 @@ class Zero1(Sharding):
             for bucket in replica.buckets
             for parameter, piece in bucket.pieces.items()
         }
-        return [
-            group | {"params": [pieces[p] for p in group["params"] if p in pieces]}
-            for group in groups
-        ]
+        held = []
+        for group in groups:
+            names = zip(group["names"], group["params"], strict=True)
+            own = {name: pieces[p] for name, p in names if p in pieces}
+            held.append(group | {"params": list(own.values()), "names": list(own)})
+        return held
 
     def complete_gradients(self, model: "nn.Module") -> None:
         """Wait until every slice has its mean gradient."""
