@@ -38,7 +38,7 @@ class Verb:
 _ALL = (
     Verb("plan", "-m [override ...] [--hardware A,B] [--nodes N,M] [--columns A,B|all] [--parquet FILE] "
          "[--html FILE] [--no-predict]",
-         "list cells as runnable, invalid (why) or measured, with predicted memory and step time",
+         "list cells: state, predicted memory and step time; runs nothing",
          names_a_sweep=False),
     Verb("status", "[SWEEP] [--watch] | --all",
          "show jobs and cells of a submitted sweep, or list all sweeps"),

@@ -69,7 +69,7 @@ class CellPrediction:
         assert self.peak_bytes is not None
         assert self.limit_bytes is not None
         return (
-            f"will not fit: {self.peak_bytes / GIB:.1f} GiB per rank are predicted at the peak, and "
+            f"{self.peak_bytes / GIB:.1f} GiB per rank are predicted at the peak, and "
             f"there are {self.limit_bytes / GIB:.1f}: use a smaller batch, `memory=recompute_blocks` or "
             "`sharding=fsdp`, or `sweep.try_anyway=true`"
         )
