@@ -62,7 +62,7 @@ def memory_by_kind(trainer: Any, stream: Iterator[Any]) -> tuple[dict[str, float
     columns: dict[str, float | None] = {
         "parameter_gib": _gib(parameters),
         "gradient_gib": _gib(p.grad for p in parameters if p.grad is not None),
-        "optimizer_state_gib": _gib(_optimizer_tensors(trainer)),
+        "optimizer_state_gib": _gib(optimizer_tensors(trainer)),
         "gathered_parameter_gib": None,
         "activation_gib": None,
     }
@@ -132,7 +132,7 @@ def _tensor_tracker() -> Any:
     return TensorTracker()
 
 
-def _optimizer_tensors(trainer: Any) -> Iterator[Tensor]:
+def optimizer_tensors(trainer: Any) -> Iterator[Tensor]:
     """Yield what the optimizer holds on this rank beside the model's own parameters."""
     for state in trainer.optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))

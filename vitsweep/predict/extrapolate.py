@@ -22,11 +22,11 @@ def traced_depths(cell: CellSpec) -> tuple[int, int] | None:
     """Return the depths that stand for the cell's own, or None where it is traced as it is.
 
     That is a model without equal blocks, one that is shallow anyway, a pipeline, whose ranks hold
-    few blocks, and ZeRO-1, which deals out whole tensors by their sizes.
+    few blocks, and ZeRO-1, which cuts buckets of many tensors into parts.
     """
     if not isinstance(cell.model, TransformerSpec) or cell.mesh.pipeline > 1:
         return None
-    if cell.sharding.deals_out_whole_tensors and cell.mesh.gradient_shares > 1:
+    if cell.sharding.shards_optimizer and cell.mesh.gradient_shares > 1:
         return None
     first = AXES + cell.model.depth % AXES
     return (first, first + AXES) if cell.model.depth > first + AXES else None
@@ -95,27 +95,39 @@ def _operators(
 
 
 def _collectives(
-    few: Iterable[CollectiveTotal],
-    more: Iterable[CollectiveTotal],
+    few: Sequence[CollectiveTotal],
+    more: Sequence[CollectiveTotal],
     linear: Callable[[float, float], float],
 ) -> tuple[CollectiveTotal, ...]:
+    """Extrapolate calls of equal size one by one; calls of other sizes (buckets) all together."""
+
     def alike(c: CollectiveTotal) -> Hashable:
         return c.name, c.purpose, c.phase, c.axis, c.group_ranks, c.group_nodes
 
-    pairs = _pairs(few, more, alike, lambda c: (c.bytes_whole,), _none_of_collective)
+    groups: dict[Hashable, tuple[list[CollectiveTotal], list[CollectiveTotal]]] = {}
+    for side, rows in enumerate((few, more)):
+        for row in rows:
+            groups.setdefault(alike(row), ([], []))[side].append(row)
     found = []
-    for a, b in pairs:
-        count = max(1, round(linear(a.count, b.count)))
-        whole = linear(a.bytes_whole * a.count, b.bytes_whole * b.count)
-        found.append(
-            replace(
-                b,
-                count=count,
-                bytes_whole=round(whole / count),
-                bytes_sent=linear(a.bytes_sent, b.bytes_sent),
-            )
-        )
+    for sides in groups.values():
+        sizes = [{row.bytes_whole for row in rows} for rows in sides]
+        if sizes[0] == sizes[1]:
+            left, right = ({row.bytes_whole: row for row in rows} for rows in sides)
+            found += [_together([left[size]], [right[size]], linear) for size in left]
+        else:
+            found.append(_together(*sides, linear))
     return tuple(found)
+
+
+def _together(
+    few: Sequence[CollectiveTotal],
+    more: Sequence[CollectiveTotal],
+    linear: Callable[[float, float], float],
+) -> CollectiveTotal:
+    count = max(1, round(linear(sum(c.count for c in few), sum(c.count for c in more))))
+    whole = linear(*(sum(c.bytes_whole * c.count for c in rows) for rows in (few, more)))
+    sent = linear(*(sum(c.bytes_sent for c in rows) for rows in (few, more)))
+    return replace((*more, *few)[0], count=count, bytes_whole=round(whole / count), bytes_sent=sent)
 
 
 def _pairs(
@@ -151,7 +163,3 @@ def _pairs(
 
 def _none_of_operator(total: OperatorTotal) -> OperatorTotal:
     return replace(total, count=0, flops=0, bytes_moved=0)
-
-
-def _none_of_collective(total: CollectiveTotal) -> CollectiveTotal:
-    return replace(total, count=0, bytes_sent=0)

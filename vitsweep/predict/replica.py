@@ -15,6 +15,13 @@ FIRST_BUCKET_BYTES = 2**20
 """DDP's first bucket is smaller, so that the exchange starts early (torch.distributed)."""
 
 
+class _Reducer:
+    """What torch's pipelines call on a DDP module before the backward pass of the last micro-batch."""
+
+    def prepare_for_backward(self, outputs: Any) -> None:
+        """Do nothing: the hooks are there already."""
+
+
 class Replica(nn.Module):
     """Gradients copied to buckets, which are reduced as soon as they are full.
 
@@ -37,6 +44,7 @@ class Replica(nn.Module):
         super().__init__()
         self.module, self._group, self._sync = module, process_group, True
         self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.reducer = _Reducer()
         # Built anew after the first step, in the order in which gradients come: the last ones first.
         parameters: list[Any] = [p for p in module.parameters() if p.requires_grad][::-1]
         limits = [FIRST_BUCKET_BYTES, int(bucket_cap_mb * 2**20)]

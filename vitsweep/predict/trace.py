@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from vitsweep.measure.memory import optimizer_tensors
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.predict.extrapolate import extrapolate, traced_depths
@@ -22,6 +23,7 @@ from vitsweep.predict.untraced import traceable
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.memory import offloaded_blocks
 from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
+from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
@@ -125,13 +127,17 @@ class _Held:
     def __init__(self, trainer: Trainer, recorder: Recorder, batch: tuple[Tensor, Tensor]) -> None:
         self._recorder, self._gradients = recorder, 0
         self._parameters = list(trainer.model.parameters())
-        self._optimizer_tensors = list(_optimizer_tensors(trainer, self._parameters))
+        self._optimizer_tensors = list(optimizer_tensors(trainer))
         self._buffers = [*batch, *trainer.model.buffers()]
         for module in trainer.model.modules():
             if isinstance(module, Replica) and module.gradient_as_bucket_view:
                 recorder.hold(module.buckets, "gradients")
             elif isinstance(module, Replica):
                 self._buffers += module.buckets
+            if isinstance(module, ShardedReplica):
+                self._buffers += [
+                    b._own for b in module.buckets if trainer.cell.mesh.gradient_shares > 1
+                ]
             if isinstance(module, FSDPModule):
                 _hold_gathered(module, recorder)
         for parameter in self._parameters:
@@ -171,19 +177,8 @@ def _hold_gathered(module: nn.Module, recorder: Recorder) -> None:
             whole.register_post_accumulate_grad_hook(lambda p: recorder.hold([p.grad], "gradients"))
 
 
-def _optimizer_tensors(trainer: Trainer, parameters: list[nn.Parameter]) -> Iterator[Tensor]:
-    """Yield what the optimizer holds on this rank beside the model's own parameters."""
-    optimizer = getattr(trainer.optimizer, "optim", trainer.optimizer)  # ZeRO-1 wraps a local one
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
-    if trainer.masters:
-        models = {id(p) for p in parameters}
-        for group in optimizer.param_groups:
-            yield from (p for p in group["params"] if id(p) not in models)
-
-
 def _bytes(tensors: Any) -> int:
-    """Bytes of tensors, each storage once... of this rank's parts."""
+    """Bytes of tensors, of this rank's parts of those that are sharded."""
     local = (t._local_tensor if isinstance(t, DTensor) else t for t in tensors if t is not None)
     return sum(t.nbytes for t in local)
 
