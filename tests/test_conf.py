@@ -5,6 +5,7 @@ import inspect
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,14 @@ SHORT = [
 ]
 VIDEO = ["model=video_vit_nano", "data=moving_digits"]
 
+SMALL_VIT = (
+    "{hidden_size:32,num_hidden_layers:2,num_attention_heads:2,intermediate_size:64,patch_size:4}"
+)
+OF_USERS = ("model=module", "model=timm", "model=transformers")
+"""Models without the keys of ours."""
+
 REFUSED_ON_CPU = {
+    **({} if find_spec("timm") else {"model=timm": "`pip install 'vitsweep[timm]'`"}),
     "attention=flex": "needs `resources.device=cuda`",
     "attention=sdpa_cudnn": "needs `resources.device=cuda`",
     "attention=sdpa_efficient": "needs `resources.device=cuda`",
@@ -66,6 +74,9 @@ BESIDE = {
     "batch=blog_560": ["batch.images_per_step=560"],
     "measurement=careful": SHORT,
     "measurement=standard": SHORT,
+    "model=module": ["model.target=tests.user_modules.build"],
+    "model=timm": ["model.name=vit_tiny_patch16_224"],
+    "model=transformers": ["model.name=vit", f"++model.arguments={SMALL_VIT}"],
     "model=axial_vit_base": ["batch.resolution_px=32"],
     "model=resnet_50": ["batch.resolution_px=32"],
     "model=resnet_nano": ["batch.resolution_px=8"],
@@ -111,7 +122,11 @@ def tiny(choice: str, pictures: Path) -> PlannedCell:
             ]
         )
         two_patches = [f"batch.resolution_px={side}"]
-    shape = [t for t in TINY if not (choice.startswith("model=resnet") and t.startswith("model."))]
+    shape = [
+        t
+        for t in TINY
+        if not (choice.startswith(("model=resnet", *OF_USERS)) and t.startswith("model."))
+    ]
     return entry(*ON_CPU, *shape, *ONE_STEP, *two_patches, *beside, choice)
 
 
@@ -213,7 +228,7 @@ def test_the_name_of_a_file_is_the_name_of_its_choice(path: Path) -> None:
     group, choice = choice_of(path).split("=")
     assert choice in composer().options(group)
     assert composer().compose([f"{group}={choice}"]).tree[group]["name"] == choice
-    assert "name" not in yaml.safe_load(path.read_text())
+    assert yaml.safe_load(path.read_text()).get("name") is None
 
 
 @pytest.mark.parametrize("group", [*TECHNIQUE_GROUPS, "data"])

@@ -22,7 +22,7 @@ from vitsweep.measure.environment import environment, machine
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
 from vitsweep.measure.trace import traced
-from vitsweep.model.build import build_model
+from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
@@ -107,10 +107,7 @@ def _prove(cell: CellSpec, world: World) -> str:
 
 
 def _build_trainer(cell: CellSpec, world: World) -> Trainer:
-    torch.manual_seed(cell.seed)
-    with torch.device("meta"):
-        model = build_model(cell)
-    return parallelize(model, cell, world)
+    return parallelize(first_model(cell), cell, world)
 
 
 def _collect_samples(

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from vitsweep.errors import VitsweepError
-from vitsweep.model.build import build_model
+from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.batch import Batch
 from vitsweep.spec.cell_spec import CellSpec
@@ -45,7 +45,7 @@ def twin_of(cell: CellSpec) -> CellSpec:
         images_per_step=parts * images * cell.batch.accumulation_steps,
         scope="per_replica",
         accumulation_steps=cell.batch.accumulation_steps,
-        resolution_px=cell.model.twin_resolution_px,
+        resolution_px=cell.model.twin_resolution_px or cell.batch.resolution_px,
     )
     return replace(cell, model=model, batch=batch)
 
@@ -140,10 +140,7 @@ def _largest_over_ranks(value: float, world: World) -> float:
 
 def _train_twin(twin: CellSpec, world: World) -> tuple[list[float], Named]:
     """Train the parallelized twin; return its losses and the gradients of the first update."""
-    torch.manual_seed(twin.seed)
-    with torch.device("meta"):  # as the cell itself is built
-        model = build_model(twin)
-    trainer = parallelize(model, twin, world)
+    trainer = parallelize(first_model(twin), twin, world)
     gradients: Named = {}
 
     def keep(*_: object) -> None:

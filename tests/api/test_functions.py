@@ -45,6 +45,7 @@ def python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
         (["seed=1"], {"precision": ["O1", "O2"]}, ["seed=1", "precision=O1,O2"]),
         ((), {"batch": {"images_per_step": [32, 64]}}, ["batch.images_per_step=32,64"]),
         ((), {"model": "vit_small", "seed": 3}, ["model=vit_small", "seed=3"]),
+        ((), {"model": {"arguments": {"depth": [2, 4]}}}, ["++model.arguments.depth=2,4"]),
         ((), {"sweep": {"baseline": None}}, ["sweep.baseline=null"]),
         ((), {"sweep": {"question": "Is it, then?"}}, ["sweep.question='Is it, then?'"]),
     ],

@@ -35,6 +35,8 @@ def as_overrides(overrides: Overrides, settings: Mapping[str, Any]) -> list[str]
 def _of_settings(settings: Mapping[str, Any], above: str) -> Iterator[str]:
     for name, value in settings.items():
         key = f"{above}{name}"
+        if above.endswith("arguments."):  # of a function: no YAML lists them
+            key = f"++{key.removeprefix('++')}"
         if isinstance(value, Mapping):
             yield from _of_settings(value, f"{key}.")
         elif isinstance(value, (list, tuple)):

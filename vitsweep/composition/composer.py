@@ -110,11 +110,14 @@ class Composer:
                 raise unknown_key(override, [], root, known)
 
     def _named(self, tree: Tree, choices: Mapping[str, str]) -> Tree:
-        """Give each group's node its choice as `name`: the value in tables, the label in charts."""
+        """Give each group's node its choice as `name`: the value in tables, the label in charts.
+
+        A node whose YAML asks for a name of its own (`model=timm model.name=...`) keeps it.
+        """
         for group in self.default_choices:
             node: object = tree
             for key in group.rpartition("@")[2].replace("/", ".").split("."):
                 node = node.get(key) if isinstance(node, dict) else None
-            if isinstance(node, dict) and group in choices:
+            if isinstance(node, dict) and group in choices and not node.get("name"):
                 node["name"] = choices[group]
         return tree

@@ -14,6 +14,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -52,7 +53,9 @@ def open_loader(conf: Path, config_dir: str | Path | None = None) -> ConfigLoade
             raise BadValueError(
                 f"`--config-dir {config_dir}`: there is no such folder below `{Path.cwd()}`."
             )
-        search_path.append("command-line", f"file://{folder}")
+        search_path.prepend(
+            "command-line", f"file://{folder}", anchor=SearchPathQuery(provider="schema")
+        )
     return ConfigLoaderImpl(search_path)
 
 

@@ -82,7 +82,8 @@ class Sources:
 
     def of(self, cell: CellSpec) -> CellCode:
         """Return the code of a cell."""
-        modules = frozenset(cls.__module__ for cls in _classes(cell))
+        classes = (cls.__module__ for cls in _classes(cell))
+        modules = frozenset([*classes, *cell.model.code_modules, *cell.data.code_modules])
         if modules not in self._of_modules:
             own = (files for module in modules for files in self._reached(module).items())
             self._of_modules[modules] = CellCode(dict(own) | self._shared)

@@ -3,12 +3,14 @@
 from typing import Any
 
 from vitsweep.measure.hardware import published_peak
+from vitsweep.model.counted_flops import SOURCE, counted
 from vitsweep.model.flops import (
     Pooling,
     num_parameters,
     recomputed_score_flops,
     train_flops,
 )
+from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import ModelSpec
 
@@ -30,13 +32,13 @@ def throughput(cell: CellSpec, step_time_ms: float) -> dict[str, float | None]:
     """Return the columns that follow from the step time and the shape."""
     world = cell.resources.world_size
     images_per_second = cell.images_per_step / step_time_ms * 1e3
-    flops = train_flops(*_shape(cell), cell.attention_pattern)
+    flops, parameters = _flops_and_parameters(cell)
     return {
         "images_per_second": images_per_second,
         "images_per_second_per_rank": images_per_second / world,
         "tokens_per_second": images_per_second * cell.num_tokens if cell.num_tokens else None,
         "step_time_ms": step_time_ms,
-        "num_parameters": float(num_parameters(*_shape(cell))),
+        "num_parameters": float(parameters),
         "model_flops_per_image": float(flops),
         "model_tflops_per_rank": flops * images_per_second / world / 1e12,
         "epoch_hours_imagenet1k": IMAGENET_1K_IMAGES / images_per_second / 3600,
@@ -60,13 +62,32 @@ def utilization(
     dtype = compute_dtype(cell)
     peak, source = published_peak(device_name, dtype)
     measured = measured_peaks.get(dtype)
-    hardware = hardware_flops(cell) / train_flops(*_shape(cell), cell.attention_pattern)
+    hardware = _hardware_over_model(cell)
     columns = {
         "mfu": _share(tflops_per_rank, peak),
-        "hfu": _share(tflops_per_rank, peak, hardware),
+        "hfu": None if hardware is None else _share(tflops_per_rank, peak, hardware),
         "mfu_of_measured_peak": _share(tflops_per_rank, measured),
     }
-    return columns, {"peak_tflops": peak, "peak_source": source, "compute_dtype": dtype}
+    return columns, {
+        "peak_tflops": peak,
+        "peak_source": source,
+        "compute_dtype": dtype,
+        "flops_source": SOURCE if isinstance(cell.model, ModuleSpec) else "formula",
+    }
+
+
+def _flops_and_parameters(cell: CellSpec) -> tuple[int, int]:
+    """Return the FLOPs of one image, forward and backward, and the number of parameters."""
+    if isinstance(cell.model, ModuleSpec):
+        return counted(cell.model, cell.batch.resolution_px)
+    return train_flops(*_shape(cell), cell.attention_pattern), num_parameters(*_shape(cell))
+
+
+def _hardware_over_model(cell: CellSpec) -> float | None:
+    """Return hardware FLOPs over model FLOPs; None where nobody counted what is recomputed."""
+    if isinstance(cell.model, ModuleSpec):
+        return None if cell.memory.wraps_blocks else 1.0
+    return hardware_flops(cell) / train_flops(*_shape(cell), cell.attention_pattern)
 
 
 def hardware_flops(cell: CellSpec) -> int:

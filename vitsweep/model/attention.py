@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitsweep.errors import BadValueError
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """softmax(q k^T / sqrt(K)) v: (B, H, T, K) three times -> (B, H, T, K)."""
 
@@ -52,3 +54,18 @@ class Attention(nn.Module):
         o_BHTK = self.attend(q_BHTK, k_BHTK, v_BHTK)
         from_BHTK = (0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)
         return self.out(o_BHTK.permute(from_BHTK).flatten(-2))
+
+
+def attention_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that call `self.attend(q, k, v)`, ours and those of a user.
+
+    Raises:
+        BadValueError: there is none.
+    """
+    found = [m for m in model.modules() if callable(getattr(m, "attend", None))]
+    if not found and not any(isinstance(m, nn.MultiheadAttention) for m in model.modules()):
+        raise BadValueError(
+            "`model.seams=[attend]`: no module of the model has an attribute `attend`. Let its attention "
+            "modules set `self.attend` to a function of q, k, v and call it, or leave the seam out."
+        )
+    return found

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitsweep.model.attention import Attention
-from vitsweep.model.layer import Layer
+from vitsweep.model.layer import Layer, is_marked
 from vitsweep.spec.model_spec import TransformerSpec
 
 
@@ -37,12 +37,27 @@ class Block(Layer):
         return x + self.mlp(self.norm_mlp(x))
 
 
-def swap_block_class(model: nn.Module, kind: type[Block]) -> nn.Module:
-    """Turn every block of `model` into a `kind`, a subclass with another `forward`.
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a transformer, or those that a model of the user's names."""
+    return [m for m in model.modules() if isinstance(m, Block) or is_marked(m)]
 
-    The block stays the same object with the same parameters, names and hooks.
+
+def swap_block_class(model: nn.Module, kind: type[nn.Module]) -> nn.Module:
+    """Let the `forward` of `kind` wrap that of every block of `model`.
+
+    Each block becomes an instance of a subclass of `kind` and of its own class, in this order: it
+    stays the same object with the same parameters, names and hooks.
     """
-    for module in model.modules():
-        if isinstance(module, Block):
-            module.__class__ = kind
+    for block in blocks_of(model):
+        block.__class__ = _subclass(kind, type(block))
     return model
+
+
+_SUBCLASSES: dict[tuple[type, type], type[nn.Module]] = {}
+
+
+def _subclass(kind: type[nn.Module], own: type[nn.Module]) -> type[nn.Module]:
+    """Return one class for all blocks of a class, so that they share one compilation."""
+    if (kind, own) not in _SUBCLASSES:
+        _SUBCLASSES[kind, own] = type(f"{kind.__name__}Of{own.__name__}", (kind, own), {})
+    return _SUBCLASSES[kind, own]

@@ -2,10 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
+from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.multidim import MultiDimViT
 from vitsweep.model.resnet import ResNet
+from vitsweep.model.user_module import build_module
 from vitsweep.model.vit import ViT
 from vitsweep.spec.model_spec import ViTSpec
 from vitsweep.spec.multidim_spec import MultiDimSpec
@@ -20,6 +23,8 @@ def build_model(cell: "CellSpec") -> nn.Module:
 
     On `meta` it has shapes and no weights, until `model.initialize.materialize` draws them.
     """
+    if isinstance(cell.model, ModuleSpec):
+        return build_module(cell.model, cell.batch.resolution_px)
     if isinstance(cell.model, MultiDimSpec):
         return MultiDimViT(cell.model, resolution_px=cell.batch.resolution_px)
     if isinstance(cell.model, ResNetSpec):
@@ -32,3 +37,16 @@ def build_model(cell: "CellSpec") -> nn.Module:
         batch_first=cell.layout.batch_first,
         channels_last=cell.layout.channels_last,
     )
+
+
+def first_model(cell: "CellSpec") -> nn.Module:
+    """Build the model as a rank begins with it, from the cell's seed.
+
+    Ours are on `meta`: each rank draws only the weights that it keeps. A module of the user's draws
+    its weights itself, whole and on the host, the same on every rank.
+    """
+    torch.manual_seed(cell.seed)
+    if isinstance(cell.model, ModuleSpec):
+        return build_model(cell)
+    with torch.device("meta"):
+        return build_model(cell)

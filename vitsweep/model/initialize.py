@@ -74,9 +74,10 @@ def draw_norm_or_bias(name: str, weight: Tensor) -> None:
 def materialize(model: Any, device: torch.device) -> None:
     """Allocate a model that was built on `meta`, or a stage or shards of it, and draw its weights.
 
-    Does nothing to a model that is not on `meta`.
+    A model that is not on `meta` has its weights and is moved.
     """
     if not any(parameter.is_meta for parameter in model.parameters()):
+        model.to(device)
         return
     model.to_empty(device=device)
     for module in model.modules():

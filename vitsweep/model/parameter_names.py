@@ -1,6 +1,6 @@
 """Names of parameters as the plain model has them."""
 
-WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 """What DistributedDataParallel, torch.compile and torch's checkpoint wrapper put into a name."""
 
 PLAIN = {
@@ -14,8 +14,7 @@ PLAIN = {
 
 def plain_name(name: str) -> str:
     """Return the plain model's name of the parameter that a wrapped model calls `name`."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
+    name = ".".join(part for part in name.split(".") if part not in WRAPPERS)
     for other, plain in PLAIN.items():
         name = name.replace(other, plain)
     return name

@@ -31,6 +31,11 @@ class Data(Technique):
         @property
         def native_resolution_px(self) -> int: ...  # noqa: D102
 
+    @property
+    def code_modules(self) -> tuple[str, ...]:
+        """Modules outside of vitsweep that give the images, for the hash of the code."""
+        return ()
+
     @abstractmethod
     def open(self, cell: "CellSpec", world: "World") -> "Batches":
         """Return the batches of this rank."""

@@ -1,5 +1,6 @@
 """A spec as one flat row: choice names under their group, fields dotted below them."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -24,13 +25,23 @@ def flatten(cell: CellSpec) -> dict[str, Any]:
         "seed": cell.seed,
     }
     dotted = {
-        f"{group}.{field.name}": getattr(part, field.name)
+        key: value
         for group in (f.name for f in fields(cell) if f.name != "seed")
         for part in [getattr(cell, group)]
         for field in fields(part)
         if field.name != "name"
+        for key, value in _spread(f"{group}.{field.name}", getattr(part, field.name))
     }
     return choices | named | plain | {k: _plain(v) for k, v in dotted.items()}
+
+
+def _spread(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a column for each key of a mapping, and for any other value one."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _spread(f"{key}.{name}", part)
+    else:
+        yield key, value
 
 
 def _plain(value: Any) -> Any:

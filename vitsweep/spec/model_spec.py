@@ -19,14 +19,12 @@ class ModelSpec(ABC):
         in_channels: channels of an image.
         num_classes: labels, or channels of the predicted field with `head=dense`.
         head: `classify` reads one vector per image; `dense` predicts a field of the input's size.
-        norm_eps: epsilon of the normalisation.
     """
 
     name: str
     in_channels: Annotated[int, Gt(0)]
     num_classes: Annotated[int, Gt(0)]
     head: Literal["classify", "dense"]
-    norm_eps: Annotated[float, Gt(0)]
 
     norms_over_batch: ClassVar[bool] = False
     """True where an image's result depends on the others of its micro-batch (BatchNorm)."""
@@ -41,8 +39,13 @@ class ModelSpec(ABC):
 
     @property
     @abstractmethod
-    def twin_resolution_px(self) -> int:
-        """Side of the images that the twin trains on."""
+    def twin_resolution_px(self) -> int | None:
+        """Side of the images that the twin trains on; None for that of the cell."""
+
+    @property
+    def code_modules(self) -> tuple[str, ...]:
+        """Modules outside of vitsweep that build the model, for the hash of the code."""
+        return ()
 
     def num_tokens(self, resolution_px: int, pooling: str) -> int | None:
         """Tokens of one image or video as the blocks see them; None where there are none."""
@@ -91,6 +94,7 @@ class TransformerSpec(ModelSpec):
         norm_eps: epsilon of LayerNorm.
     """
 
+    norm_eps: Annotated[float, Gt(0)]
     depth: Annotated[int, Gt(0)]
     width: Annotated[int, Gt(0)]
     num_heads: Annotated[int, Gt(0)]

@@ -55,6 +55,7 @@ class ResNetSpec(ModelSpec):
         norm_eps: epsilon of BatchNorm.
     """
 
+    norm_eps: Annotated[float, Gt(0)]
     stage_blocks: Annotated[tuple[Annotated[int, Gt(0)], ...], MinLen(1)]
     width: Annotated[int, Gt(0)]
     stem: Literal["imagenet", "small"]

@@ -1,6 +1,7 @@
 """Every `auto` gets its value here, once, when the sweep is made; the worker reads only results."""
 
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from typing import Any, get_args
 
@@ -34,6 +35,7 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
     _fill(resolved, "model", "in_channels", lambda: data.num_channels)
     _fill(resolved, "model", "num_classes", lambda: data.num_classes)
     _fill(resolved, "model", "frames", lambda: getattr(data, "num_frames", 1))
+    _fill(resolved, "model", "version", lambda: _installed(resolved["model"].get("package")))
     _resolve_resources(resolved["resources"], machine)
     _resolve_precision(resolved["precision"], resolved["resources"]["device"])
     _fill(
@@ -54,6 +56,14 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
 def _fill(tree: Tree, group: str, key: str, value: Callable[[], Any]) -> None:
     if isinstance(tree.get(group), dict) and tree[group].get(key) == AUTO:
         tree[group][key] = value()
+
+
+def _installed(package: str | None) -> str | None:
+    """Return the version of a package; None where it is not installed, which `conflicts` refuses."""
+    try:
+        return version(package) if package else None
+    except PackageNotFoundError:
+        return None
 
 
 def _resolve_resources(node: Tree, machine: Machine) -> None:

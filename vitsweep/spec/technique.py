@@ -214,6 +214,11 @@ class AttentionKernel(Technique):
         return False
 
     @property
+    def replaces_attend_alone(self) -> bool:
+        """Whether it works on any module that calls `self.attend(q, k, v)`, whatever its shape."""
+        return False
+
+    @property
     @abstractmethod
     def recomputes_scores(self) -> bool:
         """Whether the backward pass computes q k^T again; counts for the HFU (`model.flops`)."""

@@ -158,7 +158,7 @@ ORDER: dict[str, str] = {
     "compilation": "eager compile_blocks compile_model cuda_graphs",
     "model": "vit_nano vit_tiny vit_small vit_base vit_large vit_huge_16 vit_huge_14 vit_giant_14 "
     "vit_10b axial_vit_nano axial_vit_base video_vit_nano video_vit_720m video_vit_3b "
-    "resnet_50 resnet_nano",
+    "resnet_50 resnet_nano module timm transformers",
     "batch": "base blog_560 blog_384_256px",
     "status": "measured out_of_memory diverged wrong timed_out preempted killed failed invalid",
 }

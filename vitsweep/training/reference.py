@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitsweep.model.build import build_model
+from vitsweep.model.parameter_names import plain_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
@@ -80,7 +81,7 @@ def plain_gradients(
     _loss(cell, outputs.to(torch.promote_types(outputs.dtype, torch.float32)), labels).backward()
     if cell.optimizer.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), cell.optimizer.clip_norm)
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {plain_name(n): p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
 def _outputs(cell: CellSpec, model: nn.Module, images: torch.Tensor) -> torch.Tensor:

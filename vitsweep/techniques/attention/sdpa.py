@@ -44,6 +44,11 @@ class ScaledDotProduct(AttentionKernel):
         """True for `auto` and `flash`: a ring runs flash attention block by block."""
         return self.backend in ("auto", "flash")
 
+    @property
+    def replaces_attend_alone(self) -> bool:
+        """All but cuDNN's kernel, which takes heads of certain widths."""
+        return self.backend != "cudnn"
+
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Say what the device or the number format has no kernel for."""
         if cell.resources.device == "cpu":
@@ -66,13 +71,12 @@ class ScaledDotProduct(AttentionKernel):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Ask for the named kernel in every block; `auto` leaves the model as it is."""
-        from vitsweep.model.attention import Attention
+        from vitsweep.model.attention import attention_modules
         from vitsweep.techniques.attention.kernels import attend_by
 
         if self.backend != "auto":
-            for module in model.modules():
-                if isinstance(module, Attention):
-                    module.attend = attend_by(self.backend)
+            for module in attention_modules(model):
+                module.attend = attend_by(self.backend)  # type: ignore[assignment]
         return model
 
 

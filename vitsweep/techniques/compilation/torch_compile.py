@@ -45,12 +45,11 @@ class CompileBlocks(Compilation):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Compile every block in place: same modules, same names."""
-        from vitsweep.model.block import Block
+        from vitsweep.model.block import blocks_of
 
-        for block in model.modules():
-            if isinstance(block, Block):
-                # Static shapes; the loop sees no other batch but that of evaluation.
-                block.compile(dynamic=False)
+        for block in blocks_of(model):
+            # Static shapes; the loop sees no other batch but that of evaluation.
+            block.compile(dynamic=False)
         return model
 
 

@@ -3,14 +3,14 @@
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
-from vitsweep.model.block import Block
+from vitsweep.model.layer import is_marked
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ PRODUCTS = LINEARS | {
 """Operations whose results are kept; all others take little time and are computed again."""
 
 
-class RecomputedBlock(Block):
+class RecomputedBlock(nn.Module):
     """A block under a non-reentrant checkpoint.
 
     The class of a block is swapped rather than a wrapper put around it: module and parameters keep
@@ -49,11 +49,16 @@ class RecomputedBlock(Block):
 
     options: ClassVar[dict[str, Any]] = {}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform the tokens, keeping `x` alone."""
-        # There is no dropout, and saving the state of the random generator takes time.
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Transform the inputs, keeping them alone."""
         return checkpoint(
-            super().forward, x, use_reentrant=False, preserve_rng_state=False, **self.options
+            super().forward,
+            *inputs,
+            use_reentrant=False,
+            # Our blocks have no dropout, and saving the state of the random generator takes time.
+            preserve_rng_state=is_marked(self),
+            **self.options,
+            **named,
         )
 
 

@@ -1,21 +1,21 @@
 """Blocks whose saved activations wait on the host (needs torch; imported when applied)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from vitsweep.model.block import Block
-
 Packed = tuple[torch.device, Tensor]
 
 
-class OffloadedBlock(Block):
+class OffloadedBlock(nn.Module):
     """A block that saves its activations on the host; its parameters stay where they are."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform the tokens."""
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Transform the inputs."""
         with saved_tensors_hooks(_to_host, _to_device):
-            return super().forward(x)
+            return super().forward(*inputs, **named)
 
 
 def _to_host(tensor: Tensor) -> Packed:

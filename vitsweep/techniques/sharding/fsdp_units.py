@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from vitsweep.model.layer import NORMS, Layer
+from vitsweep.model.layer import NORMS, layers_of
 from vitsweep.spec.technique import PrecisionPlan
 
 
@@ -38,7 +38,7 @@ def shard_units(
     if plan.norm_dtype != plan.param_dtype:
         for norm in [m for m in model.modules() if isinstance(m, NORMS)]:
             shard(norm, MixedPrecisionPolicy(), False)  # tiny: regathering costs a message each
-    for layer in [m for m in model.modules() if isinstance(m, Layer)]:
+    for layer in layers_of(model):
         shard(layer, policy, reshard_after_forward)
     # the root's own parameters are used first and last: regathering them would gain nothing
     shard(model, policy, False)

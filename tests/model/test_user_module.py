@@ -1,0 +1,148 @@
+"""`model=module`: a factory of the user's is checked, built, counted and proved like our own models."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.cells import entry
+from tests.data.cells_and_worlds import world as lone_world
+from tests.ranks import on_ranks
+from vitsweep.equivalence import WrongResultError, prove
+from vitsweep.errors import VitsweepError
+from vitsweep.execution.code_hash import Sources
+from vitsweep.model.build import build_model, first_model
+from vitsweep.model.counted_flops import counted
+from vitsweep.model.layer import layers_of
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.flatten import flatten
+from vitsweep.world import World
+
+MODULE = ("model=module", "batch.images_per_step=16", "resources.threads_per_rank=1")
+
+
+def planned(target: str, *overrides: str):
+    return entry(*MODULE, f"model.target=tests.user_modules.{target}", *overrides)
+
+
+def only_reason(target: str, *overrides: str) -> str:
+    [reason] = planned(target, *overrides).reasons
+    assert reason.endswith(".")
+    return reason
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "words"),
+    [
+        ("nosuch", (), "`model.target=tests.user_modules.nosuch` cannot be imported"),
+        ("no_module", (), "returned a dict, which is no `torch.nn.Module`"),
+        ("raises", (), "raised ValueError with the arguments {} (width must be even)"),
+        ("build", ("++model.arguments.widht=3",), "unexpected keyword argument 'widht'"),
+        ("build", ("model.blocks=encoder.layers",), "it stacks modules at `body.layers` (2 x Residual)"),
+        ("build", ("model.blocks=head",), "`model.blocks=head` holds no modules"),
+        ("without_blocks", ("model.blocks=layers",), "it stacks no modules of one class"),
+        ("build", ("++model.arguments.classes=3",), "returned (2, 3) for images (2, 1, 8, 8), and logits"),
+        ("build", ("++model.arguments.channels=3",), "raised RuntimeError on images (2, 1, 8, 8)"),
+        ("WithResult", (), "logits must be (2, 10)"),
+        ("build", ("++model.shape_arguments.width=colour",), "passes on `colour`, which is none of"),
+        ("build", ("attention=sdpa_math",), "`model.seams=[attend]`"),
+        ("build", ("tensor_parallel=megatron",), "use `tensor_parallel=none`"),
+        ("build", ("classifier=pooled",), "use `classifier=token`"),
+        ("build", ("layout=batch_second",), "has an order of its own"),
+        ("build", ("precision=fp8", "precision.emulate=true"), "use `precision=O1`"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_anything_runs(target, overrides, words):
+    assert words in only_reason(target, *overrides)
+
+
+def test_a_target_is_asked_for():
+    [reason] = entry(*MODULE).reasons
+    assert "needs `model.target=package.module.function`" in reason
+    [reason] = entry("model=timm", "batch.images_per_step=16").reasons
+    assert "needs `model.name=...`, such as `vit_tiny_patch16_224`" in reason
+
+
+def test_blocks_are_found_by_path_by_pattern_and_by_size():
+    for overrides in ((), ("model.blocks=body.layers",), ("model.blocks=*.layers",)):
+        found = layers_of(build_model(planned("build", *overrides).spec))
+        assert [type(block).__name__ for block in found] == ["Residual"] * 2
+    assert layers_of(build_model(planned("without_blocks").spec)) == []
+
+
+def test_the_output_that_holds_the_logits_is_taken():
+    cell = planned("WithResult", "model.output=values")
+    assert not cell.reasons
+    assert build_model(cell.spec)(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+
+
+def test_a_module_that_reads_its_weights_while_it_is_built_is_built_on_the_host():
+    cell = planned("NeedsValues")
+    assert not cell.reasons
+    assert counted(cell.spec.model, 8).num_parameters == 1818
+
+
+def test_first_weights_follow_the_seed():
+    weights = [first_model(planned("build", f"seed={seed}").spec).head.weight for seed in (1, 1, 2)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_flops_are_those_of_every_product_forward_and_backward():
+    # stem without a gradient for its input, two layers, head: 2 FLOPs per weight and pass
+    stem, layers, head = 64 * 16, 2 * 16 * 16, 16 * 10
+    assert counted(planned("build").spec.model, 8).train_flops == 4 * stem + 6 * (layers + head)
+
+
+def test_arguments_and_source_are_part_of_the_cell():
+    plain, deep = planned("build"), planned("build", "++model.arguments.depth=3")
+    assert plain.cell_id != deep.cell_id
+    assert flatten(deep.spec)["model.arguments.depth"] == 3
+    assert planned("build", "++model.twin_arguments.depth=1").cell_id == plain.cell_id
+    assert "tests.user_modules" in Sources().of(plain.spec).files
+
+
+def test_a_kernel_can_be_chosen_where_the_module_has_the_seam():
+    cell = planned(
+        "Attends", "model.seams=[attend]", "attention=sdpa_math", "sharding=none",
+        "resources.ranks_per_node=1",
+    )  # fmt: skip
+    assert not cell.reasons
+    model = build_model(cell.spec)
+    before = model.attend
+    assert cell.spec.attention.apply(model).attend is not before
+    assert prove(cell.spec, lone_world()) < 1e-5
+    with pytest.raises(VitsweepError, match="no module of the model has an attribute `attend`"):
+        cell.spec.attention.apply(build_model(planned("build").spec))
+
+
+def proved(world: World, cell: CellSpec) -> float:
+    return prove(cell, world)
+
+
+def test_a_module_is_proved_on_two_ranks_sharded_recomputed_and_in_half_precision(tmp_path):
+    cell = planned("build", "sharding=fsdp", "precision=O2", "memory=recompute_blocks")
+    assert not cell.reasons
+    differences = on_ranks(2, proved, cell.spec, cell.spec, folder=tmp_path)
+    assert max(differences) < 0.02
+
+
+def test_the_proof_finds_a_module_that_computes_something_else_under_a_technique():
+    cell = planned("broken", "precision=O1", "sharding=none", "resources.ranks_per_node=1").spec
+    with pytest.raises(WrongResultError, match="differ from plain training"):
+        prove(cell, lone_world())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.parametrize("precision", ["O1", "O2"])
+@pytest.mark.parametrize("memory", ["keep_all", "recompute_blocks"])
+@pytest.mark.parametrize("compilation", ["eager", "compile_blocks", "compile_model"])
+def test_combinations_of_techniques_equal_the_plain_module(
+    sharding, precision, memory, compilation, tmp_path
+):
+    cell = planned(
+        "build", f"sharding={sharding}", f"precision={precision}", f"memory={memory}",
+        f"compilation={compilation}",
+    ).spec  # fmt: skip
+    assert max(on_ranks(2, proved, cell, replace(cell, seed=1), folder=tmp_path)) < 0.02

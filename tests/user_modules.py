@@ -1,0 +1,95 @@
+"""Modules as users write them: good ones, and ones with a fault."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Residual(nn.Module):
+    """Two linears around a norm; takes and gives (B, width)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.module = nn.Linear(width, width)  # a name that wrappers use as well
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.module(self.norm(x)).relu()
+
+
+class Stack(nn.Module):
+    """Images (B, C, 8, 8) -> logits (B, classes)."""
+
+    def __init__(self, channels: int, classes: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.stem = nn.Linear(channels * 64, width)
+        self.body = nn.ModuleDict({"layers": nn.ModuleList(Residual(width) for _ in range(depth))})
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images.flatten(1))
+        for layer in self.body["layers"]:
+            x = layer(x)
+        return self.head(x)
+
+
+def build(channels: int = 1, classes: int = 10, width: int = 16, depth: int = 2) -> nn.Module:
+    return Stack(channels, classes, width, depth)
+
+
+class OtherInHalf(Residual):
+    """Computes something else where a technique has changed its dtype: a fault to be found."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (0.5 if torch.is_autocast_enabled("cpu") else 1.0)
+
+
+def broken() -> nn.Module:
+    model = Stack(1, 10, 16, 2)
+    model.body["layers"][1].__class__ = OtherInHalf
+    return model
+
+
+def no_module() -> Any:
+    return {"weights": []}
+
+
+def raises() -> Any:
+    raise ValueError("width must be even")
+
+
+def without_blocks() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+class WithResult(nn.Module):
+    """Returns an object that holds the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Stack(1, 10, 16, 2)
+
+    def forward(self, images: Tensor) -> Any:
+        return torch.return_types.max((self.inner(images), images))
+
+
+class NeedsValues(Stack):
+    """Looks at its weights while it is built, which `meta` tensors do not have."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 10, 16, 2)
+        self.scale = float(self.head.weight.abs().max())
+
+
+class Attends(nn.Module):
+    """Attention over the pixels of an image, with the seam that lets kernels be chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.head = nn.Linear(1, 3 * 16), nn.Linear(16, 10)
+        self.attend = nn.functional.scaled_dot_product_attention
+
+    def forward(self, images: Tensor) -> Tensor:
+        q, k, v = self.qkv(images.flatten(2).transpose(1, 2)).unsqueeze(1).chunk(3, dim=-1)
+        return self.head(self.attend(q, k, v).squeeze(1).mean(1))

@@ -1,0 +1,159 @@
+"""A model of the user's: any factory of an `nn.Module`, described without importing it."""
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from annotated_types import Gt
+
+from vitsweep.spec.model_spec import ModelSpec
+from vitsweep.spec.resnet_spec import OF_TRANSFORMERS
+
+if TYPE_CHECKING:
+    from vitsweep.spec.cell_spec import CellSpec
+
+SHAPES = ("num_classes", "in_channels", "resolution_px")
+"""What `shape_arguments` may pass on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleSpec(ModelSpec):
+    """Any factory of an `nn.Module` that takes images (B, C, H, W) and returns logits (B, classes).
+
+    Attributes:
+        target: path of the factory, `package.module.function`, called with keyword arguments.
+        arguments: of the factory.
+        shape_arguments: argument of the factory -> what it is given of the cell: `num_classes`,
+            `in_channels` or `resolution_px`.
+        passes_name: give the factory `model.name` as its argument `name`.
+        blocks: path of what the module stacks, such as `encoder.layers`; `*` stands for any name.
+            `auto` takes the list of equal modules with most parameters. Sharding, recomputation and
+            compilation work on these.
+        output: attribute of what the module returns that holds the logits; null where it returns them.
+        seams: what the module offers to techniques: `attend` where its attention modules call
+            `self.attend(q, k, v)` on tensors (B, heads, T, K), as `vitsweep.model.attention` does.
+        twin_arguments: arguments of the small module on which techniques are proved, over
+            `arguments`; dropout must be off in it.
+        twin_side_px: side of the images of that proof; null for that of the cell.
+        package: whose version is part of the cell; null for a module whose source is hashed.
+        version: of the package.
+    """
+
+    target: str | None
+    arguments: dict[str, Any] = field(hash=False)
+    shape_arguments: dict[str, str] = field(hash=False)
+    passes_name: bool
+    blocks: str
+    output: str | None
+    seams: tuple[Literal["attend"], ...]
+    twin_arguments: dict[str, Any] = field(hash=False, metadata={"identity": False})
+    twin_side_px: Annotated[int, Gt(0)] | None = field(metadata={"identity": False})
+    package: str | None
+    version: str | None
+
+    norms_over_batch: ClassVar[bool] = True
+    """It may have BatchNorm: nobody knows before it is built."""
+
+    @property
+    def typed(self) -> str:
+        """How a message names the model."""
+        if self.passes_name:
+            return f"model={self.package} model.name={self.name}"
+        return f"model={self.name} model.target={self.target}"
+
+    @property
+    def code_modules(self) -> tuple[str, ...]:
+        """The module of the factory; of an installed package the version is compared instead."""
+        return (self.target.rpartition(".")[0],) if self.target and not self.package else ()
+
+    @property
+    def key(self) -> str:
+        """Text that is equal for two modules that are built alike."""
+        return json.dumps(vars(self), sort_keys=True, default=str)
+
+    def call(self, resolution_px: int) -> Any:
+        """Call the factory for images of this side.
+
+        Raises:
+            ImportError: the target cannot be imported.
+            AttributeError: its module has no such name.
+        """
+        assert self.target is not None, "refused when the cell was made"
+        module, _, name = self.target.rpartition(".")
+        factory = getattr(importlib.import_module(module), name)
+        given = {
+            argument: resolution_px if shape == "resolution_px" else getattr(self, shape)
+            for argument, shape in self.shape_arguments.items()
+        }
+        named = {"name": self.name} if self.passes_name else {}
+        return factory(**named, **(given | self.arguments))
+
+    def input_shape(self, resolution_px: int) -> tuple[int, ...]:
+        """One image."""
+        return (self.in_channels, resolution_px, resolution_px)
+
+    def twin(self, depth: int, num_classes: int) -> "ModuleSpec":
+        """Return the module with `twin_arguments`; without them it is proved in its own size."""
+        return replace(self, arguments=self.arguments | self.twin_arguments)
+
+    @property
+    def twin_resolution_px(self) -> int | None:
+        """Side of the images of the proof."""
+        return self.twin_side_px
+
+    def refused(self, cell: "CellSpec") -> dict[str, str]:
+        """Refuse what needs the inside of a module to be known."""
+        reasons = {
+            group: f"`{group}={getattr(cell, group).name}` {why}, and of `{self.typed}` vitsweep knows "
+            f"the blocks alone: use `{group}={plain}`."
+            for group, (plain, why) in OF_TRANSFORMERS.items()
+            if getattr(cell, group).needs_transformer
+        }
+        if "attention" in reasons:
+            if "attend" in self.seams and cell.attention.replaces_attend_alone:
+                del reasons["attention"]
+            else:
+                reasons["attention"] = (
+                    f"{reasons['attention'][:-1]}, or let its attention modules call "
+                    "`self.attend(q, k, v)` and say so with `model.seams=[attend]`."
+                )
+        if not cell.layout.batch_first or cell.layout.channels_last:
+            reasons["layout"] = (
+                f"`layout={cell.layout.name}` orders axes inside the model, and `{self.typed}` has an "
+                "order of its own: use `layout=batch_first` with `layout.channels_last=false`."
+            )
+        if cell.precision.float8:
+            reasons["precision"] = (
+                f"`precision={cell.precision.name}` swaps linears of vitsweep's own blocks: use "
+                "`precision=O1` or `precision=bf16`."
+            )
+        return reasons
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Import and build the module, without memory for its weights, and say what is wrong with it."""
+        yield from super().conflicts(cell)
+        unknown = [shape for shape in self.shape_arguments.values() if shape not in SHAPES]
+        if unknown:
+            yield (
+                f"`model.shape_arguments` passes on `{unknown[0]}`, which is none of "
+                f"{', '.join(f'`{shape}`' for shape in SHAPES)}."
+            )
+        elif self.target is None:
+            yield (
+                f"`model={self.name}` needs `model.target=package.module.function`, which returns an "
+                "`nn.Module`."
+            )
+        elif self.passes_name and self.name == self.package:
+            yield f"`model={self.package}` needs `model.name=...`, such as {EXAMPLES[self.package]}."
+        else:
+            from vitsweep.model.user_module import problems
+
+            yield from problems(self, cell.batch.resolution_px)
+
+
+EXAMPLES: Mapping[str, str] = {
+    "timm": "`vit_tiny_patch16_224`",
+    "transformers": "`vit`, a type of model, or `google/vit-base-patch16-224`, a configuration on the hub",
+}

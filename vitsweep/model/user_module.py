@@ -1,0 +1,157 @@
+"""Building a module of the user's, and finding what it stacks (needs torch)."""
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from vitsweep.errors import BadValueError
+from vitsweep.model.layer import mark_layers
+
+if TYPE_CHECKING:
+    from vitsweep.model.module_spec import ModuleSpec
+
+MOST_CANDIDATES = 8
+AUTO = "auto"
+
+_PROBLEMS: dict[tuple[str, int], tuple[str, ...]] = {}
+
+
+def build_module(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
+    """Call the factory on torch's default device, and mark the blocks of the module it returns.
+
+    Raises:
+        BadValueError: the target cannot be imported or called, returns no module, or the module has
+            no blocks at `model.blocks`.
+    """
+    module = _called(spec, resolution_px)
+    mark_layers(find_blocks(module, spec))
+    if spec.output is not None:
+        module.register_forward_hook(_Output(spec.output))
+    return module
+
+
+class _Output:
+    """A hook that returns one attribute of what a module returns."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        return getattr(outputs, self.name)
+
+
+def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
+    try:
+        module = spec.call(resolution_px)
+    except (ImportError, AttributeError) as error:
+        extra = f": `pip install 'vitsweep[{spec.package}]'`" if spec.package else ""
+        raise BadValueError(
+            f"`model.target={spec.target}` cannot be imported ({error}){extra}."
+        ) from error
+    except Exception as error:
+        raise BadValueError(
+            f"`{spec.typed}` raised {type(error).__name__} with the arguments {spec.arguments} "
+            f"({error})."
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise BadValueError(
+            f"`{spec.typed}` returned a {type(module).__name__}, which is no `torch.nn.Module`: name a "
+            "function or class that returns one."
+        )
+    return module
+
+
+def find_blocks(module: nn.Module, spec: "ModuleSpec") -> list[nn.Module]:
+    """Return the modules that `model.blocks` names; with `auto` none where nothing is stacked.
+
+    Raises:
+        BadValueError: there is nothing at the path; the paths of stacked modules are named.
+    """
+    found = stacks(module)
+    if spec.blocks == AUTO:
+        largest = max(found, key=lambda path: _size(found[path]), default=None)
+        return found[largest] if largest is not None else []
+    at_path = [m for name, m in module.named_modules() if fnmatchcase(name, spec.blocks) and name]
+    blocks = [child for container in at_path for child in container.children()]
+    if not blocks:
+        fault = "holds no modules" if at_path else "is no part of it"
+        listed = ", ".join(
+            f"`{path}` ({len(found[path])} x {type(found[path][0]).__name__})"
+            for path in list(found)[:MOST_CANDIDATES]
+        )
+        there = f"it stacks modules at {listed}" if listed else "it stacks no modules of one class"
+        raise BadValueError(f"`model.blocks={spec.blocks}` {fault}, of `{spec.typed}`; {there}.")
+    return blocks
+
+
+def stacks(module: nn.Module) -> dict[str, list[nn.Module]]:
+    """Return path -> children of every list of at least two modules of one class with parameters."""
+    found = {}
+    for path, container in module.named_modules():
+        children = list(container.children())
+        is_list = isinstance(container, nn.ModuleList | nn.Sequential) and len(children) > 1
+        if is_list and len({type(c) for c in children}) == 1 and _size(children):
+            found[path] = children
+    return found
+
+
+def _size(modules: list[nn.Module]) -> int:
+    return sum(p.numel() for m in modules for p in m.parameters())
+
+
+def problems(spec: "ModuleSpec", resolution_px: int) -> tuple[str, ...]:
+    """Build the module on `meta` and pass images through it; return what is wrong.
+
+    A module that cannot be built on `meta` is built on the host. What only fails on `meta` shows
+    when the cell runs.
+    """
+    key = spec.key, resolution_px
+    if key not in _PROBLEMS:
+        _PROBLEMS[key] = tuple(_problems(spec, resolution_px))
+    return _PROBLEMS[key]
+
+
+def _problems(spec: "ModuleSpec", resolution_px: int) -> Iterator[str]:
+    try:
+        module = without_weights(spec, resolution_px)
+    except BadValueError as error:
+        yield str(error)
+        return
+    if not any(p.is_meta for p in module.parameters()):
+        return
+    shape = (2, *spec.input_shape(resolution_px))
+    try:
+        with torch.no_grad():
+            outputs = module(torch.empty(shape, device="meta"))
+    except Exception as error:
+        if "meta" in str(error):
+            return
+        yield (
+            f"`{spec.typed}` raised {type(error).__name__} on images {shape} (batch, channels, height, "
+            f"width): {error}."
+        )
+        return
+    given = tuple(getattr(outputs, "shape", ())) or type(outputs).__name__
+    fits = isinstance(outputs, torch.Tensor) and outputs.shape[:1] == (2,)
+    if not fits or (spec.head == "classify" and given != (2, spec.num_classes)):
+        yield (
+            f"`{spec.typed}` returned {given} for images {shape}, and logits must be "
+            f"(2, {spec.num_classes}), (batch, `model.num_classes`): see `model.arguments`, "
+            "`model.shape_arguments` and `model.output`."
+        )
+
+
+def without_weights(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
+    """Build the module on `meta`, or on the host where it cannot be built there.
+
+    Raises:
+        BadValueError: it can be built on neither.
+    """
+    try:
+        with torch.device("meta"):
+            return build_module(spec, resolution_px)
+    except BadValueError:
+        return build_module(spec, resolution_px)
