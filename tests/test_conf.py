@@ -42,7 +42,7 @@ SHORT = [
 VIDEO = ["model=video_vit_nano", "data=moving_digits"]
 
 SMALL_VIT = (
-    "{hidden_size:32,num_hidden_layers:2,num_attention_heads:2,intermediate_size:64,patch_size:4}"
+    "{{hidden_size:32,num_hidden_layers:2,num_attention_heads:2,intermediate_size:64,patch_size:4}}"
 )
 OF_USERS = ("model=module", "model=timm", "model=transformers")
 """Models without the keys of ours."""

@@ -83,7 +83,10 @@ def materialize(model: Any, device: torch.device) -> None:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.reset_running_stats()
-    draw_weights(model)
+    if hasattr(
+        model, "draw"
+    ):  # a module of the user's is on `meta` only where nothing reads its weights
+        draw_weights(model)
 
 
 @torch.no_grad()
