@@ -35,14 +35,24 @@ SLURM = ("sinfo", "sbatch", "squeue", "sacct")
 
 
 def parser() -> Options:
-    """Return the parser; there is nothing to choose."""
-    return Options(VERBS["doctor"])
+    """Return the parser."""
+    options = Options(VERBS["doctor"])
+    options.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="measure operators, collectives and a few short trainings of this machine (3 minutes); "
+        "`plan` predicts step times from them",
+    )
+    return options
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the findings; return 0 where vitsweep can run here, else 3."""
-    parser().parse_args(arguments)
+    """Print the findings, or calibrate; return 0 where vitsweep can run here, else 3."""
     console = open_console()
+    if parser().parse_args(arguments).calibrate:
+        from vitsweep.cli.calibration import calibrate
+
+        return calibrate(console)
     machine = Machine.here()
     rates = _rates(machine)
     for title, rows in (

@@ -28,6 +28,10 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         BadValueError: an option has a wrong value.
     """
+    if "--search" in arguments:
+        from vitsweep.cli.layouts import search
+
+        return search(arguments)
     if {"-h", "--help"} & set(arguments):
         parser().print_help()
         return 0
@@ -56,6 +60,9 @@ def _options() -> Options:
     )
     options.add_argument(
         "--hardware", metavar="A,B", help="plan for nodes of eight of these GPUs, or profile files"
+    )
+    options.add_argument(
+        "--search", choices=["layouts"], help="rank all parallel layouts instead (see README)"
     )
     options.add_argument("--nodes", metavar="N,M", help="the same as `resources.nodes=N,M`")
     options.add_argument(

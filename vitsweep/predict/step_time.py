@@ -128,7 +128,9 @@ def _exposed(
         messages += collective.count
     if not hidden_at_most:
         return exposed, 0.0
-    first = hidden_at_most / messages  # nothing computes yet (or any more) beside one message
+    first = hidden_at_most / max(
+        1.0, messages
+    )  # nothing computes yet (or any more) beside one message
     rest = hidden_at_most - first
     room = computing_us * (1 - 1 / (messages + 1))
     hidden = min(rest, room)

@@ -1,6 +1,7 @@
 """Rates of a GPU from its profile: a roofline per class of operators, a table of collectives."""
 
 import math
+from functools import cache
 
 from vitsweep.predict.hardware import Hardware
 from vitsweep.predict.rates import Rates
@@ -36,6 +37,7 @@ class TableRates(Rates):
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
+        self._matmul_us = cache(self._uncached_matmul_us)  # layouts share most of their shapes
 
     @property
     def title(self) -> str:
@@ -73,7 +75,7 @@ class TableRates(Rates):
         if ranks < 2:
             return 0.0
         per_node = max(1, ranks // nodes)
-        size = float(collective.bytes_whole)
+        size = max(1.0, float(collective.bytes_whole))
         if collective.name == "send":
             return self._send_us(size, nodes > 1)
         passes = 2 if collective.name == "all_reduce" else 1
@@ -145,7 +147,7 @@ class TableRates(Rates):
     def _peak(self, dtype: str) -> float:
         return self.hardware.peak_tflops[dtype]
 
-    def _matmul_us(self, shape: tuple[int, ...], dtype: str) -> float:
+    def _uncached_matmul_us(self, shape: tuple[int, ...], dtype: str) -> float:
         """Time of products with tile and wave quantisation, of the best tile and split.
 
         A wave is one block on every multiprocessor. With C = ceil(m/Tm) ceil(n/Tn) blocks, the last of

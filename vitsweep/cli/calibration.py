@@ -1,0 +1,89 @@
+"""`vitsweep doctor --calibrate`: measure this machine, so that `plan` predicts its step times."""
+
+import os
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from vitsweep.composition.composer import Composer
+from vitsweep.errors import ExitCode
+from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.predict.calibrate import SHORT_TRAININGS, calibrate_machine
+from vitsweep.predict.calibration import Calibration
+from vitsweep.predict.trace import trace_cell
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.machine import Machine
+
+BUSY = 0.5
+"""Load per core above which other work on the machine disturbs the measurement."""
+
+
+def calibrate(console: Console) -> int:
+    """Measure, save and print the rates of this machine; return the exit code."""
+    machine = Machine.here()
+    started = time.monotonic()
+    load = os.getloadavg()[0] / machine.cores_per_node
+    if load > BUSY:
+        console.print(
+            f"The load is {load:.1f} per core: other work disturbs this measurement. Repeat it when the "
+            "machine is idle.",
+            style="yellow",
+        )
+    composer = Composer()
+
+    def cells_for(ranks: int) -> list[CellSpec]:
+        shared = [f"resources.ranks_per_node={ranks}", "measurement=smoke"]
+        return [plan_cell(composer.compose([*o, *shared]), machine).spec for o in SHORT_TRAININGS]
+
+    most = machine.devices_per_node or machine.cores_per_node
+    counts = sorted({1, min(2, most), most} if machine.device == "cpu" else {1, most})
+    try:
+        found = calibrate_machine(
+            cells_for, trace_cell, counts[:2], lambda text: console.print(f"measuring {text}")
+        )
+    except RuntimeError as error:
+        console.print(str(error), highlight=False, markup=False)
+        return ExitCode.not_all_measured
+    path = found.save()
+    console.print(_summary(found))
+    console.print(
+        f"Saved as {path} after {time.monotonic() - started:.0f} s: `python -m vitsweep plan` uses it on "
+        f"{found.device} with torch {found.torch}.",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    return ExitCode.ok
+
+
+def _summary(calibration: Calibration) -> Table:
+    table = Table(title=f"{calibration.device}, {calibration.date}", title_justify="left")
+    for column in ("ranks x threads", "matmul GFLOP/s fp32", "bf16", "copy GB/s", "all-reduce 16 MiB ms",
+                   "us per operator", "operators in steps", "error of short trainings"):  # fmt: skip
+        table.add_column(column, justify="right")
+    for setup in calibration.setups:
+        rates = {
+            dtype: max(
+                2e-3 * row["shape"][1] * row["shape"][2] * row["shape"][3] / row["us"]
+                for row in setup.operators
+                if row["kind"] == "matmul" and row["dtype"] == dtype
+            )
+            for dtype in ("float32", "bfloat16")
+        }
+        copies = [r for r in setup.operators if r["name"] == "copy_" and r["dtype"] == "float32"]
+        largest = max(copies, key=lambda row: row["bytes_moved"])
+        reduced = [
+            r for r in setup.collectives if r["name"] == "all_reduce" and r["bytes"] == 1 << 24
+        ]
+        table.add_row(
+            f"{setup.ranks} x {setup.threads}",
+            f"{rates['float32']:.0f}",
+            f"{rates['bfloat16']:.0f}",
+            f"{largest['bytes_moved'] / largest['us'] / 1e3:.1f}",
+            f"{reduced[0]['us'] / 1e3:.1f}" if reduced else "",
+            f"{setup.dispatch_us:.1f}",
+            f"x {setup.scale:.2f}",
+            f"± {100 * setup.log_error:.0f} %",
+        )
+    return table

@@ -1,0 +1,182 @@
+"""`vitsweep plan --search layouts`: which degrees, sharding and recomputation are fastest on a cluster."""
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from vitsweep.cli.options import Options
+from vitsweep.cli.verbs import VERBS
+from vitsweep.composition.composer import Composer
+from vitsweep.console import open_console
+from vitsweep.errors import BadValueError, ExitCode
+from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.predict.hardware import Hardware, hardware_named, known_hardware
+from vitsweep.predict.layouts import RECOMPUTE, SHARDINGS, Candidate, Choices, Found, search_layouts
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.machine import Machine
+
+SHOWN = 10
+IMAGES_PER_GPU = 32
+"""Of a step, where the batch is not typed."""
+CORES_PER_GPU = 8
+SEARCHED = ("sharding", "tensor_parallel", "pipeline_parallel", "sequence_parallel", "memory")
+"""Groups that the search chooses; so are `mesh.*` and `batch.accumulation_steps`."""
+
+
+def parser() -> Options:
+    """Return the parser of the search."""
+    options = Options(VERBS["plan"])
+    options.add_argument("--search", choices=["layouts"], required=True, help="what to search for")
+    options.add_argument(
+        "--hardware", required=True, help=f"one of {', '.join(known_hardware())}, or a profile file"
+    )
+    options.add_argument("-m", "--multirun", action="store_true", help="means nothing here")
+    options.add_argument(
+        "overrides", nargs="*", metavar="override", help="model, batch, nodes, precision"
+    )
+    return options
+
+
+def search(arguments: Sequence[str]) -> int:
+    """Print the ten fastest layouts with the command of each; return the exit code.
+
+    Raises:
+        BadValueError: an override is wrong or is what the search chooses, or no layout fits.
+    """
+    asked = parser().parse_intermixed_args(list(arguments))
+    hardware = hardware_named(asked.hardware)
+    _refuse_searched(asked.overrides)
+    started = time.monotonic()
+    overrides = [*asked.overrides, *_assumed(asked.overrides, hardware)]
+    base, choices = _compose(overrides, hardware)
+    found = search_layouts(base, choices, hardware)
+    if not found.ranked:
+        raise BadValueError(_nothing(found, hardware))
+    _show(found, base, hardware, overrides, time.monotonic() - started, open_console())
+    return ExitCode.ok
+
+
+def _assumed(overrides: Sequence[str], hardware: Hardware) -> list[str]:
+    """Return choices for what was not typed: those of a large training instead of a small test."""
+    typed = {text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in overrides}
+    nodes = int(typed.get("resources.nodes", "1"))
+    per_node = int(typed.get("resources.ranks_per_node", hardware["devices_per_node"]))
+    choices = {"data": "synthetic", "precision": "bf16", "optimizer": "adamw_fused"}
+    assumed = [f"{group}={choice}" for group, choice in choices.items() if group not in typed]
+    if not {"batch", "batch.images_per_step"} & set(typed):
+        assumed.append(f"batch.images_per_step={IMAGES_PER_GPU * nodes * per_node}")
+    return assumed
+
+
+def _refuse_searched(overrides: Sequence[str]) -> None:
+    for text in overrides:
+        key = text.lstrip("+~").partition("=")[0]
+        if key in SEARCHED or key.startswith("mesh.") or key == "batch.accumulation_steps":
+            raise BadValueError(
+                f"`{text}` is what `--search layouts` chooses: leave it out, or plan this one layout with "
+                "`python -m vitsweep plan`."
+            )
+
+
+def _compose(overrides: Sequence[str], hardware: Hardware) -> tuple[CellSpec, Choices]:
+    composer = Composer()
+    devices = int(hardware["devices_per_node"])
+    machine = Machine(
+        device="cuda",
+        cores_per_node=CORES_PER_GPU * devices,
+        devices_per_node=devices,
+        described_by=hardware.name,
+    )
+
+    def with_choice(*more: str) -> CellSpec:
+        return plan_cell(composer.compose([*overrides, *more]), machine).spec
+
+    base = with_choice()
+    tensor, pipeline = ("none", "megatron"), ("none", "one_f_one_b")
+    return base, Choices(
+        sharding={n: with_choice(f"sharding={n}").sharding for n in SHARDINGS},
+        tensor={n: with_choice(f"tensor_parallel={n}").tensor_parallel for n in tensor},
+        pipeline={n: with_choice(f"pipeline_parallel={n}").pipeline_parallel for n in pipeline},
+        sequence={
+            n: with_choice(f"sequence_parallel={n}").sequence_parallel for n in ("none", "ulysses")
+        },
+        memory={n: with_choice(f"memory={n}").memory for n in RECOMPUTE},
+    )
+
+
+def _nothing(found: Found, hardware: Hardware) -> str:
+    if not found.too_large:
+        return (
+            f"None of {found.considered} layouts can run: `batch.images_per_step` does not split over the "
+            "ranks of any. Use a multiple of `resources.nodes` x GPUs per node."
+        )
+    return (
+        f"None of {found.too_large} layouts fits into the {hardware.usable_bytes / 2**30:.0f} GiB of "
+        f"{hardware.title}: the smallest needs {found.least_memory_bytes / 2**30:.0f} GiB per GPU. Use more "
+        "nodes, fewer images per step, or another `precision`."
+    )
+
+
+def _show(
+    found: Found,
+    base: CellSpec,
+    hardware: Hardware,
+    overrides: Sequence[str],
+    seconds: float,
+    console: Console,
+) -> None:
+    resources = base.resources
+    table = Table(
+        title=f"Fastest layouts of {base.model.name}: {resources.nodes} nodes of "
+        f"{resources.ranks_per_node} x {hardware.title}",
+        title_justify="left",
+    )
+    columns = ("img/s", "80 % interval", "ms", "waits", "GiB", "p", "replicate", "shard", "ulysses", "t",
+               "micro-batches", "sharding", "memory")  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="left" if column in columns[-2:] else "right")
+    for candidate in found.ranked[:SHOWN]:
+        table.add_row(*_row(candidate))
+    console.print(table)
+    typed = " ".join(overrides)
+    for number, candidate in enumerate(found.ranked[:SHOWN], 1):
+        line = f"{number}. python -m vitsweep {typed} {' '.join(candidate.overrides)}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    best, median = found.ranked[0], found.ranked[len(found.ranked) // 2]
+    console.print(
+        f"{found.considered} layouts in {seconds:.0f} s: {found.invalid} invalid, {found.too_large} larger "
+        f"than {hardware.usable_bytes / 2**30:.0f} GiB, {len(found.ranked)} ranked; the first is "
+        f"{best.images_per_second / median.images_per_second:.2f} x as fast as the middle one. Layouts "
+        "whose intervals overlap may change places: measure the first three.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for note in best.prediction.notes:
+        console.print(note, highlight=False, soft_wrap=True)
+
+
+def _row(candidate: Candidate) -> list[str]:
+    cell, found = candidate.cell, candidate.prediction
+    low, high = candidate.interval
+    waits = found.parts_ms["communication"] + found.parts_ms["bubble"] + found.parts_ms["launch"]
+    parts = max(cell.batch.accumulation_steps, cell.pipeline_parallel.microbatches)
+    degrees = (
+        cell.mesh.pipeline,
+        cell.mesh.replicate,
+        cell.mesh.shard,
+        cell.mesh.ulysses,
+        cell.mesh.tensor,
+    )
+    return [
+        f"{candidate.images_per_second:,.0f}",
+        f"{low:,.0f} to {high:,.0f}",
+        f"{found.step_time_ms:,.0f}",
+        f"{100 * waits / found.step_time_ms:.0f} %",
+        f"{candidate.memory_bytes / 2**30:.0f}",
+        *map(str, degrees),
+        str(parts),
+        cell.sharding.name,
+        cell.memory.name,
+    ]

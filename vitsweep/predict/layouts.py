@@ -1,0 +1,275 @@
+"""Which parallel layout is fastest? All valid ones, pruned by memory, ranked by predicted throughput."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+from vitsweep.errors import BadValueError
+from vitsweep.predict.closed_trace import Formats, Layout, Transformer, closed_trace, memory
+from vitsweep.predict.hardware import Hardware
+from vitsweep.predict.step_time import StepTimePrediction, predict_step
+from vitsweep.predict.table_rates import TableRates
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.mesh_shape import MeshShape
+from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
+from vitsweep.spec.model_spec import TransformerSpec
+from vitsweep.spec.rules import conflicts
+from vitsweep.spec.technique import Memory, Sharding
+from vitsweep.spec.volume import BYTES
+
+SHARDINGS = ("ddp", "fsdp", "hsdp")
+RECOMPUTE = {"keep_all": "none", "recompute_selected": "selected", "recompute_blocks": "blocks"}
+MOST_MICRO_BATCHES = 128
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The techniques that a search combines, by name as typed.
+
+    Attributes:
+        sharding: `ddp`, `fsdp`, `hsdp`.
+        tensor: `none`, `megatron`.
+        pipeline: `none`, `one_f_one_b`.
+        sequence: `none`, `ulysses`.
+        memory: `keep_all`, `recompute_selected`, `recompute_blocks`.
+    """
+
+    sharding: Mapping[str, Sharding]
+    tensor: Mapping[str, TensorParallel]
+    pipeline: Mapping[str, PipelineParallel]
+    sequence: Mapping[str, SequenceParallel]
+    memory: Mapping[str, Memory]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One layout that can run.
+
+    Attributes:
+        cell: the cell.
+        overrides: what to type for it beside the user's own words.
+        prediction: of its step time.
+        images_per_second: of all ranks together.
+        memory_bytes: predicted peak of a rank.
+    """
+
+    cell: CellSpec
+    overrides: tuple[str, ...]
+    prediction: StepTimePrediction
+    images_per_second: float
+    memory_bytes: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """80 % interval of the images per second."""
+        images = self.cell.images_per_step
+        return 1e3 * images / self.prediction.high_ms, 1e3 * images / self.prediction.low_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        ranked: layouts that fit, fastest first.
+        considered: combinations of degrees, sharding, recomputation and micro-batches.
+        invalid: of these, how many a rule refuses.
+        too_large: of the valid ones, how many do not fit into memory.
+        least_memory_bytes: of those, the smallest peak; 0 where all fit.
+    """
+
+    ranked: list[Candidate]
+    considered: int
+    invalid: int
+    too_large: int
+    least_memory_bytes: float
+
+
+def search_layouts(base: CellSpec, choices: Choices, hardware: Hardware) -> Found:
+    """Rank all layouts of a cell's model, batch and world.
+
+    Args:
+        base: the cell as typed; its parallel techniques, recomputation and degrees are replaced.
+        choices: techniques to combine.
+        hardware: the device and its network.
+
+    Raises:
+        BadValueError: the model is no transformer of equal blocks.
+    """
+    if not isinstance(base.model, TransformerSpec) or base.model.num_sequence_axes > 1:
+        raise BadValueError(
+            f"`--search layouts` has formulas for plain transformers; `model={base.model.name}` is none: "
+            "plan single layouts with `vitsweep plan -m ... --hardware ...`."
+        )
+    rates, limit = TableRates(hardware), hardware.usable_bytes
+    model, formats = shape_of(base), formats_of(base)
+    ranked, considered, invalid, too_large, least = [], 0, 0, 0, 0.0
+    for cell, overrides in candidates(base, choices):
+        considered += 1
+        if conflicts(cell):
+            invalid += 1
+            continue
+        layout = layout_of(cell)
+        own = formats if layout.sharded else held_whole(formats, cell)
+        needed = memory(model, layout, own).peak
+        if needed > limit:
+            too_large += 1
+            least = min(least or needed, needed)
+            continue
+        found = predict_step(
+            closed_trace(model, layout, own), rates, tf32=cell.precision.plan().tf32
+        )
+        speed = 1e3 * cell.images_per_step / found.step_time_ms
+        ranked.append(
+            Candidate(
+                cell=cell, overrides=overrides, prediction=found, images_per_second=speed,
+                memory_bytes=needed,
+            )
+        )  # fmt: skip
+    ranked.sort(key=lambda candidate: -candidate.images_per_second)
+    return Found(
+        ranked=ranked, considered=considered, invalid=invalid, too_large=too_large,
+        least_memory_bytes=least,
+    )  # fmt: skip
+
+
+def candidates(base: CellSpec, choices: Choices) -> Iterator[tuple[CellSpec, tuple[str, ...]]]:
+    """Yield every combination as (cell, overrides); rules of the techniques are not yet asked."""
+    world, model = base.resources.world_size, base.transformer
+    for pipeline, tensor, ulysses in product(divisors(world), repeat=3):
+        replicas, rest = divmod(world, pipeline * tensor * ulysses)
+        if rest or pipeline > model.depth or model.num_heads % (tensor * ulysses):
+            continue
+        for sharding, shards in _shardings(replicas, ulysses):
+            mesh = MeshShape(
+                pipeline=pipeline, replicate=replicas // shards, shard=shards, sequence=1, ring=1,
+                ulysses=ulysses, tensor=tensor,
+            )  # fmt: skip
+            for memory_name in choices.memory:
+                yield from _with_micro_batches(base, choices, mesh, sharding, memory_name)
+
+
+def _shardings(replicas: int, ulysses: int) -> Iterator[tuple[str, int]]:
+    yield "ddp", 1
+    if replicas * ulysses > 1:
+        yield "fsdp", replicas
+    for shards in divisors(replicas):
+        if shards < replicas and shards * ulysses > 1:
+            yield "hsdp", shards
+
+
+def _with_micro_batches(
+    base: CellSpec, choices: Choices, mesh: MeshShape, sharding: str, memory_name: str
+) -> Iterator[tuple[CellSpec, tuple[str, ...]]]:
+    pipeline = "one_f_one_b" if mesh.pipeline > 1 else "none"
+    tensor = "megatron" if mesh.tensor > 1 else "none"
+    sequence = "ulysses" if mesh.ulysses > 1 else "none"
+    whole = replace(
+        base,
+        mesh=mesh,
+        sharding=choices.sharding[sharding],
+        tensor_parallel=choices.tensor[tensor],
+        pipeline_parallel=choices.pipeline[pipeline],
+        sequence_parallel=choices.sequence[sequence],
+        memory=choices.memory[memory_name],
+        batch=replace(base.batch, accumulation_steps=1),
+    )
+    degrees = [
+        f"mesh.{axis}={d}" for axis, d in vars(mesh).items() if d > 1 and axis != "replicate"
+    ]
+    named = [
+        f"sharding={sharding}", f"tensor_parallel={tensor}", f"pipeline_parallel={pipeline}",
+        f"sequence_parallel={sequence}", f"memory={memory_name}",
+    ]  # fmt: skip
+    images = whole.micro_batch
+    for parts in divisors(images) if images else []:
+        if parts > MOST_MICRO_BATCHES:
+            break
+        if mesh.pipeline > 1:
+            schedule = replace(whole.pipeline_parallel, microbatches=parts)  # type: ignore[call-arg]
+            cell, knob = (
+                replace(whole, pipeline_parallel=schedule),
+                "pipeline_parallel.microbatches",
+            )
+        else:
+            cell = replace(whole, batch=replace(whole.batch, accumulation_steps=parts))
+            knob = "batch.accumulation_steps"
+        yield cell, (*named, *degrees, f"{knob}={parts}")
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def shape_of(cell: CellSpec) -> Transformer:
+    """Return the shape of a cell's model, with the products of its embedding and head."""
+    from vitsweep.model.flops import num_parameters
+
+    spec, side = cell.transformer, cell.batch.resolution_px
+    tokens = spec.num_tokens(side, cell.classifier.pooling)
+    patches = (side // spec.patch_px) ** 2
+    total = num_parameters(spec, side, cell.classifier.pooling)
+    shape = Transformer(
+        depth=spec.depth,
+        width=spec.width,
+        heads=spec.num_heads,
+        mlp_width=spec.mlp_width,
+        tokens=tokens,
+        edge_parameters=0,
+        edge_products=(
+            (patches, spec.width, spec.in_channels * spec.patch_px**2),
+            (1, spec.num_classes, spec.width),
+        ),
+    )
+    return replace(shape, edge_parameters=total - shape.parameters)
+
+
+def formats_of(cell: CellSpec) -> Formats:
+    """Return the bytes of numbers where parameters are sharded: masters in float32, except under O3."""
+    plan = cell.precision.plan()
+    param = BYTES[plan.param_dtype]
+    half_state = param == 2 and not plan.master_weights
+    held = 2 if half_state else 4
+    compute = plan.autocast_dtype or plan.param_dtype
+    return Formats(
+        compute="float8_e4m3fn" if cell.precision.float8 else compute,
+        stream=param,
+        inner=BYTES[compute],
+        parameter=held,
+        gradient=held,
+        optimizer=_moments(cell) * held,
+        gathered=param,
+        exchanged=held,
+    )
+
+
+def held_whole(formats: Formats, cell: CellSpec) -> Formats:
+    """Return the same where parameters are not sharded: half-precision ones beside float32 masters."""
+    plan = cell.precision.plan()
+    param = BYTES[plan.param_dtype]
+    masters = 4 if plan.master_weights else 0
+    moments = _moments(cell) * (4 if masters else param)
+    return replace(formats, parameter=param, gradient=param, optimizer=moments + masters)
+
+
+def _moments(cell: CellSpec) -> int:
+    return 2 if cell.optimizer.name.startswith("adam") else 1
+
+
+def layout_of(cell: CellSpec) -> Layout:
+    """Return how a cell's step is spread over its ranks."""
+    pipelined = cell.mesh.pipeline > 1
+    parts = cell.pipeline_parallel.microbatches if pipelined else cell.batch.accumulation_steps
+    recompute = RECOMPUTE.get(cell.memory.name, "none")
+    update = cell.optimizer.name.rpartition("_")[2]
+    return Layout(
+        mesh=cell.mesh,
+        ranks_per_node=cell.resources.ranks_per_node,
+        micro_batch=cell.micro_batch // (parts if pipelined else 1),
+        micro_batches=parts,
+        stages_per_rank=cell.pipeline_parallel.stages_per_rank,
+        sharded=cell.sharding.shards_parameters,
+        recompute=recompute,  # type: ignore[arg-type]
+        update=update if update in ("fused", "foreach", "loop") else "foreach",  # type: ignore[arg-type]
+    )
