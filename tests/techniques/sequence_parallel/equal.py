@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vitsweep.equivalence import _global_batch, _mean_over_replicas, _my_share, _plain
+from vitsweep.equivalence import _global_batch, _mean_over_replicas, _my_share
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
@@ -68,7 +68,7 @@ def _pass_difference(world: World, cell: CellSpec) -> dict[str, float]:
 def _training_difference(world: World, cell: CellSpec) -> dict[str, float]:
     batches = [_global_batch(cell, step, world) for step in range(STEPS)]
     plain = plain_model(cell, world.device)
-    wanted = train_plain(plain, replace(cell, optimizer=_plain(cell)), batches)
+    wanted = train_plain(plain, replace(cell, optimizer=cell.optimizer.plain()), batches)
     trainer = _trainer(cell, world)
     losses = [
         _mean_over_replicas(trainer.step(iter(_my_share(cell, *batch, world))), world)

@@ -45,6 +45,7 @@ class Bucket:
         self._own = self._gradients if ranks == 1 else first.new_zeros(length // ranks)
         self._first = rank * (length // ranks)
         self._starts = dict(zip(parameters, accumulate(sizes, initial=0), strict=False))
+        self._views = {p: view_like(self._gradients, p, s) for p, s in self._starts.items()}
         self._work: Any = None
         self._arrived: set[nn.Parameter] = set()
         self.pieces: dict[nn.Parameter, nn.Parameter] = {}
@@ -64,10 +65,10 @@ class Bucket:
 
     def keep(self, parameter: nn.Parameter) -> None:
         """Let the gradient of a parameter lie in the buffer, where later ones are added to it."""
-        view = view_like(self._gradients, parameter, self._starts[parameter])
-        assert parameter.grad is not None
-        if parameter.grad.data_ptr() != view.data_ptr():
-            view.copy_(parameter.grad)
+        view, gradient = self._views[parameter], parameter.grad
+        assert gradient is not None
+        if gradient is not view:
+            view.copy_(gradient)
             parameter.grad = view
 
     def complete_with(self, parameter: nn.Parameter) -> bool:
@@ -79,9 +80,9 @@ class Bucket:
         """Begin to average the gradients, unless that has begun; missing ones count as zero."""
         if self._work is not None:
             return
-        for parameter, start in self._starts.items():
+        for parameter, view in self._views.items():
             if parameter.grad is None:
-                view_like(self._gradients, parameter, start).zero_()
+                view.zero_()
         if self._group and self._group.size() > 1:
             self._work = start_mean_scatter(self._gradients, self._own, self._group)
 
