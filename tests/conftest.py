@@ -1,5 +1,6 @@
 """Fixtures and markers shared by all tests."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from vitsweep.execution.rank_processes import PRELOADED, fork_server, start_fork
 
 
 def pytest_configure() -> None:
+    os.environ.setdefault("VITSWEEP_PREDICT", "never")  # the few tests of it ask for predictions
     torch.set_num_threads(1)  # tensors of tests are tiny: threads would only wait for each other
 
 

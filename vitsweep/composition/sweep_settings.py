@@ -63,6 +63,9 @@ class SweepSettings:
     axes: dict[str, Any]
     cells: tuple[str | list[Any], ...]
     limit: LimitSettings
+    only: Literal["fits"] | None
+    max_gpu_hours: Annotated[float, Gt(0)] | None
+    try_anyway: bool
     search: Literal["grid", "race"]
     objective: str | tuple[str, ...]
     memory_limit_gib: Annotated[float, Gt(0)] | None

@@ -11,6 +11,7 @@ from typing import Any
 
 from vitsweep.execution.code_hash import Sources
 from vitsweep.execution.outcome import failure_of, publish, remove_working_files
+from vitsweep.execution.prediction_file import read_prediction
 from vitsweep.execution.rank_processes import (
     LocalRanks,
     Ranks,
@@ -105,7 +106,8 @@ def supervise(
 
 def _completed(request: RunRequest, cell: CellSpec) -> RunRequest:
     """Add what belongs to the command and not to the frozen cell, and what every record says."""
-    facts = {"started_at": utc_now(), "code_hash": Sources().of(cell).hash}
+    facts: dict[str, Any] = {"started_at": utc_now(), "code_hash": Sources().of(cell).hash}
+    facts |= read_prediction(request.sweep_folder / "cells" / request.cell_id)
     return replace(
         request,
         measurement=cell.measurement.of_command,

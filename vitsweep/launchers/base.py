@@ -16,6 +16,7 @@ from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.freeze import freeze, open_store, plan_of
+from vitsweep.planning.prediction_before_run import chosen
 from vitsweep.planning.provenance import code_state, command_line
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.store import Store
@@ -133,6 +134,7 @@ def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:
 
 
 def _frozen(store: Store, plan: SweepPlan, request: LaunchRequest) -> PreparedSweep:
+    plan = chosen(plan, request.settings, request.console)
     code = code_state()
     freeze(store, plan, request.settings, code, command=request.command or command_line())
     return PreparedSweep(store=store, plan=plan, code=code)

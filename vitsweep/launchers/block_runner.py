@@ -25,6 +25,7 @@ from vitsweep.execution.warm_up import warm_up
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block, runs_per_cell, warm_up_cell
 from vitsweep.planning.notices import MOST_FILES
+from vitsweep.planning.prediction_before_run import predict_before_run
 from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
@@ -58,6 +59,7 @@ class BlockRunner:
     interrupted: dict[tuple[str, str], InterruptedTraining] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
     _proved: dict[str, str] = field(default_factory=dict)
+    _predicted: set[str] = field(default_factory=set)
 
     def resume(
         self, plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int, console: Console
@@ -124,6 +126,7 @@ class BlockRunner:
             progress.dropped(1)
             return
         progress.started(entry)
+        self._predict(entry)
         record = self._supervised(block, position, entry)
         if record.status == Status.measured:
             self._proved[entry.cell_id] = str(record.validity.get("proved") or "")
@@ -131,6 +134,12 @@ class BlockRunner:
             self.skipped.add(entry.cell_id)
         self.records.append(record)
         progress.ended(entry, record)
+
+    def _predict(self, entry: PlannedCell) -> None:
+        """Predict a cell before this command runs it for the first time."""
+        if entry.cell_id not in self._predicted:
+            self._predicted.add(entry.cell_id)
+            predict_before_run(entry, self.store)
 
     def _warm_up(self, block: Block, progress: Progress) -> None:
         """Run a cell once before the first block and discard what it measures.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 
 import psutil
 
@@ -15,7 +16,7 @@ from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.spec.cell_spec import CellSpec
 
 GIB = 2**30
-PROCESS_GIB = 0.35
+PROCESS_GIB = 0.41
 """Resident memory of a Python process with PyTorch, before it holds a model (torch 2.13 for CPU)."""
 SETUP_SECONDS = 15.0
 """Start of the processes, imports, rendezvous, model and proof of one run."""
@@ -154,6 +155,8 @@ def predict_cells(
     progress: Callable[[int, int], None] = lambda done, of: None,
     *,
     only_cached: bool = False,
+    context: BaseContext | None = None,
+    seconds: float | None = None,
 ) -> dict[str, CellPrediction]:
     """Return name -> prediction of each cell.
 
@@ -163,12 +166,16 @@ def predict_cells(
         residuals: what earlier records say about errors on this device.
         progress: called with how many traces are done, and how many are made.
         only_cached: predict only cells that were traced before.
+        context: see `trace_cells`.
+        seconds: see `trace_cells`.
 
     Raises:
         BadValueError: the hardware is unknown.
     """
     profile = hardware_named(hardware) if hardware else None
-    traces = trace_cells(cells, progress=progress, only_cached=only_cached)
+    traces = trace_cells(
+        cells, progress=progress, only_cached=only_cached, context=context, seconds=seconds
+    )
     return {
         name: _predict(cells[name], trace, hardware, profile, residuals)
         for name, trace in traces.items()

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from vitsweep.predict.step_trace import StepTrace
@@ -22,6 +24,8 @@ def trace_cells(
     progress: Callable[[int, int], None] = lambda done, of: None,
     *,
     only_cached: bool = False,
+    context: BaseContext | None = None,
+    seconds: float | None = None,
 ) -> dict[str, StepTrace | str]:
     """Return name -> trace of a cell, or the reason why it cannot be traced.
 
@@ -32,6 +36,8 @@ def trace_cells(
         cache: of earlier traces.
         progress: called with how many of the missing traces are done, and how many there are.
         only_cached: trace nothing; cells without a trace are left out.
+        context: in which processes are started; each imports torch unless it has it already.
+        seconds: for all traces; what is not traced by then is left out.
     """
     cache = cache or TraceCache()
     keys = {name: cache.key(cell) for name, cell in cells.items()}
@@ -45,34 +51,45 @@ def trace_cells(
         else:
             missing[key] = cells[name]
     if missing and not only_cached:
-        found |= _trace_missing(missing, cache, progress)
+        context = context or multiprocessing.get_context("spawn")
+        found |= _trace_missing(missing, cache, progress, context, seconds)
     return {name: found[key] for name, key in keys.items() if key in found}
 
 
 def _trace_missing(
-    missing: Mapping[str, CellSpec], cache: TraceCache, progress: Callable[[int, int], None]
+    missing: Mapping[str, CellSpec],
+    cache: TraceCache,
+    progress: Callable[[int, int], None],
+    context: BaseContext,
+    seconds: float | None,
 ) -> dict[str, StepTrace | str]:
     found: dict[str, StepTrace | str] = {}
     progress(0, len(missing))
     workers = min(len(missing), len(os.sched_getaffinity(0)))
-    with ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_prepare
-    ) as pool:
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare)
+    processes: Mapping[int, BaseProcess] = {}
+    try:
         futures = {pool.submit(_trace, cell): key for key, cell in missing.items()}
-        try:
-            for done, (key, result) in enumerate(_results(futures), start=1):
-                found[key] = StepTrace.from_json(result) if isinstance(result, dict) else result
-                if not isinstance(result, str):
-                    cache.put(key, found[key])  # type: ignore[arg-type]
-                progress(done, len(missing))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        processes = dict(pool._processes or {})  # private: there is no other way to end them
+        for done, (key, result) in enumerate(_results(futures, seconds), start=1):
+            if isinstance(result, str):
+                found[key] = result
+            else:
+                found[key] = trace = StepTrace.from_json(result)
+                cache.put(key, trace)
+            progress(done, len(missing))
+        pool.shutdown()
+    except TimeoutError:
+        pass
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes.values():
+            process.kill()
     return found
 
 
-def _results(futures: dict[Future[Any], str]) -> Iterable[tuple[str, Any]]:
-    for future in as_completed(futures):
+def _results(futures: dict[Future[Any], str], seconds: float | None) -> Iterable[tuple[str, Any]]:
+    for future in as_completed(futures, seconds):
         try:
             yield futures[future], future.result()
         except BrokenProcessPool:

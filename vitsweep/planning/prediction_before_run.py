@@ -1,0 +1,140 @@
+"""Predictions of the cells of a command, made before they run: for their records, and to choose among them.
+
+A prediction never stops a command: whatever goes wrong in it leaves the cell without one. With
+`VITSWEEP_PREDICT=never` in the environment none is made.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from rich.console import Console
+
+from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.console import saying
+from vitsweep.execution.prediction_file import write_prediction
+from vitsweep.execution.rank_processes import fork_server, start_fork_server
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.predict.cell_prediction import CellPrediction, predict_cells
+from vitsweep.results.store import Store
+
+SECONDS_BEFORE_A_RUN = 30.0
+"""So long at most a cell waits for its prediction."""
+STORED = (
+    "step_time_ms",
+    "step_time_low_ms",
+    "step_time_high_ms",
+    "images_per_second",
+    "peak_gib",
+    "parameter_gib",
+    "gradient_gib",
+    "optimizer_state_gib",
+    "parameter_bytes_per_step",
+    "gradient_bytes_per_step",
+    "activation_bytes_per_step",
+)
+"""Columns of a prediction that go into the record."""
+
+
+def predicts() -> bool:
+    """Whether predictions are made beside runs."""
+    return os.environ.get("VITSWEEP_PREDICT", "always") != "never"
+
+
+def predict_before_run(entry: PlannedCell, store: Store) -> None:
+    """Keep the prediction of one cell in its folder; torch is there in the fork server already."""
+    if predicts():
+        with suppress(Exception):
+            start_fork_server()
+            found = predict_cells(
+                {entry.cell_id: entry.spec},
+                context=fork_server(),
+                seconds=SECONDS_BEFORE_A_RUN,
+            )
+            _store(found[entry.cell_id], entry.cell_id, store)
+
+
+def predict_before_submission(entries: Sequence[PlannedCell], store: Store) -> None:
+    """Keep the predictions of cells that jobs will run, as far as they were traced before."""
+    if predicts():
+        with suppress(Exception):
+            specs = {entry.cell_id: entry.spec for entry in entries}
+            for cell_id, found in predict_cells(specs, only_cached=True).items():
+                _store(found, cell_id, store)
+
+
+def _store(found: CellPrediction, cell_id: str, store: Store) -> None:
+    if found.trace is None:
+        return
+    columns = found.columns()
+    kept = {name: columns.get(name) for name in STORED}
+    kept["uncorrected_step_time_ms"] = found.uncorrected_ms
+    write_prediction(
+        store.cell(cell_id), {k: float(v) for k, v in kept.items() if isinstance(v, (int, float))}
+    )
+
+
+def chosen(plan: SweepPlan, settings: SweepSettings, console: Console) -> SweepPlan:
+    """Leave out what `sweep.only` and `sweep.max_gpu_hours` exclude: those cells become invalid.
+
+    Cells are counted towards the hours in the order of the command, each with its baseline. Cells
+    without a prediction stay.
+    """
+    if settings.try_anyway or (settings.only is None and settings.max_gpu_hours is None):
+        return plan
+    specs = {entry.cell_id: entry.spec for entry in plan.runnable}
+    traced = [0, 0]
+
+    def progress(done: int, of: int) -> None:
+        traced[:] = [done, of]
+
+    with saying(console, lambda: f"{traced[0]} of {traced[1]} steps traced" if traced[1] else ""):
+        found = predict_cells(specs, progress=progress)
+    entries = dict(plan.entries)
+    if settings.only == "fits":
+        for cell_id, prediction in found.items():
+            if prediction.why_not:
+                entries[cell_id] = _refused(entries[cell_id], prediction.why_not)
+    if settings.max_gpu_hours is not None:
+        _within_hours(entries, found, settings.max_gpu_hours)
+    return SweepPlan(entries)
+
+
+def _within_hours(
+    entries: dict[str, PlannedCell], found: dict[str, CellPrediction], most: float
+) -> None:
+    """Refuse cells once the predicted hours of those before reach `most`."""
+    spent, counted = 0.0, set[str]()
+    for cell_id, entry in list(entries.items()):
+        if entry.reasons or entry.is_added_baseline:
+            continue
+        needed = [
+            key for key in (cell_id, entry.baseline_id) if key in found and key not in counted
+        ]
+        hours = sum(_device_hours(found[key]) for key in needed if key)
+        if spent + hours > most:
+            entries[cell_id] = _refused(
+                entry,
+                f"needs {hours:.2g} of the {max(0.0, most - spent):.2g} predicted hours of devices that "
+                f"`sweep.max_gpu_hours={most:g}` leaves it: raise it, or measure fewer cells.",
+            )
+            continue
+        spent += hours
+        counted.update(key for key in needed if key)
+    wanted = {entry.baseline_id for entry in entries.values() if not entry.reasons}
+    for cell_id, entry in list(entries.items()):
+        if entry.is_added_baseline and cell_id not in wanted:
+            del entries[cell_id]
+
+
+def _device_hours(found: CellPrediction) -> float:
+    if found.step_time is None:
+        return 0.0
+    runs = found.cell.measurement.blocks
+    seconds = runs * found.run_seconds(found.step_time.step_time_ms)
+    return seconds / 3600 * found.cell.resources.world_size
+
+
+def _refused(entry: PlannedCell, reason: str) -> PlannedCell:
+    return replace(entry, reasons=(*entry.reasons, reason), baseline_id=None)
