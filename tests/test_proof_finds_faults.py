@@ -64,6 +64,23 @@ def with_swapped_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attend(q, k, v).flip(1)
 
 
+def reuse_keys_and_values(model: nn.Module) -> None:
+    """Attend to the batch before, as where a message is read before it has arrived."""
+    kept: dict[Attention, tuple[Tensor, Tensor]] = {}
+
+    def wrong(module: Attention) -> Attend:
+        def stale(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            before = kept.get(module, (k, v))
+            kept[module] = (k.detach(), v.detach())
+            return attend(q, *before)
+
+        return stale
+
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attend = wrong(module)
+
+
 def stop_gradient(model: nn.Module) -> None:
     model.blocks[0].mlp.register_forward_hook(lambda m, i, output: output.detach())  # type: ignore[index, union-attr]
 
@@ -78,6 +95,7 @@ FAULTS = {
     "gradients of one matrix with the wrong sign": gradients_times(-1.0, "blocks.1.mlp.up.weight"),
     "a bias without gradient": gradients_times(0.0, "blocks.0.attention.out.bias"),
     "a branch without gradient": stop_gradient,
+    "keys and values of the batch before": reuse_keys_and_values,
     "tokens shifted by one": shift_tokens,
     "softmax without 1 / sqrt(K)": attending(unscaled),
     "a causal mask where there is none": attending(masked),

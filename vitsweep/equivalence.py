@@ -149,6 +149,11 @@ def _train_twin(twin: CellSpec, world: World) -> tuple[list[float], Named]:
             gradients.update(whole_tensors(trainer, trainer.gradient_of))
 
     if twin.optimizer == _plain_sgd(twin):
+        # A tensor that is left over from an earlier step shows from the second one on. At first there
+        # is a step that changes no weight, so that the gradients after it are those of the start.
+        _take_step_without_update(
+            trainer, _my_share(twin, *_global_batch(twin, STEPS, world), world)
+        )
         trainer.optimizer.register_step_pre_hook(keep)
     losses = []
     for step in range(STEPS):
@@ -156,6 +161,16 @@ def _train_twin(twin: CellSpec, world: World) -> tuple[list[float], Named]:
         loss = _step_that_counts(trainer, _my_share(twin, images, labels, world))
         losses.append(_mean_over_replicas(loss, world))
     return losses, gradients
+
+
+def _take_step_without_update(trainer: Trainer, micro_batches: list[MicroBatch]) -> None:
+    groups = trainer.optimizer.param_groups
+    rates = [group["lr"] for group in groups]
+    for group in groups:
+        group["lr"] = 0.0
+    _step_that_counts(trainer, micro_batches)
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def _step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch]) -> torch.Tensor:

@@ -102,4 +102,4 @@ def test_the_proof_before_timing_reaches_replayed_steps(monkeypatch: pytest.Monk
     monkeypatch.setattr("vitsweep.training.captured_step.CudaRecorder", on_cpu)
     graphs = entry(*TINY, *ONE, "compilation=cuda_graphs").spec.compilation
     prove(replace(alone(EXACT[0], "optimizer=sgd_loop"), compilation=graphs), world())
-    assert all(recorder.calls.count("replay") == 2 for recorder in recorders)
+    assert all(recorder.calls.count("replay") >= 2 for recorder in recorders)
