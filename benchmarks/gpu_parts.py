@@ -34,6 +34,7 @@ from vitsweep.world import World, device_mesh
 BASE = ("precision=bf16", "optimizer=adamw_fused")
 NEEDS = {
     "attention=sdpa_causal": ("classifier=pooled",),
+    "sequence_parallel=segment_local": ("classifier=pooled",),
     "sequence_parallel=dsp": ("model=video_vit_nano", "data=synthetic_video"),
     "sequence_parallel=lasp": ("attention=linear", "attention.causal=true", "classifier=pooled"),
     "sequence_parallel=lasp2": ("attention=linear",),
@@ -138,6 +139,7 @@ def one_at_a_time(size: Size, deadline: float, write: Write) -> None:
         ("classifier=pooled",),
         *((f"memory={each}",) for each in ("recompute_blocks", "offload_activations")),
         *((f"optimizer=adamw_{each}",) for each in ("loop", "foreach", "contiguous")),
+        ("optimizer=muon",),
     ]
     images = max(16, large // 16 * 16)  # FP8 wants multiples of 16
     contenders = [

@@ -18,7 +18,7 @@ antlr4=$(grep '^antlr4-python3-runtime==' "$here/../constraints.txt")
 
 pinned() { grep -E "^($1)==" "$here/../constraints.txt"; }
 # pydantic_core is compiled: the wheel must fit that machine's Python, not this one's.
-pinned 'hydra-core|omegaconf|pydantic|pydantic_core|annotated-types|typing-inspection|typing_extensions|psutil|nvidia-ml-py|PyYAML|packaging' |
+pinned 'hydra-core|omegaconf|pydantic|pydantic_core|annotated-types|typing-inspection|typing_extensions|psutil|nvidia-ml-py|PyYAML|packaging|torchao' |
     xargs "$python" -m pip install --quiet --no-deps --only-binary=:all: --python-version "$version" \
         --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 \
         --target "$folder" --upgrade
