@@ -132,7 +132,10 @@ def one_at_a_time(size: Size, deadline: float, write: Write) -> None:
         (),
         *(("compilation=compile_blocks",), ("compilation=compile_model",)),
         ("compilation=cuda_graphs",),
-        *((f"precision={p}",) for p in ("fp32", "tf32", "O1", "O2", "O3", "bf16_params")),
+        *(
+            (f"precision={p}",)
+            for p in ("fp32", "tf32", "O1", "O2", "O3", "bf16_params", "bf16_masters")
+        ),
         ("precision=fp8", "compilation=compile_blocks"),
         *((f"layout={each}",) for each in ("batch_second",)),
         ("layout.channels_last=true",),

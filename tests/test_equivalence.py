@@ -18,7 +18,7 @@ from tests.ranks import on_ranks
 from vitsweep.spec.cell_spec import CellSpec
 
 GROUPS = {
-    "precision": ["fp32", "O0", "O1", "O2", "O3", "bf16", "bf16_params"],
+    "precision": ["fp32", "O0", "O1", "O2", "O3", "bf16", "bf16_params", "bf16_masters"],
     "sharding": ["none", "ddp", "zero1", "zero2", "fsdp", "hsdp"],
     "optimizer": [
         "adamw_loop", "adamw_foreach", "adamw_fused", "adamw_contiguous",
@@ -43,6 +43,7 @@ LOSS_TOLERANCE = {
     "O3": 1e-2,
     "bf16": 5e-3,
     "bf16_params": 1e-2,
+    "bf16_masters": 1e-2,
 }
 WEIGHT_TOLERANCE = {
     # of the largest weight of a tensor, under SGD; AdamW's first steps are signs of gradients, so
@@ -54,6 +55,7 @@ WEIGHT_TOLERANCE = {
     "O3": 1e-1,  # no master weights: an update below a weight's last digit is lost
     "bf16": 5e-2,
     "bf16_params": 1e-1,
+    "bf16_masters": 5e-2,
 }
 
 

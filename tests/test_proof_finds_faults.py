@@ -102,7 +102,7 @@ FAULTS = {
     "swapped heads": attending(with_swapped_heads),
 }
 FAST = ("fp32", "O1")
-PRECISIONS = ["fp32", "O0", "O1", "O2", "O3", "bf16", "bf16_params"]
+PRECISIONS = ["fp32", "O0", "O1", "O2", "O3", "bf16", "bf16_params", "bf16_masters"]
 BY_PRECISION = [
     pytest.param(name, marks=[] if name in FAST else pytest.mark.full) for name in PRECISIONS
 ]

@@ -17,8 +17,11 @@ from vitsweep.results.store import Store
         ("pl", ["plan"]),
         ("prec", ["precision.", "precision="]),
         ("sharding=z", ["sharding=zero1", "sharding=zero2"]),
-        ("-m precision=O1,b", ["precision=O1,bf16", "precision=O1,bf16_params"]),
-        ("-m precision=bf16,b", ["precision=bf16,bf16_params"]),
+        (
+            "-m precision=O1,b",
+            ["precision=O1,bf16", "precision=O1,bf16_masters", "precision=O1,bf16_params"],
+        ),
+        ("-m precision=bf16,b", ["precision=bf16,bf16_masters", "precision=bf16,bf16_params"]),
         ("-m precision=O1,O2 batch.im", ["batch.images_per_step="]),
         ("plan -m classifier=", ["classifier=pooled", "classifier=token"]),
         ("+sweep=one", ["+sweep=one_at_a_time"]),

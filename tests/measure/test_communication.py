@@ -67,6 +67,8 @@ CELLS = [
     (4, "sharding=hsdp"),
     (2, "precision=O2", "sharding=ddp"),
     (2, "precision=O2", "sharding=fsdp"),
+    (2, "precision=bf16", "sharding=fsdp"),
+    (2, "precision=bf16_masters", "sharding=fsdp"),
     (2, "sharding=ddp", "batch.accumulation_steps=4"),
 ]
 Counted = Callable[..., dict[str, Any]]
@@ -167,6 +169,17 @@ def test_under_fsdp_masters_are_gathered_half_and_gradients_reduced_whole(counte
     gathered = 2 * padded(of_blocks(others), 2, width=2) + padded(of_root(others), 2, width=2)
     assert found["parameter"] == 1 / 2 * (gathered + padded(norms, 2)), "norms are gathered once"
     assert found["gradient"] == 1 / 2 * padded(of, 2)
+
+
+def test_masters_of_bf16_parameters_are_gathered_in_half_the_bytes_of_autocast(
+    counted: Counted,
+) -> None:
+    whole_width = counted(2, "precision=bf16", "sharding=fsdp")
+    half = counted(2, "precision=bf16_masters", "sharding=fsdp")
+    assert half["parameter"] == whole_width["parameter"] / 2
+    assert half["gradient"] == whole_width["gradient"], "reduced in float32"
+    gathers = "all_gather/parameter"
+    assert half["calls"][gathers]["calls"] == whole_width["calls"][gathers]["calls"]
 
 
 def test_accumulation_sends_gradients_once_a_step(counted: Counted) -> None:

@@ -66,6 +66,7 @@ def test_resolving_twice_changes_nothing() -> None:
         ("O3", GPU_NODE, "float16", None),
         ("bf16", GPU_NODE, "bfloat16", None),
         ("bf16_params", GPU_NODE, "bfloat16", None),
+        ("bf16_masters", GPU_NODE, "bfloat16", None),
     ],
 )
 def test_half_precision_is_float16_with_a_scaler_on_gpus_only(

@@ -143,7 +143,7 @@ def _sizes_first(columns: list[str]) -> list[str]:
 
 
 ORDER: dict[str, str] = {
-    "precision": "fp32 O1 O2 O3 bf16 tf32 bf16_params fp8 O0",
+    "precision": "fp32 O1 O2 O3 bf16 tf32 bf16_params bf16_masters fp8 O0",
     "sharding": "ddp fsdp zero1 zero2 hsdp none",
     "optimizer": "adamw_loop adamw_foreach adamw_fused adamw_contiguous adamw_apex muon "
     "sgd_loop sgd_foreach sgd_fused sgd_contiguous",

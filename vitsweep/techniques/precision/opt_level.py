@@ -12,7 +12,8 @@ from vitsweep.spec.technique import DType, Precision, PrecisionPlan
 
 @dataclass(frozen=True, kw_only=True)
 class OptLevel(Precision):
-    """apex's properties, each overridable; `bf16` and `bf16_params` are settings of the same.
+    """apex's properties, each overridable; `bf16`, `bf16_params` and
+    `bf16_masters` are settings of the same.
 
     apex patches functions one by one; we use `torch.autocast`, whose list differs slightly (apex
     runs GELU in float32). apex's O2 exempts BatchNorm only, of which a ViT has none;
