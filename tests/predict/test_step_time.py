@@ -5,9 +5,9 @@ import pytest
 from tests.predict.traces import exchange, moved, product, trace_of
 from vitsweep.predict.hardware import hardware_named
 from vitsweep.predict.step_time import Z_80, predict_step
-from vitsweep.predict.table_rates import TableRates
+from vitsweep.predict.table_rates import OVERHEAD, TableRates
 
-H100 = TableRates(hardware_named("h100"))
+H100 = TableRates(hardware_named("h100"), overhead=1.0)
 
 
 def test_a_large_product_takes_its_flops_over_the_sustained_rate() -> None:
@@ -105,6 +105,12 @@ def test_the_interval_is_wider_where_less_is_known() -> None:
     notes = predict_step(trace, TableRates(hardware_named("v100"))).notes
     assert any("no source" in note for note in notes)
     assert any("no peak in bfloat16: float32 is used" in note for note in notes)
+
+
+def test_whole_steps_take_longer_than_their_parts() -> None:
+    trace = trace_of(product(8192, 8192, 8192, count=10))
+    whole = predict_step(trace, TableRates(hardware_named("h100")))
+    assert whole.step_time_ms == pytest.approx(OVERHEAD * predict_step(trace, H100).step_time_ms)
 
 
 def test_parts_sum_up_to_the_step() -> None:

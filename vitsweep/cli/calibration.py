@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +12,8 @@ from vitsweep.errors import ExitCode
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.calibrate import SHORT_TRAININGS, calibrate_machine
 from vitsweep.predict.calibration import Calibration
-from vitsweep.predict.trace import trace_cell
+from vitsweep.predict.step_trace import StepTrace
+from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.machine import Machine
 
@@ -40,7 +42,7 @@ def calibrate(console: Console) -> int:
     counts = sorted({1, min(2, most), most} if machine.device == "cpu" else {1, most})
     try:
         found = calibrate_machine(
-            cells_for, trace_cell, counts[:2], lambda text: console.print(f"measuring {text}")
+            cells_for, _traces, counts[:2], lambda text: console.print(f"measuring {text}")
         )
     except RuntimeError as error:
         console.print(str(error), highlight=False, markup=False)
@@ -55,6 +57,14 @@ def calibrate(console: Console) -> int:
         soft_wrap=True,
     )
     return ExitCode.ok
+
+
+def _traces(cells: Sequence[CellSpec]) -> list[StepTrace]:
+    traces = trace_cells({str(number): cell for number, cell in enumerate(cells)})
+    found = [traces[str(number)] for number in range(len(cells))]
+    if failed := [trace for trace in found if isinstance(trace, str)]:
+        raise RuntimeError(f"A short training could not be traced: {failed[0]}")
+    return [trace for trace in found if isinstance(trace, StepTrace)]
 
 
 def _summary(calibration: Calibration) -> Table:

@@ -22,8 +22,8 @@ from vitsweep.predict.step_trace import StepTrace
 from vitsweep.results.store import write_atomically
 from vitsweep.spec.cell_spec import CellSpec
 
-TIMEOUT_S = 300
-TRAINING_SECONDS = 2.0
+TIMEOUT_S = 600
+TRAINING_SECONDS = 1.5
 """Timed steps of one short training last about this long."""
 SHORT_TRAININGS: tuple[tuple[str, ...], ...] = (
     ("model.depth=3", "batch.images_per_step=16"),
@@ -43,7 +43,7 @@ depths, so that none of them is a cell that anybody measures."""
 
 def calibrate_machine(
     cells_for: Callable[[int], Sequence[CellSpec]],
-    trace: Callable[[CellSpec], StepTrace],
+    traces_of: Callable[[Sequence[CellSpec]], Sequence[StepTrace]],
     rank_counts: Sequence[int],
     say: Callable[[str], None] = lambda text: None,
 ) -> Calibration:
@@ -51,7 +51,7 @@ def calibrate_machine(
 
     Args:
         cells_for: number of ranks -> short trainings (see `SHORT_TRAININGS`).
-        trace: cell -> its operators and collectives.
+        traces_of: cells -> their operators and collectives.
         rank_counts: numbers of ranks to measure, such as 1 and 2.
         say: is given a line when a part begins.
 
@@ -72,8 +72,7 @@ def calibrate_machine(
             collectives=measured["collectives"],
         )
         asynchronous = resources.device == "cuda"
-        traces = [trace(cell) for cell in cells]
-        setups.append(fitted(setup, traces, measured["step_ms"], asynchronous))
+        setups.append(fitted(setup, traces_of(cells), measured["step_ms"], asynchronous))
     return Calibration(
         device=str(device_name(resources.device)),
         device_type=resources.device,
@@ -134,12 +133,21 @@ def fitted(
     return replace(setup, log_error=min(0.5, max(0.05, spread)))
 
 
-def _measure(cells: Sequence[CellSpec]) -> dict[str, Any]:
+def measure_steps(cells: Sequence[CellSpec]) -> list[float]:
+    """Return the median step time in milliseconds of short trainings with the same number of ranks.
+
+    Raises:
+        RuntimeError: the ranks failed; the text says why.
+    """
+    return list(_measure(cells, with_operators=False)["step_ms"])
+
+
+def _measure(cells: Sequence[CellSpec], with_operators: bool = True) -> dict[str, Any]:
     """Let the ranks of the cells measure; return what rank 0 wrote."""
     with TemporaryDirectory() as folder, rendezvous() as init_method:
         answer = Path(folder) / "rates.json"
         world = range(cells[0].resources.world_size)
-        arguments = (tuple(cells), init_method, str(answer))
+        arguments = (tuple(cells), init_method, str(answer), with_operators)
         ranks = LocalRanks(fork_server(), measure_rank, arguments, world, answer.parent)
         try:
             wait_for_ranks(ranks, TIMEOUT_S, grace_seconds=1.0)
@@ -154,7 +162,12 @@ def _measure(cells: Sequence[CellSpec]) -> dict[str, Any]:
 
 
 def measure_rank(
-    cells: Sequence[CellSpec], init_method: str, answer: str, rank: int, local_rank: int
+    cells: Sequence[CellSpec],
+    init_method: str,
+    answer: str,
+    with_operators: bool,
+    rank: int,
+    local_rank: int,
 ) -> None:
     """Run one rank; rank 0 writes times of operators, collectives and steps as JSON to `answer`."""
     from vitsweep.execution.process_group import joined_process_group
@@ -162,16 +175,15 @@ def measure_rank(
 
     end_with_launcher()
     limit = replace(cells[0].measurement, timeout_min=TIMEOUT_S / 60)
-    dtypes = ("float32", "bfloat16")
     try:
         with joined_process_group(
             replace(cells[0], measurement=limit), rank, local_rank, init_method
         ) as world:
-            found = {
-                "operators": operator_times(world, dtypes),
-                "collectives": collective_times(world),
-                "step_ms": [_step_ms(cell, world) for cell in cells],
-            }
+            found: dict[str, Any] = {}
+            if with_operators:
+                found["operators"] = operator_times(world, ("float32", "bfloat16"))
+                found["collectives"] = collective_times(world)
+            found["step_ms"] = [_step_ms(cell, world) for cell in cells]
             if rank == 0:
                 write_atomically(Path(answer), json.dumps(found))
     except Exception as error:

@@ -6,18 +6,19 @@ the MLP; t tensor, s sequence, p pipeline degree.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import ceil, prod
-from typing import Literal
 
-from vitsweep.predict.step_trace import (
-    CollectiveTotal,
-    MemoryParts,
-    OperatorTotal,
-    Phase,
-    StepTrace,
+from vitsweep.predict.closed_memory import (
+    Formats,
+    Layout,
+    Transformer,
+    memory,
+    rank_blocks,
+    rank_edge,
+    rank_parameters,
+    rank_tokens,
 )
-from vitsweep.spec.mesh_shape import AXES, MeshShape
+from vitsweep.predict.step_trace import CollectiveTotal, OperatorTotal, Phase, StepTrace
 
 BUCKET_BYTES = 25 * 2**20
 """DDP's bucket."""
@@ -33,113 +34,6 @@ parameter, gradient and moments and writes all but the gradient; the others pass
 TENSORS_PER_BLOCK = 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class Transformer:
-    """A stack of equal pre-norm blocks between an embedding and a head.
-
-    Attributes:
-        depth: number of blocks.
-        width: D.
-        heads: of attention.
-        mlp_width: M.
-        tokens: N, of one image.
-        edge_parameters: of embedding, positions, last norm and head together.
-        edge_products: (m, n, k) of the products outside the blocks per image, forward; the first is the
-            embedding, whose input needs no gradient.
-        causal: whether kernels leave out the masked half of the scores.
-        fused_attention: False where scores are written to memory.
-    """
-
-    depth: int
-    width: int
-    heads: int
-    mlp_width: int
-    tokens: int
-    edge_parameters: int
-    edge_products: tuple[tuple[int, int, int], ...] = ()
-    causal: bool = False
-    fused_attention: bool = True
-
-    @property
-    def block_parameters(self) -> int:
-        """Of one block: four matrices, their biases, two norms."""
-        d, m = self.width, self.mlp_width
-        return 4 * d * d + 2 * d * m + 9 * d + m
-
-    @property
-    def parameters(self) -> int:
-        """Of the whole model."""
-        return self.depth * self.block_parameters + self.edge_parameters
-
-
-@dataclass(frozen=True, kw_only=True)
-class Formats:
-    """Bytes of numbers.
-
-    Attributes:
-        compute: dtype of the products.
-        stream: bytes of a number between blocks.
-        inner: bytes of a number inside attention and MLP.
-        held: bytes per parameter between steps: parameter, gradient, moments, masters.
-        parameter: bytes of a parameter held, of a shard where it is sharded.
-        gradient: bytes of a gradient held.
-        gathered: bytes of a gathered parameter.
-        exchanged: bytes of a gradient that is exchanged.
-    """
-
-    compute: str = "bfloat16"
-    stream: int = 4
-    inner: int = 2
-    parameter: int = 4
-    gradient: int = 4
-    optimizer: int = 8
-    gathered: int = 4
-    exchanged: int = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How a step is spread over ranks.
-
-    Attributes:
-        mesh: degrees; `ulysses` is the sequence degree.
-        ranks_per_node: consecutive ranks that share a node.
-        micro_batch: images of one forward pass on one replica.
-        micro_batches: forward passes of a step: pipeline micro-batches or accumulation.
-        stages_per_rank: of an interleaved pipeline.
-        sharded: parameters in shards that are gathered for every use.
-        recompute: what the backward pass computes again.
-        update: implementation of AdamW.
-    """
-
-    mesh: MeshShape
-    ranks_per_node: int
-    micro_batch: int
-    micro_batches: int = 1
-    stages_per_rank: int = 1
-    sharded: bool = False
-    recompute: Literal["none", "selected", "blocks"] = "none"
-    update: Literal["fused", "foreach", "loop"] = "fused"
-
-    @property
-    def blocks_divided_by(self) -> int:
-        """Ranks over which the blocks are split."""
-        return self.mesh.pipeline
-
-    def group(self, *axes: str) -> tuple[int, int]:
-        """Return (ranks, nodes) of a group along axes; the last axis of `AXES` lies on adjacent ranks."""
-        ranks = prod(getattr(self.mesh, axis) for axis in axes)
-        if ranks == 1:
-            return 1, 1
-        innermost = max(AXES.index(a) for a in axes if getattr(self.mesh, a) > 1)
-        stride = prod(getattr(self.mesh, axis) for axis in AXES[innermost + 1 :])
-        outermost = min(AXES.index(a) for a in axes if getattr(self.mesh, a) > 1)
-        span = prod(getattr(self.mesh, axis) for axis in AXES[outermost:])
-        nodes = ceil(span / self.ranks_per_node)
-        per_node = max(1, self.ranks_per_node // stride)
-        return ranks, max(1, min(nodes, ceil(ranks / per_node)))
-
-
 STATE_AXES = ("shard", "sequence", "ring", "ulysses")
 GRADIENT_AXES = ("replicate", *STATE_AXES)
 SEQUENCE_AXES = ("sequence", "ring", "ulysses")
@@ -150,7 +44,7 @@ def closed_trace(model: Transformer, layout: Layout, formats: Formats) -> StepTr
     mesh = layout.mesh
     operators = tuple(_operators(model, layout, formats))
     collectives = tuple(_collectives(model, layout, formats))
-    blocks = _blocks(model, layout)
+    blocks = rank_blocks(model, layout)
     passes = layout.micro_batches * blocks
     forward, backward = (
         DISPATCHES[phase]
@@ -180,82 +74,10 @@ def closed_trace(model: Transformer, layout: Layout, formats: Formats) -> StepTr
     )
 
 
-def rank_parameters(model: Transformer, layout: Layout) -> float:
-    """Parameters of one rank before they are sharded: its blocks, split by tensor, and one edge."""
-    d, m, t = model.width, model.mlp_width, layout.mesh.tensor
-    split = (4 * d * d + 2 * d * m + 3 * d + m) / t
-    whole = 6 * d
-    edges = model.edge_parameters / (2 if layout.mesh.pipeline > 1 else 1)
-    return _blocks(model, layout) * (split + whole) + edges
-
-
-def memory(model: Transformer, layout: Layout, formats: Formats) -> MemoryParts:
-    """Return the bytes of one rank; the peak is that of the backward pass of the first micro-batch."""
-    shards = layout.mesh.state_shards if layout.sharded else 1
-    parameters = rank_parameters(model, layout)
-    blocks = _blocks(model, layout)
-    unit = (parameters - _edge(model, layout)) / blocks
-    in_flight = min(layout.micro_batches, layout.mesh.pipeline)
-    accumulates = layout.sharded and layout.micro_batches > 1
-    held = {
-        "parameters": formats.parameter * parameters / shards,
-        "gradients": formats.gradient * parameters / shards,
-        "optimizer": formats.optimizer * parameters / shards,
-        "activations": in_flight * blocks * _kept(model, layout, formats) + _working(model, layout, formats),
-        "gathered": layout.sharded * (2 * unit + _edge(model, layout)) * formats.gathered
-        + layout.sharded * formats.exchanged * (parameters if accumulates else unit),
-        "buffers": 0.0,
-    }  # fmt: skip
-    if formats.stream > formats.inner:
-        held["activations"] += (
-            formats.inner * parameters
-        )  # autocast keeps its copies until backward
-    whole = {part: round(value) for part, value in held.items()}
-    return MemoryParts(**whole, peak=sum(whole.values()))
-
-
-def _blocks(model: Transformer, layout: Layout) -> int:
-    return ceil(model.depth / layout.mesh.pipeline)
-
-
-def _edge(model: Transformer, layout: Layout) -> float:
-    return model.edge_parameters / (2 if layout.mesh.pipeline > 1 else 1)
-
-
-def _tokens(model: Transformer, layout: Layout) -> int:
-    return layout.micro_batch * ceil(model.tokens / layout.mesh.sequence_parallel_size)
-
-
-def _kept(model: Transformer, layout: Layout, formats: Formats) -> float:
-    """Bytes of activations of one block that one micro-batch keeps for the backward pass."""
-    tokens, d, m, t = _tokens(model, layout), model.width, model.mlp_width, layout.mesh.tensor
-    if layout.recompute == "blocks":
-        return tokens * d * formats.stream
-    norms = 0 if layout.recompute == "selected" else 2 * d
-    hidden = m / t if layout.recompute == "selected" else 2 * m / t
-    inner = norms + 4 * d / t + hidden
-    stream = 2 * d * formats.stream
-    scores = 0.0
-    if not model.fused_attention:
-        scores = 2.5 * model.heads / t * model.tokens  # scores, softmax, dropout's mask
-    return tokens * (stream + formats.inner * (inner + scores) + 16 + 4 * model.heads / t)
-
-
-def _working(model: Transformer, layout: Layout, formats: Formats) -> float:
-    """Bytes that the block at work needs beside what is kept."""
-    tokens, d, m, t = _tokens(model, layout), model.width, model.mlp_width, layout.mesh.tensor
-    working = tokens * (2 * d * formats.stream + formats.inner * (2 * m / t + 3 * d / t))
-    if layout.recompute != "none":
-        from dataclasses import replace
-
-        working += _kept(model, replace(layout, recompute="none"), formats)
-    return working
-
-
 def _operators(model: Transformer, layout: Layout, formats: Formats) -> Iterator[OperatorTotal]:
     mesh, b = layout.mesh, layout.micro_batch
-    tokens, d, m, t = _tokens(model, layout), model.width, model.mlp_width, mesh.tensor
-    count = _blocks(model, layout) * layout.micro_batches
+    tokens, d, m, t = rank_tokens(model, layout), model.width, model.mlp_width, mesh.tensor
+    count = rank_blocks(model, layout) * layout.micro_batches
     linears = [
         (tokens, 3 * d // t, d),
         (tokens, d, d // t),
@@ -301,13 +123,13 @@ def _operators(model: Transformer, layout: Layout, formats: Formats) -> Iterator
     update = per_parameter * rank_parameters(model, layout) / shards
     calls = 1 if layout.update == "fused" else 14
     if layout.update == "loop":
-        calls *= TENSORS_PER_BLOCK * _blocks(model, layout)
+        calls *= TENSORS_PER_BLOCK * rank_blocks(model, layout)
     yield _memory("_fused_adamw_", "optimizer", update / calls, calls, formats)
 
 
 def _state_copies(model: Transformer, layout: Layout, formats: Formats) -> Iterator[OperatorTotal]:
     """Copies into and out of the buffers of collectives, and the division of gradients by the ranks."""
-    blocks, parameters = _blocks(model, layout), rank_parameters(model, layout)
+    blocks, parameters = rank_blocks(model, layout), rank_parameters(model, layout)
     unit = parameters / blocks
     if layout.sharded and layout.mesh.state_shards > 1:
         gathers = blocks * layout.micro_batches
@@ -388,9 +210,9 @@ def _memory(name: str, phase: str, size: float, count: int, formats: Formats) ->
 
 
 def _collectives(model: Transformer, layout: Layout, formats: Formats) -> Iterator[CollectiveTotal]:
-    mesh, blocks, micro = layout.mesh, _blocks(model, layout), layout.micro_batches
+    mesh, blocks, micro = layout.mesh, rank_blocks(model, layout), layout.micro_batches
     parameters = rank_parameters(model, layout)
-    unit = (parameters - _edge(model, layout)) / blocks
+    unit = (parameters - rank_edge(model, layout)) / blocks
     if layout.sharded and mesh.state_shards > 1:
         group = layout.group(*STATE_AXES)
         for phase in ("forward", "backward"):
@@ -400,7 +222,7 @@ def _collectives(model: Transformer, layout: Layout, formats: Formats) -> Iterat
         yield _exchange(
             "reduce_scatter", "gradient", "backward", unit * formats.exchanged, blocks, group
         )
-        edge = _edge(model, layout)
+        edge = rank_edge(model, layout)
         yield _exchange("all_gather", "parameter", "forward", edge * formats.gathered, micro, group)
         yield _exchange(
             "reduce_scatter", "gradient", "backward", edge * formats.exchanged, 1, group
@@ -418,8 +240,8 @@ def _collectives(model: Transformer, layout: Layout, formats: Formats) -> Iterat
 
 
 def _activations(model: Transformer, layout: Layout, formats: Formats) -> Iterator[CollectiveTotal]:
-    mesh, count = layout.mesh, _blocks(model, layout) * layout.micro_batches
-    tokens, d = _tokens(model, layout), model.width
+    mesh, count = layout.mesh, rank_blocks(model, layout) * layout.micro_batches
+    tokens, d = rank_tokens(model, layout), model.width
     again = count if layout.recompute != "none" else 0
     if mesh.tensor > 1:
         group = layout.group("tensor")

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from vitsweep.errors import BadValueError
-from vitsweep.predict.closed_trace import Formats, Layout, Transformer, closed_trace, memory
+from vitsweep.predict.closed_memory import Formats, Layout, Transformer, memory
+from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.hardware import Hardware
 from vitsweep.predict.step_time import StepTimePrediction, predict_step
 from vitsweep.predict.table_rates import TableRates

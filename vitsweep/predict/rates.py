@@ -27,6 +27,11 @@ class Rates(ABC):
     def dispatch_us(self) -> float:
         """Host time of one dispatched operator in microseconds, beside what it computes."""
 
+    @property
+    def step_overhead(self) -> float:
+        """Whole steps over the sum of their parts."""
+        return 1.0
+
     @abstractmethod
     def operator_us(self, operator: OperatorTotal, tf32: bool = False) -> float:
         """Microseconds of one call.

@@ -70,6 +70,7 @@ def predict_step(
     if trace.pipeline_ranks > 1:
         busy = parts["compute"] + parts["launch"]
         parts["bubble"] = busy * (trace.pipeline_ranks - 1) / trace.pipeline_chunks
+    parts = {part: value * rates.step_overhead for part, value in parts.items()}
     computed = sum(parts.values())
     parts["data"] = max(0.0, input_ms - computed)
     shift, spread = residuals.correction(settings or {}, _log_error(parts, rates))

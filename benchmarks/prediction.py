@@ -1,0 +1,172 @@
+"""Predicted against measured step times on this machine; wants it idle.
+
+`python -m benchmarks.prediction --cpu` calibrates (3 minutes), draws 40 cells by a seed (models, batches,
+precisions, shardings, optimizers, 1 and 2 ranks; none of them was used to calibrate), writes down the
+prediction of each, then measures all of them twice (6 minutes). It prints and keeps the error beside that
+of the second measurement, the rank correlation within each model, and how many measurements the 80 %
+intervals hold.
+"""
+
+import argparse
+import math
+import random
+import statistics
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from rich.console import Console
+from scipy.stats import spearmanr
+
+from benchmarks.kept import keep
+from vitsweep.cli.calibration import calibrate
+from vitsweep.composition.composer import Composer
+from vitsweep.measure.device_name import device_name
+from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.predict.calibrate import measure_steps
+from vitsweep.predict.calibration import load_calibration
+from vitsweep.predict.cell_step_time import predict_cell
+from vitsweep.predict.step_time import StepTimePrediction
+from vitsweep.predict.step_trace import StepTrace
+from vitsweep.predict.trace_pool import trace_cells
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.machine import Machine
+
+MODELS = {  # overrides -> images per step and rank
+    "model=vit_nano": (8, 24, 48, 96),
+    "model=vit_nano model.depth=8": (8, 16, 32, 64),
+    "model=vit_tiny data=synthetic batch.resolution_px=96": (2, 4, 8, 12),
+    "model=vit_tiny data=synthetic": (1, 2, 3, 4),
+    "model=vit_small data=synthetic batch.resolution_px=96": (2, 3, 4, 6),
+}
+PRECISIONS = ("fp32", "bf16", "bf16_params")
+OPTIMIZERS = ("adamw_loop", "adamw_foreach", "adamw_fused", "sgd_foreach")
+SHARDINGS = ("ddp", "fsdp", "zero1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """One cell of the draw.
+
+    Attributes:
+        model: its overrides of the model, within which ranks are correlated.
+        overrides: all of them.
+        cell: the cell.
+        prediction: made before the cell ran.
+    """
+
+    model: str
+    overrides: str
+    cell: CellSpec
+    prediction: StepTimePrediction
+
+
+def draw(count: int, seed: int) -> list[Drawn]:
+    """Draw distinct cells that can run, and predict each."""
+    choose, composer, machine = random.Random(seed), Composer(), Machine.here()
+    found: dict[str, tuple[str, str, CellSpec]] = {}
+    while len(found) < count:
+        model = choose.choice(list(MODELS))
+        ranks = choose.choice((1, 2))
+        images = ranks * choose.choice(MODELS[model])
+        sharding = choose.choice(SHARDINGS) if ranks > 1 else "ddp"
+        overrides = (
+            f"{model} batch.images_per_step={images} resources.ranks_per_node={ranks} "
+            f"precision={choose.choice(PRECISIONS)} optimizer={choose.choice(OPTIMIZERS)} "
+            f"sharding={sharding} measurement=smoke"
+        )
+        planned = plan_cell(composer.compose(overrides.split()), machine)
+        if planned.reasons or planned.cell_id in found:
+            continue
+        found[planned.cell_id] = (model, overrides, planned.spec)
+    traces = trace_cells({name: cell for name, (_, _, cell) in found.items()})
+    return [
+        Drawn(model=model, overrides=overrides, cell=cell, prediction=predict_cell(cell, trace))
+        for name, (model, overrides, cell) in found.items()
+        if isinstance(trace := traces[name], StepTrace)
+    ]
+
+
+def measure(cells: list[Drawn]) -> list[float]:
+    """Return the step time of each cell; those with equally many ranks share their processes."""
+    times: dict[int, float] = {}
+    for ranks in sorted({c.cell.resources.world_size for c in cells}):
+        own = [i for i, c in enumerate(cells) if c.cell.resources.world_size == ranks]
+        for i, ms in zip(own, measure_steps([cells[i].cell for i in own]), strict=True):
+            times[i] = ms
+    return [times[i] for i in range(len(cells))]
+
+
+def summary(cells: list[Drawn], first: list[float], second: list[float]) -> dict[str, Any]:
+    """Return errors, repeat errors, correlation within models and coverage of the intervals."""
+    predicted = [c.prediction.step_time_ms for c in cells]
+    errors = [abs(p / m - 1) for p, m in zip(predicted, first, strict=True)]
+    repeats = [abs(b / a - 1) for a, b in zip(first, second, strict=True)]
+    within = {}
+    for model in MODELS:
+        own = [i for i, c in enumerate(cells) if c.model == model]
+        if len(own) >= 4:
+            rho = spearmanr([predicted[i] for i in own], [first[i] for i in own]).statistic
+            within[model] = round(float(rho), 3)
+    held = [
+        c.prediction.low_ms <= m <= c.prediction.high_ms for c, m in zip(cells, first, strict=True)
+    ]
+    return {
+        "cells": len(cells),
+        "median_error": statistics.median(errors),
+        "p90_error": _p90(errors),
+        "median_repeat_error": statistics.median(repeats),
+        "p90_repeat_error": _p90(repeats),
+        "bias": statistics.median(p / m - 1 for p, m in zip(predicted, first, strict=True)),
+        "held_by_80_percent_interval": sum(held) / len(held),
+        "spearman_within_model": within,
+    }
+
+
+def _p90(values: list[float]) -> float:
+    return sorted(values)[math.ceil(0.9 * len(values)) - 1]
+
+
+def main() -> None:
+    """Calibrate, draw, predict, measure twice, print, keep."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    options.add_argument("--cpu", action="store_true", required=True)
+    options.add_argument("--cells", type=int, default=40)
+    options.add_argument("--seed", type=int, default=17)
+    options.add_argument(
+        "--keep-calibration", action="store_true", help="use the saved calibration"
+    )
+    asked = options.parse_args()
+    known, notice = load_calibration(str(device_name("cpu")), version("torch"))
+    if not (asked.keep_calibration and known):
+        calibrate(Console())
+        known, notice = load_calibration(str(device_name("cpu")), version("torch"))
+    assert known, notice
+    cells = draw(asked.cells, asked.seed)
+    print(f"{len(cells)} cells are predicted; measuring them twice")
+    first, second = measure(cells), measure(cells[::-1])[::-1]
+    for c, a, b in zip(cells, first, second, strict=True):
+        p = c.prediction
+        print(
+            f"{p.step_time_ms / a - 1:+5.0%} repeat {b / a - 1:+5.0%}  {p.step_time_ms:7.1f} "
+            f"({p.low_ms:.1f} to {p.high_ms:.1f}) against {a:7.1f} ms  {c.overrides}"
+        )
+    figures = summary(cells, first, second)
+    for name, value in figures.items():
+        print(f"{name:30s} {value if isinstance(value, (dict, int)) else round(value, 3)}")
+    kept_cells = [
+        {"overrides": c.overrides, "predicted_ms": c.prediction.step_time_ms, "low_ms": c.prediction.low_ms,
+         "high_ms": c.prediction.high_ms, "measured_ms": a, "again_ms": b}
+        for c, a, b in zip(cells, first, second, strict=True)
+    ]  # fmt: skip
+    setups = [
+        {"ranks": s.ranks, "dispatch_us": s.dispatch_us, "scale": s.scale, "log_error": s.log_error}
+        for s in known.setups
+    ]
+    keep(
+        "prediction_cpu", {**figures, "seed": asked.seed, "calibration": setups, "each": kept_cells}
+    )
+
+
+if __name__ == "__main__":
+    main()
