@@ -19,7 +19,7 @@ from rich.console import Console
 from scipy.stats import spearmanr
 
 from benchmarks.kept import keep
-from vitsweep.cli.calibration import calibrate
+from vitsweep.cli.calibrate_machine import calibrate
 from vitsweep.composition.composer import Composer
 from vitsweep.measure.device_name import device_name
 from vitsweep.planning.sweep_plan import plan_cell

@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     """Print the findings, or calibrate; return 0 where vitsweep can run here, else 3."""
     console = open_console()
     if parser().parse_args(arguments).calibrate:
-        from vitsweep.cli.calibration import calibrate
+        from vitsweep.cli.calibrate_machine import calibrate
 
         return calibrate(console)
     machine = Machine.here()
