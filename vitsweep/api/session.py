@@ -22,6 +22,7 @@ from vitsweep.composition.sweep_name import AUTO
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.launchers.base import CellLauncher, LaunchRequest
+from vitsweep.results.user_metrics import check_metrics
 from vitsweep.spec.from_yaml import target_class
 
 CONFIG = "config"
@@ -60,6 +61,17 @@ class Session:
         """The node `tracker`: where records are mirrored."""
         return self.config.get("tracker") or {}
 
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """Definitions of the user's columns, checked.
+
+        Raises:
+            BadValueError: one is wrong, or its function cannot be imported.
+        """
+        definitions: Mapping[str, Any] = (self.config.get("metric") or {}).get("columns") or {}
+        check_metrics(definitions)
+        return definitions
+
     def request(self, cells: Sequence[ComposedCell] = ()) -> LaunchRequest:
         """Return what the launcher is given: all cells, or some of a search."""
         return LaunchRequest(
@@ -68,6 +80,7 @@ class Session:
             composer=self.composer,
             console=self.console,
             command=self.command,
+            metrics=self.metrics,
         )
 
 

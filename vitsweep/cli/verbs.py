@@ -53,6 +53,8 @@ _ALL = (
          "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
     Verb("gate", "[SWEEP] --against KEPT [--tolerance 0.05] [--metric A,B] [--lenient] [--mixed-hardware]",
          "compare with a kept baseline; exit code 1 if a cell became worse"),
+    Verb("check", "FOLDER", "test the choices of a configuration folder of your own, proofs included",
+         names_a_sweep=False),
     Verb("doctor", "[--calibrate]", "say what this machine can do, what is missing, and how to get it",
          names_a_sweep=False),
 )  # fmt: skip

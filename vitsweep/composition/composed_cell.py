@@ -7,7 +7,7 @@ from typing import Any
 
 Tree = dict[str, Any]
 
-OUTSIDE_THE_CELL = ("sweep", "tracker")
+OUTSIDE_THE_CELL = ("sweep", "tracker", "metric")
 """Top-level nodes of the configuration that say where results go, not what is measured."""
 
 

@@ -12,13 +12,7 @@ from torch.utils.data import Dataset
 
 from vitsweep.data.folder_scan import Files
 from vitsweep.data.image_crop import as_rgb, centre_box, cut, random_box
-
-
-class Request(NamedTuple):
-    """Images to read: some rows of the list of files, in one epoch."""
-
-    epoch: int
-    rows: NDArray[np.int64]
+from vitsweep.data.loader_batches import Request
 
 
 class Read(NamedTuple):

@@ -17,6 +17,7 @@ from vitsweep.execution.rank_processes import EXIT_DISK_FULL, EXIT_SAVED, STOP_S
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.results.record import RunRecord, Status, utc_now
 from vitsweep.results.store import Store, write_atomically
+from vitsweep.results.user_metrics import with_user_metrics
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.flatten import flatten
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, TrainingInterrupted
@@ -86,7 +87,7 @@ def _run(
     if world.rank:
         return None
     times = {"started_at": started_at, "run_seconds": round(time.time() - begin, 3)}
-    return RunRecord(
+    record = RunRecord(
         run_id=request.run_id,
         sweep=request.sweep_folder.name,
         cell_id=request.cell_id,
@@ -100,6 +101,7 @@ def _run(
         environment=summary.environment | dict(request.environment) | times,
         samples=summary.samples,
     )
+    return with_user_metrics(record, Store(request.sweep_folder))
 
 
 def _checkpoint_manager(request: RunRequest, world: World) -> "CheckpointManager":

@@ -5,9 +5,9 @@ anywhere else. To add one, subclass `hydra_plugins.vitsweep_launchers.plugin.Cel
 implement the methods of `CellLauncher`, and name the class in a YAML of `hydra/launcher`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
@@ -34,6 +34,7 @@ class LaunchRequest:
         composer: composes baselines, and the values that a search tries.
         console: for what the user should know while cells run.
         command: what to type for the same; empty where `sys.argv` says so.
+        metrics: definitions of the user's columns (see `results.user_metrics`).
     """
 
     cells: Sequence[ComposedCell]
@@ -41,6 +42,7 @@ class LaunchRequest:
     composer: Composer
     console: Console
     command: str = ""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,9 @@ def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:
 def _frozen(store: Store, plan: SweepPlan, request: LaunchRequest) -> PreparedSweep:
     plan = chosen(plan, request.settings, request.console)
     code = code_state()
-    freeze(store, plan, request.settings, code, command=request.command or command_line())
+    metrics = {"metrics": dict(request.metrics)} if request.metrics else {}
+    command = request.command or command_line()
+    freeze(store, plan, request.settings, code, command=command, **metrics)
     return PreparedSweep(store=store, plan=plan, code=code)
 
 

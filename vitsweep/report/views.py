@@ -9,6 +9,7 @@ from pandas import DataFrame
 
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store, replacing, write_if_changed
+from vitsweep.results.user_metrics import register
 from vitsweep.tables.load import cells_from
 from vitsweep.tables.replicates import replicate_key, replicates
 
@@ -21,6 +22,7 @@ def collect(store: Store) -> DataFrame:
     Returns:
         One row per cell, measured or not.
     """
+    register(store)
     records = list(store.runs())
     runs = DataFrame([record.row() for record in records])
     table = cells_from(store, runs)

@@ -7,10 +7,12 @@ from pandas import DataFrame
 
 from vitsweep.results.record import column_number
 from vitsweep.results.store import Store
+from vitsweep.results.user_metrics import register
 
 
 def runs_of(store: Store) -> DataFrame:
     """Return one row per run of a store, failed ones included; damaged records cause a warning."""
+    register(store)
     return from_rows(record.row() for record in store.runs())
 
 

@@ -9,6 +9,7 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, HEADINGS
 from vitsweep.results.record import Status
+from vitsweep.results.user_metrics import users_columns
 from vitsweep.tables import formatting
 from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import varying
@@ -36,7 +37,9 @@ def presented(cells: DataFrame, wide: bool = False) -> DataFrame:
     named = varying(cells) or [c for c in ("model", "precision", "sharding") if c in cells]
     ordered = ranked(cells.assign(_name=cell_names(cells)))
     choices = {c: [formatting.plain(v) for v in ordered[c]] for c in named}
-    measured = {h: column(ordered) for h, column in MEASURED.items() if wide or h != FAMILY}
+    measured = {
+        h: column(ordered) for h, column in shown_columns(ordered).items() if wide or h != FAMILY
+    }
     names = {"cell": [formatting.plain(v) for v in ordered["_name"]]}
     many = len(named) > MANY
     columns = names | measured | (choices if wide else {}) if many else choices | measured
@@ -147,6 +150,14 @@ MEASURED: dict[str, Column] = {
     HEADINGS["blocks"]: _texts("blocks", formatting.whole),
     HEADINGS["replicates"]: _replicates,
 }
+
+
+def shown_columns(table: DataFrame) -> dict[str, Column]:
+    """Return `MEASURED`, and the user's own columns that the table has."""
+    own = [m for m in users_columns() if m.column in table]
+    return MEASURED | {m.axis_label: _texts(m.column, formatting.number) for m in own}
+
+
 SHOWN = ("images_per_second", "speedup", "speedup_low", "speedup_high", "claim", "speedup_note",
          "step_time_ms", "accuracy_top1", "blocks", "reason", "claim_low", "claim_high",
          "family_size")  # fmt: skip

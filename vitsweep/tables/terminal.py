@@ -14,13 +14,14 @@ from rich.text import Text
 
 from vitsweep.results.metrics import COLUMN_OF, FLAGS, HEADINGS
 from vitsweep.results.record import Status
+from vitsweep.results.user_metrics import users_columns
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.tables import formatting
 from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import ORDER, varying
 from vitsweep.tables.names import name_parts
 from vitsweep.tables.reasons import lines_of
-from vitsweep.tables.show import MANY, MEASURED, SHOWN, ranked
+from vitsweep.tables.show import MANY, SHOWN, ranked, shown_columns
 
 BEST = 20
 """Rows that are shown unless all are asked for."""
@@ -232,7 +233,9 @@ def _settings(ran: DataFrame, shown: DataFrame) -> DataFrame:
 def _numbers(shown: DataFrame, notes: "_Footnotes") -> DataFrame:
     """Return what was measured as text, without empty columns; `result` is the claim or the status."""
     headings = (*ALWAYS, HEADINGS["replicates"], *reversed(DROPPED_FIRST))
-    text = {h: MEASURED[h](shown) for h in headings}
+    own = [metric.axis_label for metric in users_columns() if metric.column in shown]
+    known = shown_columns(shown)
+    text = {h: known[h](shown) for h in (*headings, *own)}
     results = [f"{word}{mark}" for word, mark in zip(_results(shown), notes.marks, strict=True)]
     columns = {h: text[h] for h in ALWAYS} | {"result": results} | text
     table = DataFrame(columns, shown.index, dtype=str)

@@ -1,0 +1,88 @@
+"""`data=module`: a dataset or an iterable of the user's, in the same global batches on any world."""
+
+from itertools import chain
+
+import pytest
+
+from tests.cells import TINY, entry
+from tests.data.cells_and_worlds import world
+from vitsweep.errors import VitsweepError
+
+MODULE = (
+    *TINY, "data=module", "data.num_channels=1", "data.num_classes=10", "data.native_resolution_px=8",
+    "data.num_workers=0",
+)  # fmt: skip
+
+
+def planned(target, *overrides):
+    return entry(*MODULE, f"data.target=tests.user_data.{target}", *overrides)
+
+
+def opened(target, *overrides, rank=0, ranks=1):
+    cell = planned(target, f"resources.ranks_per_node={ranks}", *overrides).spec
+    return cell.data.open(cell, world(rank, replicate=ranks))
+
+
+def indices(batches):
+    """Images tell their index in every pixel."""
+    return [images[:, 0, 0, 0].int().tolist() for images, _ in batches]
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "words"),
+    [
+        ("nosuch", (), "`data.target=tests.user_data.nosuch` raised AttributeError"),
+        ("nothing", (), "returned a int, which is neither a map-style dataset"),
+        ("unpaired", (), "an item must be a pair of an image, a tensor (C, H, W), and a label; got a tensor"),
+        ("stream", (), "say with `data.num_images` how many images one pass"),
+        ("MapStyle", ("++data.arguments.side=6",), "gives images of shape (1, 6, 6), and"),
+        ("MapStyle", ("++data.arguments.num_images=8",), "than the 8 training images of `data=module`"),
+        ("MapStyle", ("task=train",), "tests on 0 images"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_data_is_said_before_anything_runs(target, overrides, words):
+    [reason] = planned(target, *overrides).reasons
+    assert words in reason
+    assert reason.endswith(".")
+
+
+def test_data_need_a_target():
+    assert "needs `data.target=" in " ".join(entry(*MODULE).reasons)
+
+
+@pytest.mark.parametrize("target", ["MapStyle", "stream"])
+def test_replicas_share_the_same_global_batches_and_resume_amidst_an_epoch(target):
+    number = ("data.num_images=64",) if target == "stream" else ()
+    whole = indices(opened(target, *number).train(epoch=1))
+    halves = [indices(opened(target, *number, rank=r, ranks=2).train(epoch=1)) for r in (0, 1)]
+    assert [a + b for a, b in zip(*halves, strict=True)] == whole
+    assert sorted(chain.from_iterable(whole)) == list(range(64))
+    assert indices(opened(target, *number).train(epoch=1, first=2)) == whole[2:]
+
+
+def test_held_out_images_are_those_of_the_test_arguments():
+    batches = opened("MapStyle", "++data.test_arguments={first:1000}")
+    assert sorted(chain.from_iterable(indices(batches.test()))) == list(range(1000, 1064))
+
+
+def test_workers_read_the_same_batches():
+    batches = opened("MapStyle", "data.num_workers=1")
+    assert batches.prefetched == 2
+    try:
+        assert indices(batches.train(0)) == indices(opened("MapStyle").train(0))
+    finally:
+        batches.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("LabelsTooLarge", "labels from 0 to 9"),
+        ("Ragged", "The images of one batch have different shapes, [(1, 8, 8), (1, 9, 9)]"),
+    ],
+)
+def test_a_batch_that_the_model_cannot_take_is_shown(target, words):
+    batches = opened(target)
+    with pytest.raises(VitsweepError) as refused:
+        next(batches.train(0))
+    assert words in str(refused.value)

@@ -1,0 +1,164 @@
+"""`vitsweep check`: the choices of a user's configuration folder, composed, proved and run."""
+
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from vitsweep.api.measure import collected, measured, rows_of
+from vitsweep.api.session import CONFIG, open_session
+from vitsweep.composition import hydra_internals
+from vitsweep.composition.composer import Composer
+from vitsweep.composition.conf_dir import conf_dir
+from vitsweep.composition.override_text import value_override
+from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
+from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.results.record import Status
+from vitsweep.results.user_metrics import check_metrics
+from vitsweep.spec.machine import Machine
+from vitsweep.spec.technique import TECHNIQUE_GROUPS
+
+SMALL = (
+    "batch.images_per_step=16", "resources.device=cpu", "resources.threads_per_rank=1",
+    "measurement=smoke", "measurement.prove=twin", "measurement.warmup_steps=0",
+    "measurement.measured_steps=1", "measurement.phase_steps=1", "sweep.baseline=null",
+)  # fmt: skip
+"""Cells of a second; each is proved before its one step."""
+RANKS = (1, 2)
+FEWEST_WORDS = 6
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about one choice.
+
+    Attributes:
+        choice: as typed, `group=choice`.
+        test: what was tested.
+        fault: what is wrong, or "".
+        note: what else is worth saying, such as a proof's largest difference.
+    """
+
+    choice: str
+    test: str
+    fault: str = ""
+    note: str = ""
+
+
+def check_conf(folder: str | Path, console: Console) -> list[Finding]:
+    """Test every choice of a folder.
+
+    A choice has to compose with the defaults of all other groups. One of a technique, a model or data
+    is proved equal to plain training and trained for a step, on 1 and on 2 ranks; what a technique
+    refuses beside each choice of another group has to be a sentence. The function of a metric has to
+    be importable, and a named sweep has to have cells that can run.
+
+    Args:
+        folder: as for `--config-dir`.
+        console: where progress is printed.
+
+    Raises:
+        BadValueError: there is no such folder, or it holds no choices.
+    """
+    composer = Composer(hydra_internals.open_loader(conf_dir(), folder), CONFIG)
+    choices = [
+        (path.parent.name, path.stem)
+        for path in sorted(Path(folder).glob("*/*.yaml"))
+        if path.parent.name != "hydra"
+    ]
+    if not choices:
+        raise BadValueError(
+            f"`{folder}` holds no choices: put a YAML into a folder named like its group, such as "
+            f"`{Path(folder) / 'precision' / 'mine.yaml'}`."
+        )
+    found: list[Finding] = []
+    runnable: list[str] = []
+    for group, name in choices:
+        composed = list(_composed(group, name, folder, composer))
+        found += composed
+        if not any(finding.fault for finding in composed):
+            runnable += [f"{group}={name}"] if group in (*TECHNIQUE_GROUPS, "model", "data") else []
+    for choice in runnable:
+        console.print(f"{choice}: proved and trained for a step", highlight=False)
+        found += _run(choice, folder)
+    return found
+
+
+def _composed(group: str, name: str, folder: str | Path, composer: Composer) -> Iterator[Finding]:
+    choice = f"{group}={name}"
+    try:
+        if group == "sweep":
+            yield _named_sweep(name, folder)
+            return
+        tree = composer.compose([choice]).tree
+        if group == "metric":
+            check_metrics(tree["metric"]["columns"])
+            yield Finding(choice, "its functions can be imported")
+            return
+        plan_cell(composer.compose([choice, "resources.ranks_per_node=1"]), Machine.here())
+        yield Finding(choice, "composes")
+        if group in TECHNIQUE_GROUPS:
+            yield _conflicts(group, choice, composer)
+    except (VitsweepError, yaml.YAMLError) as error:
+        yield Finding(choice, "composes", fault=str(error))
+
+
+def _named_sweep(name: str, folder: str | Path) -> Finding:
+    session = open_session([f"+sweep={name}"], Console(quiet=True), folder)
+    cells = [plan_cell(cell, session.launcher.machine()) for cell in session.cells]
+    refused = [cell for cell in cells if cell.reasons]
+    fault = " ".join(refused[0].reasons) if len(refused) == len(cells) else ""
+    note = f"{len(cells)} cells, {len(refused)} of them refused here"
+    return Finding(f"+sweep={name}", "composes", fault, note)
+
+
+def _conflicts(group: str, choice: str, composer: Composer) -> Finding:
+    """Pair the technique with each choice of the other groups; read the reasons that name it."""
+    reasons: dict[str, None] = {}
+    for other in (g for g in TECHNIQUE_GROUPS if g != group):
+        for option in composer.options(other):
+            cell = plan_cell(composer.compose([choice, f"{other}={option}"]), Machine.here())
+            reasons |= dict.fromkeys(reason for reason in cell.reasons if choice in reason)
+    wrong = [reason for reason in reasons if not is_sentence(reason)]
+    fault = f"no full sentence that names a way out: {wrong[0]!r}" if wrong else ""
+    return Finding(choice, "its conflicts are sentences", fault, f"{len(reasons)} found")
+
+
+def is_sentence(reason: str) -> bool:
+    """Return whether a reason for refusing a cell is a sentence with a setting as typed in it."""
+    return (
+        reason.endswith(".")
+        and len(reason.split()) >= FEWEST_WORDS
+        and re.search(r"`[\w.]+=?[^`]*`", reason) is not None
+    )
+
+
+def _run(choice: str, folder: str | Path) -> Iterator[Finding]:
+    """Prove and train a cell with the choice on each number of ranks."""
+    with tempfile.TemporaryDirectory(prefix="vitsweep-check-") as results:
+        for ranks in RANKS:
+            test = f"equals plain training on {ranks} rank{'s' if ranks > 1 else ''}"
+            where = [
+                value_override("sweep.folder", results),
+                f"sweep.name=ranks_{ranks}",
+                f"resources.ranks_per_node={ranks}",
+            ]
+            try:
+                row = _only_row([*SMALL, choice, *where], folder)
+            except ImpossibleCellError as error:
+                yield Finding(choice, test, note=f"not run here: {' '.join(error.reasons)}")
+                continue
+            fine = row["status"] == Status.measured
+            fault = "" if fine else f"{row['status']}: {row['reason']}"
+            yield Finding(choice, test, fault, str(row.get("proved") or "") if fine else "")
+
+
+def _only_row(overrides: Sequence[str], folder: str | Path) -> dict[str, object]:
+    session = open_session(overrides, Console(quiet=True), folder)
+    with measured(session) as result:
+        [row] = rows_of(collected(result), result.plan)
+    return dict(row)

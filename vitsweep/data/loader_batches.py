@@ -1,0 +1,136 @@
+"""Batches that worker processes read while the model trains."""
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitsweep.data.loader_workers import START_METHOD, as_read, begin_worker, start_fork_server
+from vitsweep.data.replica_sampler import ReplicaSampler
+from vitsweep.spec.data import Batches
+
+Pair = tuple[Tensor, Tensor]
+Batch = TypeVar("Batch")
+
+
+class LoaderBatches(Batches, Generic[Batch]):
+    """Batches that a DataLoader's workers read.
+
+    `next()` returns at once if a batch is ready and waits for the workers otherwise: its time is
+    how late the data are, plus the launch of transfer and normalisation. Workers read across the
+    border of epochs; where epochs do not follow one another, or one is left half way, they start
+    anew. A subclass sets `num_train` and `num_test`.
+
+    Args:
+        sampler: of this replica.
+        device: where batches are delivered.
+        num_workers: processes that read; 0 reads in the rank itself.
+        prefetch_batches: micro-batches that each worker prepares ahead.
+    """
+
+    def __init__(
+        self, sampler: ReplicaSampler, device: torch.device, num_workers: int, prefetch_batches: int
+    ) -> None:
+        self._sampler, self._device = sampler, device
+        self._num_workers, self._prefetch_batches = num_workers, prefetch_batches
+        self.prefetched = num_workers * prefetch_batches
+        self._reads: Iterator[Batch] = iter(())
+        self._next_epoch: int | None = None  # whose first batch `_reads` will give; None inside one
+        self._running: weakref.WeakSet[Generator[Pair]] = weakref.WeakSet()
+        if num_workers:
+            start_fork_server()
+
+    @abstractmethod
+    def reader(self, *, training: bool) -> Dataset[Batch]:
+        """Return what reads a `Request` of one split, in a worker."""
+
+    @abstractmethod
+    def deliver(self, read: Batch, *, training: bool) -> Pair:
+        """Return a batch that was read as images and labels on the device."""
+
+    def train(self, epoch: int, first: int = 0) -> Iterator[Pair]:
+        """Start to read an epoch, or go on from the one before."""
+        if first or self._next_epoch != epoch:
+            requests = Endless(self._sampler, self.num_train, epoch, first)
+            self._reads = iter(self._loader(self.reader(training=True), requests))
+        self._next_epoch = None
+        return self._kept(self._epoch(self._reads, epoch, first))
+
+    def test(self) -> Iterator[Pair]:
+        """Start to read this replica's held-out images; damaged ones are left out."""
+        requests = [Request(0, rows) for rows in self._sampler.test(self.num_test)]
+        reads = iter(self._loader(self.reader(training=False), requests))
+        return self._kept(self.deliver(read, training=False) for read in reads)
+
+    def close(self) -> None:
+        """Stop all workers."""
+        for running in list(self._running):
+            running.close()
+        self._reads, self._next_epoch = iter(()), None
+
+    def _kept(self, running: Generator[Pair]) -> Iterator[Pair]:
+        self._running.add(running)
+        return running
+
+    def _epoch(self, reads: Iterator[Batch], epoch: int, first: int) -> Generator[Pair]:
+        for left in reversed(range(self._sampler.micro_batches(self.num_train) - first)):
+            read = next(reads)
+            if not left and reads is self._reads:  # before the last batch: who counts stops there
+                self._next_epoch = epoch + 1
+            yield self.deliver(read, training=True)
+
+    def _loader(self, reader: Dataset[Batch], requests: Iterable["Request"]) -> DataLoader[Batch]:
+        workers: dict[str, Any] = {
+            "num_workers": self._num_workers,
+            "prefetch_factor": self._prefetch_batches,
+            "multiprocessing_context": START_METHOD,
+            "worker_init_fn": begin_worker,
+        }
+        return DataLoader(
+            reader,
+            batch_size=None,  # a request is a whole batch
+            sampler=requests,
+            collate_fn=as_read,
+            pin_memory=self._device.type == "cuda",
+            generator=torch.Generator(),  # torch's own would lose a number for each loader
+            **(workers if self._num_workers else {}),
+        )
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+
+class Request(NamedTuple):
+    """Images to read: some rows of a split, in one epoch."""
+
+    epoch: int
+    rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Endless:
+    """Requests for an epoch and all that follow; a class, since a loader takes no generator.
+
+    The `first` ones of the first epoch are left out.
+    """
+
+    sampler: ReplicaSampler
+    num_images: int
+    from_epoch: int
+    first: int = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        """Yield the requests of one epoch after the other, or none if a batch fills no epoch."""
+        epochs = count(self.from_epoch) if self.sampler.micro_batches(self.num_images) else ()
+        for epoch in epochs:
+            rows_of_epoch = self.sampler.train(self.num_images, epoch)
+            for rows in rows_of_epoch[self.first if epoch == self.from_epoch else 0 :]:
+                yield Request(epoch, rows)

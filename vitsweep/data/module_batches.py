@@ -1,0 +1,222 @@
+"""Batches of a dataset of the user's (needs torch)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vitsweep.data.loader_batches import LoaderBatches, Pair, Request
+from vitsweep.data.replica_sampler import ReplicaSampler
+from vitsweep.errors import BadValueError
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.data import Batches
+from vitsweep.world import World
+
+if TYPE_CHECKING:
+    from vitsweep.data.module_data import ModuleData
+
+_INSPECTED: dict[str, "Inspected"] = {}
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What one look at the data has shown.
+
+    Attributes:
+        error: why the data cannot be read, or "".
+        shape: of the first image.
+        num_train: training images; None where unknown.
+        num_test: held-out images.
+    """
+
+    error: str = ""
+    shape: tuple[int, ...] = ()
+    num_train: int | None = None
+    num_test: int = 0
+
+    def problems(self, data: "ModuleData", side: int) -> Iterator[str]:
+        """Yield what is wrong with the data for images of this side."""
+        wanted = (data.num_channels, side, side)
+        if self.error:
+            yield self.error
+        elif self.shape != wanted:
+            yield (
+                f"`data.target={data.target}` gives images of shape {self.shape}, and `data.num_channels="
+                f"{data.num_channels}` with `batch.resolution_px={side}` says {wanted}: set these "
+                "two, or let the dataset resize."
+            )
+
+
+def inspected(data: "ModuleData") -> Inspected:
+    """Call the factory and read one pair; a second call remembers."""
+    if data.key not in _INSPECTED:
+        _INSPECTED[data.key] = _inspect(data)
+    return _INSPECTED[data.key]
+
+
+def _inspect(data: "ModuleData") -> Inspected:
+    try:
+        train = data.call(training=True)
+        if not (_is_map_style(train) or hasattr(train, "__iter__")):
+            return Inspected(
+                f"`data.target={data.target}` returned a {type(train).__name__}, which is neither a "
+                "map-style dataset (`__len__`, `__getitem__`) nor an iterable of (image, label)."
+            )
+        if not _is_map_style(train) and data.num_images is None:
+            return Inspected(
+                f"`data.target={data.target}` returned an iterable: say with `data.num_images` how "
+                "many images one pass over it gives."
+            )
+        first = train[0] if _is_map_style(train) else next(iter(train))
+        image, _ = as_pair(first)
+        num_test = 0
+        if data.test_arguments is not None:
+            test = data.call(training=False)
+            num_test = len(test) if _is_map_style(test) else data.num_images or 0
+        num_train = len(train) if _is_map_style(train) else data.num_images
+        return Inspected(shape=tuple(image.shape), num_train=num_train, num_test=num_test)
+    except Exception as error:  # the code is the user's
+        return Inspected(
+            f"`data.target={data.target}` raised {type(error).__name__} with the arguments "
+            f"{data.arguments} ({error})."
+        )
+
+
+def as_pair(item: Any) -> tuple[Tensor, int]:
+    """Return an item of a dataset as image and label.
+
+    Raises:
+        BadValueError: it is no such pair; the text shows it.
+    """
+    if isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[0], Tensor):
+        return item[0], int(item[1])
+    raise BadValueError(
+        f"an item must be a pair of an image, a tensor (C, H, W), and a label; got {_shown(item)}"
+    )
+
+
+def _shown(item: Any) -> str:
+    if isinstance(item, Tensor):
+        return f"a tensor {tuple(item.shape)} of {item.dtype}"
+    if isinstance(item, (tuple, list)):
+        return f"({', '.join(map(_shown, item))})"
+    return f"{type(item).__name__} {item!r:.60}"
+
+
+def _is_map_style(dataset: Any) -> bool:
+    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+
+
+def open_module_data(data: "ModuleData", cell: CellSpec, world: World) -> Batches:
+    """Return the batches of this rank, from workers or from the iterable itself."""
+    sampler, checked = ReplicaSampler.of(cell, world), _Checked(cell, world.device)
+    if _is_map_style(data.call(training=True)):
+        return MapStyleBatches(data, sampler, checked)
+    return IterableBatches(data, sampler, checked)
+
+
+class _Checked:
+    """Brings batches to the device; refuses those that the model cannot take."""
+
+    def __init__(self, cell: CellSpec, device: torch.device) -> None:
+        self.shape = cell.model.input_shape(cell.batch.resolution_px)
+        self.target, self.classes = getattr(cell.data, "target", ""), cell.model.num_classes
+        self.device = device
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Pair:
+        wrong = bool(len(labels)) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes
+        if images.shape[1:] != self.shape or wrong:
+            raise BadValueError(
+                f"`data.target={self.target}` gave a batch of images {tuple(images.shape)} of "
+                f"{images.dtype} and labels {labels.tolist()[:8]}{'...' * (len(labels) > 8)}; the model "
+                f"takes images {('batch', *self.shape)} and labels from 0 to {self.classes - 1}."
+            )
+        there = images.to(self.device, non_blocking=True).to(torch.float32)
+        return there, labels.to(self.device, non_blocking=True)
+
+
+class PairReader(Dataset[Pair]):
+    """Reads requests of a map-style dataset, which it opens in its own process."""
+
+    def __init__(self, data: "ModuleData", *, training: bool) -> None:
+        self._data, self._training = data, training
+        self._dataset: Any = None
+
+    def __getitem__(self, request: Request) -> Pair:
+        """Read one batch: images (B, C, H, W) and labels (B,)."""
+        if self._dataset is None:
+            self._dataset = self._data.call(training=self._training)
+        return _stacked([self._dataset[row] for row in request.rows.tolist()])
+
+
+def _stacked(items: list[Any]) -> Pair:
+    pairs = [as_pair(item) for item in items]
+    shapes = {tuple(image.shape) for image, _ in pairs}
+    if len(shapes) > 1:
+        raise BadValueError(
+            f"The images of one batch have different shapes, {sorted(shapes)}: let the dataset resize."
+        )
+    return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
+
+
+class MapStyleBatches(LoaderBatches[Pair]):
+    """Batches of a map-style dataset."""
+
+    def __init__(self, data: "ModuleData", sampler: ReplicaSampler, checked: _Checked) -> None:
+        found = inspected(data)
+        self.num_train, self.num_test = found.num_train or 0, found.num_test
+        self._data, self._checked = data, checked
+        super().__init__(sampler, checked.device, data.num_workers, data.prefetch_batches)
+
+    def reader(self, *, training: bool) -> PairReader:
+        """Return what reads one split."""
+        return PairReader(self._data, training=training)
+
+    def deliver(self, read: Pair, *, training: bool) -> Pair:
+        """Check the shapes and move the batch to the device."""
+        return self._checked(*read)
+
+
+class IterableBatches(Batches):
+    """Batches of an iterable, read in the rank itself: its time is time in which the rank waits.
+
+    Every rank passes over all items and keeps those of its share, so that all ranks together see
+    the same global batches whatever their number. An epoch is one pass; the remainder is dropped.
+    """
+
+    def __init__(self, data: "ModuleData", sampler: ReplicaSampler, checked: _Checked) -> None:
+        self.num_train = data.num_images or 0
+        self.num_test = self.num_train if data.test_arguments is not None else 0
+        self._data, self._sampler, self._checked = data, sampler, checked
+
+    def train(self, epoch: int, first: int = 0) -> Iterator[Pair]:
+        """Pass over the iterable once; `first` micro-batches are left out."""
+        sampler, items = self._sampler, iter(self._data.call(training=True))
+        own = sampler.accumulation_steps * sampler.micro_batch
+        micro_batches: Iterator[list[Any]] = chain.from_iterable(
+            _cut(step[sampler.replica * own :][:own], sampler.micro_batch)
+            for step in _steps(items, sampler.images_per_step)
+        )
+        wanted = sampler.micro_batches(self.num_train)
+        for items_of_one in islice(micro_batches, first, wanted):
+            yield self._checked(*_stacked(items_of_one))
+
+    def test(self) -> Iterator[Pair]:
+        """Yield this replica's held-out images, in the order of the iterable."""
+        items = list(islice(iter(self._data.call(training=False)), self.num_test))
+        for rows in self._sampler.test(len(items)):
+            yield self._checked(*_stacked([items[row] for row in rows]))
+
+
+def _steps(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    """Yield whole global batches."""
+    while len(step := list(islice(items, size))) == size:
+        yield step
+
+
+def _cut(items: list[Any], size: int) -> list[list[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

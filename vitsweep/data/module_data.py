@@ -1,0 +1,90 @@
+"""Data of the user's: any factory of a map-style dataset or of an iterable."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Ge, Gt
+
+from vitsweep.data.shared_conflicts import image_count_conflicts
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.data import Batches, Data
+
+if TYPE_CHECKING:
+    from vitsweep.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleData(Data):
+    """Pairs of an image (C, H, W) and its label, from a factory of the user's.
+
+    Either map-style, with `__len__` and `__getitem__`, read by workers in the order of `seed`, or an
+    iterable of such pairs, whose order is its own and which every rank reads whole, keeping its
+    share.
+
+    Attributes:
+        target: path of the factory, `package.module.function`, called with keyword arguments.
+        arguments: of the factory, for the training images.
+        test_arguments: over `arguments` for the held-out images; null where there are none.
+        num_channels: channels of an image.
+        num_classes: labels are integers from 0 to this, without it.
+        native_resolution_px: side of an image where `batch.resolution_px=auto`.
+        num_images: images of one pass over an iterable; null for a map-style dataset.
+        num_workers: processes per rank that read a map-style dataset; 0 reads in the rank itself.
+        prefetch_batches: micro-batches that each worker prepares ahead.
+    """
+
+    target: str | None
+    arguments: dict[str, Any] = field(hash=False)
+    test_arguments: dict[str, Any] | None = field(hash=False)
+    num_channels: Annotated[int, Gt(0)]
+    num_classes: Annotated[int, Gt(0)]
+    native_resolution_px: Annotated[int, Gt(0)]
+    num_images: Annotated[int, Gt(0)] | None
+    num_workers: Annotated[int, Ge(0)]
+    prefetch_batches: Annotated[int, Gt(0)]
+
+    @property
+    def code_modules(self) -> tuple[str, ...]:
+        """The module of the factory."""
+        return (self.target.rpartition(".")[0],) if self.target else ()
+
+    @property
+    def key(self) -> str:
+        """Text that is equal for two data sets that are read alike."""
+        return json.dumps(vars(self), sort_keys=True, default=str)
+
+    def call(self, *, training: bool) -> Any:
+        """Call the factory for one split.
+
+        Raises:
+            Exception: whatever importing or calling it raises.
+        """
+        assert self.target is not None, "refused when the cell was made"
+        module, _, name = self.target.rpartition(".")
+        arguments = self.arguments | ({} if training else self.test_arguments or {})
+        return getattr(import_module(module), name)(**arguments)
+
+    def conflicts(self, cell: CellSpec) -> Iterator[str]:
+        """Open the data and look at one pair."""
+        if self.target is None:
+            yield (
+                f"`data={self.name}` needs `data.target=package.module.function`, which returns a "
+                "map-style dataset or an iterable of (image, label)."
+            )
+            return
+        from vitsweep.data.module_batches import inspected
+
+        found = inspected(self)
+        yield from found.problems(self, cell.batch.resolution_px)
+        if found.num_train is not None:
+            more = "more images from `data.target`"
+            yield from image_count_conflicts(cell, found.num_train, found.num_test, more)
+
+    def open(self, cell: CellSpec, world: "World") -> Batches:
+        """Call the factory, and prepare workers where it is map-style."""
+        from vitsweep.data.module_batches import open_module_data
+
+        return open_module_data(self, cell, world)

@@ -1,0 +1,136 @@
+"""Columns of the user's: a function of a run's record and samples, named in a YAML of the group `metric`.
+
+It is called where a run has been measured. Its definition is kept with the command, so that every
+table, chart and report that reads the sweep knows unit and label.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+from vitsweep.errors import BadValueError
+from vitsweep.results.metrics import COLUMN_OF, METRICS, Metric
+from vitsweep.results.record import RunRecord
+from vitsweep.results.store import Store
+
+Definitions = Mapping[str, Mapping[str, Any]]
+"""Column -> `function`, `unit`, `label`, `better`."""
+
+KEYS = {"function", "unit", "label", "better"}
+_COLUMN = re.compile(r"[a-z][a-z0-9_]*")
+_BUILT_IN = frozenset(METRICS)
+
+
+@dataclass(frozen=True)
+class UserMetric:
+    """One column: its definition, and the path of the function that computes it."""
+
+    metric: Metric
+    function: str
+
+    def compute(self, record: RunRecord) -> float:
+        """Call the function with a copy of the record and its samples.
+
+        Raises:
+            Exception: whatever importing or calling it raises.
+        """
+        module, _, name = self.function.rpartition(".")
+        own = replace(record, metrics=dict(record.metrics))
+        return float(getattr(import_module(module), name)(own, record.samples))
+
+
+def user_metrics(definitions: Definitions) -> list[UserMetric]:
+    """Check definitions, as they stand below `metric.columns`.
+
+    Raises:
+        BadValueError: a key is missing or unknown, a column has the name of one of vitsweep's, or two
+            have the same label and unit.
+    """
+    found = [_checked(column, node) for column, node in definitions.items()]
+    by_heading: dict[str, str] = {}
+    for own in found:
+        heading, column = own.metric.axis_label, own.metric.column
+        if (other := by_heading.setdefault(heading, column)) != column:
+            raise BadValueError(
+                f"`metric.columns.{column}` and `metric.columns.{other}` have the same label and unit, "
+                f"`{heading}`: tables need two."
+            )
+    return found
+
+
+def _checked(column: str, node: Any) -> UserMetric:
+    path = f"metric.columns.{column}"
+    if not isinstance(node, Mapping) or set(node) != KEYS:
+        raise BadValueError(
+            f"`{path}` must have the keys `function`, `unit`, `label` and `better`, and no other."
+        )
+    if not _COLUMN.fullmatch(column) or column in _BUILT_IN:
+        fault = "is a column of vitsweep's" if column in _BUILT_IN else "is no name of a column"
+        raise BadValueError(f"`{path}`: `{column}` {fault}: use another one, in small letters.")
+    if node["better"] not in ("higher", "lower", None):
+        raise BadValueError(f"`{path}.better={node['better']}` must be `higher`, `lower` or null.")
+    if "." not in str(node["function"]):
+        raise BadValueError(
+            f"`{path}.function={node['function']}` must name a function, like `package.module.function`."
+        )
+    definition = f"{node['function']}(record, samples), when a run has been measured"
+    metric = Metric(column, str(node["unit"]), str(node["label"]), node["better"], definition)
+    return UserMetric(metric, str(node["function"]))
+
+
+def check_metrics(definitions: Definitions) -> None:
+    """Refuse functions that cannot be imported, before anything runs.
+
+    Raises:
+        BadValueError: a definition is wrong or its function cannot be imported.
+    """
+    for metric in user_metrics(definitions):
+        module, _, name = metric.function.rpartition(".")
+        try:
+            getattr(import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise BadValueError(
+                f"`metric.columns.{metric.metric.column}.function={metric.function}` cannot be imported "
+                f"({error})."
+            ) from error
+
+
+def with_user_metrics(record: RunRecord, store: Store) -> RunRecord:
+    """Return the record of a measured run with the columns that the sweep's commands name.
+
+    Where a function raises or returns no number, its column is empty and `<column>_reason` says why.
+    """
+    metrics, reasons = dict(record.metrics), {}
+    for metric in user_metrics(definitions_of(store)):
+        column = metric.metric.column
+        try:
+            metrics[column] = metric.compute(record)
+        except Exception as error:  # the code is the user's
+            metrics[column] = None
+            reasons[f"{column}_reason"] = (
+                f"{metric.function} raised {type(error).__name__}: {error}"
+            )
+    return replace(record, metrics=metrics, environment=record.environment | reasons)
+
+
+def definitions_of(store: Store) -> dict[str, Mapping[str, Any]]:
+    """Return the definitions of all commands of a sweep; of one column the latest counts."""
+    return {
+        column: node
+        for command in store.commands()
+        for column, node in (command.get("metrics") or {}).items()
+    }
+
+
+def register(store: Store) -> None:
+    """Let tables, charts and reports know the columns of a sweep."""
+    for metric in user_metrics(definitions_of(store)):
+        METRICS[metric.metric.column] = metric.metric
+        COLUMN_OF[metric.metric.axis_label] = metric.metric.column
+
+
+def users_columns() -> list[Metric]:
+    """Return the columns that were registered."""
+    return [metric for column, metric in METRICS.items() if column not in _BUILT_IN]
