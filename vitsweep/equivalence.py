@@ -146,7 +146,9 @@ def _train_twin(twin: CellSpec, world: World) -> tuple[list[float], Named]:
     def keep(*_: object) -> None:
         """At the first update gradients are averaged, unscaled and clipped."""
         if not gradients:
-            gradients.update(whole_tensors(trainer, trainer.gradient_of))
+            found = whole_tensors(trainer, trainer.gradient_of)
+            # A later step overwrites the buckets of DDP.
+            gradients.update({name: gradient.clone() for name, gradient in found.items()})
 
     if twin.optimizer == _plain_sgd(twin):
         # A tensor that is left over from an earlier step shows from the second one on. At first there
