@@ -67,6 +67,16 @@ class Sweep:
         ordered = ranked(cells.assign(cell=cell_names(cells)))
         return ordered.reindex(columns=["cell", *columns]).reset_index(drop=True)
 
+    def race(self) -> "DataFrame":
+        """Return how a race went: when and why each cell was dropped; empty where there was no race."""
+        from pandas import DataFrame
+
+        from vitsweep.results.race_file import read_race
+        from vitsweep.tables.race import race_table
+
+        found = read_race(self.folder)
+        return race_table(found) if found else DataFrame()
+
     def report(self) -> "Report":
         """Write tables, charts and one HTML page into `folder/report`; a notebook shows the page.
 
@@ -135,12 +145,16 @@ class Sweep:
     def _repr_html_(self) -> str:
         """Show the answer, the table and the speedup chart in a notebook."""
         from vitsweep.report.answer import answers
+        from vitsweep.results.race_file import read_race
+        from vitsweep.tables.race import race_answer
         from vitsweep.tables.show import presented
 
         cells = self.cells
         if cells.empty:
             return f"<p>{escape(repr(self))}</p>"
-        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in answers(cells))
+        race = read_race(self.folder)
+        said = [race_answer(race)] if race else answers(cells)
+        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in said)
         table = presented(cells).to_html(index=False)
         return f"<h4>Sweep {escape(self.name)}</h4>{sentences}{table}{self._chart()}"
 
