@@ -8,6 +8,7 @@ from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
 from vitsweep.errors import BadValueError
 from vitsweep.planning.plan_request import CURRENT, PlanRequest
+from vitsweep.planning.prediction_before_run import predicts
 
 
 def parser() -> Options:
@@ -40,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
         overrides.append(f"resources.nodes={_nodes(known.nodes)}")
     token = CURRENT.set(
         PlanRequest(
-            predict=not known.no_predict,
+            predict=not known.no_predict and (predicts() or bool(known.hardware)),
             hardware=_parts(known.hardware),
             columns=_parts(known.columns),
             parquet=known.parquet,

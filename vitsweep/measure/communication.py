@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from vitsweep.collectives.primitives import Purpose, current_purpose
 
@@ -81,6 +82,8 @@ def _observing(observe: Callable[..., None]) -> AbstractContextManager[Any]:
             args: tuple[Any, ...] = (),
             kwargs: dict[str, Any] | None = None,
         ) -> Any:
+            if any(issubclass(kind, DTensor) for kind in types):
+                return NotImplemented  # comes back with what the operation does on this rank
             result = func(*args, **(kwargs or {}))
             observe(func, result, args, kwargs or {})
             return result

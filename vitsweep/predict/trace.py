@@ -21,6 +21,7 @@ from vitsweep.predict.replica import Replica
 from vitsweep.predict.step_trace import MemoryParts, StepTrace, memory_parts
 from vitsweep.predict.untraced import traceable
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.multidim_spec import MultiDimSpec
 from vitsweep.techniques.memory import offloaded_blocks
 from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
 from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
@@ -211,7 +212,12 @@ def _borders(cell: CellSpec) -> Callable[..., list[Tensor]]:
         found = [images]
         for stage in range(1, stages):
             shared = tokens[stage * len(tokens) // stages - 1]
-            axes = (len(images), shared) if cell.layout.batch_first else (shared, len(images))
+            axes: tuple[int, ...] = (len(images), shared)
+            if isinstance(cell.model, MultiDimSpec):
+                columns = cell.model.grid(cell.batch.resolution_px)[1]
+                axes = (len(images), shared // columns, columns)
+            elif not cell.layout.batch_first:
+                axes = (shared, len(images))
             found.append(torch.empty(*axes, width, dtype=dtype, device=images.device))
         return (
             [*found, runner.stages[-1](found[-1])]

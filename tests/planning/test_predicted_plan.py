@@ -1,0 +1,46 @@
+"""Predictions in a plan: columns, files, other hardware, cells that do not fit."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.cells import TINY
+from tests.command import Command
+
+
+def test_a_plan_predicts_and_writes_all_columns(
+    vitsweep: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cells = (*TINY[:-1], "data=synthetic", "batch.scope=per_replica", "precision=O1")
+    batches = ("batch.images_per_step=16,1073741824", "sweep.baseline=null")
+    files = ("--parquet", "p.parquet", "--html", "p.html")
+    shown = vitsweep(
+        "plan", "-m", *cells, *batches, "--hardware", "h100", "--nodes", "2", *files, quick=False
+    ).stdout
+    assert "will not fit: " in shown
+    assert "GiB per rank are predicted" in shown
+    table = pd.read_parquet(tmp_path / "p.parquet").set_index("batch.images_per_step")
+    assert list(table["state"]) == ["runnable", "will not fit"]
+    small = table.loc["16"]
+    assert small["hardware"] == "h100"
+    assert small["step_time_low_ms"] < small["step_time_ms"] < small["step_time_high_ms"]
+    assert small["gradient_bytes_per_step"] == 2 * 15 / 16 * 4 * small["num_parameters"]
+    assert small["optimizer_state_gib"] > 2 * small["parameter_gib"]
+    assert "will not fit" in (tmp_path / "p.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--hardware", "h1000"], "Did you mean"),
+        (["--nodes", "two"], "whole numbers"),
+        (["--columns", "peak_gb", "--no-predict"], "there is no such column"),
+        (["--frob"], "--frob"),
+    ],
+)
+def test_wrong_options_are_refused(arguments: list[str], words: str, vitsweep: Command) -> None:
+    done = vitsweep("plan", *TINY, *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
