@@ -19,6 +19,7 @@ from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import debug as tensor_debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -45,6 +46,16 @@ def fake_world(cell: CellSpec, device: torch.device, rank: int = 0) -> Iterator[
             yield world
     finally:
         dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Empty DTensor's cache, whose entries name process groups of the world that has ended."""
+    clear = getattr(
+        tensor_debug, "_clear_sharding_prop_cache", None
+    )  # private, not in all versions
+    if clear is not None:
+        clear()
 
 
 @contextmanager
