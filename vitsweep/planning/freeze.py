@@ -76,6 +76,7 @@ def freeze(
             "command": command_line(),
             "question": settings.question,
             "limit": asdict(settings.limit),
+            "search": settings.search,
             "replicate": settings.replicate,
             "cells": [e.cell_id for e in plan.entries.values() if not e.is_added_baseline],
             "baselines": plan.baselines,

@@ -17,6 +17,7 @@ from vitsweep.tables.load import Sweep
 from vitsweep.tables.names import with_changes
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.per_chip import per_chip
+from vitsweep.tables.race import race_history
 from vitsweep.tables.roofline import roofline
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.scaling_fit import predicted_scaling
@@ -135,6 +136,12 @@ def limits(sweep: Sweep) -> DataFrame:
     table = limits_table.limits(sweep.cells, sweep.limit_key)
     table.attrs["key"] = sweep.limit_key
     return table
+
+
+def race(sweep: Sweep) -> DataFrame:
+    """Return the cells of a race with the blocks in which each ran and led."""
+    table = race_history(sweep.race)
+    return table if len(table) > 1 and (table["runs"] > 0).any() else NOTHING
 
 
 def lengths(sweep: Sweep) -> DataFrame:

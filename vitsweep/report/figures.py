@@ -19,6 +19,7 @@ from vitsweep.charts import (
     pareto,
     per_chip,
     phases,
+    race,
     roofline,
     scaling,
     sequence_length,
@@ -58,6 +59,9 @@ class Chart:
 HATCHED = "Hatched: no difference is claimed."
 HOLLOW = "Hollow or hatched: oversubscribed, so nothing is said about scaling."
 CHARTS = (
+    Chart("race", "Who was in the race when", chart_data.race, race.draw,
+          "A line for each cell from its first run to the block after which it was dropped; dots: its runs; "
+          "thick: it led. Green: the leader at the end; blue: the runner-up; red: failed or left out."),
     Chart("limits", "How far each goes", chart_data.limits, limits.draw,
           "Found by bisection; x: the smallest value that ran out of memory."),
     Chart("speedup", "Speedup over the baseline", chart_data.speedups, speedup.draw,

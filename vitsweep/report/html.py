@@ -1,7 +1,7 @@
 """`write_report`: one self-contained page, with its charts, Markdown and CSV beside it."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from vitsweep.tables.formatting import missing
 from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
 from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.race import presented_race, race_answer, race_lines, race_table
 from vitsweep.tables.reasons import unmeasured_lines
 from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
 from vitsweep.tables.show import counts, coverage, markdown, peaks_gib, presented, ranked
@@ -39,7 +40,7 @@ def write_report(store: Store | Path) -> Path:
     """Write `report/` of a sweep folder and return the path of its `index.html`.
 
     Beside it: `table.md`, `cells.csv`, `coverage.csv`, every chart as PNG and SVG, `limits.csv` where the
-    sweep looked for a limit, `replicates.csv` where it repeated settings, and
+    sweep looked for a limit, `race.csv` where it raced, `replicates.csv` where it repeated settings, and
     `exposed_communication.csv` where scaling was measured.
 
     Raises:
@@ -79,6 +80,7 @@ def write_report(store: Store | Path) -> Path:
         diagnosed=_diagnosed(sweep),
         comparisons=[sentence for pair in pairs for sentence in pair.sentences],
         exposed=exposed,
+        race=sweep.race,
     )
     page = folder / "index.html"
     write_atomically(page, text)
@@ -94,6 +96,7 @@ def render(
     diagnosed: DataFrame | None = None,
     comparisons: Sequence[str] = (),
     exposed: DataFrame = chart_data.NOTHING,
+    race: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the page as text.
 
@@ -106,20 +109,24 @@ def render(
         diagnosed: table of `tables.diagnostics`.
         comparisons: sentences about the pairs that `compare` measured.
         exposed: table of `tables.exposed_communication`.
+        race: `race.json` of the sweep, where there was one.
     """
     latest = commands[-1] if commands else {}
     key = limit_key(commands)
     found = limits(cells, key)
     repeated_key = replicate_key(commands)
     repeated = replicates(cells, repeated_key)
-    repeated_answer = [replicates_answer(repeated)] if len(repeated) else []
+    other_answer = [replicates_answer(repeated)] if len(repeated) else []
+    if race and latest.get("search") == "race":
+        other_answer = [race_answer(race), *race_lines(race)]
     context = {
         "name": name,
         "question": latest.get("question") or question(_asked_for(cells, latest)),
-        "answers": [limit_answer(found, key)] if key else repeated_answer or answers(cells),
+        "answers": [limit_answer(found, key)] if key else other_answer or answers(cells),
         "comparisons": comparisons,
         "exposed": presented_exposed(exposed).to_dict("split"),
         "limits": presented_limits(found, key).to_dict("split") if key else None,
+        "race": presented_race(race_table(race)).to_dict("split") if race else None,
         "replicates": presented(repeated, wide=True).to_dict("split") if len(repeated) else None,
         "replicated": repeated_key,
         "table": table(cells),

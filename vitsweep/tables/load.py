@@ -10,6 +10,7 @@ from pandas import DataFrame
 from pyarrow import ArrowInvalid
 
 from vitsweep.errors import VitsweepError
+from vitsweep.results.race_file import read_race
 from vitsweep.results.store import Store
 from vitsweep.results.upgrade import upgraded_rows
 from vitsweep.tables.cells import cells
@@ -35,6 +36,7 @@ class Sweep:
         cells: one row per cell.
         limit_key: key whose largest value the sweep searched for; empty for a plain grid.
         traces: cell -> its latest profiler trace.
+        race: `race.json` of the sweep; empty where there was no race.
     """
 
     runs: DataFrame
@@ -42,13 +44,21 @@ class Sweep:
     cells: DataFrame
     limit_key: str = ""
     traces: dict[str, Path] = field(default_factory=dict)
+    race: dict[str, Any] = field(default_factory=dict)
 
 
 def sweep_of(store: Store) -> Sweep:
     """Return runs and cells of one sweep folder; the runs may be empty."""
     runs, baselines = runs_of(store), store.baselines()
     found = cells_from(store, runs)
-    return Sweep(newest_code(runs), baselines, found, limit_key(store.commands()), traces_of(store))
+    return Sweep(
+        newest_code(runs),
+        baselines,
+        found,
+        limit_key(store.commands()),
+        traces_of(store),
+        read_race(store.root),
+    )
 
 
 def read_sweep(*folders: str | Path) -> Sweep:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import exp
 from typing import Any
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.tables.formatting import count, number, ratio, times
 
@@ -69,6 +69,21 @@ def _row(cell: Mapping[str, Any], race: Race) -> dict[str, Any]:
             "to_leader_high": exp(gain + half),
         }
     return row
+
+
+def race_history(race: Race) -> DataFrame:
+    """Return the table with `blocks` (in which a cell ran) and `led` (first and last block, from 1)."""
+    table = race_table(race)
+    blocks = {cell["cell_id"]: cell["blocks"] for cell in race.get("cells", ())}
+    led: dict[str, list[tuple[int, int]]] = {cell: [] for cell in blocks}
+    begin = 0
+    for round_ in race.get("rounds", ()):
+        led[round_["leader"]].append((begin + 1, round_["blocks"]))
+        begin = round_["blocks"]
+    return table.assign(
+        blocks=[blocks[cell] for cell in table["cell_id"]],
+        led=Series([led[cell] for cell in table["cell_id"]], table.index, dtype=object),
+    )
 
 
 def presented_race(table: DataFrame) -> DataFrame:
