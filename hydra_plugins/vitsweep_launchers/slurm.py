@@ -19,6 +19,8 @@ class SlurmLauncher(CellLauncherPlugin):
         fields: everything in conf/hydra/launcher/slurm.yaml.
     """
 
+    can_race = True
+
     def machine(self) -> "Machine":
         """Return one node of the partition."""
         from vitsweep.launchers.slurm.submit.cluster import machine_of

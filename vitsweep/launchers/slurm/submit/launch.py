@@ -19,6 +19,7 @@ from vitsweep.launchers.slurm.state.watch import watch
 from vitsweep.launchers.slurm.submit.cluster import machine_of, max_array_size
 from vitsweep.launchers.slurm.submit.packing import pack, without_unpaired_baselines
 from vitsweep.launchers.slurm.submit.sbatch import submit
+from vitsweep.launchers.slurm.submit.slurm_race import check_race, run_race
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.planning.notices import print_notices
@@ -40,8 +41,16 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
     Raises:
         VitsweepError: a value is wrong, or Slurm refuses.
     """
+    is_race = request.settings.search == "race"
+    if is_race:
+        check_race(settings)
     require_slurm()
     console = request.console
+    if is_race:
+        with prepared(request, machine_of(settings)) as sweep:
+            pass
+        yield from _raced(sweep, request, settings)
+        return
     with prepared(request, machine_of(settings)) as sweep:
         watched = _submit_missing(sweep, request.settings, settings, console)
     store, plan = sweep.store, sweep.plan
@@ -56,6 +65,23 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
         return
     with locked(store, console):
         yield LaunchResult(store=store, plan=plan)
+
+
+def _raced(
+    sweep: PreparedSweep, request: LaunchRequest, settings: SlurmSettings
+) -> Iterator[LaunchResult]:
+    """Run the rounds of a race; the sweep is locked while one is chosen, not while its jobs run."""
+    store, plan, console = sweep.store, sweep.plan, request.console
+    if not run_race(sweep, request, settings):
+        console.print(
+            f"Detached; the jobs continue, and the same command goes on with the race. "
+            f"{_next_commands(store)}",
+            highlight=False,
+        )
+        yield LaunchResult(store=store, plan=plan, interrupted=True, submitted=True, is_race=True)
+        return
+    with locked(store, console):
+        yield LaunchResult(store=store, plan=plan, is_race=True)
 
 
 def _submit_missing(
