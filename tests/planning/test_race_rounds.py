@@ -15,6 +15,7 @@ from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.race_plan import describe_race, describe_refused
 from vitsweep.planning.race_rounds import RaceRounds
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.race_file import read_race
@@ -235,3 +236,30 @@ def test_a_budget_that_is_too_small_for_one_block_is_refused(
         BadValueError, match=r"`sweep.minutes=0.01` is too small for one block: 8 runs"
     ):
         rounds_of(small, tmp_path).check()
+
+
+def test_plan_says_how_a_race_would_proceed_and_what_it_costs_at_most(
+    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
+) -> None:
+    told = describe_race(rounds_of(grid, tmp_path))
+    assert told.startswith(
+        "Race of 12 cells in blocks of 8 runs: first 4 that cover cells at random"
+    )
+    assert "at most 9 blocks, which cost as much as the full grid" in told
+    assert "5 fresh blocks of leader, baseline and runner-up" in told
+    assert "a full one of 5 blocks takes 65 runs" in told
+    bounded = rounds_of((grid[0], replace(grid[1], minutes=30.0)), tmp_path)
+    assert "as many blocks as sweep.minutes=30 allows" in describe_race(bounded)
+
+
+def test_choices_that_change_the_model_are_refused_where_the_model_is_kept() -> None:
+    plan, _ = planned("classifier=token,pooled", "sweep.keep_model=true")
+    [refused] = [entry for entry in plan.entries.values() if entry.reasons]
+    assert "`classifier=pooled` changes what the model computes" in refused.reasons[0]
+    assert "1 of 2 cells cannot run and are not in the race" in describe_refused(plan)
+    assert describe_refused(planned("classifier=token,pooled")[0]) == ""
+
+
+def test_everything_is_a_race_that_keeps_the_model() -> None:
+    settings = sweep_settings(composer().compose(["+sweep=everything"]).tree)
+    assert (settings.search, settings.keep_model) == ("race", True)

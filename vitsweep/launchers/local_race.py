@@ -8,6 +8,7 @@ from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block, repeated_runs
 from vitsweep.planning.notices import print_notices
+from vitsweep.planning.race_plan import describe_refused
 from vitsweep.planning.race_rounds import RaceRounds
 from vitsweep.planning.sweep_plan import cell_labels
 
@@ -22,6 +23,8 @@ def run_race(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> boo
     earlier = list(store.runs())
     rounds = RaceRounds(plan, request.settings, store, sweep.code, earlier)
     rounds.check()
+    if refused := describe_refused(plan):
+        console.print(refused, highlight=False)
     runner = BlockRunner(store, sweep.code, parallel, earlier)
     begin = rounds.state(())
     print_notices(begin, plan, store, f"`vitsweep retry {store.name}` runs them again", console)

@@ -24,6 +24,8 @@ from vitsweep.planning.plan_request import PlanRequest
 from vitsweep.planning.plan_view import show_plan
 from vitsweep.planning.predicted_plan import as_columns, machine_with, sums, with_predictions
 from vitsweep.planning.provenance import code_state
+from vitsweep.planning.race_plan import describe_race
+from vitsweep.planning.race_rounds import RaceRounds
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings
 from vitsweep.predict.hardware import hardware_named
 from vitsweep.report.plan_page import plan_page
@@ -119,7 +121,8 @@ class PlanOverview:
         plan: the cells with their baselines.
         state: what is measured already.
         store: of the sweep; its folder need not exist.
-        detectable_effect: a sentence on how small a difference the sweep could show, or "".
+        detectable_effect: a sentence on how small a difference the sweep could show, or ""; of a race,
+            how it would proceed.
     """
 
     rows: list[dict[str, Any]]
@@ -155,12 +158,12 @@ def overview(
     noise = noise_of(runs, baselines)
     if not noise.num_ratios and sweep_plan.runnable and machine.described_by == HERE:
         noise = noise_of_other_sweep(store, device_name(machine.device))
+    if settings.search == "race":
+        outlook = describe_race(RaceRounds(sweep_plan, settings, store, code_state(), runs))
+    else:
+        outlook = describe_detectable_effect(sweep_plan, noise) or ""
     return PlanOverview(
-        rows=rows,
-        plan=sweep_plan,
-        state=state,
-        store=store,
-        detectable_effect=describe_detectable_effect(sweep_plan, noise) or "",
+        rows=rows, plan=sweep_plan, state=state, store=store, detectable_effect=outlook
     )
 
 

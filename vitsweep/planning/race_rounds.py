@@ -13,6 +13,7 @@ from hashlib import sha256
 from math import ceil
 from typing import Any
 
+import numpy as np
 from pandas import DataFrame
 
 from vitsweep.composition.sweep_settings import SweepSettings
@@ -20,10 +21,10 @@ from vitsweep.errors import BadValueError
 from vitsweep.planning.blocks import BalancedOrder, Block, runs_per_cell
 from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.race_cells import RaceCells, seconds_of
+from vitsweep.planning.race_state import state_of_race
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.planning.usable_runs import usable_runs
 from vitsweep.racing.race import Phase, Race, Step
-from vitsweep.racing.rules import LEVEL
 from vitsweep.results.race_file import read_race, write_race
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
@@ -32,6 +33,8 @@ from vitsweep.tables.ratios import estimate
 START_UP_SECONDS = 1.0
 """Least time in which a run starts its processes, for a budget that is too small for anything."""
 LEAST_CELLS = 2
+GRID_BLOCKS = 5
+"""Least blocks of a grid whose intervals one would publish."""
 
 
 @dataclass
@@ -79,6 +82,18 @@ class RaceRounds:
             seed=int(sha256(ids.encode()).hexdigest()[:12], 16),
             at_once=self.at_once,
         )
+
+    @cached_property
+    def grid_blocks(self) -> int:
+        """Blocks of the full grid that a race is compared with."""
+        return max(GRID_BLOCKS, *(e.spec.measurement.blocks for e in self.cells.entries), 0)
+
+    @cached_property
+    def grid_runs(self) -> int:
+        """Runs of that grid, those of baselines among them."""
+        named = [e.cell_id for e in self.cells.entries if not e.is_added_baseline]
+        missing = dict.fromkeys(named, self.grid_blocks)
+        return runs_per_cell(self.plan, missing, self.settings.cells_per_block).total()
 
     def check(self) -> None:
         """Refuse a race that cannot begin.
@@ -163,9 +178,16 @@ class RaceRounds:
     def _affordable(
         self, wanted: Sequence[Sequence[str]], used: Sequence[RunRecord]
     ) -> Sequence[Sequence[str]]:
-        """Return the blocks that the budget allows, with the confirmation after them."""
+        """Return the blocks that the budget allows, with the confirmation after them.
+
+        Without a budget in minutes a race ends where it has cost what the full grid costs.
+        """
         if self.settings.minutes is None:
-            return wanted
+            room = self.grid_runs - len(used) - 3 * self.settings.confirm
+            sizes = np.cumsum([len(block) for block in wanted])
+            return [
+                block for block, end in zip(wanted, sizes, strict=True) if end <= room or not used
+            ]
         budget, per_run = 60 * self.settings.minutes, self._seconds_of_run(used)
         reserved = min(3 * self.settings.confirm * per_run, budget / 2)
         left = budget - seconds_of(used) - reserved
@@ -228,64 +250,23 @@ class RaceRounds:
         self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]
     ) -> dict[str, Any]:
         """Return what `race.json` says."""
-        step, cells = self._step, self.cells
         choosing = [run for run in used if run.block not in self._confirming_blocks]
-        runs, verdict = cells.runs(choosing), step.verdict
-        missing = {e.cell_id: e.spec.measurement.blocks for e in self.plan.runnable}
-        missing = {c: n for c, n in missing.items() if not self.plan.entries[c].is_added_baseline}
-        grid = runs_per_cell(self.plan, missing, self.settings.cells_per_block).total()
-        document: dict[str, Any] = {
+        runs, settings = self.cells.runs(choosing), self.settings
+        return {
             "ended": self.ended,
-            "objective": self.settings.objective,
-            "indifference": self.settings.indifference,
-            "level": LEVEL,
-            "memory_limit_gib": self.settings.memory_limit_gib,
-            "minutes": self.settings.minutes,
+            "objective": settings.objective,
+            "indifference": settings.indifference,
+            "memory_limit_gib": settings.memory_limit_gib,
+            "minutes": settings.minutes,
             "seconds": seconds_of(used),
             "num_runs": len(used),
-            "num_blocks": runs.num_blocks,
             "num_start_blocks": self.race.num_start_blocks,
-            "grid_runs": grid,
-            "grid_blocks": max(missing.values(), default=0),
+            "grid_runs": self.grid_runs,
+            "grid_blocks": self.grid_blocks,
             "confirmations": self._confirmations,
+            "confirmed": self._confirmed(used, left),
+            **state_of_race(self.cells, cell_labels(self.plan), runs, self._step.verdicts, left),
         }
-        rows = []
-        labels = cell_labels(self.plan)
-        for number, entry in enumerate(cells.entries):
-            row: dict[str, Any] = {
-                "cell_id": entry.cell_id,
-                "name": labels[entry.cell_id],
-                "blocks": runs.block[runs.cell == number].tolist(),
-            }
-            if entry.cell_id in left:
-                row |= dict(zip(("left_after", "reason"), left[entry.cell_id], strict=True))
-            rows.append(row)
-        if verdict is not None:
-            for number, row in enumerate(rows):
-                row["gain"] = float(verdict.gain[number])
-                row["gain_sd"] = float(verdict.gain_sd[number])
-                after = [v.num_blocks for v in step.verdicts if not v.alive[number]]
-                if after and "left_after" not in row:
-                    row["dropped_after"] = after[0]
-            document |= {
-                "leader": cells.entries[verdict.leader].cell_id,
-                "runner_up": cells.entries[verdict.runner_up].cell_id,
-                "baseline": cells.entries[verdict.leader].baseline_id,
-                "scales": vars(verdict.scales),
-                "odd_runs": float(verdict.odd_runs.mean()),
-                "rounds": [
-                    {
-                        "blocks": v.num_blocks,
-                        "runs": int(v.num_runs.sum()),
-                        "leader": cells.entries[v.leader].cell_id,
-                        "alive": int(v.alive.sum()),
-                        "chance_of_better": v.chance_of_better,
-                    }
-                    for v in step.verdicts
-                ],
-                "confirmed": self._confirmed(used, left),
-            }
-        return document | {"cells": rows}
 
     def _confirmed(
         self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]

@@ -1,6 +1,6 @@
 """SweepPlan: the cells of one command, typed and checked, with the baselines they are divided by."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.machine import Machine
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.rules import conflicts
+from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
 _GROUPS = tuple(part.name for part in fields(CellSpec) if part.name != "seed")
 
@@ -116,9 +117,22 @@ def plan_cell(
         composed=composed,
         tree=tree,
         spec=cell,
-        reasons=tuple(conflicts(cell)),
+        reasons=(*conflicts(cell), *_changed_model(cell, composed)),
         sources=sources or Sources(),
     )
+
+
+def _changed_model(cell: CellSpec, composed: ComposedCell) -> Iterator[str]:
+    """Yield a reason for each choice that `sweep.keep_model=true` leaves out."""
+    if not composed.tree.get("sweep", {}).get("keep_model", False):
+        return
+    for group in TECHNIQUE_GROUPS:
+        technique = getattr(cell, group)
+        if technique.changes_model:
+            yield (
+                f"`{group}={technique.name}` changes what the model computes, and `sweep.keep_model=true` "
+                "leaves such choices out."
+            )
 
 
 def _require_single_choices(composed: ComposedCell) -> None:

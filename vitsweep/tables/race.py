@@ -154,12 +154,13 @@ def _end(race: Race) -> str:
     others = table[table["state"].isin(["runner-up", "in the race", "never ran"])]["name"]
     more = f" and {len(others) - MOST_OPEN} more" if len(others) > MOST_OPEN else ""
     named = "; ".join(others.head(MOST_OPEN)) + more
-    why = "the budget is spent" if race["ended"] == "budget" else "the race goes on"
+    spent = "the budget is spent" if race["minutes"] else "it cost as much as the full grid"
+    why = spent if race["ended"] == "budget" else "the race goes on"
     if race["ended"] == "alone":
         return "Settled: every other cell failed or was left out."
     return (
         f"Not settled, {why}: the probability that {what} is {100 * chance:.0f} %. Still open: {named}. "
-        "The same command, with a larger `sweep.minutes` where that is set, continues."
+        "The same command, where the budget is spent with a larger `sweep.minutes`, continues."
     )
 
 

@@ -13,6 +13,7 @@ from vitsweep.launchers.slurm.submit.sbatch import submit
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.planning.notices import print_notices
 from vitsweep.planning.provenance import code_folder
+from vitsweep.planning.race_plan import describe_refused
 from vitsweep.planning.race_rounds import RaceRounds
 from vitsweep.tables.formatting import count
 
@@ -55,6 +56,8 @@ def run_race(sweep: PreparedSweep, request: LaunchRequest, settings: SlurmSettin
     earlier = list(store.runs())
     rounds = RaceRounds(plan, request.settings, store, sweep.code, earlier, at_once=BLOCKS_AT_ONCE)
     rounds.check()
+    if refused := describe_refused(plan):
+        console.print(refused, highlight=False)
     state = rounds.state(())
     print_notices(state, plan, store, f"`vitsweep retry {store.name}` runs them again", console)
     known, fruitless = {run.run_id for run in earlier}, 0

@@ -1,0 +1,53 @@
+"""`sweep.search=race` as a user types it: refused, killed at a random moment, resumed, reported."""
+
+import os
+import signal
+
+import pytest
+
+from tests.command import Command
+from tests.launchers.test_local_faults import wait_for
+from vitsweep.results.race_file import read_race
+
+GRID = (
+    "-m",
+    "precision=fp32,O1",
+    "optimizer=adamw_loop,adamw_foreach,adamw_fused",
+    "sweep.search=race",
+)
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (("sweep.search=race",), "`sweep.search=race` has one cell"),
+        ((*GRID, "sweep.minutes=0.01"), "`sweep.minutes=0.01` is too small for one block: 6 runs"),
+        ((*GRID, "hydra/launcher=basic"), "`sweep.search=race` does not work with BasicLauncher"),
+    ],
+)
+def test_a_race_that_cannot_begin_is_refused(
+    vitsweep: Command, typed: tuple[str, ...], told: str
+) -> None:
+    done = vitsweep(*typed)
+    assert done.returncode == 2, done.stdout
+    assert told in done.stderr
+
+
+@pytest.mark.full
+def test_a_race_killed_and_resumed_uses_every_run_and_ends_with_a_report(vitsweep: Command) -> None:
+    asked = (*GRID, "sweep.confirm=2")
+    running = vitsweep.start(*asked)
+    wait_for(lambda: vitsweep.store.cells.exists() and len(list(vitsweep.store.runs())) >= 4)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    before = {run.run_id for run in vitsweep.store.runs()}
+    done = vitsweep(*asked)
+    assert done.returncode == 0, done.stdout + done.stderr
+    race = read_race(vitsweep.store.root)
+    assert race["ended"] in ("settled", "budget")
+    assert before <= {run.run_id for run in vitsweep.store.runs()}
+    assert race["confirmed"][race["runner_up"]]["num_blocks"] == 2
+    page = (vitsweep.store.root / "report" / "index.html").read_text()
+    assert "fresh blocks that had no part in the choice" in page
+    assert (vitsweep.store.root / "report" / "race.csv").exists()
+    assert (vitsweep.store.root / "report" / "race.svg").exists()

@@ -1,0 +1,121 @@
+"""A race in words, as a table and as a chart: who leads, who left when and why, which figures to trust."""
+
+from typing import Any
+
+import pytest
+from matplotlib.collections import LineCollection
+
+from vitsweep.charts import race as chart
+from vitsweep.tables.race import presented_race, race_answer, race_history, race_lines, race_table
+
+
+def of_cell(cell: str, blocks: list[int], gain: float, **more: Any) -> dict[str, Any]:
+    return {
+        "cell_id": cell,
+        "name": f"x={cell}",
+        "blocks": blocks,
+        "gain": gain,
+        "gain_sd": 0.01,
+        **more,
+    }
+
+
+@pytest.fixture
+def race() -> dict[str, Any]:
+    """Six blocks: `a` leads to `b` and the baseline `p`; `c` is dropped, `d` failed, `e` never ran."""
+    confirmed = {
+        "p": {"num_blocks": 5, "speedup": 1.31, "speedup_low": 1.27, "speedup_high": 1.35},
+        "b": {"num_blocks": 5, "speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05},
+    }
+    rounds = [
+        {"blocks": 4, "runs": 20, "leader": "b", "alive": 4, "chance_of_better": 0.4},
+        {"blocks": 5, "runs": 24, "leader": "a", "alive": 3, "chance_of_better": 0.03},
+        {"blocks": 6, "runs": 28, "leader": "a", "alive": 3, "chance_of_better": 0.02},
+    ]
+    cells = [
+        of_cell("p", [0, 1, 2, 3, 4, 5], -0.27, dropped_after=5),
+        of_cell("a", [0, 4, 5], 0.0),
+        of_cell("b", [1, 3, 5], -0.01),
+        of_cell("c", [2], -0.2, dropped_after=4),
+        of_cell("d", [], -0.1, left_after=1, reason="out_of_memory: 3 GiB"),
+        of_cell("e", [], -0.02),
+    ]
+    return {
+        "ended": "settled", "objective": "throughput", "indifference": 0.02, "level": 0.05,
+        "memory_limit_gib": None, "minutes": 30.0, "seconds": 300.0, "num_runs": 43, "num_blocks": 6,
+        "num_start_blocks": 4, "grid_runs": 86, "grid_blocks": 5, "leader": "a", "runner_up": "b",
+        "baseline": "p", "odd_runs": 0.1, "rounds": rounds, "cells": cells, "confirmed": confirmed,
+        "scales": {"main": 0.1, "pairs": 0.02, "residual": 0.01, "noise": 0.03},
+    }  # fmt: skip
+
+
+def test_the_table_says_what_became_of_every_cell(race: dict[str, Any]) -> None:
+    table = race_table(race).set_index("cell_id")
+    assert table["state"].to_dict() == {
+        "a": "leader", "b": "runner-up", "p": "dropped", "c": "dropped", "d": "out", "e": "never ran",
+    }  # fmt: skip
+    assert table.index.tolist() == ["a", "b", "p", "c", "d", "e"]
+    assert table["last_block"].to_dict() == {"a": 6, "b": 6, "p": 5, "c": 4, "d": 2, "e": 6}
+    assert table.loc["c", "reason"] == "shown slower than the leader after block 4"
+    assert table.loc["d", "reason"] == "out_of_memory: 3 GiB"
+    assert table.loc["b", "to_leader"] == pytest.approx(0.990, abs=1e-3)
+    text = presented_race(race_table(race))
+    assert text["to the leader"].tolist()[:2] == ["", "0.99x [0.97, 1.01]"]
+    assert text["blocks"].tolist()[:2] == ["1 to 6", "2 to 6"]
+
+
+def test_the_answer_gives_the_ratios_of_fresh_blocks_and_says_that_they_chose_nothing(
+    race: dict[str, Any],
+) -> None:
+    assert race_answer(race) == (
+        "x=a leads: 1.31x [1.27, 1.35] against the baseline and 1.02x [0.99, 1.05] against the runner-up "
+        "x=b, over 5 fresh blocks that had no part in the choice."
+    )
+    race["confirmed"] = {}
+    assert "1.31x against the baseline by the race's model, uncorrected" in race_answer(race)
+
+
+def test_how_a_race_ended_what_it_cost_and_whose_figure_the_5_percent_is(
+    race: dict[str, Any],
+) -> None:
+    end, cost, model = race_lines(race)
+    assert end.startswith("Settled: the probability that a cell still in the race is faster")
+    assert "43 runs in 5.00 min" in cost
+    assert "86 runs, about 10.0 min: the race took 50 % of its runs" in cost
+    assert model.startswith("The 5 % is the race's model's, not a worst case")
+
+
+def test_an_unsettled_race_names_what_is_still_open(race: dict[str, Any]) -> None:
+    race["ended"] = "budget"
+    end = race_lines(race)[0]
+    assert end.startswith("Not settled, the budget is spent: the probability")
+    assert "Still open: x=b; x=e." in end
+    race["minutes"] = None
+    assert "Not settled, it cost as much as the full grid" in race_lines(race)[0]
+
+
+def test_a_rugged_landscape_is_said(race: dict[str, Any]) -> None:
+    assert not any("rugged" in line for line in race_lines(race))
+    race["scales"]["residual"] = 0.03
+    assert any("The landscape is rugged" in line for line in race_lines(race))
+
+
+def test_a_race_that_ended_before_its_first_round_has_no_result(race: dict[str, Any]) -> None:
+    for key in ("leader", "runner_up", "baseline", "rounds", "scales", "odd_runs"):
+        del race[key]
+    race |= {"ended": "budget", "num_runs": 0}
+    assert race_answer(race) == "The race has no result yet: no two cells were measured."
+    assert race_lines(race) == [
+        "The race ended before its first round: a larger `sweep.minutes` continues it."
+    ]
+
+
+def test_the_chart_has_a_line_per_cell_that_ran_and_a_dot_per_run(race: dict[str, Any]) -> None:
+    table = race_history(race)
+    assert dict(zip(table["cell_id"], table["led"], strict=True))["a"] == [(5, 5), (6, 6)]
+    [axes] = chart.draw(table).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["x=a", "x=b", "x=p", "x=c"]
+    dots = {len(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"}
+    assert dots == {3, 6, 1}
+    ends = [c.get_segments()[0][1][0] for c in axes.collections if isinstance(c, LineCollection)]
+    assert {6.0, 5.0, 4.0} <= set(ends)

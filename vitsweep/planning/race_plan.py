@@ -1,0 +1,42 @@
+"""What `plan` says of a race: how it would proceed, and what it costs at most."""
+
+from vitsweep.planning.race_cells import seconds_of
+from vitsweep.planning.race_rounds import RaceRounds
+from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.tables.formatting import count
+
+
+def describe_race(rounds: RaceRounds) -> str:
+    """Return how a race would proceed, for `plan`.
+
+    Raises:
+        BadValueError: it could not begin.
+    """
+    rounds.check()
+    race, settings = rounds.race, rounds.settings
+    size, num = race.block_size, len(rounds.cells.entries)
+    done = seconds_of(rounds.earlier)
+    most = -(-rounds.grid_runs // size)
+    bound = f"at most {count(most, 'block')}, which cost as much as the full grid"
+    if settings.minutes is not None:
+        bound = f"as many blocks as sweep.minutes={settings.minutes:g} allows"
+        if done:
+            most = int(60 * settings.minutes / (size * done / max(len(rounds.earlier), 1)))
+            bound += f", about {most} of {done / len(rounds.earlier):.2g} s per run"
+    return (
+        f"Race of {count(num, 'cell')} in blocks of {min(size, num)} runs: first {race.num_start_blocks} "
+        "that cover cells at random, then each with leader, baseline and the cells most likely to beat them; "
+        f"{bound}; then {settings.confirm} fresh blocks of leader, baseline and runner-up. The column `runs` "
+        f"is that of a grid; a full one of {rounds.grid_blocks} blocks takes {rounds.grid_runs:,} runs."
+    )
+
+
+def describe_refused(plan: SweepPlan) -> str:
+    """Return how many cells are not in a race because a rule refuses them; empty where none is."""
+    refused = len(plan.entries) - len(plan.runnable)
+    if not refused:
+        return ""
+    return (
+        f"{refused:,} of {count(len(plan.entries), 'cell')} cannot run and are not in the race: `plan` "
+        "in front of the command lists the reasons."
+    )
