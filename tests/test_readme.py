@@ -88,10 +88,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: str, checkout: Path) -> "subprocess.CompletedProcess[str]":
-    """Type a command after `. .venv/bin/activate`; a comparison ends after its first block."""
+    """Type a command after `. .venv/bin/activate`; comparisons and races end after few blocks."""
     command = command.replace("/data/imagenet", str(checkout / "pictures"))
     if " compare " in command:
         command += " --minutes 0.01"
+    command = command.replace("sweep.minutes=30", "sweep.minutes=1")
     return subprocess.run(
         ["bash", "-c", f". .venv/bin/activate; {command}"],
         cwd=checkout,

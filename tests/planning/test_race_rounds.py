@@ -263,3 +263,14 @@ def test_choices_that_change_the_model_are_refused_where_the_model_is_kept() -> 
 def test_everything_is_a_race_that_keeps_the_model() -> None:
     settings = sweep_settings(composer().compose(["+sweep=everything"]).tree)
     assert (settings.search, settings.keep_model) == ("race", True)
+
+
+def test_a_race_that_is_stopped_within_its_start_tells_of_the_runs_it_has(
+    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
+) -> None:
+    machine, rounds = Machine(grid[0]), rounds_of(grid, tmp_path)
+    machine.measure(rounds.next(())[0])
+    rounds.note(machine.records)
+    race = read_race(tmp_path)
+    assert (race["ended"], race["num_runs"], race["num_blocks"]) == ("", 8, 1)
+    assert race["leader"] in {record.cell_id for record in machine.records}

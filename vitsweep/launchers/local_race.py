@@ -41,4 +41,7 @@ def run_race(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> boo
                 if repeated := repeated_runs(block, runner.records, rounds.state(runner.records)):
                     yield repeated
 
-    return runner.run(chain(resumed, raced()), progress)
+    interrupted = runner.run(chain(resumed, raced()), progress)
+    if interrupted:
+        rounds.note(runner.records)
+    return interrupted

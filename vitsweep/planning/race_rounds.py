@@ -142,6 +142,14 @@ class RaceRounds:
         write_race(self.store.root, self._document(used, left))
         return blocks
 
+    def note(self, records: Sequence[RunRecord]) -> None:
+        """Write `race.json` after an interruption, when no further block is wanted."""
+        used = self._records(records)
+        step, left = self._judged(used, records)
+        self._step = step if step.verdicts else self._early(used, left)
+        self.ended = ""
+        write_race(self.store.root, self._document(used, left))
+
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Return what is known of the cells, see `planning.pending`."""
         return resume_state(self.plan, self.earlier, self.settings, self.code, records)

@@ -46,6 +46,7 @@ class Store:
     cells/<cell_id>/runs/<run_id>.json   one record per run
     cells/<cell_id>/record.json          the cell's one row
     runs.index                           the run records once more, see `results.record_index`
+    race.json                            how far a race came, see `results.race_file`
     runs.parquet samples.parquet cells.parquet cells.csv report/     made from the records
     ```
 

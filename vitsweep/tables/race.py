@@ -145,6 +145,8 @@ def _end(race: Race) -> str:
     if not race.get("rounds"):
         if race["ended"] == "alone":
             return "Only one cell is left that can be measured: there is nothing to race."
+        if not race["ended"]:
+            return "Stopped before the first round; the same command continues."
         return "The race ended before its first round: a larger `sweep.minutes` continues it."
     chance, margin = race["rounds"][-1]["chance_of_better"], f"{100 * race['indifference']:g} %"
     what = f"a cell still in the race is faster than the leader by more than {margin}"
