@@ -15,6 +15,7 @@ from vitsweep.planning.notices import print_notices
 from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.race_plan import describe_refused
 from vitsweep.planning.race_rounds import RaceRounds
+from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.tables.formatting import count
 
 BLOCKS_AT_ONCE = 4
@@ -48,7 +49,6 @@ def run_race(sweep: PreparedSweep, request: LaunchRequest, settings: SlurmSettin
         VitsweepError: Slurm refuses, or jobs end without a single run.
     """
     store, plan, console = sweep.store, sweep.plan, request.console
-    resources = _only_request(sweep, settings)
     live = _live_arrays(sweep)
     if live and not watch(store, plan, live, console):
         return False
@@ -56,6 +56,7 @@ def run_race(sweep: PreparedSweep, request: LaunchRequest, settings: SlurmSettin
     earlier = list(store.runs())
     rounds = RaceRounds(plan, request.settings, store, sweep.code, earlier, at_once=BLOCKS_AT_ONCE)
     rounds.check()
+    resources = only_request(plan, settings)
     if refused := describe_refused(plan):
         console.print(refused, highlight=False)
     state = rounds.state(())
@@ -97,13 +98,13 @@ def _live_arrays(sweep: PreparedSweep) -> list[JobArray]:
     return list({array.folder: array for array in live}.values())
 
 
-def _only_request(sweep: PreparedSweep, settings: SlurmSettings) -> Request:
+def only_request(plan: SweepPlan, settings: SlurmSettings) -> Request:
     """Return what all cells ask of a job.
 
     Raises:
         BadValueError: they ask for different nodes or devices, which no block can hold.
     """
-    requests = list(groups(sweep.plan.runnable, settings))
+    requests = list(groups(plan.runnable, settings))
     if len(requests) > 1:
         names = ", ".join(request.name for request in requests)
         raise BadValueError(

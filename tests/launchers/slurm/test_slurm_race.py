@@ -1,0 +1,53 @@
+"""A race on a cluster: rounds as job arrays, and what cannot be raced there."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.command import Command
+from tests.launchers.slurm.conftest import SlurmClient
+from tests.launchers.slurm.sweeps import Sweep
+from tests.launchers.slurm.test_packing import plan, settings
+from vitsweep.errors import BadValueError
+from vitsweep.launchers.slurm.submit.slurm_race import check_race, only_request
+from vitsweep.results.race_file import read_race
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"wait": False}, "`hydra.launcher.wait=false`: each round of `sweep.search=race`"),
+        ({"pair": False}, "`hydra.launcher.pair=false` does not go with `sweep.search=race`"),
+    ],
+)
+def test_a_race_waits_for_its_rounds_and_compares_within_blocks(
+    changed: dict[str, bool], told: str
+) -> None:
+    with pytest.raises(BadValueError, match=told.replace("(", r"\(")):
+        check_race(settings(**changed))
+    check_race(settings())
+
+
+@pytest.fixture
+def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
+    yield Sweep(vitsweep, slurm_environ)
+    slurm_environ.cancel_all()
+
+
+@pytest.mark.full
+def test_rounds_are_job_arrays_until_the_race_has_ended(sweep: Sweep) -> None:
+    grid = ("precision=fp32,O1", "optimizer=adamw_loop,adamw_fused")
+    sweep.run(*grid, "sweep.search=race", "sweep.confirm=1")
+    race = read_race(sweep.command.store.root)
+    assert race["ended"] in ("settled", "budget")
+    assert race["leader"]
+    arrays = sweep.arrays
+    assert len(arrays) >= 2
+    runs = [run for array in arrays for job in array.jobs() for run in job.runs()]
+    assert len(runs) == race["num_runs"] == len(list(sweep.command.store.runs()))
+
+
+def test_cells_with_different_resources_are_not_raced() -> None:
+    assert only_request(plan("sharding=ddp,fsdp"), settings()).nodes == 1
+    with pytest.raises(BadValueError, match=r"these ask for different resources \(n1x\d, n2x\d,"):
+        only_request(plan("resources.nodes=1,2"), settings())
