@@ -274,3 +274,22 @@ def test_a_race_that_is_stopped_within_its_start_tells_of_the_runs_it_has(
     race = read_race(tmp_path)
     assert (race["ended"], race["num_runs"], race["num_blocks"]) == ("", 8, 1)
     assert race["leader"] in {record.cell_id for record in machine.records}
+
+
+def test_fresh_blocks_choose_nothing_even_where_the_budget_ends_within_the_start(
+    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
+) -> None:
+    machine = Machine(grid[0])
+    rounds = rounds_of((grid[0], replace(grid[1], minutes=1.0, confirm=3)), tmp_path)
+    for block in rounds.next(()):
+        machine.measure(block)
+    rounds.next(machine.records)
+    chosen = read_race(tmp_path)
+    assert (chosen["ended"], chosen["num_blocks"]) == ("budget", 1)
+    machine.outcome = lambda record: (
+        replace(record, metrics={**record.metrics, "images_per_second": 10.0})
+        if record.cell_id == chosen["leader"]
+        else record
+    )
+    finish(rounds_of((grid[0], rounds.settings), tmp_path, machine.records), machine)
+    assert read_race(tmp_path)["leader"] == chosen["leader"]

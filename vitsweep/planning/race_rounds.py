@@ -164,19 +164,20 @@ class RaceRounds:
     def _judged(
         self, used: Sequence[RunRecord], records: Sequence[RunRecord]
     ) -> tuple[Step, dict[str, tuple[int, str]]]:
-        choosing = [run for run in used if run.block not in self._confirming_blocks]
+        choosing = self._choosing(used)
         left = self.cells.left(choosing, self.state(records).not_measured)
         return self.race.next(self.cells.runs(choosing), self.cells.left_numbers(left)), left
 
     def _early(self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]) -> Step:
-        runs = self.cells.runs(used)
+        runs = self.cells.runs(self._choosing(used))
         if len(set(runs.cell.tolist())) < LEAST_CELLS:
             return self._step
         return Step(Phase.start, verdicts=self.race.verdicts(runs, self.cells.left_numbers(left)))
 
-    @property
-    def _confirming_blocks(self) -> set[str]:
-        return {name for some in self._confirmations for name in some["blocks"]}
+    def _choosing(self, used: Sequence[RunRecord]) -> list[RunRecord]:
+        """Return the runs that may choose the leader: all but those of fresh blocks."""
+        fresh = {name for some in self._confirmations for name in some["blocks"]}
+        return [run for run in used if run.block not in fresh]
 
     def _block(self, cells: Sequence[str], name: str = "") -> Block:
         ordered = self._order.next_block(list(cells))
@@ -188,10 +189,11 @@ class RaceRounds:
     ) -> Sequence[Sequence[str]]:
         """Return the blocks that the budget allows, with the confirmation after them.
 
-        Without a budget in minutes a race ends where it has cost what the full grid costs.
+        Without a budget in minutes a race ends where it has cost what the full grid costs, the
+        confirmation not counted.
         """
         if self.settings.minutes is None:
-            room = self.grid_runs - len(used) - 3 * self.settings.confirm
+            room = self.grid_runs - len(self._choosing(used))
             sizes = np.cumsum([len(block) for block in wanted])
             return [
                 block for block, end in zip(wanted, sizes, strict=True) if end <= room or not used
@@ -258,8 +260,7 @@ class RaceRounds:
         self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]
     ) -> dict[str, Any]:
         """Return what `race.json` says."""
-        choosing = [run for run in used if run.block not in self._confirming_blocks]
-        runs, settings = self.cells.runs(choosing), self.settings
+        runs, settings = self.cells.runs(self._choosing(used)), self.settings
         return {
             "ended": self.ended,
             "objective": settings.objective,
