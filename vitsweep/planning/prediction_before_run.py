@@ -46,10 +46,11 @@ def predict_before_run(entry: PlannedCell, store: Store) -> None:
     """Keep the prediction of one cell in its folder; torch is there in the fork server already."""
     if predicts():
         with suppress(Exception):
+            context = fork_server()  # says what the server imports, before it starts
             start_fork_server()
             found = predict_cells(
                 {entry.cell_id: entry.spec},
-                context=fork_server(),
+                context=context,
                 seconds=SECONDS_BEFORE_A_RUN,
             )
             _store(found[entry.cell_id], entry.cell_id, store)
