@@ -1,0 +1,125 @@
+"""The calibration of a machine: read back for its device and torch, fitted to whole steps, interpolated."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.predict.traces import exchange, moved, product, trace_of
+from vitsweep.predict.calibrate import fitted
+from vitsweep.predict.calibrated_rates import CalibratedRates, RankSetup
+from vitsweep.predict.calibration import Calibration, load_calibration, path_for
+from vitsweep.predict.step_time import predict_step
+from vitsweep.predict.step_trace import StepTrace
+
+GFLOPS, GB_S = 100, 10
+
+
+def setup(ranks: int = 1) -> RankSetup:
+    """A machine of 100 GFLOP/s and 10 GB/s, whose all-reduce moves 1 GB/s after 100 us."""
+    products = [
+        {"kind": "matmul", "name": "addmm", "dtype": "float32", "shape": [1, m, n, k], "backward": by_weight,
+         "bytes_moved": 0, "us": 2 * m * n * k / GFLOPS / 1e3}
+        for m in (64, 1024) for n in (128, 1024) for k in (128, 1024) for by_weight in (False, True)
+    ]  # fmt: skip
+    adds = [
+        {"kind": "memory", "name": "add", "dtype": "float32", "shape": [n], "backward": False,
+         "bytes_moved": 12 * n, "us": 12 * n / GB_S / 1e3}
+        for n in (1000, 10**6)
+    ]  # fmt: skip
+    sent = [
+        {"name": "all_reduce", "bytes": size, "ranks": ranks, "us": 100 + size / 1e3}
+        for size in (1000, 10**6, 10**8)
+    ]
+    collectives = sent if ranks > 1 else []
+    return RankSetup(ranks=ranks, threads=1, operators=products + adds, collectives=collectives)
+
+
+def rates(of: RankSetup, ranks_per_node: int | None = None, cores: int = 2) -> CalibratedRates:
+    here = ranks_per_node or of.ranks
+    return CalibratedRates(of, ranks_per_node=here, threads=1, cores=cores, title="a machine")
+
+
+def step(scale: int, dispatches: int) -> StepTrace:
+    operators = (
+        replace(product(64 * scale, 512, 512), dtype="float32"),
+        replace(moved(12000 * scale, count=20), dtype="float32"),
+    )
+    return trace_of(*operators, dispatches=dispatches, device="cpu")
+
+
+def test_shapes_between_measured_ones_have_their_rate() -> None:
+    found = rates(setup())
+    between = replace(product(300, 300, 300), dtype="float32")
+    assert found.operator_us(between) == pytest.approx(between.flops / GFLOPS / 1e3, rel=0.01)
+    unknown_name = replace(moved(60_000), name="never_measured", dtype="float32")
+    assert found.operator_us(unknown_name) == pytest.approx(60_000 / GB_S / 1e3, rel=0.01)
+
+
+def test_collectives_are_read_between_sizes_and_more_ranks_than_cores_share_them() -> None:
+    two = rates(setup(ranks=2))
+    reduced = exchange(10**6, ranks=2)
+    assert two.collective_us(reduced) == pytest.approx(1100)
+    four = rates(setup(ranks=2), ranks_per_node=4)
+    assert four.collective_us(exchange(10**6, ranks=4)) == pytest.approx(1100 * 0.75 / 0.5 * 2)
+    assert four.log_error("step") > two.log_error("step")
+
+
+def test_host_time_and_scale_are_found_from_whole_steps() -> None:
+    """Steps made of 1.3 x operators + 12 us per dispatch give just these two numbers."""
+    traces = [
+        step(scale, dispatches) for scale, dispatches in ((1, 900), (8, 600), (40, 900), (90, 300))
+    ]
+    alone = [predict_step(t, rates(setup())).parts_ms["compute"] for t in traces]
+    measured = [
+        1.3 * a + 12e-3 * sum(t.dispatches.values()) for a, t in zip(alone, traces, strict=True)
+    ]
+    found = fitted(setup(), traces, measured)
+    assert found.scale == pytest.approx(1.3, rel=0.01)
+    assert found.dispatch_us == pytest.approx(12, rel=0.01)
+    assert found.log_error == 0.05  # never narrower: machines are not that constant
+    whole = predict_step(traces[2], rates(found))
+    assert whole.step_time_ms == pytest.approx(measured[2], rel=0.01)
+    assert whole.low_ms < measured[2] < whole.high_ms
+
+
+def calibration() -> Calibration:
+    return Calibration(
+        device="A CPU @ 2.5GHz", device_type="cpu", torch="2.13.0+cpu", date="2026-11-22", cores=2,
+        setups=(setup(), setup(ranks=2)),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_it_is_used_for_the_same_device_and_minor_version_of_torch(config: Path) -> None:
+    path = calibration().save()
+    assert path == path_for("A CPU @ 2.5GHz")
+    assert path.is_relative_to(config)
+    found, _ = load_calibration("A CPU @ 2.5GHz", "2.13.1+cpu")
+    assert found is not None
+    assert [s.ranks for s in found.setups] == [1, 2]
+    assert rates(found.setups[1]).collective_us(exchange(10**6, ranks=2)) == pytest.approx(1100)
+
+
+def test_another_torch_or_device_or_a_damaged_file_is_not_used_and_said(config: Path) -> None:
+    path = calibration().save()
+    found, why = load_calibration("A CPU @ 2.5GHz", "2.14.0")
+    assert found is None
+    assert "made with torch 2.13.0+cpu, this is 2.14.0" in why
+    found, why = load_calibration("Another CPU", "2.13.0")
+    assert found is None
+    assert "doctor --calibrate" in why
+    tree = json.loads(path.read_text())
+    path.write_text(json.dumps(tree | {"device": "A CPU  @ 2.5GHz"}))
+    assert "is of A CPU  @ 2.5GHz, not of" in load_calibration("A CPU @ 2.5GHz", "2.13.0")[1]
+    for text in ("{", json.dumps(tree | {"schema": 99}), json.dumps(tree | {"setups": []})):
+        path.write_text(text)
+        found, why = load_calibration("A CPU @ 2.5GHz", "2.13.0")
+        assert found is None
+        assert "is damaged" in why
