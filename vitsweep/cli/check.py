@@ -36,5 +36,5 @@ def run(arguments: Sequence[str]) -> int:
     console.print(as_table(DataFrame(rows, columns=["choice", "test", "result", "note"])))
     faults = [f"{f.choice}: {f.test}: {f.fault}" for f in found if f.fault]
     for fault in faults:
-        console.print(fault, highlight=False, markup=False)
+        console.print(fault, highlight=False, markup=False, soft_wrap=True)
     return ExitCode.not_all_measured if faults else ExitCode.ok
