@@ -17,6 +17,7 @@ from vitsweep.planning.detectable_effect import (
     noise_of,
     noise_of_other_sweep,
 )
+from vitsweep.planning.earlier_errors import earlier_errors
 from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.notices import print_notices
 from vitsweep.planning.pending import ResumeState, resume_state
@@ -67,7 +68,7 @@ def plan(
             found = replace(found, rows=[row | {"hardware": hardware} for row in found.rows])
             title += f" on {node.described_by}"
         if request.predict:
-            found = replace(found, rows=_predicted(found, hardware, console))
+            found = replace(found, rows=_predicted(found, hardware, machine, console))
         show_plan(found.rows, title, request.columns, console)
         if request.predict:
             _show_sums(found.rows, node, console)
@@ -82,7 +83,7 @@ def plan(
 
 
 def _predicted(
-    found: "PlanOverview", hardware: str | None, console: Console
+    found: "PlanOverview", hardware: str | None, machine: Machine, console: Console
 ) -> list[dict[str, Any]]:
     done_of = [0, 0]
 
@@ -93,7 +94,9 @@ def _predicted(
         return f"{done_of[0]} of {done_of[1]} steps traced" if done_of[1] else ""
 
     with saying(console, line):
-        return with_predictions(found.rows, found.plan, hardware, progress=progress)
+        here = machine.described_by == HERE and not hardware
+        residuals = earlier_errors(found.store, device_name(machine.device) if here else None)
+        return with_predictions(found.rows, found.plan, hardware, residuals, progress)
 
 
 def _show_sums(rows: list[dict[str, Any]], node: Machine, console: Console) -> None:
