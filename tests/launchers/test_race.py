@@ -7,6 +7,7 @@ import pytest
 
 from tests.command import Command
 from tests.launchers.test_local_faults import wait_for
+from vitsweep.report.html import write_report
 from vitsweep.results.race_file import read_race
 
 GRID = (
@@ -47,7 +48,7 @@ def test_a_race_killed_and_resumed_uses_every_run_and_ends_with_a_report(vitswee
     assert race["ended"] in ("settled", "budget")
     assert before <= {run.run_id for run in vitsweep.store.runs()}
     assert race["confirmed"][race["runner_up"]]["num_blocks"] == 2
-    page = (vitsweep.store.root / "report" / "index.html").read_text()
+    page = write_report(vitsweep.store).read_text()
     assert "fresh blocks that had no part in the choice" in page
     assert (vitsweep.store.root / "report" / "race.csv").exists()
     assert (vitsweep.store.root / "report" / "race.svg").exists()
