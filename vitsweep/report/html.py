@@ -63,6 +63,8 @@ def write_report(store: Store | Path) -> Path:
     if sweep.limit_key:
         found = limits(cells, sweep.limit_key)
         write_atomically(folder / "limits.csv", found.to_csv(index=False))
+    if sweep.race:
+        write_atomically(folder / "race.csv", race_table(sweep.race).to_csv(index=False))
     if len(repeated):
         write_atomically(folder / "replicates.csv", repeated.to_csv(index=False))
     else:
