@@ -54,7 +54,7 @@ def test_check_finds_nothing_wrong_with_it(outside):
 def test_check_finds_a_technique_that_changes_the_training_and_one_that_grumbles(outside):
     code = outside / "own_model" / "techniques.py"
     text = code.read_text().replace(
-        "return model", "model.head.weight.data += 1\n        return model"
+        "return model", "model.head.weight.data *= 2\n        return model"
     )
     code.write_text(text.replace('`memory=recompute_blocks`."', '`memory=recompute_blocks`"'))
     done = python(outside, "-m", "vitsweep", "check", "conf")

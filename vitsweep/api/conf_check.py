@@ -80,7 +80,7 @@ def check_conf(folder: str | Path, console: Console) -> list[Finding]:
     for group, name in choices:
         composed = list(_composed(group, name, folder, composer))
         found += composed
-        if not any(finding.fault for finding in composed):
+        if not composed[0].fault:  # what does not compose cannot run
             runnable += [f"{group}={name}"] if group in (*TECHNIQUE_GROUPS, "model", "data") else []
     for choice in runnable:
         console.print(f"{choice}: proved and trained for a step", highlight=False)
