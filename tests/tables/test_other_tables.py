@@ -10,7 +10,12 @@ from vitsweep.tables.communication import communication
 from vitsweep.tables.memory import memory_parts
 from vitsweep.tables.optimizer_steps import optimizer_steps
 from vitsweep.tables.per_chip import per_chip
-from vitsweep.tables.prediction import predicted_vs_measured, prediction_error
+from vitsweep.tables.prediction import (
+    predicted_vs_measured,
+    prediction_error,
+    prediction_sentence,
+    presented_predictions,
+)
 
 
 def test_per_chip_is_relative_to_the_baseline_of_the_slowest_device():
@@ -125,5 +130,30 @@ def test_predictions_stand_beside_measurements():
     assert (summary["num_cells"], summary["worst_error"]) == (1, pytest.approx(0.1))
 
 
+def test_predicted_step_times_are_presented_with_their_errors():
+    def predicted(ms: float, low: float, high: float) -> dict[str, float]:
+        ends = {"low": low, "high": high}
+        return {f"predicted_step_time_{end}_ms": value for end, value in ends.items()} | {
+            "predicted_step_time_ms": ms, "predicted_peak_gib": 1.0, "peak_allocated_gib": 2.0,
+        }  # fmt: skip
+
+    runs = table(
+        run("a", "b0", 100, metrics=predicted(704.0, 600.0, 800.0)),  # 640 ms were measured
+        run("b", "b0", 200, metrics=predicted(160.0, 150.0, 170.0), precision="O1"),  # 320 ms
+        run("c", "b0", 100, precision="O2"),
+    )
+    shown = presented_predictions(cells(runs, {}))
+    assert shown["error"].tolist() == ["+10 %", "-50 %"]
+    assert shown["predicted"].tolist() == ["704 [600, 800]", "160 [150, 170]"]
+    assert shown["peak error"].tolist() == ["-50 %", "-50 %"]
+    sentence = prediction_sentence(cells(runs, {}))
+    assert "of 2 cells" in sentence
+    assert "off by 30 % in the median" in sentence
+    assert "1 of 2 lie in their intervals" in sentence
+
+
 def test_without_predictions_the_table_is_empty():
-    assert predicted_vs_measured(cells(table(run("a")), {})).empty
+    alone = cells(table(run("a")), {})
+    assert predicted_vs_measured(alone).empty
+    assert presented_predictions(alone).empty
+    assert prediction_sentence(alone) == ""

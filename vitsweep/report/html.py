@@ -28,6 +28,7 @@ from vitsweep.tables.formatting import missing
 from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
 from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.prediction import prediction_sentence, presented_predictions
 from vitsweep.tables.race import presented_race, race_answer, race_lines, race_table
 from vitsweep.tables.reasons import unmeasured_lines
 from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
@@ -131,6 +132,8 @@ def render(
         "race": presented_race(race_table(race)).to_dict("split") if race else None,
         "replicates": presented(repeated, wide=True).to_dict("split") if len(repeated) else None,
         "replicated": repeated_key,
+        "predictions": presented_predictions(cells).to_dict("split"),
+        "predicted": prediction_sentence(cells),
         "table": table(cells),
         "numeric": tuple(COLUMN_OF),
         "charts": charts,

@@ -1,5 +1,9 @@
 """Predicted metrics beside measured ones."""
 
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
@@ -8,6 +12,9 @@ from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
 from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import varying
+from vitsweep.tables.formatting import count, missing, number
+from vitsweep.tables.names import cell_names
+from vitsweep.tables.show import peaks_gib
 
 PREFIX = "predicted_"
 
@@ -58,3 +65,66 @@ def prediction_error(comparison: DataFrame) -> DataFrame:
         .agg(num_cells="count", median_error="median", worst_error="max")
         .reset_index()
     )
+
+
+def presented_predictions(cells: DataFrame) -> DataFrame:
+    """Return the predictions made before the cells ran beside what was measured, as text.
+
+    One row per measured cell that has a prediction; errors are predicted / measured - 1.
+    """
+    found = _with_step_times(cells.assign(name=cell_names(cells), peak=peaks_gib(cells)))
+    rows = [
+        {
+            "cell": row["name"],
+            "step ms": number(row["step_time_ms"]),
+            "predicted": _interval(row, "predicted_step_time{}_ms"),
+            "error": _signed(row["predicted_step_time_ms"] / row["step_time_ms"] - 1),
+            "peak GiB": number(row["peak"]),
+            "predicted peak": number(row.get("predicted_peak_gib")),
+            "peak error": _signed(_number(row.get("predicted_peak_gib")) / row["peak"] - 1),
+        }
+        for row in found.to_dict("records")
+    ]
+    return DataFrame(rows, dtype=str)
+
+
+def prediction_sentence(cells: DataFrame) -> str:
+    """Return how far predicted step times were off, and how often their intervals held; or ""."""
+    found = _with_step_times(cells)
+    if found.empty:
+        return ""
+    measured = found["step_time_ms"].astype(float)
+    errors = (found["predicted_step_time_ms"].astype(float) / measured - 1).abs()
+    text = (
+        f"Step times of {count(len(found), 'cell')} were predicted before they ran: off by "
+        f"{100 * errors.median():.0f} % in the median, {100 * errors.quantile(0.9):.0f} % at the 90th "
+        "percentile"
+    )
+    ends = ["predicted_step_time_low_ms", "predicted_step_time_high_ms"]
+    if not set(ends) <= set(found):
+        return f"{text}."
+    low, high = (pd.to_numeric(found[end], errors="coerce") for end in ends)
+    held = int(((measured >= low) & (measured <= high)).sum())
+    return f"{text}; {held} of {len(found)} lie in their intervals of 80 %."
+
+
+def _with_step_times(cells: DataFrame) -> DataFrame:
+    columns = ["predicted_step_time_ms", "step_time_ms"]
+    if not set(columns) <= set(cells):
+        return cells.iloc[:0]
+    numbers = cells[columns].apply(pd.to_numeric, errors="coerce")
+    return cells[(cells["status"] == Status.measured) & (numbers > 0).all(axis=1)]
+
+
+def _interval(row: Mapping[Hashable, Any], name: str) -> str:
+    value, low, high = (_number(row.get(name.format(end))) for end in ("", "_low", "_high"))
+    ends = "" if missing(low) or missing(high) else f" [{number(low)}, {number(high)}]"
+    return f"{number(value)}{ends}"
+
+
+def _number(value: Any) -> float:
+    return np.nan if missing(value) else float(value)
+
+
+def _signed(error: float) -> str:
+    return "" if missing(error) else f"{100 * error:+.0f} %"

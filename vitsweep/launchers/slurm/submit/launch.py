@@ -24,6 +24,7 @@ from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.planning.notices import print_notices
 from vitsweep.planning.pending import ResumeState, resume_state
+from vitsweep.planning.prediction_before_run import predict_before_submission
 from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import RunRecord, Status
@@ -101,6 +102,9 @@ def _submit_missing(
         sweep_settings,
         code,
         pending=[(run.cell_id, run.block) for run in pending],
+    )
+    predict_before_submission(
+        [plan.entries[c] for c, n in found.missing_blocks.items() if n], store
     )
     minutes = _minutes_of_run(plan, earlier, settings)
     planned = {run.cell_id for run in pending} & plan.entries.keys()
