@@ -23,6 +23,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.planning.freeze import plan_of
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import check_tracker
+from vitsweep.results.user_metrics import check_metrics
 
 HUGE = 10**30
 
@@ -153,6 +154,7 @@ REFUSED_IN_A_PLAN = [
     ("sweep.zip=[[a,b]]", "`sweep.zip` names `a`"),
     ("sweep.zip=[a,b]", "must be a list of lists"),
     ("sweep.cells=foo", "must be a list"),
+    ("metric.columns=5", "`metric.columns=5` must be a section"),
     ("sweep.replicate=foo", "`sweep.replicate=foo`: must be"),
     ("sweep.limit=foo", "`sweep.limit` is a section"),
     ("sweep.limit.first=0", "`sweep.limit.first=0`: must be greater than 0"),
@@ -207,6 +209,7 @@ def answer(typed: list[str]) -> str:
     for cell in cells:
         sweep_settings(cell.tree)
         check_tracker(cell.tree["tracker"])
+        check_metrics(cell.tree["metric"]["columns"])
     plan = plan_of(cells, LAPTOP, composer())
     return " ".join(reason for planned in plan.entries.values() for reason in planned.reasons)
 
@@ -254,6 +257,7 @@ def test_every_setting_takes_or_names_every_value(all_choices: bool) -> None:
             try:
                 planned = entry(*typed)
                 check_tracker(planned.composed.tree["tracker"])
+                check_metrics(planned.composed.tree["metric"]["columns"])
             except VitsweepError as error:
                 if key not in str(error) and not _refused_alone(choice):
                     unnamed.append(f"{typed}: {error}")

@@ -65,6 +65,11 @@ SLOW = {"compilation=compile_blocks", "compilation=compile_model"}
 
 BESIDE = {
     "data=image_folder": ["data.folder={pictures}", "data.num_workers=0", "batch.resolution_px=8"],
+    "data=module": [
+        "data.target=tests.user_data.MapStyle",
+        "data.num_channels=1",
+        "batch.resolution_px=8",
+    ],
     "data=moving_digits": VIDEO,
     "data=synthetic": ["batch.resolution_px=8", "data.num_distinct=16"],
     "data=synthetic_field": ["model.head=dense", "batch.resolution_px=8"],

@@ -31,6 +31,8 @@ from vitsweep.results.store import Store
         ("report fi", ["first"]),
         ("gate first --against s", ["second"]),
         ("doctor ", []),
+        ("doctor --c", ["--calibrate"]),
+        ("check ", []),
         ("'optimizer=glob(", []),
         ("sweep.zip=[[a,b", []),
     ],

@@ -153,8 +153,9 @@ def test_a_named_sweep_grows_to_a_cluster_as_its_comment_says(
 ) -> None:
     cells = expand([f"+sweep={path.stem}", *on_a_cluster(path)], composer)
     assert len(cells) > 1
-    for cell in cells:
-        assert not plan_cell(cell, GPU_NODE).reasons
+    refused = [cell for cell in cells if plan_cell(cell, GPU_NODE).reasons]
+    says_so = "are left out and counted" in path.read_text()  # a race over whatever can run
+    assert len(refused) < len(cells) / 2 if says_so else not refused
 
 
 BLOG = [

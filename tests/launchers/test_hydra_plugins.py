@@ -43,7 +43,7 @@ class Calls:
         self.settings.append(settings)
         yield LaunchResult(store=store_of(request.settings), plan=SweepPlan({}))
 
-    def summarize(self, *_: object) -> list[dict[str, Any]]:
+    def summarize(self, *_: object, **__: object) -> list[dict[str, Any]]:
         return [
             {"status": "measured", "images_per_second": 10.0 * cell.tree["seed"] or None}
             for cell in self.requests[-1].cells

@@ -14,7 +14,7 @@ def test_a_plan_predicts_and_writes_all_columns(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cells = (*TINY[:-1], "data=synthetic", "batch.scope=per_replica", "precision=fp32")
-    batches = ("batch.images_per_step=16,1073741824", "sweep.baseline=null")
+    batches = ("batch.images_per_step=16,65536", "sweep.baseline=null")
     files = ("--parquet", "p.parquet", "--html", "p.html")
     shown = vitsweep(
         "plan", "-m", *cells, *batches, "--hardware", "h100", "--nodes", "2", *files, quick=False

@@ -29,7 +29,7 @@ def suggestions(line: str) -> list[str]:
     verb = VERBS.get(before[0]) if before else None
     if word.startswith("-"):
         found = _flags_of(verb) if verb else [*FLAGS]
-    elif verb and not verb.usage:
+    elif verb and not verb.names_a_sweep and "override" not in verb.usage:
         found = []
     elif verb and verb.names_a_sweep and "=" not in word:
         found = sweep_names()

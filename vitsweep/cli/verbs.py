@@ -36,9 +36,9 @@ class Verb:
 
 
 _ALL = (
-    Verb("plan", "-m [override ...] [--hardware A,B] [--nodes N,M] [--columns A,B|all] [--parquet FILE] "
-         "[--html FILE] [--no-predict]",
-         "list cells: state, predicted memory and step time; runs nothing",
+    Verb("plan", "-m [override ...] [--hardware A,B] [--nodes N,M] [--columns A,B|all] "
+         "[--parquet|--html FILE] [--no-predict] | --search layouts",
+         "list cells with state and predictions; runs nothing",
          names_a_sweep=False),
     Verb("status", "[SWEEP] [--watch] | --all",
          "show jobs and cells of a submitted sweep, or list all sweeps"),

@@ -156,7 +156,8 @@ def _measure(cells: Sequence[CellSpec], with_operators: bool = True) -> dict[str
         with suppress(OSError, ValueError):
             return dict(json.loads(answer.read_text(encoding="utf-8")))
         logs = "\n".join(
-            p.read_text(errors="replace")[-2000:] for p in Path(folder).glob("rank*.log")
+            p.read_text(encoding="utf-8", errors="replace")[-2000:]
+            for p in Path(folder).glob("rank*.log")
         )
     raise RuntimeError(f"The ranks could not measure their rates. {logs}")
 

@@ -45,9 +45,16 @@ def user_metrics(definitions: Definitions) -> list[UserMetric]:
     """Check definitions, as they stand below `metric.columns`.
 
     Raises:
-        BadValueError: a key is missing or unknown, a column has the name of one of vitsweep's, or two
-            have the same label and unit.
+        BadValueError: this is no section, a key is missing or unknown, a column has the name of one of
+            vitsweep's, or two have the same label and unit.
     """
+    if definitions is None:
+        return []
+    if not isinstance(definitions, Mapping):
+        raise BadValueError(
+            f"`metric.columns={definitions}` must be a section of columns, such as "
+            "`++metric.columns.energy_j={function:my_package.metrics.energy}`."
+        )
     found = [_checked(column, node) for column, node in definitions.items()]
     by_heading: dict[str, str] = {}
     for own in found:
