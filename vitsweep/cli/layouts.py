@@ -16,6 +16,7 @@ from vitsweep.predict.hardware import Hardware, hardware_named, known_hardware
 from vitsweep.predict.layouts import RECOMPUTE, SHARDINGS, Candidate, Choices, Found, search_layouts
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.machine import Machine
+from vitsweep.tables.formatting import count
 
 SHOWN = 10
 IMAGES_PER_GPU = 32
@@ -129,7 +130,7 @@ def _show(
 ) -> None:
     resources = base.resources
     table = Table(
-        title=f"Fastest layouts of {base.model.name}: {resources.nodes} nodes of "
+        title=f"Fastest layouts of {base.model.name}: {count(resources.nodes, 'node')} of "
         f"{resources.ranks_per_node} x {hardware.title}",
         title_justify="left",
     )
