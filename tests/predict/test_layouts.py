@@ -169,4 +169,6 @@ def test_the_table_names_ten_commands(capsys: pytest.CaptureFixture[str]) -> Non
     assert search(["--search", "layouts", "model=vit_base", "--hardware", "a100_80g"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("python -m vitsweep model=vit_base data=synthetic precision=bf16") == 10
-    assert "80 % interval" in " ".join(shown.split())
+    table = shown[: shown.index("1. python")].splitlines()
+    assert "80 % range" in table[1]
+    assert max(map(len, table)) <= 80

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Sequence
 
+from pandas import DataFrame
 from rich.console import Console
-from rich.table import Table
 
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
@@ -17,6 +17,7 @@ from vitsweep.predict.layouts import RECOMPUTE, SHARDINGS, Candidate, Choices, F
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.machine import Machine
 from vitsweep.tables.formatting import count
+from vitsweep.tables.terminal import as_table
 
 SHOWN = 10
 IMAGES_PER_GPU = 32
@@ -129,17 +130,12 @@ def _show(
     console: Console,
 ) -> None:
     resources = base.resources
-    table = Table(
-        title=f"Fastest layouts of {base.model.name}: {count(resources.nodes, 'node')} of "
+    rows = [_row(candidate) for candidate in found.ranked[:SHOWN]]
+    table = as_table(
+        DataFrame(rows).rename_axis("no.").rename(index=lambda n: n + 1).reset_index(),
+        f"Fastest layouts of {base.model.name}: {count(resources.nodes, 'node')} of "
         f"{resources.ranks_per_node} x {hardware.title}",
-        title_justify="left",
     )
-    columns = ("img/s", "80 % interval", "ms", "waits", "GiB", "p", "replicate", "shard", "ulysses", "t",
-               "micro-batches", "sharding", "memory")  # fmt: skip
-    for column in columns:
-        table.add_column(column, justify="left" if column in columns[-2:] else "right")
-    for candidate in found.ranked[:SHOWN]:
-        table.add_row(*_row(candidate))
     console.print(table)
     typed = " ".join(overrides)
     for number, candidate in enumerate(found.ranked[:SHOWN], 1):
@@ -158,26 +154,34 @@ def _show(
         console.print(note, highlight=False, soft_wrap=True)
 
 
-def _row(candidate: Candidate) -> list[str]:
-    cell, found = candidate.cell, candidate.prediction
+def _row(candidate: Candidate) -> dict[str, str]:
+    found = candidate.prediction
     low, high = candidate.interval
     waits = found.parts_ms["communication"] + found.parts_ms["bubble"] + found.parts_ms["launch"]
-    parts = max(cell.batch.accumulation_steps, cell.pipeline_parallel.microbatches)
-    degrees = (
-        cell.mesh.pipeline,
-        cell.mesh.replicate,
-        cell.mesh.shard,
-        cell.mesh.ulysses,
-        cell.mesh.tensor,
+    return {
+        "img/s": f"{candidate.images_per_second:,.0f}",
+        "80 % range": f"{low:,.0f}-{high:,.0f}",
+        "ms": f"{found.step_time_ms:,.0f}",
+        "waits": f"{100 * waits / found.step_time_ms:.0f} %",
+        "GiB": f"{candidate.memory_bytes / 2**30:.0f}",
+        "layout": _described(candidate.cell),
+        "memory": candidate.cell.memory.name,
+    }
+
+
+def _described(cell: CellSpec) -> str:
+    """Return the sharding with its replicas x shards, then other degrees above 1: `hsdp 2x4, tensor 8`."""
+    mesh = cell.mesh
+    data = "x".join(str(degree) for degree in (mesh.replicate, mesh.shard) if degree > 1)
+    others = {
+        "ulysses": mesh.ulysses,
+        "tensor": mesh.tensor,
+        "pipeline": mesh.pipeline,
+        "micro-batches": max(cell.batch.accumulation_steps, cell.pipeline_parallel.microbatches),
+    }
+    return ", ".join(
+        [
+            f"{cell.sharding.name} {data}".rstrip(),
+            *(f"{name} {degree}" for name, degree in others.items() if degree > 1),
+        ]
     )
-    return [
-        f"{candidate.images_per_second:,.0f}",
-        f"{low:,.0f} to {high:,.0f}",
-        f"{found.step_time_ms:,.0f}",
-        f"{100 * waits / found.step_time_ms:.0f} %",
-        f"{candidate.memory_bytes / 2**30:.0f}",
-        *map(str, degrees),
-        str(parts),
-        cell.sharding.name,
-        cell.memory.name,
-    ]

@@ -36,8 +36,8 @@ class Verb:
 
 
 _ALL = (
-    Verb("plan", "-m [override ...] [--hardware A,B] [--nodes N,M] [--columns A,B|all] "
-         "[--parquet|--html FILE] [--no-predict] | --search layouts",
+    Verb("plan", "-m [override ...] [--hardware|--nodes|--columns A,B] [--parquet|--html FILE] "
+         "[--no-predict] [--search layouts]",
          "list cells with state and predictions; runs nothing",
          names_a_sweep=False),
     Verb("status", "[SWEEP] [--watch] | --all",
