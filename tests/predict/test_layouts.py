@@ -165,7 +165,10 @@ def test_hardware_must_be_named() -> None:
         parser().parse_args(["--search", "layouts"])
 
 
-def test_the_table_names_ten_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_names_ten_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert search(["--search", "layouts", "model=vit_base", "--hardware", "a100_80g"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("python -m vitsweep model=vit_base data=synthetic precision=bf16") == 10
