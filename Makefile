@@ -4,8 +4,9 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 WORKERS := -n 2 --dist loadfile
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-.PHONY: help sweep test test-fast test-full check fix slurm-demo bench bench-gpu rehearse-gpu clean
+.PHONY: help sweep test test-fast test-full check docs fix slurm-demo bench bench-gpu rehearse-gpu clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -21,7 +22,7 @@ help:  ## this list
 	@touch $@
 
 .venv/installed-tests: .venv/installed
-	$(INSTALL) --group test --group check --editable '.[fp8,tensorboard,optuna]'
+	$(INSTALL) --group test --group check --group docs --editable '.[fp8,tensorboard,optuna]'
 	@touch $@
 
 sweep: .venv/installed  ## which precision and sharding train a ViT fastest here: table and report in minutes
@@ -36,10 +37,14 @@ test-fast: .venv/installed-tests  ## the tests that take seconds, under 3 minute
 test-full: .venv/installed-tests  ## with cross products and long statistics
 	$(PYTEST)
 
-check: .venv/installed-tests  ## ruff and mypy
+check: .venv/installed-tests  ## ruff, mypy, and the links of the documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(MKDOCS) --site-dir "$$(mktemp -d)/site"
+
+docs: .venv/installed-tests  ## the documentation, into site/: open site/index.html
+	$(MKDOCS)
 
 fix: .venv/installed-tests  ## repair what ruff can, then format
 	$(BIN)/ruff check --fix
@@ -60,4 +65,4 @@ rehearse-gpu:  ## one step of every technique on fake CUDA tensors, without a GP
 	benchmarks/rehearsal/run.sh $(CASES)
 
 clean:  ## remove the environment and caches, never results
-	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache site

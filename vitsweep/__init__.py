@@ -1,7 +1,7 @@
 """vitsweep: sweeps over the techniques that make Vision-Transformer training fast, measured soundly.
 
     import vitsweep
-    sweep = vitsweep.sweep(["precision=O1,O2", "sharding=ddp,fsdp"], model="vit_small")
+    sweep = vitsweep.sweep(["precision=O1,O2", "sharding=ddp,fsdp"], model="vit_nano")
     sweep.speedups()
 
 Importing it loads neither torch nor pandas: each name is imported when it is first used.

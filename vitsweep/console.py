@@ -1,5 +1,6 @@
 """Where sentences and tables go."""
 
+import logging
 import os
 import sys
 import threading
@@ -61,3 +62,21 @@ def saying(
     finally:
         left.set()
         thread.join()
+
+
+TORCHAO_IMPORT = ("torchao", "torch.utils._pytree")
+"""Loggers that warn on every import of torchao: of kernels for other GPUs, and of its own code."""
+
+
+@contextmanager
+def quiet_loggers(*names: str) -> Iterator[None]:
+    """Keep loggers from printing warnings that no user can act upon; errors still appear."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -31,7 +31,8 @@ def usage() -> str:
             "",
             *(_usage_line(f"{COMMAND} {words}", text) for words, text in (*examples, *verbs)),
             _usage_line(
-                'eval "$(vitsweep -sc install=bash)"', "complete by the Tab key; zsh, fish: README"
+                'eval "$(vitsweep -sc install=bash)"',
+                "complete by the Tab key; zsh, fish: docs/commands.md",
             ),
             "",
             "SWEEP is a name under results/ or a folder; `sweep.name=NAME` chooses it when cells run.",

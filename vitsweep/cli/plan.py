@@ -62,9 +62,7 @@ def _options() -> Options:
     options.add_argument(
         "--hardware", metavar="A,B", help="plan for nodes of eight of these GPUs, or profile files"
     )
-    options.add_argument(
-        "--search", choices=["layouts"], help="rank all parallel layouts instead (see README)"
-    )
+    options.add_argument("--search", choices=["layouts"], help="rank all parallel layouts instead")
     options.add_argument("--nodes", metavar="N,M", help="the same as `resources.nodes=N,M`")
     options.add_argument(
         "--columns", metavar="A,B|all", help="columns of the table; `all` lists them for each cell"

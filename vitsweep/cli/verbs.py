@@ -1,4 +1,4 @@
-"""The verbs of the command line: the one table that help, completion and README follow."""
+"""The verbs of the command line: the one table that help, completion and documentation follow."""
 
 from argparse import ArgumentParser
 from collections.abc import Sequence

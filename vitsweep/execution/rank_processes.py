@@ -224,7 +224,6 @@ def _kill_orphans(handles: Sequence[psutil.Process]) -> None:
 
 def fork_server() -> ForkServerContext:
     """Return the context whose server has imported torch; every run is forked from it."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # keeps the profiler's messages out of the logs
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from vitsweep.collectives.primitives import Purpose, current_purpose
+from vitsweep.measure.profiling import quiet_profile
 
 RECEIVES = {torch.ops.c10d.recv_.default, torch.ops.c10d.recv_any_source_.default}
 """Not counted: their bytes are counted at the sender."""
@@ -226,10 +227,10 @@ def profile_collectives(step: Callable[[], object], device: torch.device) -> Col
     if not dist.is_initialized() or dist.get_world_size() == 1:
         step()
         return []
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity
 
     cuda = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiled:
+    with quiet_profile([ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiled:
         step()
     assert profiled.profiler is not None
     # As recorded: `profiled.events()` builds a tree of them all, a second for ten thousand events.

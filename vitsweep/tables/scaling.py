@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 
 import pandas as pd
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.checks import checked_runs, row_keys, separated
-from vitsweep.tables.columns import comparable, spec_columns
+from vitsweep.tables.columns import comparable, spec_columns, varying
+from vitsweep.tables.names import cell_names
 from vitsweep.tables.ratios import (
     contrast,
     estimate,
@@ -30,8 +31,9 @@ def scaling_efficiency(
     """Return one row per cell of every scaling curve, smallest world first.
 
     `scaling` is `strong` (images per step constant) or `weak` (images per rank constant). A curve
-    has the same spec otherwise and at least two world sizes; where several meshes have the same
-    world size, the fastest is taken. With n ranks and the smallest world n0, efficiency =
+    has the same spec otherwise and at least two world sizes; `curve` names it by what tells it
+    apart. Where several meshes have the same world size, the fastest is taken. With n ranks and the
+    smallest world n0, efficiency =
     throughput(n) / (n / n0 x throughput(n0)), which for strong scaling is T(n0) n0 / (n T(n)). The
     ratio is paired within blocks where both ran in one; otherwise the blocks of each are independent
     samples, and the interval (Welch's) includes differences between blocks. `speedup` is over the
@@ -73,8 +75,20 @@ def _curves(measured: DataFrame, kind: str) -> DataFrame:
     return points.assign(
         reference=groups["_key"].transform("first"),
         reference_world_size=groups["world_size"].transform("first"),
-        curve=kind + " " + groups["cell_id"].transform("min").astype(str),
+        curve=_curve_names(points, kind),
     )[groups["world_size"].transform("nunique") > 1].drop(columns=["key", "order"])
+
+
+def _curve_names(points: DataFrame, kind: str) -> Series:
+    """Return a name per point, shared by its curve: the kind of scaling, and what tells curves apart."""
+    columns = [c for c in varying(points) if c not in SIZES and not c.startswith(SIZE_FIELDS)]
+    curve = points["order"]
+    names = (f"{kind} · " + cell_names(points, columns)).groupby(curve).transform("first")
+    images = points[KEPT[kind]].map(f", {{:g}} img/{'step' if kind == 'strong' else 'rank'}".format)
+    for detail in (images, curve.map(" ({})".format)):
+        shared = curve.groupby(names).transform("nunique") > 1
+        names = names.mask(shared, names + detail)
+    return names
 
 
 def _joined(table: DataFrame) -> list[str]:

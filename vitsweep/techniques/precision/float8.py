@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from math import gcd, lcm
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import Precision, PrecisionPlan
 
@@ -49,7 +50,9 @@ class Float8(Precision):
     def convert(self, model: "nn.Module") -> "nn.Module":
         """Swap the linears inside the blocks."""
         import torch
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        with quiet_loggers(*TORCHAO_IMPORT):
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         if self.emulate:
             config = Float8LinearConfig(emulate=True)
