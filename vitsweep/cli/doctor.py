@@ -104,12 +104,11 @@ def _machine(machine: Machine) -> list[tuple[str, str]]:
 
 
 def _half_precision() -> str:
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    has = [name for name in ("amx_bf16", "avx512_bf16", "amx_fp16") if name in flags]
-    return (
-        ", ".join(has)
-        or "no bfloat16 instructions: O1 to O3 and bf16 will be slower than fp32 here"
-    )
+    from vitsweep.measure.device_name import cpu_half_precision
+
+    found = cpu_half_precision()
+    none = "no bfloat16 instructions: O1 to O3 and bf16 will be slower than fp32 here"
+    return none if found == "none" else found
 
 
 def _gpus(machine: Machine) -> str:

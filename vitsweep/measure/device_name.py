@@ -5,11 +5,25 @@ import platform
 import re
 from pathlib import Path
 
+HALF_PRECISION = ("amx_bf16", "avx512_bf16", "amx_fp16", "avx512_fp16", "bf16")
+"""Flags of /proc/cpuinfo; the last one is ARM's."""
+
 
 def cpu_model() -> str:
     """Return the processor's name as Linux reports it."""
     found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def cpu_half_precision() -> str:
+    """Return the processor's instructions for bfloat16 and float16, `none` where it has none."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    flags = {
+        flag
+        for line in re.findall(r"^(?:flags|Features)\s*:(.*)", text, re.M)
+        for flag in line.split()
+    }
+    return ", ".join(name for name in HALF_PRECISION if name in flags) or "none"
 
 
 def device_name(device: str) -> str | None:

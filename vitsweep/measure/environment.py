@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitsweep.measure.device_name import cpu_model
+from vitsweep.measure.device_name import cpu_half_precision, cpu_model
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -22,6 +22,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
         "driver": _driver() if on_gpu else None,
         "cpu": cpu_model(),
+        "cpu_half_precision": cpu_half_precision(),
         "python": platform.python_version(),
         "host": socket.gethostname(),
         "host_cores": os.cpu_count(),

@@ -25,6 +25,7 @@ from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.exposed_communication import presented_exposed
 from vitsweep.tables.formatting import missing
+from vitsweep.tables.half_precision import half_precision_note
 from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
 from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import cell_names
@@ -125,7 +126,9 @@ def render(
     context = {
         "name": name,
         "question": latest.get("question") or question(_asked_for(cells, latest)),
-        "answers": [limit_answer(found, key)] if key else other_answer or answers(cells),
+        "answers": [limit_answer(found, key)]
+        if key
+        else other_answer or [*answers(cells), *filter(None, [half_precision_note(cells)])],
         "comparisons": comparisons,
         "exposed": presented_exposed(exposed).to_dict("split"),
         "limits": presented_limits(found, key).to_dict("split") if key else None,

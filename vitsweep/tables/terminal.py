@@ -19,6 +19,7 @@ from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.tables import formatting
 from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import ORDER, varying
+from vitsweep.tables.half_precision import half_precision_note
 from vitsweep.tables.names import name_parts
 from vitsweep.tables.reasons import lines_of
 from vitsweep.tables.show import MANY, SHOWN, ranked, shown_columns
@@ -80,6 +81,8 @@ class ResultTable:
         refused = cells["status"] == Status.invalid
         ran = cells[~refused] if self.in_order else ranked(cells[~refused])
         yield Text(" · ".join([f"Sweep {self.sweep}", *_common(ran)]), style="italic")
+        if note := half_precision_note(ran):
+            yield Text(note)
         if len(ran):
             yield from self._table(ran, options.max_width)
         yield from map(Text, lines_of(cells, refused))

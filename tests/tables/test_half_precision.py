@@ -1,0 +1,66 @@
+"""The sentence that says why half precision is not faster on a CPU."""
+
+import io
+
+import pytest
+from pandas import DataFrame
+from rich.console import Console
+
+from tests.builders import run, table
+from vitsweep.measure.device_name import HALF_PRECISION, cpu_half_precision
+from vitsweep.tables.cells import cells
+from vitsweep.tables.half_precision import half_precision_note
+from vitsweep.tables.terminal import ResultTable
+
+
+def compared(pace: float, instructions: str | None, width: int, device: str = "cpu") -> DataFrame:
+    """Return a float32 baseline of 1,000 images/s, and O1 at some pace, over five blocks."""
+    records = []
+    for block in range(5):
+        for name, dtype, rate in (("fp32", "float32", 1000.0), ("O1", "bfloat16", pace)):
+            where = {
+                "device_type": device,
+                "compute_dtype": dtype,
+                "cpu_half_precision": instructions,
+            }
+            spec = {"precision": name, "model.width": width}
+            speed = rate * (1 + block / 1000)
+            records.append(run(name, f"b{block}", speed, environment=where, **spec))
+    return cells(table(*records), {"fp32": "fp32", "O1": "fp32"})
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (compared(240, "none", 128), "no bfloat16 instructions: half precision is emulated"),
+        (compared(240, "none", 768), "no bfloat16 instructions"),
+        (compared(900, "amx_bf16", 128), "with a width of 128 other work takes most of the step"),
+    ],
+)
+def test_the_reason_stands_above_the_table(found: DataFrame, said: str) -> None:
+    text = io.StringIO()
+    Console(file=text, width=140).print(ResultTable(found, "first"))
+    title, note, *rest = text.getvalue().splitlines()
+    assert title.startswith("Sweep first")
+    assert said in note
+    assert any("O1" in line for line in rest)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        compared(1400, "none", 128),
+        compared(900, "amx_bf16", 768),
+        compared(900, None, 128),
+        compared(900, "none", 128, device="cuda"),
+        compared(900, "none", 128).drop(columns="cpu_half_precision"),
+    ],
+    ids=["faster", "wide", "unknown", "on a GPU", "an older record"],
+)
+def test_nothing_is_said_where_the_reason_is_another_or_unknown(found: DataFrame) -> None:
+    assert half_precision_note(found) == ""
+
+
+def test_the_instructions_of_this_processor_are_known_ones() -> None:
+    found = cpu_half_precision()
+    assert found == "none" or set(found.split(", ")) <= set(HALF_PRECISION)
