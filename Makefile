@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
-WORKERS := -n 2 --dist loadfile
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 .PHONY: help sweep test test-fast test-full check docs fix slurm-demo bench bench-gpu rehearse-gpu clean

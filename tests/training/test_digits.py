@@ -29,9 +29,12 @@ def _run(world: World, spec: CellSpec) -> Summary:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_vit_nano_reads_at_least_95_percent_of_the_held_out_digits(tmp_path: Path) -> None:
-    spec = entry(*RECIPE).spec
+@pytest.mark.parametrize(
+    ("epochs", "accuracy"), [(12, 0.85), pytest.param(30, 0.95, marks=pytest.mark.full)]
+)
+def test_vit_nano_reads_the_held_out_digits(tmp_path: Path, epochs: int, accuracy: float) -> None:
+    spec = entry(*RECIPE, f"task.epochs={epochs}").spec
     assert (spec.model.name, spec.data.name) == ("vit_nano", "digits")
     [found, _] = on_ranks(2, _run, spec, spec, folder=tmp_path, seconds=1500)
-    assert found.metrics["accuracy_top1"] >= 0.95
+    assert found.metrics["accuracy_top1"] >= accuracy
     assert found.metrics["train_seconds"] > 0

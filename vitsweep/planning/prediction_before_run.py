@@ -56,13 +56,21 @@ def predict_before_run(entry: PlannedCell, store: Store) -> None:
             _store(found[entry.cell_id], entry.cell_id, store)
 
 
-def predict_before_submission(entries: Sequence[PlannedCell], store: Store) -> None:
-    """Keep the predictions of cells that jobs will run, as far as they were traced before."""
+def predict_before_submission(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
+    """Keep the predictions of cells that jobs will run, as far as they were traced before.
+
+    Returns:
+        Cell id -> minutes of a run at the upper end of its interval of 80 %.
+    """
+    minutes = {}
     if predicts():
         with suppress(Exception):
             specs = {entry.cell_id: entry.spec for entry in entries}
             for cell_id, found in predict_cells(specs, only_cached=True).items():
                 _store(found, cell_id, store)
+                if found.step_time and not found.cell.task.epochs:
+                    minutes[cell_id] = found.run_seconds(found.step_time.high_ms) / 60
+    return minutes
 
 
 def _store(found: CellPrediction, cell_id: str, store: Store) -> None:

@@ -17,6 +17,7 @@ from vitsweep.launchers.slurm.node.signals import Signals
 from vitsweep.launchers.slurm.submit.cluster import gpus_in
 from vitsweep.launchers.slurm.submit.job_request import groups
 from vitsweep.launchers.slurm.submit.packing import PlannedJob, pack, without_unpaired_baselines
+from vitsweep.launchers.slurm.submit.run_minutes import RunMinutes, run_minutes
 from vitsweep.launchers.slurm.submit.sbatch import parameters
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings, settings_of
 from vitsweep.planning.freeze import plan_of
@@ -44,7 +45,7 @@ def plan(*overrides: str) -> SweepPlan:
 
 def packed(cells: SweepPlan, blocks: int, **given: object) -> list[PlannedJob]:
     missing = {e.cell_id: blocks for e in cells.runnable if not e.is_added_baseline}
-    minutes = dict.fromkeys(cells.entries, 1.0)
+    minutes = RunMinutes(dict.fromkeys(cells.entries, 1.0), frozenset())
     return [
         job for jobs in pack(cells, missing, minutes, settings(**given), 8).values() for job in jobs
     ]
@@ -101,9 +102,8 @@ def test_a_baseline_that_runs_beside_its_cells_is_not_counted_alone():
 def test_unpaired_baselines_have_jobs_of_their_own():
     cells = plan("precision=O1", "sharding=ddp,fsdp")
     missing = dict.fromkeys(cells.entries, 1)
-    jobs = pack(
-        cells, missing, dict.fromkeys(cells.entries, 1.0), settings(cells_per_job=1, pair=False), 8
-    )
+    minutes = RunMinutes(dict.fromkeys(cells.entries, 1.0), frozenset())
+    jobs = pack(cells, missing, minutes, settings(cells_per_job=1, pair=False), 8)
     [of_group] = jobs.values()
     assert [len(job.cells) for job in of_group] == [1, 1, 1]
 
@@ -112,6 +112,32 @@ def test_unpaired_baselines_have_jobs_of_their_own():
 def test_jobs_hold_as_many_cells_as_fit_into_their_minutes(minutes_per_job, jobs):
     cells = plan("precision=O1", "sharding=fsdp", "seed=range(0,8)", "sweep.match=[model]")
     assert len(packed(cells, blocks=2, minutes_per_job=minutes_per_job)) == jobs
+
+
+def test_longest_jobs_come_first_and_known_minutes_shorten_the_time_limit():
+    cells = plan("seed=1,2,3", "sweep.baseline=null", "measurement.timeout_min=10")
+    missing = dict.fromkeys(cells.entries, 2)
+    minutes = dict(zip(cells.entries, (1.0, 3.0, 2.0), strict=True))
+    given = settings(cells_per_job=1, minutes_per_job=30)
+    [(assumed, jobs)] = pack(cells, missing, RunMinutes(minutes, frozenset()), given, 8).items()
+    assert [job.minutes for job in jobs] == [6, 4, 2]
+    [known] = pack(cells, missing, RunMinutes(minutes, frozenset(minutes)), given, 8)
+    assert (assumed.minutes, known.minutes) == (30 + 10, 6 * 1.5 + 5 + 10)
+    typed = settings(cells_per_job=1, timeout_min=77)
+    [typed_limit] = pack(cells, missing, RunMinutes(minutes, frozenset(minutes)), typed, 8)
+    assert typed_limit.minutes == 77
+
+
+def test_a_run_takes_what_was_measured_else_predicted_else_assumed():
+    cells = plan("seed=1,2,3", "sweep.baseline=null")
+    a, b, c = cells.entries
+    assert run_minutes(cells, [], {}, 2.0).minutes == {a: 2.0, b: 2.0, c: 2.0}
+    found = run_minutes(cells, [], {a: 1.0, b: 4.0}, 2.0)
+    assert found.minutes == {a: 1.0, b: 4.0, c: 2.0}
+    assert found.known == {a, b}
+    measured = run(a, environment={"run_seconds": 90.0})
+    found = run_minutes(cells, [measured], {a: 1.0, b: 4.0}, 2.0)
+    assert found.minutes == {a: 1.5, b: 4.0 * 1.5, c: 1.5}
 
 
 @pytest.mark.parametrize(

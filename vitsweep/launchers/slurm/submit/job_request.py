@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
@@ -54,6 +54,17 @@ class Request:
             "time": self.minutes,
         }
         return {key: value for key, value in options.items() if value is not None}
+
+    def for_work_of(self, minutes: float, settings: SlurmSettings) -> "Request":
+        """Return it with a time limit for so many minutes of work, where the limit is `auto`.
+
+        What is left for one run until its own timeout stays, so that a run that hangs is `timed_out`
+        and not cut off with its job.
+        """
+        saved = max(0, math.floor(settings.minutes_per_job - minutes))
+        return (
+            replace(self, minutes=self.minutes - saved) if settings.timeout_min == "auto" else self
+        )
 
 
 def request_of(cell: CellSpec, settings: SlurmSettings) -> Request:

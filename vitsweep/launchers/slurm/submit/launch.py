@@ -1,9 +1,8 @@
 """The Slurm launcher: freezes cells, groups them by requested resources, submits job arrays."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from statistics import median
 
 from rich.console import Console
 
@@ -18,6 +17,7 @@ from vitsweep.launchers.slurm.state.status_page import sweep_argument
 from vitsweep.launchers.slurm.state.watch import watch
 from vitsweep.launchers.slurm.submit.cluster import machine_of, max_array_size
 from vitsweep.launchers.slurm.submit.packing import pack, without_unpaired_baselines
+from vitsweep.launchers.slurm.submit.run_minutes import run_minutes
 from vitsweep.launchers.slurm.submit.sbatch import submit
 from vitsweep.launchers.slurm.submit.slurm_race import check_race, run_race
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
@@ -27,7 +27,6 @@ from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.prediction_before_run import predict_before_submission
 from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
-from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 
 
@@ -103,10 +102,10 @@ def _submit_missing(
         code,
         pending=[(run.cell_id, run.block) for run in pending],
     )
-    predict_before_submission(
+    predicted = predict_before_submission(
         [plan.entries[c] for c, n in found.missing_blocks.items() if n], store
     )
-    minutes = _minutes_of_run(plan, earlier, settings)
+    minutes = run_minutes(plan, earlier, predicted, settings.minutes_per_run)
     planned = {run.cell_id for run in pending} & plan.entries.keys()
     live = [state.job.array for state in job_states if state.is_live and planned]
     _announce(store, plan, found, len(pending), console)
@@ -131,22 +130,6 @@ def _submit_missing(
     if new:
         console.print(f"Submitted in {time.monotonic() - begin:.1f} s.", highlight=False)
     return [*{array.folder: array for array in live}.values(), *new]
-
-
-def _minutes_of_run(
-    plan: SweepPlan, runs: Sequence[RunRecord], settings: SlurmSettings
-) -> dict[str, float]:
-    """Return cell id -> expected minutes of a run: the median of its runs, else of all runs."""
-    measured: dict[str, list[float]] = {}
-    for run in runs:
-        if run.status == Status.measured and "run_seconds" in run.environment:
-            measured.setdefault(run.cell_id, []).append(run.environment["run_seconds"] / 60)
-    of_all = [minutes for of_cell in measured.values() for minutes in of_cell]
-    default = median(of_all) if of_all else settings.minutes_per_run
-    return {
-        cell_id: median(measured[cell_id]) if cell_id in measured else default
-        for cell_id in plan.entries
-    }
 
 
 def _announce(

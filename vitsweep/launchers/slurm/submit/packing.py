@@ -6,9 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vitsweep.launchers.slurm.submit.job_request import Request, groups, request_of
+from vitsweep.launchers.slurm.submit.run_minutes import RunMinutes
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+
+LIMIT_MARGIN, START_MINUTES = 1.5, 5
+"""Time limit of a job: its runs' expected minutes x margin + start of the job + timeout of one run."""
 
 
 @dataclass(frozen=True)
@@ -57,31 +61,38 @@ def _runs(block: Block) -> list[dict[str, str]]:
 def pack(
     plan: SweepPlan,
     missing: Mapping[str, int],
-    minutes_of_run: Mapping[str, float],
+    expected: RunMinutes,
     settings: SlurmSettings,
     cells_per_block: int,
     order: BalancedOrder | None = None,
 ) -> dict[Request, list[PlannedJob]]:
-    """Return the jobs of every group.
+    """Return the jobs of every group, the longest first: a short one at the end wastes less.
+
+    A time limit is shortened to what its jobs are expected to take, with a margin, where that is
+    known: schedulers start short jobs earlier (backfill).
 
     Args:
         plan: the cells.
         missing: cell id -> number of blocks it lacks.
-        minutes_of_run: cell id -> expected minutes of one run.
+        expected: minutes of one run of each cell.
         settings: of the launcher; `cells_per_job`, `minutes_per_job` and `pair` decide.
         cells_per_block: cells of one block, baselines not counted.
         order: of the cells within blocks; one that knows of no earlier blocks where not given.
     """
     order = order or BalancedOrder()
     pending = [entry for entry in plan.runnable if missing.get(entry.cell_id)]
-    packed = {}
+    minutes_of_run = expected.minutes
+    packed: dict[Request, list[PlannedJob]] = {}
     for request, members in groups(pending, settings).items():
         group = _with_baselines(plan, request, members, settings)
-        jobs = _bins(group, missing, minutes_of_run, settings, cells_per_block)
-        packed[request] = [
+        jobs = [
             _planned_job(job, group, missing, minutes_of_run, cells_per_block, order)
-            for job in jobs
+            for job in _bins(group, missing, minutes_of_run, settings, cells_per_block)
         ]
+        jobs.sort(key=lambda job: -job.minutes)
+        if all(job.cells <= expected.known for job in jobs):
+            request = request.for_work_of(LIMIT_MARGIN * jobs[0].minutes + START_MINUTES, settings)
+        packed.setdefault(request, []).extend(jobs)
     return packed
 
 
