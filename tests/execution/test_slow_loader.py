@@ -27,7 +27,7 @@ def test_throughput_is_images_over_the_wall_time_of_the_window(vitsweep: Command
         assert record.validity["uneven_steps"] is True
         assert record.validity["uneven_steps_cause"] == "data"
         median = 16e3 / record.metrics["step_time_median_ms"]
-        assert median > 1.5 * found, "a median over steps would not see the loader"
+        assert median > 1.2 * found, "a median over steps would not see the loader"
 
 
 def wall_seconds(vitsweep: Command, record: RunRecord, rank: int) -> float:
