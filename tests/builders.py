@@ -21,6 +21,8 @@ PLAIN = {
     "pipeline_parallel": "none",
     "memory": "keep_all",
     "compilation": "eager",
+    "loader": "workers",
+    "runtime": "plain",
     "model": "vit_nano",
     "data": "digits",
     "task": "measure",

@@ -22,6 +22,8 @@ from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Resources
 from vitsweep.spec.technique import TECHNIQUE_GROUPS, Technique
+from vitsweep.techniques.runtime.memory import find_allocator, huge_pages_of_kernel
+from vitsweep.techniques.runtime.process import numa_nodes
 from vitsweep.world import World
 
 ON_CPU = ["resources.device=cpu", "resources.threads_per_rank=1"]
@@ -51,20 +53,36 @@ REFUSED_ON_CPU = {
     **({} if find_spec("timm") else {"model=timm": "`pip install 'vitsweep[timm]'`"}),
     "attention=flex": "needs `resources.device=cuda`",
     "attention=sdpa_cudnn": "needs `resources.device=cuda`",
+    "attention=sdpa_cudnn_first": "needs `resources.device=cuda`",
     "attention=sdpa_efficient": "needs `resources.device=cuda`",
     "compilation=cuda_graphs": "needs `resources.device=cuda`",
     "memory=offload_activations": "needs `resources.device=cuda`",
     "optimizer=adamw_apex": "runs on GPUs only",
     "precision=fp8": "needs a GPU with FP8 units",
     "precision=tf32": "needs an NVIDIA GPU",
+    "runtime=expandable_segments": "sets the allocator of GPU memory",
+    **({} if len(numa_nodes()) > 1 else {"runtime=bind_numa": "needs several NUMA nodes"}),
+    **{
+        f"runtime={name}": f"needs the library {name}"
+        for name in ("jemalloc", "tcmalloc")
+        if find_allocator(name) is None
+    },
+    **(
+        {}
+        if huge_pages_of_kernel() in ("always", "madvise")
+        else {"runtime=huge_pages": "needs transparent huge pages"}
+    ),
 }
 """Choice -> part of its reason. Everything else must run here."""
 
-SLOW = {"compilation=compile_blocks", "compilation=compile_model"}
+SLOW = {"compilation=compile_blocks", "compilation=compile_model", "memory=budget"}
 """Choices that compile for a minute."""
 
+PICTURES = ["data=image_folder", "data.folder={pictures}", "batch.resolution_px=8"]
 BESIDE = {
-    "data=image_folder": ["data.folder={pictures}", "data.num_workers=0", "batch.resolution_px=8"],
+    "data=image_folder": [*PICTURES, "data.num_workers=0"],
+    "loader=decoded_cache": [*PICTURES, "data.num_workers=0", "loader.folder={pictures}/decoded"],
+    "loader=threads": [*PICTURES, "data.num_workers=2"],
     "data=module": [
         "data.target=tests.user_data.MapStyle",
         "data.num_channels=1",
@@ -74,6 +92,7 @@ BESIDE = {
     "data=synthetic": ["batch.resolution_px=8", "data.num_distinct=16"],
     "data=synthetic_field": ["model.head=dense", "batch.resolution_px=8"],
     "data=synthetic_video": [*VIDEO, "batch.resolution_px=8"],
+    "memory=budget": ["compilation=compile_blocks"],
     "attention=sdpa_causal": ["classifier=pooled"],
     "batch=blog_384_256px": ["batch.images_per_step=384", "batch.resolution_px=8"],
     "batch=blog_560": ["batch.images_per_step=560"],

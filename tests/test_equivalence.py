@@ -139,6 +139,7 @@ def test_emulated_fp8_trains_as_the_plain_model_to_its_three_bits(
 ) -> None:
     emulated = [
         "precision=fp8",
+        "precision.layers=all",
         "precision.emulate=true",
         "optimizer=sgd_loop",
         "optimizer.learning_rate=0.05",

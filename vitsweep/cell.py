@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from vitsweep.equivalence import prove
+from vitsweep.measure.attention_kernels import AttentionKernels
 from vitsweep.measure.communication import count_sent_bytes, profile_collectives
-from vitsweep.measure.compiled_graphs import compiled_graphs
+from vitsweep.measure.compiled_graphs import Compiled
 from vitsweep.measure.contention import ContentionMonitor
 from vitsweep.measure.device_monitor import DeviceMonitor
 from vitsweep.measure.environment import environment, machine
@@ -26,8 +27,10 @@ from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
+from vitsweep.techniques.precision.float8 import converted_layers
 from vitsweep.training.checkpoint_manager import CheckpointManager
 from vitsweep.training.epochs import train_epochs
+from vitsweep.training.garbage import garbage_collector_off
 from vitsweep.training.timed_steps import endless, instrumented_steps, timed_steps
 from vitsweep.training.trainer import MicroBatch, Trainer
 from vitsweep.world import World
@@ -85,10 +88,10 @@ def _measure(
     cell: CellSpec, world: World, batches: Batches, context: RunContext, proved: str
 ) -> Summary:
     """Take the samples of all ranks and summarize them."""
-    graphs_before = compiled_graphs()
+    compiled_before = Compiled.so_far()
     trainer = _build_trainer(cell, world)
     reset_peak(world.device)  # the peak is that of training
-    samples, contention = _collect_samples(trainer, batches, context, graphs_before)
+    samples, contention = _collect_samples(trainer, batches, context, compiled_before)
     ranks = _gather(samples, world)
     summary = summarize(cell, ranks, context.calibration)
     node = samples.environment["node"]
@@ -111,7 +114,7 @@ def _build_trainer(cell: CellSpec, world: World) -> Trainer:
 
 
 def _collect_samples(
-    trainer: Trainer, batches: Batches, context: RunContext, graphs_before: int | None
+    trainer: Trainer, batches: Batches, context: RunContext, compiled_before: Compiled
 ) -> tuple[RankSamples, ContentionMonitor]:
     """Take the timed steps, then those whose instruments would disturb the timing."""
     cell, world = trainer.cell, trainer.world
@@ -121,12 +124,14 @@ def _collect_samples(
     contention, monitor = ContentionMonitor(world.device), DeviceMonitor(world.device)
     prefetched_steps = math.ceil(batches.prefetched / cell.batch.accumulation_steps)
     timed = timed_steps(trainer, stream, cell.measurement, prefetched_steps)
-    steps, graphs = len(timed.times_ms), compiled_graphs()
+    steps, compiled = len(timed.times_ms), Compiled.so_far().since(compiled_before)
     own_seconds, device_state = contention.end(), monitor.end(timed.window_start)
     peak = peak_memory(world.device)
     _refuse_divergence(trainer, f"{steps} steps")
     phases = instrumented_steps(trainer, stream, cell.measurement.phase_steps)
     memory, memory_reason = memory_by_kind(trainer, stream)
+    with AttentionKernels() as kernels:
+        sent = count_sent_bytes(lambda: trainer.step(stream))
     samples = RankSamples(
         step_times_ms=timed.times_ms,
         data_waits_ms=timed.data_waits_ms,
@@ -136,14 +141,19 @@ def _collect_samples(
         skipped=_skipped(trainer, steps),
         setup_seconds=setup_seconds,
         phases_ms=phases,
-        compiled_graphs=None if graphs is None or graphs_before is None else graphs - graphs_before,
+        compiled_graphs=compiled.graphs,
+        compile_seconds=compiled.seconds,
         memory=peak | memory,
         memory_reason=memory_reason,
-        sent=count_sent_bytes(lambda: trainer.step(stream)),
+        sent=sent,
         collectives=profile_collectives(lambda: trainer.step(stream), world.device),
         device_state=device_state,
         own_cpu_seconds=own_seconds,
-        environment=environment(world.device),
+        environment=environment(world.device)
+        | {
+            "attention_kernel": kernels.name,
+            "fp8_layers": converted_layers(trainer.model),
+        },
         machine=machine(),
     )
     _trace(trainer, stream, context)
@@ -156,7 +166,9 @@ def _train(
     """Train for `task.epochs` from new weights: the timed steps had no learning-rate schedule."""
     gc.collect()  # wrappers refer to each other: free the timed model before building another
     trainer = _build_trainer(cell, world)
-    metrics = train_epochs(trainer, batches, checkpoints)
+    scheduled = cell.runtime.collects_garbage == "scheduled"
+    with garbage_collector_off() if scheduled else contextlib.nullcontext():
+        metrics = train_epochs(trainer, batches, checkpoints)
     _refuse_divergence(trainer, f"{cell.task.epochs} epochs")
     return metrics
 

@@ -47,7 +47,7 @@ def twin_of(cell: CellSpec) -> CellSpec:
         accumulation_steps=cell.batch.accumulation_steps,
         resolution_px=cell.model.twin_resolution_px or cell.batch.resolution_px,
     )
-    return replace(cell, model=model, batch=batch)
+    return replace(cell, model=model, batch=batch, precision=cell.precision.of_twin())
 
 
 def prove(cell: CellSpec, world: World) -> float:
@@ -65,7 +65,7 @@ def prove(cell: CellSpec, world: World) -> float:
         The largest relative difference of a loss.
 
     Raises:
-        WrongResultError: it exceeds `precision.relative_tolerance()`, or a gradient is further from
+        WrongResultError: it exceeds the tolerance of precision and sharding, or a gradient is further from
             the plain one than rounding explains.
     """
     twin = twin_of(cell)
@@ -78,7 +78,7 @@ def _difference(twin: CellSpec, world: World) -> float:
     reference = _plain_losses(twin, world)
     losses, gradients = _train_twin(twin, world)
     difference = max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
-    tolerance = twin.precision.relative_tolerance()
+    tolerance = _tolerance(twin)
     if not difference <= tolerance:  # a NaN is wrong too
         raise WrongResultError(
             f"The nano twin's losses {_short(losses)} differ from plain training's "
@@ -89,6 +89,11 @@ def _difference(twin: CellSpec, world: World) -> float:
     if twin.optimizer == _plain_sgd(twin):
         _compare_gradients(twin, gradients, world)
     return difference
+
+
+def _tolerance(twin: CellSpec) -> float:
+    """How far a loss may lie from plain training's."""
+    return max(twin.precision.relative_tolerance(), twin.sharding.relative_tolerance())
 
 
 def _compare_gradients(twin: CellSpec, gradients: Named, world: World) -> None:
@@ -103,7 +108,7 @@ def _compare_gradients(twin: CellSpec, gradients: Named, world: World) -> None:
     allow_tf32(twin.precision.plan().tf32)
     rounded = plain_gradients(twin, batch, world.device, rounded=True)
     rounding = max(_distances(rounded, plain).values())
-    floor = min(0.1, 10 * twin.precision.relative_tolerance())
+    floor = min(0.1, 10 * _tolerance(twin))
     bound = min(MOST_ROUNDING, max(floor, 3 * rounding))
     found = _distances(gradients, plain)
     name = max(found, key=lambda n: float("inf") if found[n] != found[n] else found[n])
@@ -143,7 +148,7 @@ def _train_twin(twin: CellSpec, world: World) -> tuple[list[float], Named]:
     trainer = parallelize(first_model(twin), twin, world)
     gradients: Named = {}
 
-    def keep(*_: object) -> None:
+    def keep() -> None:
         """At the first update gradients are averaged, unscaled and clipped."""
         if not gradients:
             found = whole_tensors(trainer, trainer.gradient_of)
@@ -156,7 +161,7 @@ def _train_twin(twin: CellSpec, world: World) -> tuple[list[float], Named]:
         _take_step_without_update(
             trainer, _my_share(twin, *_global_batch(twin, STEPS, world), world)
         )
-        trainer.optimizer.register_step_pre_hook(keep)
+        trainer.before_update = keep
     losses = []
     for step in range(STEPS):
         images, labels = _global_batch(twin, step, world)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from tests.choices import choice
 from vitsweep.spec.mesh_shape import AXES, MeshShape
 from vitsweep.world import World
 
@@ -30,6 +31,7 @@ def cell(
     seed: int = 0,
     head: str = "classify",
     epochs: int = 0,
+    loader: Any = None,
 ) -> Any:
     return SimpleNamespace(
         data=data,
@@ -45,4 +47,5 @@ def cell(
         images_per_step=images_per_step,
         micro_batch=images_per_step // (replicas * accumulation_steps),
         seed=seed,
+        loader=loader or choice("loader", "workers"),
     )

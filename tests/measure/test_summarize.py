@@ -40,6 +40,7 @@ def samples(times: list[float], **given: Any) -> RankSamples:
         "own_cpu_seconds": 1.0,
         "environment": {"device": "AMD EPYC", "node": "a", "host": "a", "host_cores": 64},
         "compiled_graphs": 0,
+        "compile_seconds": 0.0,
         "memory_reason": "",
         "machine": "one",
     }

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.cells import GPU_NODE, cell, entry
-from vitsweep.spec.cell_spec import CellSpec, identity
+from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
+from vitsweep.spec.identity import identity
 
 CELLS = {
     "plain": cell(),
@@ -31,6 +32,9 @@ FREE = {
     "resources.devices_per_node",
 }
 """Fields that say how sure a number is, or where it was measured: columns, but no identity."""
+
+FROM_BEFORE = ("_target_", "name", "reshard_after_forward")
+"""What the first version wrote about `sharding=fsdp`."""
 
 
 def leaves(spec: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Field[Any]]]:
@@ -136,3 +140,14 @@ def test_the_same_values_typed_or_chosen_by_auto_are_the_same_cell() -> None:
 def test_a_frozen_tree_gives_the_cell_back() -> None:
     made = entry("precision=O2", "sharding=zero1")
     assert cell_from_tree(made.tree) == made.spec
+
+
+def test_a_cell_from_before_a_group_or_a_field_was_added_stays_the_cell_it_was() -> None:
+    made = entry("sharding=fsdp")
+    sharding = {k: v for k, v in made.tree["sharding"].items() if k in FROM_BEFORE}
+    before = {k: v for k, v in made.tree.items() if k not in ("loader", "runtime")}
+    assert cell_from_tree(before | {"sharding": sharding}) == made.spec
+    named = identity(made.spec)
+    assert not {"loader", "runtime"} & named.keys()
+    assert named["sharding"].keys() == {"kind", *FROM_BEFORE} - {"_target_"}
+    assert cell("runtime=bind_cores").cell_id != cell().cell_id

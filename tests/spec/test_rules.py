@@ -215,6 +215,9 @@ def test_apex_is_refused_where_it_is_not_nvidias(monkeypatch: pytest.MonkeyPatch
     assert reasons(way_out(reason), machine=GPU_NODE) == ()
 
 
+FP8_OF_ALL = ("precision=fp8", "precision.layers=all")
+
+
 def test_fp8_is_refused_without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
 
@@ -222,12 +225,12 @@ def test_fp8_is_refused_without_torchao(monkeypatch: pytest.MonkeyPatch) -> None
         return None if name == "torchao" else find_spec(name, *rest)
 
     monkeypatch.setattr("vitsweep.techniques.precision.float8.find_spec", without_torchao)
-    [reason] = reasons("precision=fp8", "batch.images_per_step=128", machine=GPU_NODE)
+    [reason] = reasons(*FP8_OF_ALL, "batch.images_per_step=128", machine=GPU_NODE)
     assert reason.startswith("`precision=fp8` needs torchao: `pip install 'vitsweep[fp8]'`")
     assert reasons(way_out(reason), machine=GPU_NODE) == ()
 
 
-FP8 = ("precision=fp8", "resources.ranks_per_node=2")
+FP8 = (*FP8_OF_ALL, "resources.ranks_per_node=2")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +262,7 @@ def test_fp8_is_refused_where_its_rows_are_no_multiple_of_16_and_the_hint_runs(
 
 
 def test_emulated_fp8_takes_any_number_of_rows() -> None:
-    assert reasons("precision=fp8", "precision.emulate=true") == ()
+    assert reasons(*FP8_OF_ALL, "precision.emulate=true") == ()
 
 
 def test_the_twin_of_an_fp8_cell_has_rows_that_its_products_take() -> None:

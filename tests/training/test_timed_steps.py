@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.cells import cell
+from tests.choices import choice
 from vitsweep.measure import clocks
 from vitsweep.spec.measurement import Measurement
 from vitsweep.training import timed_steps as module
@@ -24,6 +25,7 @@ class Machine:
     now: float = 0.0
     done: int = 0
     world: Any = field(default_factory=lambda: SimpleNamespace(device=torch.device("cpu")))
+    cell: Any = field(default_factory=lambda: SimpleNamespace(runtime=choice("runtime", "plain")))
 
     def perf_counter(self) -> float:
         return self.now
@@ -145,3 +147,21 @@ def test_steps_that_become_ever_faster_end_all_the_same(monkeypatch) -> None:
 def test_without_warm_up_the_first_window_gives_the_estimate(monkeypatch) -> None:
     found = timed(monkeypatch, Machine([0.25]), warmup_steps=0, min_seconds=3.0)
     assert sum(found.times_ms[found.warmup_steps :]) >= 3000
+
+
+def test_python_may_collect_garbage_where_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    enabled: list[bool] = []
+
+    class Watched(Machine):
+        def step(self, stream: Any) -> torch.Tensor:
+            enabled.append(gc.isenabled())
+            return super().step(stream)
+
+    for name in ("gc_automatic", "gc_scheduled", "plain"):
+        cell = SimpleNamespace(runtime=choice("runtime", name))
+        timed(monkeypatch, Watched([0.1], cell=cell), measured_steps=1)
+    assert enabled[0]
+    assert not enabled[-1]
+    assert set(enabled) == {True, False}

@@ -47,6 +47,17 @@ def _centred(width: int, height: int, w: float, h: float) -> Box:
     return Box(left, top, left + w, top + h)
 
 
+def decode(path: str) -> Image.Image | str:
+    """Return an image file as RGB, or why it cannot be read."""
+    try:
+        with Image.open(path) as file:
+            return as_rgb(file)
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
+        return str(error) or type(error).__name__
+
+
 def as_rgb(image: Image.Image) -> Image.Image:
     """Return an image with 8 bits per channel; one grey channel of 16 bits keeps its range.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
@@ -41,6 +41,8 @@ class ImageFolder(Data):
     smallest_crop_share: Annotated[float, Gt(0), Le(1)]
     test_crop_share: Annotated[float, Gt(0), Le(1)]
     max_damaged_share: Annotated[float, Ge(0), Le(1)]
+
+    decodes_files: ClassVar[bool] = True
 
     @property
     def num_channels(self) -> int:

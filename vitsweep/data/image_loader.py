@@ -1,15 +1,18 @@
-"""Batches of an image folder that worker processes read while the model trains."""
+"""Batches of an image folder that processes or threads read while the model trains."""
 
 import logging
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from vitsweep.data.folder_scan import files
+from vitsweep.data.decoded_images import DecodedImages, decoded_images
+from vitsweep.data.folder_scan import Files, files
 from vitsweep.data.image_reader import ImageReader, Read
-from vitsweep.data.loader_batches import LoaderBatches, Pair
+from vitsweep.data.image_threads import ThreadedReads
+from vitsweep.data.loader_batches import LoaderBatches, Pair, Request
 from vitsweep.data.replica_sampler import ReplicaSampler
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
@@ -64,43 +67,92 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def open_image_folder(data: "ImageFolder", cell: CellSpec, world: World) -> "ImageFolderBatches":
-    """Return batches of a folder on this rank's device; reading starts with `train` or `test`."""
+    """Return batches of a folder on this rank's device; reading starts with `train` or `test`.
+
+    Raises:
+        BadValueError: the loader keeps decoded pixels of other images.
+    """
+    assert data.folder is not None, "refused when the cell was made"
+    splits = {split: files(data.folder, split) for split in ("train", "val")}
+    cache = cell.loader.pixel_cache
+    read = ["train", "val"] if cell.task.epochs else ["train"]
+    decoded = {split: decoded_images(splits[split], cache) for split in read} if cache else {}
     return ImageFolderBatches(
-        data, ReplicaSampler.of(cell, world), cell.batch.resolution_px, world.device
+        data,
+        ReplicaSampler.of(cell, world),
+        cell.batch.resolution_px,
+        world.device,
+        splits,
+        decoded,
+        in_threads=cell.loader.reads_in == "threads" and data.num_workers > 0,
     )
 
 
 class ImageFolderBatches(LoaderBatches[Read]):
-    """Batches of a folder, decoded and cut by workers.
+    """Batches of a folder, decoded and cut by workers or threads.
+
+    Args:
+        data: settings of the data.
+        sampler: of this replica.
+        side: of a cut, in pixels.
+        device: where batches are delivered.
+        splits: `train` and `val`.
+        decoded: by split, where its pixels are kept; files are decoded elsewhere.
+        in_threads: read in threads, not in processes.
 
     Attributes:
         damage: what could not be read so far, by split.
     """
 
     def __init__(
-        self, data: "ImageFolder", sampler: ReplicaSampler, side: int, device: torch.device
+        self,
+        data: "ImageFolder",
+        sampler: ReplicaSampler,
+        side: int,
+        device: torch.device,
+        splits: Mapping[str, Files],
+        decoded: Mapping[str, DecodedImages],
+        *,
+        in_threads: bool,
     ) -> None:
-        assert data.folder is not None, "refused when the cell was made"
-        self._train_files, self._test_files = (files(data.folder, s) for s in ("train", "val"))
-        self.num_train, self.num_test = len(self._train_files), len(self._test_files)
+        self._splits, self._decoded, self._in_threads = splits, decoded, in_threads
+        self.num_train, self.num_test = len(splits["train"]), len(splits["val"])
         self.damage = {
-            split: DamagedImages(num_images, data.max_damaged_share)
-            for split, num_images in (("train", self.num_train), ("val", self.num_test))
+            split: DamagedImages(len(found), data.max_damaged_share)
+            for split, found in splits.items()
         }
         self._data, self._side = data, side
         self._mean = 255 * torch.tensor(MEAN, device=device).view(3, 1, 1)
         self._deviation = 255 * torch.tensor(DEVIATION, device=device).view(3, 1, 1)
         super().__init__(sampler, device, data.num_workers, data.prefetch_batches)
+        if in_threads:
+            self.prefetched = data.prefetch_batches
+
+    def prepare(self) -> None:
+        """Threads need no preparation."""
+        if not self._in_threads:
+            super().prepare()
+
+    def start_reading(self, reader: Any, requests: Iterable[Request]) -> Iterator[Read]:
+        """Start threads or processes."""
+        if not self._in_threads:
+            return super().start_reading(reader, requests)
+        pinned = self._device.type == "cuda"
+        return ThreadedReads(
+            reader, requests, self._num_workers, self._prefetch_batches, pinned=pinned
+        )
 
     def reader(self, *, training: bool) -> ImageReader:
         """Return what decodes images of one split."""
+        split = "train" if training else "val"
         return ImageReader(
-            self._train_files if training else self._test_files,
+            self._splits[split],
             side=self._side,
             crop_share=self._data.smallest_crop_share if training else self._data.test_crop_share,
             training=training,
             seed=self._sampler.seed,
-            max_damaged=self.damage["train" if training else "val"].most,
+            max_damaged=self.damage[split].most,
+            decoded=self._decoded.get(split),
         )
 
     def deliver(self, read: Read, *, training: bool) -> Pair:

@@ -10,8 +10,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from vitsweep.data.decoded_images import DecodedImages
 from vitsweep.data.folder_scan import Files
-from vitsweep.data.image_crop import as_rgb, centre_box, cut, random_box
+from vitsweep.data.image_crop import centre_box, cut, decode, random_box
 from vitsweep.data.loader_batches import Request
 
 
@@ -42,6 +43,7 @@ class ImageReader(Dataset[Read]):
         training: cut and mirror at random.
         seed: decides the cuts, together with epoch and row.
         max_damaged: a request that meets more damaged images is given up: the run will fail.
+        decoded: the pixels of the split, where they are kept; None decodes the files.
     """
 
     def __init__(
@@ -53,15 +55,28 @@ class ImageReader(Dataset[Read]):
         training: bool,
         seed: int,
         max_damaged: int,
+        decoded: DecodedImages | None = None,
     ) -> None:
         self.files, self.side, self.crop_share = files, side, crop_share
         self.training, self.seed, self.max_damaged = training, seed, max_damaged
+        self.decoded = decoded
 
     def __getitem__(self, request: Request) -> Read:
         """Read one batch; it is shorter than asked where damaged images were left out."""
+        images, labels = self.empty(len(request.rows))
+        count, damaged = self.fill(request, images.numpy(), labels.numpy())
+        return Read(images[:count], labels[:count], list(damaged.items()))
+
+    def empty(self, count: int, *, pinned: bool = False) -> tuple[Tensor, Tensor]:
+        """Return room for images (count, H, W, 3) uint8 and labels (count,)."""
+        images = torch.empty((count, self.side, self.side, 3), dtype=torch.uint8, pin_memory=pinned)
+        return images, torch.empty(count, dtype=torch.int64, pin_memory=pinned)
+
+    def fill(
+        self, request: Request, images: NDArray[np.uint8], labels: NDArray[np.int64]
+    ) -> tuple[int, dict[str, str]]:
+        """Read a request into arrays; return how many images there are, and path -> why not."""
         damaged: dict[str, str] = {}
-        shape = (len(request.rows), self.side, self.side, 3)
-        images, labels = np.empty(shape, np.uint8), np.empty(len(request.rows), np.int64)
         count = 0
         for row in request.rows.tolist():
             readable = self._first_readable(self._candidates(row), damaged)
@@ -70,11 +85,7 @@ class ImageReader(Dataset[Read]):
                 images[count] = self._cut(image, found, request.epoch)
                 labels[count] = self.files.labels[found]
                 count += 1
-        return Read(
-            torch.from_numpy(images[:count]),
-            torch.from_numpy(labels[:count]),
-            list(damaged.items()),
-        )
+        return count, damaged
 
     def _candidates(self, row: int) -> Iterable[int]:
         if not self.training:
@@ -88,14 +99,10 @@ class ImageReader(Dataset[Read]):
         for row in rows:
             if len(damaged) > self.max_damaged:
                 return None
-            path = self.files.path(row)
-            try:
-                with Image.open(path) as file:
-                    return row, as_rgb(file)
-            except MemoryError:
-                raise
-            except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
-                damaged[path] = str(error) or type(error).__name__
+            image = self.decoded.image(row) if self.decoded else decode(self.files.path(row))
+            if not isinstance(image, str):
+                return row, image
+            damaged[self.files.path(row)] = image
         return None
 
     def _cut(self, image: Image.Image, row: int, epoch: int) -> NDArray[np.uint8]:

@@ -45,7 +45,11 @@ class LoaderBatches(Batches, Generic[Batch]):
         self._reads: Iterator[Batch] = iter(())
         self._next_epoch: int | None = None  # whose first batch `_reads` will give; None inside one
         self._running: weakref.WeakSet[Generator[Pair]] = weakref.WeakSet()
-        if num_workers:
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Start what takes long to start, while the rank builds its model."""
+        if self._num_workers:
             start_fork_server()
 
     @abstractmethod
@@ -60,14 +64,14 @@ class LoaderBatches(Batches, Generic[Batch]):
         """Start to read an epoch, or go on from the one before."""
         if first or self._next_epoch != epoch:
             requests = Endless(self._sampler, self.num_train, epoch, first)
-            self._reads = iter(self._loader(self.reader(training=True), requests))
+            self._reads = self.start_reading(self.reader(training=True), requests)
         self._next_epoch = None
         return self._kept(self._epoch(self._reads, epoch, first))
 
     def test(self) -> Iterator[Pair]:
         """Start to read this replica's held-out images; damaged ones are left out."""
         requests = [Request(0, rows) for rows in self._sampler.test(self.num_test)]
-        reads = iter(self._loader(self.reader(training=False), requests))
+        reads = self.start_reading(self.reader(training=False), requests)
         return self._kept(self.deliver(read, training=False) for read in reads)
 
     def close(self) -> None:
@@ -87,14 +91,17 @@ class LoaderBatches(Batches, Generic[Batch]):
                 self._next_epoch = epoch + 1
             yield self.deliver(read, training=True)
 
-    def _loader(self, reader: Dataset[Batch], requests: Iterable["Request"]) -> DataLoader[Batch]:
+    def start_reading(
+        self, reader: Dataset[Batch], requests: Iterable["Request"]
+    ) -> Iterator[Batch]:
+        """Start to read; return what was read, in the order of the requests."""
         workers: dict[str, Any] = {
             "num_workers": self._num_workers,
             "prefetch_factor": self._prefetch_batches,
             "multiprocessing_context": START_METHOD,
             "worker_init_fn": begin_worker,
         }
-        return DataLoader(
+        loader = DataLoader(
             reader,
             batch_size=None,  # a request is a whole batch
             sampler=requests,
@@ -103,6 +110,7 @@ class LoaderBatches(Batches, Generic[Batch]):
             generator=torch.Generator(),  # torch's own would lose a number for each loader
             **(workers if self._num_workers else {}),
         )
+        return iter(loader)
 
     def _there(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)

@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
@@ -104,6 +104,7 @@ class LocalRanks:
         arguments: the same for all ranks.
         ranks: global ranks of this node, in the order of their local ranks.
         folder: where a failing rank writes `failure-<rank>.json`.
+        environment: variables that new processes start with, beside those of this one.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class LocalRanks:
         arguments: tuple[Any, ...],
         ranks: Sequence[int],
         folder: Path,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._ranks, self._folder = list(ranks), folder
         self._oom_kills = num_oom_kills()
@@ -125,7 +127,7 @@ class LocalRanks:
         try:
             if isinstance(context, ForkServerContext):
                 start_fork_server()
-            with main_module_left_alone():
+            with main_module_left_alone(), variables(environment or {}):
                 for process in self._processes:
                     process.start()
                     self._keep_handle(process)
@@ -261,9 +263,27 @@ def main_module_left_alone() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
+@contextmanager
+def variables(environment: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that start inside the block."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def context_for(cell: CellSpec) -> Context:
-    """Compiled cells start from a fresh interpreter: compilers start threads before the fork."""
-    if any(technique.needs_spawn for technique in cell.techniques.values()):
+    """Compiled cells start from a fresh interpreter: compilers start threads before the fork.
+
+    So do ranks with environment variables of their own, which the fork server was started without.
+    """
+    if cell.runtime.environment() or any(t.needs_spawn for t in cell.techniques.values()):
         return multiprocessing.get_context("spawn")
     return fork_server()
 

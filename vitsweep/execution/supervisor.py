@@ -49,7 +49,8 @@ class RunEnding(Exception):
 def start_local_ranks(request: RunRequest, cell: CellSpec) -> Ranks:
     """Start all ranks of a cell on this machine."""
     ranks = range(cell.resources.world_size)
-    return LocalRanks(context_for(cell), rank_main, (request,), ranks, request.folder)
+    environment = cell.runtime.environment()
+    return LocalRanks(context_for(cell), rank_main, (request,), ranks, request.folder, environment)
 
 
 def supervise(

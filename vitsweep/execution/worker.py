@@ -42,6 +42,7 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
         request.folder.mkdir(parents=True, exist_ok=True)
         log_to(request.folder / f"rank{rank}.log")
         cell = read_cell(Store(request.sweep_folder), request.cell_id, request.measurement)
+        cell.runtime.set_up(cell, local_rank)
         with joined_process_group(cell, rank, local_rank, request.init_method) as world:
             record = _run(request, cell, world, _checkpoint_manager(request, world))
             if record is not None:
@@ -62,6 +63,7 @@ def run_rank_in_process(request: RunRequest, cell: CellSpec, rank: int, local_ra
     """
     import torch.distributed as dist
 
+    cell.runtime.set_up(cell, local_rank)
     with joined_process_group(cell, rank, local_rank, request.init_method) as world:
         name = [f"in-place-{secrets.token_hex(4)}"]
         dist.broadcast_object_list(name)

@@ -67,7 +67,7 @@ def _torch_collectives() -> Any:
     return fake_collectives
 
 
-def _observing(observe: Callable[..., None]) -> AbstractContextManager[Any]:
+def observing(observe: Callable[..., None]) -> AbstractContextManager[Any]:
     """Return torch's (private) dispatch mode: calls `observe(func, result, args, kwargs)` per operation.
 
     Raises:
@@ -104,7 +104,7 @@ class CommunicationCounter(AbstractContextManager["CommunicationCounter"]):
     """
 
     def __init__(self) -> None:
-        self._mode = _observing(self._count)
+        self._mode = observing(self._count)
         self._read = CollectiveReader()
         self.calls: Counter[tuple[str, str]] = Counter()
         self.bytes: defaultdict[tuple[str, str], float] = defaultdict(float)

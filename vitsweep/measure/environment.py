@@ -10,6 +10,8 @@ import torch
 
 from vitsweep.measure.device_name import cpu_half_precision, cpu_model
 
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Return the environment columns that this rank knows."""
@@ -27,8 +29,31 @@ def environment(device: torch.device) -> dict[str, Any]:
         "host": socket.gethostname(),
         "host_cores": os.cpu_count(),
         "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+        "host_allocator": host_allocator(),
+        "cores_allowed": len(os.sched_getaffinity(0)),
+        "huge_pages": huge_pages(),
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
     }
+
+
+def host_allocator() -> str:
+    """Return the malloc that this process runs with."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    return next((name for name in ("jemalloc", "tcmalloc") if f"lib{name}" in maps), "libc")
+
+
+def huge_pages() -> str:
+    """Return whether large tensors of the host lie in transparent huge pages."""
+    try:
+        text = HUGE_PAGES.read_text(encoding="utf-8")
+    except OSError:
+        return "none"
+    mode = text.partition("[")[2].partition("]")[0]
+    wanted = os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
+    return "used" if mode == "always" or (mode == "madvise" and wanted) else "not used"
 
 
 def machine() -> str:

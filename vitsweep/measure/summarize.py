@@ -32,6 +32,7 @@ class RankSamples:
         device_state: clock, power and throttling in the timed window.
         sent: bytes sent in one step.
         compiled_graphs: how many torch.compile made for the timed steps; None where unknown.
+        compile_seconds: that it took for them; None where unknown.
         memory: memory columns of the record, GiB.
         memory_reason: why some of them are empty, or "".
         own_cpu_seconds: CPU time of the rank during the timed steps.
@@ -51,6 +52,7 @@ class RankSamples:
     device_state: DeviceState
     sent: SentBytes
     compiled_graphs: int | None
+    compile_seconds: float | None
     memory: dict[str, float | None]
     memory_reason: str
     own_cpu_seconds: float
@@ -98,6 +100,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
         | used
         | {
             "compiled_graphs": ranks[0].compiled_graphs,
+            "compile_seconds": _largest([rank.compile_seconds for rank in ranks]),
             "setup_seconds": max(rank.setup_seconds for rank in ranks),
             "all_reduce_gb_per_s": calibration.get("all_reduce_gb_per_s"),
             "copy_gb_per_s": calibration.get("copy_gb_per_s"),
@@ -190,6 +193,10 @@ def _losses(cell: CellSpec, ranks: list[RankSamples]) -> dict[str, float | None]
     first = min(cell.measurement.warmup_steps, len(mean) - 1)
     last = min(first + cell.measurement.measured_steps, len(mean)) - 1
     return {"loss_first": float(mean[first]), "loss_last": float(mean[last])}
+
+
+def _largest(values: list[float | None]) -> float | None:
+    return None if None in values else max(values)  # type: ignore[type-var]
 
 
 def _mean(values: list[float | None]) -> float | None:

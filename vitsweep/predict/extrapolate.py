@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from math import lcm
 from typing import Any
 
 from vitsweep.predict.step_trace import (
@@ -21,15 +22,19 @@ AXES = 2
 def traced_depths(cell: CellSpec) -> tuple[int, int] | None:
     """Return the depths that stand for the cell's own, or None where it is traced as it is.
 
-    That is a model without equal blocks, one that is shallow anyway, a pipeline, whose ranks hold
+    Both hold whole units of FSDP, and more of them than are gathered ahead. A cell is traced as it is
+    where it has no equal blocks, one that is shallow anyway, a pipeline, whose ranks hold
     few blocks, and ZeRO-1, which cuts buckets of many tensors into parts.
     """
     if not isinstance(cell.model, TransformerSpec) or cell.mesh.pipeline > 1:
         return None
     if cell.sharding.shards_optimizer and cell.mesh.gradient_shares > 1:
         return None
-    first = AXES + cell.model.depth % AXES
-    return (first, first + AXES) if cell.model.depth > first + AXES else None
+    unit = getattr(cell.sharding, "blocks_per_unit", 1)
+    ahead = max(getattr(cell.sharding, f"prefetch_{way}", 0) for way in ("forward", "backward"))
+    period = lcm(AXES, unit)
+    first = period * (1 + ahead * unit // AXES) + cell.model.depth % period
+    return (first, first + period) if cell.model.depth > first + period else None
 
 
 def extrapolate(traces: Sequence[StepTrace], depths: tuple[int, int], depth: int) -> StepTrace:

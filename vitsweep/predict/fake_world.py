@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import debug as tensor_debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -26,6 +26,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vitsweep.predict.replica import Replica
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World, device_mesh
+
+POST_FORWARD = "_get_post_forward_mesh_info"
+"""Function of FSDP2 (private to torch) that makes the mesh of `reshard_after_forward=<number>`."""
 
 
 @contextmanager
@@ -71,6 +74,7 @@ def _replaced() -> Iterator[None]:
             (_fsdp_param, "_chunk_with_empty", _Chunks),
             (DeviceMesh, "_flatten", _on_real_tensors(DeviceMesh._flatten)),
             (DeviceMesh, "__getitem__", _on_real_tensors(DeviceMesh.__getitem__)),
+            (_fully_shard, POST_FORWARD, _on_real_tensors(getattr(_fully_shard, POST_FORWARD))),
         ):
             stack.enter_context(patch.object(target, name, replacement))
         yield

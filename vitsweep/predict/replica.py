@@ -44,6 +44,7 @@ class Replica(nn.Module):
         super().__init__()
         self.module, self._group, self._sync = module, process_group, True
         self.gradient_as_bucket_view = gradient_as_bucket_view
+        self._exchange_dtype: torch.dtype | None = None
         self.reducer = _Reducer()
         # Built anew after the first step, in the order in which gradients come: the last ones first.
         parameters: list[Any] = [p for p in module.parameters() if p.requires_grad][::-1]
@@ -85,14 +86,21 @@ class Replica(nn.Module):
         if waiting:
             return
         waiting.update(parameters)
-        bucket.div_(dist.get_world_size(self._group))
-        dist.all_reduce(bucket, group=self._group)
+        sent = bucket.to(self._exchange_dtype or bucket.dtype)
+        sent.div_(dist.get_world_size(self._group))
+        dist.all_reduce(sent, group=self._group)
+        if sent is not bucket:
+            bucket.copy_(sent)
         if not self.gradient_as_bucket_view:
             start = 0
             for each in parameters:
                 assert each.grad is not None
                 each.grad.copy_(bucket[start : start + each.numel()].view(each.shape))
                 start += each.numel()
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Exchange gradients in the dtype of the state, as `sharding.gradient_dtype` asks for."""
+        self._exchange_dtype = state.dtype
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Run the module, after sending its buffers (BatchNorm's statistics) from the first rank."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from vitsweep.execution.code_hash import Sources, folder_hash
 from vitsweep.predict.step_trace import StepTrace
-from vitsweep.spec.cell_spec import CellSpec, identity
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.identity import identity
 
 NOT_TRACED = ("seed", "data", "measurement")
 """Parts of a cell that change nothing in its step."""

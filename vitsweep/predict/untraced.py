@@ -7,6 +7,7 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.attention.flex import Flex
 from vitsweep.techniques.attention.sdpa import ScaledDotProduct
 from vitsweep.techniques.compilation.torch_compile import Eager
+from vitsweep.techniques.memory.recompute import RecomputeByBudget
 from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.optimizer.apex_adamw import ApexAdamW
 
@@ -28,6 +29,11 @@ def traceable(cell: CellSpec) -> tuple[CellSpec, tuple[str, ...]]:
             "fewer intermediate results."
         )
         cell = replace(cell, compilation=Eager(name="eager"))
+    if isinstance(cell.memory, RecomputeByBudget):
+        notes.append(
+            f"`memory={cell.memory.name}` is counted with all activations: how many are kept is known "
+            "once the step is compiled."
+        )
     if isinstance(cell.attention, Flex):
         notes.append(f"`attention={cell.attention.name}` is counted as flash attention.")
         cell = replace(cell, attention=ScaledDotProduct(name="sdpa_auto", backend="auto"))

@@ -22,6 +22,7 @@ from vitsweep.results.store import Store, write_atomically
 from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import environment_columns, varying
 from vitsweep.tables.comparison import recorded_comparisons
+from vitsweep.tables.compile_cost import repayments
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.exposed_communication import presented_exposed
 from vitsweep.tables.formatting import missing
@@ -128,7 +129,8 @@ def render(
         "question": latest.get("question") or question(_asked_for(cells, latest)),
         "answers": [limit_answer(found, key)]
         if key
-        else other_answer or [*answers(cells), *filter(None, [half_precision_note(cells)])],
+        else other_answer
+        or [*answers(cells), *filter(None, [half_precision_note(cells)]), *repayments(cells)],
         "comparisons": comparisons,
         "exposed": presented_exposed(exposed).to_dict("split"),
         "limits": presented_limits(found, key).to_dict("split") if key else None,

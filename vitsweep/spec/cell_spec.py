@@ -2,14 +2,16 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from annotated_types import Ge
 
 from vitsweep.spec.attention_pattern import AttentionPattern
 from vitsweep.spec.batch import Batch
 from vitsweep.spec.data import Data
+from vitsweep.spec.host import Loader, Runtime
+from vitsweep.spec.identity import added_later, identity
 from vitsweep.spec.measurement import Measurement
 from vitsweep.spec.mesh_shape import MeshShape
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
@@ -28,6 +30,12 @@ from vitsweep.spec.technique import (
     Sharding,
     Technique,
 )
+
+WORKERS = {"_target_": "vitsweep.techniques.loader.Workers", "name": "workers"}
+PLAIN_RUNTIME = {
+    "_target_": "vitsweep.techniques.runtime.process.PlainRuntime",
+    "name": "plain",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +59,8 @@ class CellSpec:
     pipeline_parallel: PipelineParallel
     memory: Memory
     compilation: Compilation
+    loader: Loader = field(metadata=added_later(WORKERS))
+    runtime: Runtime = field(metadata=added_later(PLAIN_RUNTIME))
     measurement: Measurement
     seed: Annotated[int, Ge(0)]
 
@@ -91,18 +101,3 @@ class CellSpec:
         """Twelve hex digits over all names and values that can change the numbers."""
         text = json.dumps(identity(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def identity(spec: Any) -> dict[str, Any]:
-    """Return names and values that decide what is measured, class names included.
-
-    The class name matters: two precisions without fields would otherwise be one cell.
-    """
-    named = {
-        field.name: getattr(spec, field.name)
-        for field in fields(spec)
-        if field.metadata.get("identity", True)
-    }
-    return {"kind": type(spec).__name__} | {
-        key: identity(value) if is_dataclass(value) else value for key, value in named.items()
-    }

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitsweep.spec.technique import Technique
 
@@ -30,6 +30,9 @@ class Data(Technique):
         def num_classes(self) -> int: ...  # noqa: D102
         @property
         def native_resolution_px(self) -> int: ...  # noqa: D102
+
+    decodes_files: ClassVar[bool] = False
+    """True where images are decoded from files, so that every choice of `loader` can read them."""
 
     @property
     def code_modules(self) -> tuple[str, ...]:

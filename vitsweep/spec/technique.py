@@ -98,6 +98,10 @@ class Precision(Technique):
     def relative_tolerance(self) -> float:
         """How far the loss of a short training may lie from the float32 one (see `equivalence`)."""
 
+    def of_twin(self) -> "Precision":
+        """Return the precision of a nano copy of the model, which has all that this one has."""
+        return self
+
     def convert(self, model: "nn.Module") -> "nn.Module":
         """Swap modules that the plan alone cannot express (FP8 linears)."""
         return model
@@ -111,6 +115,10 @@ class Sharding(Technique):
 
     shards_optimizer: ClassVar[bool] = False
     """True where ranks hold whole parameters, and update and keep the optimizer state of slices only."""
+
+    def relative_tolerance(self) -> float:
+        """How far the loss of a short training may lie from that with exact gradients."""
+        return 0.0
 
     @abstractmethod
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
@@ -163,6 +171,9 @@ class OptimizerChoice(Technique):
 
     keeps_gradient_views: ClassVar[bool] = False
     """True where gradients must stay in a buffer of the optimizer's own."""
+
+    compilable: ClassVar[bool] = True
+    """False where torch.compile cannot trace the update: kernels from elsewhere."""
 
     capturable: ClassVar[bool] = False
     """True where a CUDA graph can hold the update: nothing that changes by step is kept on the host."""
@@ -288,6 +299,13 @@ class Compilation(Technique):
         """Compile what should be compiled."""
         return model
 
+    def begin_step(self) -> None:
+        """Prepare a training step."""
+
+    def update_of(self, optimizer: "Optimizer") -> "Callable[[], object]":
+        """Return what updates the parameters."""
+        return optimizer.step
+
 
 TECHNIQUE_GROUPS: Sequence[str] = (
     "precision",
@@ -301,5 +319,7 @@ TECHNIQUE_GROUPS: Sequence[str] = (
     "pipeline_parallel",
     "memory",
     "compilation",
+    "loader",
+    "runtime",
 )
 """Config groups whose choice is a technique; the default of each is its plain choice."""

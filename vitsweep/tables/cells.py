@@ -9,6 +9,7 @@ from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.tables import columns as col
 from vitsweep.tables.checks import checked_cells, checked_runs, separated
 from vitsweep.tables.code_states import is_earlier
+from vitsweep.tables.compile_cost import with_repayment
 from vitsweep.tables.speedup import Families, compare_rows
 from vitsweep.tables.status import counted, final_status, in_order
 
@@ -85,7 +86,7 @@ def cells(
         c: [original.get(v, v) for v in rows[c]] for c in ("cell_id", "baseline_cell_id")
     }) if original else rows  # fmt: skip
     rows = pd.concat([rows, not_run], ignore_index=True) if len(not_run) else rows
-    return rows.pipe(in_record_order).pipe(typed)
+    return rows.pipe(with_repayment).pipe(in_record_order).pipe(typed)
 
 
 def _block_adjusted(rows: DataFrame) -> DataFrame:

@@ -149,13 +149,17 @@ ORDER: dict[str, str] = {
     "sgd_loop sgd_foreach sgd_fused sgd_contiguous",
     "layout": "batch_first batch_second",
     "classifier": "token pooled",
-    "attention": "sdpa_auto mha_module sdpa_math sdpa_flash sdpa_efficient sdpa_cudnn flex linear "
+    "attention": "sdpa_auto mha_module sdpa_math sdpa_flash sdpa_efficient sdpa_cudnn sdpa_cudnn_first "
+    "flex linear "
     "sdpa_causal",
     "sequence_parallel": "none ulysses ring dsp usp lasp lasp2 megatron_sp lss segment_local",
     "tensor_parallel": "none megatron",
     "pipeline_parallel": "none gpipe one_f_one_b interleaved",
-    "memory": "keep_all recompute_blocks recompute_selected offload_activations",
+    "memory": "keep_all recompute_blocks recompute_selected budget offload_activations",
     "compilation": "eager compile_blocks compile_model cuda_graphs",
+    "loader": "workers threads decoded_cache",
+    "runtime": "plain gc_automatic gc_scheduled bind_cores bind_numa jemalloc tcmalloc huge_pages "
+    "expandable_segments",
     "model": "vit_nano vit_tiny vit_small vit_base vit_large vit_huge_16 vit_huge_14 vit_giant_14 "
     "vit_10b axial_vit_nano axial_vit_base video_vit_nano video_vit_720m video_vit_3b "
     "resnet_50 resnet_nano module timm transformers",

@@ -1,11 +1,9 @@
 """Training steps that are timed: undisturbed ones, and ones with a clock between the phases."""
 
-import gc
 import math
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 from vitsweep.measure.clocks import PhaseClock, StepClock
 from vitsweep.spec.data import Batches
 from vitsweep.spec.measurement import Measurement
+from vitsweep.training.garbage import garbage_collector_off
 from vitsweep.training.trainer import MicroBatch, Trainer
 
 MARGIN = 1.1
@@ -81,26 +80,11 @@ def timed_steps(
         measurement: number of steps and seconds.
         prefetched_steps: steps that the loader's queue is enough for.
     """
-    with _garbage_collector_frozen():
+    if trainer.cell.runtime.collects_garbage == "automatic":
         return _timed_steps(trainer, stream, measurement, prefetched_steps)
-
-
-@contextmanager
-def _garbage_collector_frozen() -> Iterator[None]:
-    """Let no collection of Python's fall into a timed step: each takes milliseconds, at any time.
-
-    Objects in reference cycles pile up for the seconds that the steps take.
-    """
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if enabled:
-            gc.enable()
+    # A collection of Python's own takes milliseconds, at any time: none may fall into a timed step.
+    with garbage_collector_off():
+        return _timed_steps(trainer, stream, measurement, prefetched_steps)
 
 
 def _timed_steps(

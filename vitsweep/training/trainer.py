@@ -17,6 +17,7 @@ from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.precision.cast import autocast
 from vitsweep.training.captured_step import CapturedStep
 from vitsweep.training.clip import clip_gradients
+from vitsweep.training.garbage import ScheduledCollection
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
 from vitsweep.world import World
@@ -49,6 +50,7 @@ class Trainer:
         skipped: per step, 1 where an overflow made all ranks skip the update; on the device.
         captured: replays steps as recorded kernels, where the compilation asks for it.
         non_finite: whether any loss so far was inf or NaN; on the device, so that no step waits.
+        before_update: called when gradients are averaged, unscaled and clipped.
     """
 
     cell: CellSpec
@@ -62,8 +64,11 @@ class Trainer:
     skipped: list[Tensor]
     non_finite: Tensor
     captured: CapturedStep | None = None
+    before_update: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
+        self._update = self.cell.compilation.update_of(self.optimizer)
+        self._collection = ScheduledCollection(self.cell.runtime.collect_every_steps)
         if self.cell.compilation.captures_step:
             for group in self.optimizer.param_groups:
                 if "capturable" in group:
@@ -77,8 +82,11 @@ class Trainer:
             The mean loss over this rank's images, detached, still on the device.
         """
         if self.captured:
-            return self.captured(list(islice(batches, self.cell.batch.accumulation_steps)))
-        return self._eager_step(batches, marks)
+            loss = self.captured(list(islice(batches, self.cell.batch.accumulation_steps)))
+        else:
+            loss = self._eager_step(batches, marks)
+        self._collection.after_step()
+        return loss
 
     def _eager_step(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
         marks = marks or _NoMarks()
@@ -92,6 +100,7 @@ class Trainer:
         """Add the gradients of one step's micro-batches; return the mean loss as `step` does."""
         marks = marks or _NoMarks()
         micro_batches = self.cell.batch.accumulation_steps
+        self.cell.compilation.begin_step()
         total = torch.zeros((), device=self.world.device, dtype=torch.float64)
         for index in range(micro_batches):
             images, labels = next(batches)
@@ -137,10 +146,12 @@ class Trainer:
         if self.scaler:
             self.skipped.append(self.scaler.unscale(self.optimizer))
         self._clip()
+        if self.before_update:
+            self.before_update()
         if self.scaler:
             self.scaler.step(self.optimizer)
         else:
-            self.optimizer.step()
+            self._update()
         if self.masters:
             self.masters.publish()
             self.masters.zero_model_gradients()

@@ -7,13 +7,15 @@ from torch._dynamo.utils import counters
 from tests.cells import GPU_NODE, TINY, entry
 from tests.cells import cell as tiny
 from tests.choices import choice
+from tests.data.cells_and_worlds import world
 from tests.ranks import on_ranks
 from tests.shapes import CASES, build, step
 from vitsweep.equivalence import _global_batch, _my_share
-from vitsweep.measure.compiled_graphs import compiled_graphs
+from vitsweep.measure.compiled_graphs import Compiled, compiled_graphs
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 
+ALONE = world()
 COMPILED = ["compile_blocks", "compile_model"]
 
 
@@ -134,3 +136,87 @@ def test_graphs_are_cut_by_buckets_only_where_gradients_are_exchanged(ranks, tmp
     assert (of_ddp > 1) is (ranks > 1)
     assert of_fsdp >= cells[1].model.depth
     assert of_blocks == 1
+
+
+MODES = {
+    (
+        "compilation.mode=reduce_overhead",
+    ): "which has no CUDA graphs. Use `compilation.mode=default`.",
+    (
+        "compilation=compile_blocks",
+        "compilation.mode=reduce_overhead",
+    ): "would replay a graph per block",
+    ("compilation.mode=reduce_overhead", "resources.ranks_per_node=2"): "(pytorch#128218)",
+    (
+        "compilation.mode=reduce_overhead",
+        "batch.accumulation_steps=2",
+    ): "`batch.accumulation_steps=2` adds to them",
+    ("compilation.optimizer_step=true", "task=train"): "`task=train` changes it from step to step",
+    (
+        "compilation.optimizer_step=true",
+        "precision=O1",
+        "precision.half_dtype=float16",
+    ): "`precision.loss_scale=dynamic`",
+}
+
+
+@pytest.mark.parametrize("chosen", MODES, ids=" ".join)
+def test_what_a_mode_or_a_compiled_update_cannot_do_is_named(chosen):
+    compiled = [] if "compilation=compile_blocks" in chosen else ["compilation=compile_model"]
+    one = [] if "resources.ranks_per_node=2" in chosen else ["resources.ranks_per_node=1"]
+    reasons = " ".join(entry(*TINY, *compiled, *one, *chosen).reasons)
+    assert MODES[chosen] in reasons
+
+
+def test_a_graph_per_model_is_taken_on_one_gpu():
+    chosen = ("compilation=compile_model", "compilation.mode=reduce_overhead", "sharding=none")
+    one = ("resources.nodes=1", "resources.ranks_per_node=1")
+    assert not entry(*TINY, *chosen, *one, machine=GPU_NODE).reasons
+
+
+def _train(world, specs):
+    found = []
+    for spec in specs:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        trainer = parallelize(build_model(spec), spec, world)
+        shares = [_my_share(spec, *_global_batch(spec, step, world), world) for step in range(3)]
+        found.append([float(trainer.step(iter(share))) for share in shares])
+    return found
+
+
+UPDATES = ("adamw_loop", "adamw_foreach", "adamw_fused", "sgd_foreach", "adamw_contiguous", "muon")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_compiled_update_is_that_of_the_optimizer(ranks, tmp_path):
+    compiled = ("compilation=compile_blocks", "compilation.optimizer_step=true")
+    world = (f"resources.ranks_per_node={ranks}", "resources.threads_per_rank=1")
+    shardings = ("ddp",) if ranks == 1 else ("zero1", "fsdp")
+    pairs = [
+        (tiny(*world, *chosen), tiny(*world, *chosen, *compiled))
+        for sharding in shardings
+        for name in UPDATES
+        for chosen in [(f"sharding={sharding}", f"optimizer={name}")]
+        if not entry(*TINY, *world, *chosen, *compiled).reasons
+    ]
+    assert pairs
+    specs = [spec for pair in pairs for spec in pair]
+    losses, *_ = on_ranks(ranks, _train, specs[0], specs, folder=tmp_path, seconds=1000)
+    for (plain, _), ours, theirs in zip(pairs, losses[1::2], losses[::2], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4), (plain.optimizer.name, plain.sharding.name)
+
+
+@pytest.mark.full
+def test_a_compiled_update_trains_the_same_and_its_seconds_are_counted(tmp_path):
+    chosen = ("resources.ranks_per_node=1", "sharding=none", "optimizer=adamw_foreach")
+    plain = tiny(*chosen)
+    compiled = tiny(*chosen, "compilation=compile_blocks", "compilation.optimizer_step=true")
+    before = Compiled.so_far()
+    [[theirs, ours]] = [_train(ALONE, [plain, compiled])]
+    spent = Compiled.so_far().since(before)
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    assert spent.graphs >= 1
+    assert spent.seconds > 0.1

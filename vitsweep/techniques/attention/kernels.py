@@ -17,17 +17,28 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "cudnn_first": [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ],
 }
 
 
 def attend_by(backend: str) -> Attend:
-    """Return an `attend` that fails where `backend` cannot run, instead of taking another."""
+    """Return an `attend` that fails where `backend` cannot run, instead of taking another.
+
+    `cudnn_first` takes the first kernel of a list that can run.
+    """
     return partial(_attend, BACKENDS[backend])
 
 
-def _attend(backend: SDPBackend, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+def _attend(
+    backend: SDPBackend | list[SDPBackend], q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor
+) -> Tensor:
     # The backward pass needs no context: autograd keeps the kernel that the forward pass took.
-    with sdpa_kernel(backend):
+    with sdpa_kernel(backend, set_priority=isinstance(backend, list)):
         return attend(q_BHTK, k_BHTK, v_BHTK)
 
 

@@ -25,9 +25,11 @@ class ScaledDotProduct(AttentionKernel):
     Attributes:
         backend: `auto` leaves the choice to torch; `math` computes and keeps the scores; `flash`
             (arXiv:2205.14135), `efficient` (xFormers) and `cudnn` never write them to memory.
+            `cudnn_first` lets torch choose with cuDNN's kernel before all others, which torch prefers to
+            its flash kernel on some GPUs and in some versions only; the record names the one that ran.
     """
 
-    backend: Literal["auto", "math", "flash", "efficient", "cudnn"]
+    backend: Literal["auto", "math", "flash", "efficient", "cudnn", "cudnn_first"]
 
     @property
     def recomputes_scores(self) -> bool:

@@ -3,14 +3,17 @@
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import Compilation
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
 
     from vitsweep.spec.cell_spec import CellSpec
 
@@ -32,44 +35,132 @@ class Eager(Compilation):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileBlocks(Compilation):
-    """`torch.compile` of each block; all blocks share one compilation, which keeps it short."""
+class TorchCompile(Compilation):
+    """`torch.compile` with TorchInductor.
+
+    Attributes:
+        mode: `default`; `max_autotune` measures several kernels for each matrix product, compiles for
+            minutes and takes the fastest; `reduce_overhead` replays kernels as CUDA graphs.
+        optimizer_step: compile the update of the optimizer as well.
+    """
+
+    mode: Literal["default", "max_autotune", "reduce_overhead"] = field(
+        metadata=added_later("default")
+    )
+    optimizer_step: bool = field(metadata=added_later(False))
 
     needs_spawn: ClassVar[bool] = True
-    scope: ClassVar[Literal["nothing", "block", "model"]] = "block"
     fuses_kernels: ClassVar[bool] = True
 
+    @abstractmethod
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Compile a model in place: same modules, same names."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What torch.compile is given."""
+        # Static shapes; the loop sees no other batch but that of evaluation.
+        if self.mode == "max_autotune":  # the mode of this name brings CUDA graphs as well
+            return {"dynamic": False, "options": {"max_autotune": True}}
+        return {"dynamic": False, "mode": self.mode.replace("_", "-")}
+
+    def begin_step(self) -> None:
+        """Let CUDA graphs reuse the memory of the step before."""
+        if self.mode == "reduce_overhead":
+            import torch
+
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def update_of(self, optimizer: "Optimizer") -> "Callable[[], object]":
+        """Return what updates the parameters, compiled where that was asked for."""
+        if not self.optimizer_step:
+            return optimizer.step
+        import torch
+
+        return torch.compile(optimizer.step, dynamic=False)
+
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Say where the C++ compiler is missing that TorchInductor needs."""
+        """Say where the C++ compiler is missing, and what modes and a compiled update cannot do."""
         yield from missing_compiler(self, cell)
+        if self.mode == "reduce_overhead":
+            yield from self._graph_conflicts(cell)
+        if self.optimizer_step:
+            yield from self._update_conflicts(cell)
+
+    def _graph_conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        default = "Use `compilation.mode=default`."
+        if cell.resources.device == "cpu":
+            yield (
+                "`compilation.mode=reduce_overhead` needs `resources.device=cuda`; got cpu, which has no "
+                f"CUDA graphs. {default}"
+            )
+        if self.scope != "model":
+            yield (
+                f"`compilation.mode=reduce_overhead` with `compilation={self.name}` would replay a graph "
+                "per block, whose results the next replay overwrites: use `compilation=compile_model`, "
+                "or `compilation.mode=default`."
+            )
+        if cell.mesh.gradient_shares > 1:
+            yield (
+                f"`compilation.mode=reduce_overhead` with `sharding={cell.sharding.name}` on "
+                f"{cell.mesh.gradient_shares} ranks fails in torch, whose graphs cannot hold the exchange of "
+                f"gradients (pytorch#128218). {default}"
+            )
+        if cell.batch.accumulation_steps > 1:
+            yield (
+                "`compilation.mode=reduce_overhead` keeps gradients in memory that the next replay "
+                f"overwrites, and `batch.accumulation_steps={cell.batch.accumulation_steps}` adds to them. "
+                f"{default}"
+            )
+
+    def _update_conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        way_out = "Use `compilation.optimizer_step=false`."
+        if cell.task.epochs:
+            yield (
+                "`compilation.optimizer_step=true` compiles the learning rate as a constant, and "
+                f"`task={cell.task.name}` changes it from step to step: it would compile anew each time. "
+                f"{way_out}"
+            )
+        scale = cell.precision.plan().loss_scale
+        if scale is not None:
+            yield (
+                f"`compilation.optimizer_step=true` cannot compile an update that an overflow skips, as "
+                f"`precision={cell.precision.name}` does with `precision.loss_scale={scale}`. {way_out}"
+            )
+        if not cell.optimizer.compilable:
+            yield (
+                f"`compilation.optimizer_step=true` cannot compile `optimizer={cell.optimizer.name}`, "
+                "whose update is no program of torch's own operators: use an optimizer such as "
+                "`optimizer=adamw_foreach`, or `compilation.optimizer_step=false`."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileBlocks(TorchCompile):
+    """`torch.compile` of each block; all blocks share one compilation, which keeps it short."""
+
+    scope: ClassVar[Literal["nothing", "block", "model"]] = "block"
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Compile every block in place: same modules, same names."""
         from vitsweep.model.block import blocks_of
 
         for block in blocks_of(model):
-            # Static shapes; the loop sees no other batch but that of evaluation.
-            block.compile(dynamic=False)
+            block.compile(**self.arguments)
         return model
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileModel(Compilation):
+class CompileModel(TorchCompile):
     """`torch.compile` of the model in one graph: fuses across blocks, compiles for long.
 
     Under `sharding=fsdp`, `zero2` and `hsdp` the hooks that gather each block's parameters cut the
     graph there: it is what `compile_blocks` is then, compiled block after block.
     """
 
-    needs_spawn: ClassVar[bool] = True
     scope: ClassVar[Literal["nothing", "block", "model"]] = "model"
-    fuses_kernels: ClassVar[bool] = True
-
-    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Say where the C++ compiler is missing that TorchInductor needs."""
-        yield from missing_compiler(self, cell)
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Compile the model in place: same module, same names."""
-        model.compile(dynamic=False)
+        model.compile(**self.arguments)
         return model

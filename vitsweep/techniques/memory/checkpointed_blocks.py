@@ -1,5 +1,6 @@
 """Checkpointed blocks (needs torch; imported when applied)."""
 
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +15,7 @@ from vitsweep.model.layer import is_marked
 
 aten = torch.ops.aten
 
-LINEARS = {aten.mm.default, aten.addmm.default}
+LINEARS = {aten.mm.default, aten.addmm.default, aten._scaled_mm.default}
 
 
 def _flex_attention() -> set[Any]:
@@ -26,17 +27,21 @@ def _flex_attention() -> set[Any]:
     return {flex_attention}
 
 
-PRODUCTS = LINEARS | {
-    aten.bmm.default,
-    aten.baddbmm.default,
-    aten._scaled_mm.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default,
-    *_flex_attention(),
+OPERATIONS: dict[str, set[Any]] = {
+    "linear": LINEARS,
+    "attention": {
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        *_flex_attention(),
+    },
+    "norm": {aten.native_layer_norm.default},
+    "activation": {aten.gelu.default, aten.silu.default},
 }
-"""Operations whose results are kept; all others take little time and are computed again."""
+"""Kind -> operations whose results can be kept; all others take little time and are computed again."""
 
 
 class RecomputedBlock(nn.Module):
@@ -62,15 +67,25 @@ class RecomputedBlock(nn.Module):
         )
 
 
-def keep_products() -> Any:
-    """Return the contexts of forward and recomputation that keep products and attention."""
-    return create_selective_checkpoint_contexts(_policy)
+@cache
+def block_that_keeps(kinds: frozenset[str]) -> type[RecomputedBlock]:
+    """Return a block under a checkpoint that keeps the results of some kinds of operations.
 
+    Equal kinds give the same class, whose blocks share one compilation.
+    """
+    kept = {operation for kind in kinds for operation in OPERATIONS[kind]}
 
-def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    if operation in PRODUCTS and not _narrows(operation, args):
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if operation in kept and not _narrows(operation, args):
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts(policy)
+
+    return type(
+        "SelectivelyRecomputedBlock", (RecomputedBlock,), {"options": {"context_fn": contexts}}
+    )
 
 
 def _narrows(operation: Any, args: tuple[Any, ...]) -> bool:
@@ -78,13 +93,7 @@ def _narrows(operation: Any, args: tuple[Any, ...]) -> bool:
 
     Nothing in the backward pass reads its output, and recomputation stops before it.
     """
-    if operation not in LINEARS:
+    if operation not in LINEARS or operation is aten._scaled_mm.default:
         return False
     inputs, outputs = args[-1].shape
     return outputs < inputs
-
-
-class SelectivelyRecomputedBlock(RecomputedBlock):
-    """A block under a checkpoint that keeps products and attention."""
-
-    options: ClassVar[dict[str, Any]] = {"context_fn": keep_products}

@@ -1,10 +1,14 @@
 """Keep all activations, or recompute some of them in the backward pass."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Le
 
 from vitsweep.spec.attention_pattern import SOFTMAX, AttentionPattern
+from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import Memory
 
 if TYPE_CHECKING:
@@ -55,8 +59,17 @@ class RecomputeSelected(Memory):
     """Selective checkpointing: products and attention are kept, norms and GELU computed again.
 
     The idea of arXiv:2205.05198 with today's roles: fused attention keeps no scores any more, so
-    that the element-wise operations are what costs memory and little time. No product is repeated.
+    that the element-wise operations are what costs memory and little time. With products and attention
+    kept, no product is repeated.
+
+    Attributes:
+        keep: kinds of operations whose results are kept; all others are computed again. `linear` are the
+            products with weights, `attention` the fused kernel or its two products.
     """
+
+    keep: tuple[Literal["linear", "attention", "norm", "activation"], ...] = field(
+        metadata=added_later(("linear", "attention"))
+    )
 
     wraps_blocks: ClassVar[bool] = True
     forwards_per_step: ClassVar[int] = 2
@@ -73,8 +86,55 @@ class RecomputeSelected(Memory):
             )
 
     def apply(self, model: "nn.Module") -> "nn.Module":
-        """Run every block under a checkpoint that keeps products and attention."""
+        """Run every block under a checkpoint that keeps some results."""
         from vitsweep.model.block import swap_block_class
-        from vitsweep.techniques.memory.checkpointed_blocks import SelectivelyRecomputedBlock
+        from vitsweep.techniques.memory.checkpointed_blocks import block_that_keeps
 
-        return swap_block_class(model, SelectivelyRecomputedBlock)
+        return swap_block_class(model, block_that_keeps(frozenset(self.keep)))
+
+    def recomputed_flops(
+        self,
+        spec: "ModelSpec",
+        resolution_px: int,
+        pooling: Literal["token", "mean"],
+        attention_pattern: AttentionPattern = SOFTMAX,
+    ) -> int:
+        """Count the products that are not kept; linear attention counts among the linears."""
+        from vitsweep.model.flops import recomputed_block_flops, recomputed_score_flops
+
+        shape = (spec, resolution_px, pooling, attention_pattern)
+        attention = 2 * recomputed_score_flops(*shape)
+        linears = recomputed_block_flops(*shape) - attention
+        repeated = {"linear": linears, "attention": attention}
+        return sum(flops for kind, flops in repeated.items() if kind not in self.keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeByBudget(Memory):
+    """torch.compile keeps a share of the activations, and computes again what costs least.
+
+    torch's partitioner solves a knapsack of all results of a graph by their sizes and FLOPs
+    (`torch._functorch.config.activation_memory_budget`, private to torch). HFU counts nothing of what it
+    repeats. A prediction counts all activations.
+
+    Attributes:
+        share: of what the compiled graph would keep; 0 keeps the inputs of a graph alone, 1 is what
+            torch.compile keeps anyway.
+    """
+
+    share: Annotated[float, Ge(0), Le(1)]
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse what nothing compiles."""
+        if not cell.compilation.fuses_kernels:
+            yield (
+                f"`memory={self.name}` lets torch.compile decide what is kept, and "
+                f"`compilation={cell.compilation.name}` does not run it: use "
+                "`compilation=compile_blocks`, or `memory=recompute_selected`."
+            )
+
+    def saved_activations(self) -> AbstractContextManager[Any]:
+        """Set the budget while a step is compiled, for this cell alone."""
+        import torch._functorch.config as functorch
+
+        return functorch.patch(activation_memory_budget=self.share)

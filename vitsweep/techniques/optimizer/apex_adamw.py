@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Lt
 
@@ -29,6 +29,8 @@ class ApexAdamW(OptimizerChoice):
     beta1: Annotated[float, Ge(0), Lt(1)]
     beta2: Annotated[float, Ge(0), Lt(1)]
     eps: Annotated[float, Gt(0)]
+
+    compilable: ClassVar[bool] = False
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Return apex's optimizer; each group carries its own `weight_decay`."""

@@ -1,13 +1,17 @@
 """FP8 training of the linear layers (Micikevicius et al., arXiv:2209.05433), through torchao."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from math import gcd, lcm
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
+from vitsweep.model.parameter_names import plain_name
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import Precision, PrecisionPlan
 
 if TYPE_CHECKING:
@@ -15,6 +19,27 @@ if TYPE_CHECKING:
 
 MULTIPLE = 16
 """FP8 matrix units take operands whose inner sides are multiples of it (`torch._scaled_mm`)."""
+
+
+def gains(recipe: str, outputs: int, inputs: int) -> bool:
+    """Return whether a linear is large enough to gain from FP8 on an H100.
+
+    The thresholds of torchao (`float8_linear_utils._auto_filter_for_recipe`, private to it).
+    """
+    if outputs % MULTIPLE or inputs % MULTIPLE:
+        return False
+    if recipe == "rowwise":
+        return outputs > 2048 and inputs > 1024 and (outputs > 4096 or inputs > 2048)
+    return inputs > 4096 or outputs > 1024
+
+
+def converted_layers(model: "nn.Module") -> str | None:
+    """Return the names of the linears that multiply in float8, blocks counted together; None for none."""
+    names = [
+        name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"
+    ]
+    found = Counter(re.sub(r"^(.*?blocks)\.\d+\.", r"\1.*.", plain_name(name)) for name in names)
+    return ", ".join(f"{count} x {name}" for name, count in found.items()) or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +56,14 @@ class Float8(Precision):
     Attributes:
         recipe: `tensorwise` takes one scale per tensor; `rowwise` one per row, slower and safer
             with outliers.
+        layers: `all` linears of the blocks, or those that are `gaining`: large enough, by torchao's
+            thresholds for its recipes on H100, that their products gain more than the casts cost.
         emulate: compute in float32 what float8 would give, for devices without FP8 units.
     """
 
     recipe: Literal["tensorwise", "rowwise"]
     emulate: bool
+    layers: Literal["gaining", "all"] = field(metadata=added_later("all"))
 
     float8: ClassVar[bool] = True
 
@@ -60,12 +88,22 @@ class Float8(Precision):
             config = Float8LinearConfig.from_recipe_name(self.recipe)
 
         def is_inside_a_block(module: torch.nn.Module, name: str) -> bool:
-            return isinstance(module, torch.nn.Linear) and name.startswith("blocks.")
+            if not (isinstance(module, torch.nn.Linear) and name.startswith("blocks.")):
+                return False
+            return self.converts(*module.weight.shape)
 
         converted: torch.nn.Module = convert_to_float8_training(
             model, config=config, module_filter_fn=is_inside_a_block
         )
         return converted
+
+    def of_twin(self) -> "Float8":
+        """Convert all linears: those of a nano copy are small."""
+        return replace(self, layers="all")
+
+    def converts(self, outputs: int, inputs: int) -> bool:
+        """Return whether a linear of the blocks multiplies in float8."""
+        return self.layers == "all" or gains(self.recipe, outputs, inputs)
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse what lacks torchao, widths that are multiples of 16, or FP8 units."""
@@ -81,6 +119,15 @@ class Float8(Precision):
                     f"`precision={self.name}` needs `model.{knob}` divisible by {MULTIPLE}; got "
                     f"{size}: try `model.{knob}={round(size / MULTIPLE) * MULTIPLE or 16}`."
                 )
+        width, hidden = cell.transformer.width, cell.transformer.mlp_width
+        shapes = ((3 * width, width), (width, width), (hidden, width), (width, hidden))
+        if not any(self.converts(*shape) for shape in shapes):
+            yield (
+                f"`precision.layers=gaining` converts no linear of `model.width={width}` and "
+                f"`model.mlp_width={hidden}`: by torchao's thresholds none gains from "
+                f"`precision.recipe={self.recipe}`. Use a wider model, `precision.layers=all`, or "
+                "`precision=bf16`."
+            )
         if not self.emulate:
             yield from _row_conflicts(cell)
         if self.emulate and self.recipe != "tensorwise":

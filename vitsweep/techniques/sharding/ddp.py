@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from annotated_types import Gt
 
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import PrecisionPlan, Sharding
+from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,11 +28,13 @@ class Ddp(Sharding):
         gradient_as_bucket_view: gradients live in the buckets, which saves a copy of them; resolved
             from auto: false only where the optimizer keeps gradients in a buffer of its own.
         static_graph: promise that every step uses the same parameters in the same order.
+        gradient_dtype: in which gradients are exchanged; None leaves them as they are.
     """
 
     bucket_mib: Annotated[float, Gt(0)]
     gradient_as_bucket_view: bool
     static_graph: bool
+    gradient_dtype: Literal["bfloat16"] | None = field(metadata=added_later(None))
 
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
         """Wrap the model."""
@@ -40,7 +44,7 @@ class Ddp(Sharding):
         # torch.compile cuts a model under DDP into a graph per bucket, so that gradients are
         # exchanged early. Alone, there is nothing to exchange.
         torch._dynamo.config.optimize_ddp = world.shape.gradient_shares > 1
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             model,
             device_ids=[world.device.index] if world.device.type == "cuda" else None,
             process_group=world.gradient_group(),
@@ -48,6 +52,16 @@ class Ddp(Sharding):
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
+        if self.gradient_dtype and world.shape.gradient_shares > 1:
+            from vitsweep.techniques.sharding.half_gradients_hook import Exchange, exchange_in_dtype
+
+            dtype = getattr(torch, self.gradient_dtype)
+            wrapped.register_comm_hook(Exchange(dtype, world.gradient_group()), exchange_in_dtype)
+        return wrapped
+
+    def relative_tolerance(self) -> float:
+        """Gradients in bfloat16 keep 8 bits of mantissa."""
+        return HALF_GRADIENTS if self.gradient_dtype else 0.0
 
     def gradient_sync(
         self, model: "nn.Module", is_last_micro_batch: bool
@@ -59,6 +73,7 @@ class Ddp(Sharding):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse a static graph with gradient accumulation: DDP's `no_sync` changes the graph."""
+        yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
         if self.static_graph and cell.batch.accumulation_steps > 1:
             yield (
                 f"`sharding.static_graph=true` does not allow "

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+
+from annotated_types import Ge, Gt
 
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import PrecisionPlan, Sharding
+from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,11 +25,25 @@ class Fsdp(Sharding):
     """`fully_shard` on every block and on the root.
 
     Attributes:
-        reshard_after_forward: True frees a block's gathered parameters between forward and
-            backward (ZeRO-3, `fsdp`); False keeps them until backward has used them (`zero2`).
+        reshard_after_forward: True frees a unit's gathered parameters between forward and
+            backward (ZeRO-3, `fsdp`); False keeps them until backward has used them (`zero2`); a number
+            keeps parts for groups of so many ranks, such as those of a node, so that the backward pass
+            gathers within them (ZeRO++'s hpZ, arXiv:2306.10209).
+        blocks_per_unit: blocks that are gathered together; fewer and larger messages, more memory.
+        prefetch_forward: units whose parameters are gathered ahead in the forward pass; 0 leaves it to
+            FSDP2, which begins to gather a unit when the host reaches it.
+        prefetch_backward: the same in the backward pass, where 0 gathers one unit ahead.
+        gradient_dtype: in which gradients are reduced; None as the precision says, which is float32 unless
+            parameters and gradients are half precision throughout.
+        symmetric_memory: NCCL gathers from memory that all ranks of a node map (cuda).
     """
 
-    reshard_after_forward: bool
+    reshard_after_forward: bool | Annotated[int, Gt(1)]
+    blocks_per_unit: Annotated[int, Gt(0)] = field(metadata=added_later(1))
+    prefetch_forward: Annotated[int, Ge(0)] = field(metadata=added_later(0))
+    prefetch_backward: Annotated[int, Ge(0)] = field(metadata=added_later(0))
+    gradient_dtype: Literal["bfloat16"] | None = field(metadata=added_later(None))
+    symmetric_memory: bool = field(metadata=added_later(False))
 
     axes: ClassVar[tuple[str, ...]] = ("shard",)
     shards_parameters: ClassVar[bool] = True
@@ -34,8 +52,12 @@ class Fsdp(Sharding):
         """Shard blocks, then the rest; float32 norms inside a half model form units of their own."""
         from vitsweep.techniques.sharding.fsdp_units import shard_units
 
-        shard_units(model, plan, self.mesh(world), self.reshard_after_forward)
+        shard_units(model, plan, self.mesh(world), self)
         return model
+
+    def relative_tolerance(self) -> float:
+        """Gradients in bfloat16 keep 8 bits of mantissa."""
+        return HALF_GRADIENTS if self.gradient_dtype else 0.0
 
     def mesh(self, world: "World") -> "DeviceMesh":
         """Return the mesh over which one copy of the state is spread."""
@@ -49,13 +71,37 @@ class Fsdp(Sharding):
         return nullcontext()
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Refuse several copies of the state: that is HSDP."""
+        """Refuse several copies of the state (that is HSDP), and what units cannot be."""
+        yield from self.unit_conflicts(cell)
         if cell.mesh.replicate > 1:
             yield (
                 f"`sharding={self.name}` spreads one copy of the state over all replicas, but "
                 f"`mesh.shard={cell.mesh.shard}` leaves {cell.mesh.replicate} copies: use "
                 "`mesh.shard=auto`, or `sharding=hsdp`."
             )
+
+    def unit_conflicts(self, cell: CellSpec) -> Iterator[str]:
+        """Yield what is wrong with the settings of units."""
+        ranks, shards = self.reshard_after_forward, cell.mesh.state_shards
+        if not isinstance(ranks, bool) and (ranks >= shards or shards % ranks):
+            fitting = [d for d in range(2, shards) if shards % d == 0]
+            way_out = " or ".join(str(d) for d in fitting) or "true"
+            yield (
+                f"`sharding.reshard_after_forward={ranks}` must divide the {shards} shards of a copy, and "
+                f"be less: use {way_out}."
+            )
+        depth = getattr(cell.model, "depth", None)
+        if depth is not None and self.blocks_per_unit > depth:
+            yield (
+                f"`sharding.blocks_per_unit={self.blocks_per_unit}` is more than the `model.depth={depth}` "
+                f"blocks that there are: use at most {depth}."
+            )
+        if self.symmetric_memory and cell.resources.device == "cpu":
+            yield (
+                "`sharding.symmetric_memory=true` needs `resources.device=cuda`, since NCCL gathers from "
+                "it; got cpu. Use `sharding.symmetric_memory=false`."
+            )
+        yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +122,7 @@ class Hsdp(Fsdp):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse fewer than two copies (FSDP) and fewer than two shards (DDP)."""
+        yield from self.unit_conflicts(cell)
         mesh = cell.mesh
         if mesh.replicate == 1 or mesh.state_shards == 1:
             yield (

@@ -1,32 +1,41 @@
 """Which modules FSDP2 gathers together, and in which dtype."""
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
+from vitsweep.errors import VitsweepError
 from vitsweep.model.layer import NORMS, layers_of
 from vitsweep.spec.technique import PrecisionPlan
 
+if TYPE_CHECKING:
+    from vitsweep.techniques.sharding.fsdp import Fsdp
 
-def shard_units(
-    model: nn.Module, plan: PrecisionPlan, mesh: DeviceMesh, reshard_after_forward: bool
-) -> None:
+
+def shard_units(model: nn.Module, plan: PrecisionPlan, mesh: DeviceMesh, choice: "Fsdp") -> None:
     """Turn the parameters of `model` into shards over the last axis of `mesh`, in place.
 
     With master weights the shards *are* the masters: they stay float32 and are gathered in
     `plan.param_dtype`. Without, they have the dtype of the model already.
+
+    Raises:
+        VitsweepError: this version of torch lacks what is asked for.
     """
-    policy = MixedPrecisionPolicy(
-        param_dtype=_gather_dtype(plan), reduce_dtype=torch.float32 if plan.master_weights else None
-    )
+    reduced = choice.gradient_dtype or ("float32" if plan.master_weights else None)
+    reduce_dtype = getattr(torch, reduced) if reduced else None
+    policy = MixedPrecisionPolicy(param_dtype=_gather_dtype(plan), reduce_dtype=reduce_dtype)
     shards = mesh.size(mesh.ndim - 1)
 
     def placement(parameter: nn.Parameter) -> Shard | None:
         return _placement(parameter, shards)
 
-    def shard(module: nn.Module, policy: MixedPrecisionPolicy, reshard: bool) -> None:
+    def shard(
+        module: nn.Module | list[nn.Module], policy: MixedPrecisionPolicy, reshard: bool | int
+    ) -> None:
         fully_shard(
             module,
             mesh=mesh,
@@ -37,11 +46,37 @@ def shard_units(
 
     if plan.norm_dtype != plan.param_dtype:
         for norm in [m for m in model.modules() if isinstance(m, NORMS)]:
-            shard(norm, MixedPrecisionPolicy(), False)  # tiny: regathering costs a message each
-    for layer in layers_of(model):
-        shard(layer, policy, reshard_after_forward)
+            # tiny: regathering costs a message each
+            shard(norm, MixedPrecisionPolicy(reduce_dtype=reduce_dtype), False)
+    layers, size = list(layers_of(model)), choice.blocks_per_unit
+    units = [layers[first : first + size] for first in range(0, len(layers), size)]
+    for unit in units:
+        shard(unit[0] if size == 1 else unit, policy, choice.reshard_after_forward)
     # the root's own parameters are used first and last: regathering them would gain nothing
     shard(model, policy, False)
+    _prefetch([unit[0] for unit in units], choice.prefetch_forward, choice.prefetch_backward)
+    if choice.symmetric_memory:
+        _gather_from_symmetric_memory(model)
+
+
+def _prefetch(units: list[Any], forward: int, backward: int) -> None:
+    """Let each unit gather the parameters of those that come after it in either pass."""
+    for index, unit in enumerate(units):
+        if forward:
+            unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + forward])
+        if backward:
+            unit.set_modules_to_backward_prefetch(units[max(0, index - backward) : index][::-1])
+
+
+def _gather_from_symmetric_memory(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            if not hasattr(module, "set_symm_mem_for_comm"):
+                raise VitsweepError(
+                    f"`sharding.symmetric_memory=true` needs a newer torch than {torch.__version__}, "
+                    "whose FSDP2 cannot: use `sharding.symmetric_memory=false`."
+                )
+            module.set_symm_mem_for_comm()
 
 
 def _gather_dtype(plan: PrecisionPlan) -> torch.dtype | None:

@@ -132,7 +132,12 @@ class Agent:
         else:
             request = RunRequest.from_plain(order["request"])
             self._ranks = LocalRanks(
-                context_for(cell), rank_main, (request,), order["ranks"], request.folder
+                context_for(cell),
+                rank_main,
+                (request,),
+                order["ranks"],
+                request.folder,
+                cell.runtime.environment(),
             )
 
     def _kill_ranks(self) -> None:

@@ -1,0 +1,167 @@
+"""Every loader gives the images of worker processes, in their order; decoded pixels are of these images."""
+
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.cells import LAPTOP, TINY, entry
+from tests.choices import choice
+from tests.data.cells_and_worlds import cell, world
+from tests.data.pictures import picture, truncate, write_folder
+from vitsweep.data import decoded_images as cache_module
+from vitsweep.data.decoded_images import DecodedImages
+from vitsweep.data.folder_scan import files
+from vitsweep.errors import BadValueError, VitsweepError
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "pictures")
+
+
+def opened(root: Path, loader: Any = None, rank: int = 0, replicas: int = 1, **data: Any) -> Any:
+    workers = {"num_workers": 0, "max_damaged_share": 0.2} | data
+    chosen = choice("data", "image_folder", folder=str(root), **workers)
+    asked = cell(
+        chosen, images_per_step=8, resolution_px=16, replicas=replicas, epochs=1, loader=loader
+    )
+    return chosen.open(asked, world(rank, replicate=replicas))
+
+
+def threads() -> Any:
+    return choice("loader", "threads")
+
+
+def cached(folder: Path, **options: Any) -> Any:
+    return choice("loader", "decoded_cache", folder=str(folder / "decoded"), **options)
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    pairs = list(zip(ours, theirs, strict=True))
+    assert pairs
+    for (images, labels), (other_images, other_labels) in pairs:
+        assert torch.equal(images, other_images)
+        assert torch.equal(labels, other_labels)
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param(("threads", 3), id="threads"), pytest.param(("decoded_cache", 0), id="cache")],
+)
+def test_a_loader_gives_what_worker_processes_give(workers: Any, root: Path) -> None:
+    truncate(root / "train" / "bee" / "bee_1.jpg")
+    truncate(root / "val" / "ant" / "ant_1.jpg")
+    name, count = workers
+    loader = threads() if name == "threads" else cached(root.parent)
+    for rank in range(2):
+        plain = opened(root, rank=rank, replicas=2)
+        ours = opened(root, loader, rank=rank, replicas=2, num_workers=count)
+        for epoch, first in ((0, 0), (1, 0), (1, 2), (0, 1)):
+            assert_same(ours.train(epoch, first), plain.train(epoch, first))
+        assert_same(ours.test(), plain.test())
+        assert ours.damage == plain.damage
+        assert ours.damage["train"].found
+        ours.close()
+
+
+def test_threads_read_ahead_and_end(root: Path) -> None:
+    batches = opened(root, threads(), num_workers=2, prefetch_batches=3)
+    assert batches.prefetched == 3
+    running = batches.train(0)
+    next(running)
+    batches.close()
+    assert not list(running)
+
+
+def test_an_error_in_a_thread_ends_the_run(root: Path) -> None:
+    for path in root.glob("train/*/*"):
+        path.write_bytes(b"no image")
+    with pytest.raises(VitsweepError, match="images cannot be read"):
+        list(opened(root, threads(), num_workers=2).train(0))
+
+
+def pixel_files(root: Path) -> list[Path]:
+    return sorted((root.parent / "decoded").glob("*/pixels.bin"))
+
+
+def test_images_are_decoded_once_for_all_that_open_them_at_the_same_time(root: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: opened(root, cached(root.parent)), range(4)))
+    made = [path.stat().st_mtime_ns for path in pixel_files(root)]
+    assert len(made) == 2  # train and val
+    first, *others = [list(batches.train(0)) for batches in found]
+    for other in others:
+        assert_same(first, other)
+    opened(root, cached(root.parent))
+    assert [path.stat().st_mtime_ns for path in pixel_files(root)] == made
+    assert {p.name for p in (root.parent / "decoded").iterdir() if p.is_dir()} == {
+        path.parent.name for path in pixel_files(root)
+    }
+
+
+def test_pixels_of_other_images_are_found_and_remade_on_request(root: Path) -> None:
+    opened(root, cached(root.parent))
+    path = root / "train" / "cat" / "cat_1.jpg"
+    picture(2, 99).save(path)
+    told = r"1 of 24 differ, such as .*cat_1.jpg.*`loader.remake=true` decodes them anew"
+    with pytest.raises(BadValueError, match=told):
+        opened(root, cached(root.parent))
+    again = opened(root, cached(root.parent, remake=True))
+    assert_same(again.train(0), opened(root).train(0))
+    assert_same(opened(root, cached(root.parent)).train(0), opened(root).train(0))
+
+    path.unlink()
+    with pytest.raises(BadValueError, match="1 of 24 differ"):
+        opened(root, cached(root.parent))
+    files.cache_clear()
+    with pytest.raises(BadValueError, match="24 images were decoded, and there are 23"):
+        opened(root, cached(root.parent))
+
+
+def test_a_decoding_that_fails_half_way_leaves_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str) -> None:
+        if path.endswith("cat_0.png"):
+            raise OSError(28, "No space left on device")
+        return decode(path)
+
+    decode = cache_module.decode
+    monkeypatch.setattr(cache_module, "decode", full)
+    with pytest.raises(OSError, match="No space left"):
+        opened(root, cached(root.parent))
+    assert not pixel_files(root)
+    monkeypatch.undo()
+    assert_same(opened(root, cached(root.parent)).train(0), opened(root).train(0))
+
+
+def test_kept_images_may_be_smaller_than_the_files(root: Path) -> None:
+    batches = opened(root, cached(root.parent, shorter_side_px=20))
+    assert len(next(batches.train(0))[0]) == 8
+    kept = DecodedImages(next(p.parent for p in pixel_files(root) if "train" in str(p)))
+    image = pickle.loads(pickle.dumps(kept)).image(0)
+    assert isinstance(image, Image.Image)
+    assert image.size == (27, 20)
+    assert all(path.stat().st_size % (27 * 20 * 3) == 0 for path in pixel_files(root))
+    assert os.listdir(root.parent / "decoded")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (["loader=threads"], "`loader=threads` reads image files, and `data=digits` does not"),
+        (["loader=decoded_cache"], "use `data=image_folder`, or `loader=workers`."),
+        (
+            ["loader=decoded_cache", "loader.shorter_side_px=6"],
+            "`loader.shorter_side_px=6` is less than `batch.resolution_px=8`",
+        ),
+    ],
+)
+def test_a_loader_says_what_it_cannot_read(overrides: list[str], part: str) -> None:
+    assert part in " ".join(entry(*TINY, *overrides, machine=LAPTOP).reasons)

@@ -1,0 +1,71 @@
+"""Which linears FP8 converts, and what the record says of it."""
+
+import pytest
+import torch
+from torchao.float8.float8_linear_utils import _auto_filter_for_recipe
+
+from tests.cells import GPU_NODE, TINY, entry
+from tests.choices import choice
+from vitsweep.equivalence import twin_of
+from vitsweep.techniques.precision.float8 import converted_layers, gains
+
+SIZES = (16, 24, 768, 1024, 1040, 2048, 2064, 3072, 4096, 4112, 5120)
+WIDE = ("model.width=1024", "model.mlp_width=4096", "model.num_heads=16")
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_the_thresholds_are_those_of_torchao(recipe: str) -> None:
+    theirs = _auto_filter_for_recipe(recipe, [])
+    for outputs in SIZES:
+        for inputs in SIZES:
+            linear = torch.nn.Linear(inputs, outputs, device="meta")
+            assert gains(recipe, outputs, inputs) == theirs(linear, "blocks.0"), (outputs, inputs)
+
+
+class Blocks(torch.nn.Module):
+    """Linears of ViT-B, two blocks and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.ModuleDict(
+                {
+                    "qkv": torch.nn.Linear(768, 2304, device="meta"),
+                    "out": torch.nn.Linear(768, 768, device="meta"),
+                    "up": torch.nn.Linear(768, 3072, device="meta"),
+                    "down": torch.nn.Linear(3072, 768, device="meta"),
+                }
+            )
+            for _ in range(2)
+        )
+        self.head = torch.nn.Linear(768, 2000, device="meta")
+
+
+def converted(**settings: object) -> str | None:
+    precision = choice("precision", "fp8", emulate=True, **settings)
+    return converted_layers(precision.convert(Blocks()))
+
+
+def test_only_layers_that_gain_are_converted_and_named() -> None:
+    assert converted() == "2 x blocks.*.qkv, 2 x blocks.*.up"
+    names = (f"2 x blocks.*.{name}" for name in ("qkv", "out", "up", "down"))
+    assert converted(layers="all") == ", ".join(names)
+    assert converted_layers(Blocks()) is None
+
+
+def test_the_twin_of_a_cell_converts_its_small_linears() -> None:
+    planned = entry(*TINY, *WIDE, "precision=fp8", "batch.images_per_step=1024", machine=GPU_NODE)
+    assert planned.spec.precision.layers == "gaining"  # type: ignore[attr-defined]
+    assert twin_of(planned.spec).precision.layers == "all"  # type: ignore[attr-defined]
+
+
+def test_a_model_of_which_nothing_gains_is_refused() -> None:
+    fp8 = ("precision=fp8", "batch.images_per_step=1024")
+    told = " ".join(entry(*TINY, *fp8, machine=GPU_NODE).reasons)
+    assert "`precision.layers=gaining` converts no linear of `model.width=32`" in told
+    assert not entry(*TINY, *WIDE, *fp8, machine=GPU_NODE).reasons
+    assert not entry(*TINY, *fp8, "precision.layers=all", machine=GPU_NODE).reasons
+    rowwise = " ".join(
+        entry(*TINY, *WIDE, *fp8, "precision.recipe=rowwise", machine=GPU_NODE).reasons
+    )
+    assert "none gains from `precision.recipe=rowwise`" in rowwise

@@ -1,0 +1,125 @@
+"""Settings of a rank's process: what they set is in force, and what a machine lacks is named."""
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cells import GPU_NODE, TINY, cell, entry
+from tests.choices import choice
+from vitsweep.errors import VitsweepError
+from vitsweep.execution.rank_processes import context_for, variables
+from vitsweep.techniques.runtime import memory, process
+from vitsweep.training.garbage import ScheduledCollection, garbage_collector_off
+
+
+def refusals(*overrides: str, gpu: bool = False) -> str:
+    machine = {"machine": GPU_NODE} if gpu else {}
+    return " ".join(entry(*TINY, *overrides, **machine).reasons)
+
+
+def test_cores_are_shared_out_without_overlap_and_neighbours_stay_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = {0: {0, 2, 4, 6}, 1: {1, 3, 5, 7}}
+    monkeypatch.setattr(process, "numa_nodes", lambda: nodes)
+    shares = [process.share_of_cores(set(range(8)), rank, 4) for rank in range(4)]
+    assert shares == [{0, 2}, {4, 6}, {1, 3}, {5, 7}]
+    assert process.share_of_cores({1, 4, 5, 6, 7}, 1, 2) == {1, 5}
+
+
+def test_numa_nodes_are_read_as_linux_shows_them(tmp_path: Path) -> None:
+    for node, cores in (("node0", "0-2,8"), ("node10", "3"), ("node2", "")):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "cpulist").write_text(cores + "\n")
+    assert process.numa_nodes(tmp_path) == {0: {0, 1, 2, 8}, 10: {3}}
+    assert process.numa_nodes(tmp_path / "none") == {}
+
+
+def test_a_rank_is_bound_to_its_cores() -> None:
+    before = os.sched_getaffinity(0)
+    spec = cell("runtime=bind_cores", "resources.ranks_per_node=1")
+    try:
+        spec.runtime.set_up(spec, 0)
+        assert os.sched_getaffinity(0) == before
+        one_of_many = cell("runtime=bind_cores", "resources.ranks_per_node=2")
+        if len(before) > 1:
+            one_of_many.runtime.set_up(one_of_many, 1)
+            assert len(os.sched_getaffinity(0)) == len(before) // 2
+        with pytest.raises(VitsweepError, match="finds no core for rank 7 of this node"):
+            one_of_many.runtime.set_up(one_of_many, 7)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_more_threads_than_cores_are_refused() -> None:
+    told = refusals("runtime=bind_cores", "resources.threads_per_rank=2")
+    assert (
+        "`resources.ranks_per_node=2` x `resources.threads_per_rank=2` is more than the 2" in told
+    )
+
+
+def test_what_a_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "find_allocator", lambda library: None)
+    monkeypatch.setattr(memory, "huge_pages_of_kernel", lambda: "never")
+    monkeypatch.setattr(process, "numa_nodes", lambda: {0: {0, 1}})
+    assert "install it (Debian: `apt-get install libjemalloc2`)" in refusals("runtime=jemalloc")
+    assert "needs the library tcmalloc" in refusals("runtime=tcmalloc")
+    assert "says never: `echo madvise` into it" in refusals("runtime=huge_pages")
+    assert "this machine shows 1: use `runtime=bind_cores`" in refusals("runtime=bind_numa")
+    assert "`resources.device=cpu`" in refusals("runtime=expandable_segments")
+    assert not refusals("runtime=expandable_segments", gpu=True)
+    assert "is for tensors in host memory" in refusals("runtime=huge_pages", gpu=True)
+
+
+@pytest.mark.parametrize(("text", "mode"), [("always [madvise] never", "madvise"), ("", "")])
+def test_the_mode_of_huge_pages_is_read(text: str, mode: str, tmp_path: Path) -> None:
+    (tmp_path / "enabled").write_text(text + "\n")
+    assert memory.huge_pages_of_kernel(tmp_path / "enabled") == mode
+    assert memory.huge_pages_of_kernel(tmp_path / "none") == ""
+
+
+def test_ranks_with_variables_of_their_own_are_new_processes() -> None:
+    assert context_for(cell("runtime=huge_pages")).get_start_method() == "spawn"
+    assert context_for(cell()).get_start_method() == "forkserver"
+    with variables({"VITSWEEP_A": "1", "HOME": "/nowhere"}):
+        assert (os.environ["VITSWEEP_A"], os.environ["HOME"]) == ("1", "/nowhere")
+    assert "VITSWEEP_A" not in os.environ
+    assert os.environ["HOME"] != "/nowhere"
+
+
+@pytest.mark.parametrize("name", ["huge_pages", "expandable_segments"])
+def test_a_process_that_was_started_without_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = choice("runtime", name)
+    for variable in runtime.environment():
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(
+        VitsweepError, match=r"must be set before a rank starts.*put `\w+=.*` before"
+    ):
+        runtime.set_up(None, 0)
+    with variables(runtime.environment()):
+        runtime.set_up(None, 0)
+
+
+def test_garbage_is_collected_every_few_steps_and_not_between() -> None:
+    collections: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            collections.append(info["generation"])
+
+    scheduled, never = ScheduledCollection(2), ScheduledCollection(0)
+    gc.callbacks.append(note)
+    try:
+        with garbage_collector_off():
+            collections.clear()
+            for _ in range(5):
+                scheduled.after_step()
+                never.after_step()
+            assert collections == [1, 1]
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.isenabled()
