@@ -57,6 +57,7 @@ bench: .venv/installed-tests  ## vitsweep beside its peers, and its own overhead
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/sweep_overhead.py --local
 	$(BIN)/python benchmarks/compose_cells.py
+	$(BIN)/python benchmarks/loaders.py
 
 bench-gpu:  ## what one GPU can tell in MINUTES=8: peers, techniques one by one, kernels, a profile; OUT=folder
 	$(PYTHON) benchmarks/gpu.py --minutes $(or $(MINUTES),8) $(if $(OUT),--out $(OUT))

@@ -32,6 +32,17 @@ def test_peers_are_compared_in_paired_blocks_with_intervals(tmp_path: Path) -> N
     assert kept["environment"]["device"]
 
 
+@pytest.mark.full
+def test_loaders_are_measured_beside_a_plain_one(tmp_path: Path) -> None:
+    run("loaders.py", "--smoke", "--workers", "1", "--out", tmp_path)
+    [kept] = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert {"workers", "threads", "decoded_cache", "plain"} <= set(kept["table"])
+    for row in kept["table"].values():
+        assert row["images_per_second"] > 0
+        assert row["images_per_cpu_second"] > 0
+    assert kept["table"]["plain"]["images_per_second_over_plain"] == 1
+
+
 def test_the_parts_of_the_gpu_benchmark_fill_its_minutes() -> None:
     command = [sys.executable, BENCHMARKS / "gpu.py", "--dry", "--minutes"]
     for minutes in (2, 8, 20):
