@@ -1,0 +1,46 @@
+"""Whole commands with the groups that work on the host: what was asked for is in force and recorded."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.command import Command
+from tests.data.pictures import write_folder
+from vitsweep.techniques.runtime.memory import find_allocator, huge_pages_of_kernel
+
+NO_BASELINE = ("sweep.baseline=null", "measurement.prove=none", "resources.ranks_per_node=2")
+
+
+@pytest.mark.full
+def test_settings_of_a_process_are_in_force_and_recorded(tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    possible = ["plain", "bind_cores", "gc_scheduled"]
+    possible += ["huge_pages"] if huge_pages_of_kernel() in ("madvise", "always") else []
+    possible += [name for name in ("jemalloc", "tcmalloc") if find_allocator(name)]
+    done = command("-m", f"runtime={','.join(possible)}", *NO_BASELINE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = command.cells().set_index("runtime")
+    assert set(cells["status"]) == {"measured"}
+    cores = cells["cores_allowed"].astype(int)
+    assert cores["bind_cores"] == cores["plain"] // 2
+    assert cells["host_allocator"]["plain"] == "libc"
+    for name in possible[3:]:
+        if name == "huge_pages":
+            assert cells["huge_pages"][name] == "used"
+        else:
+            assert cells["host_allocator"][name] == name
+    assert set(cells["attention_kernel"]) == {"flash (cpu)"}
+
+
+@pytest.mark.full
+def test_loaders_train_the_same_and_share_one_file_of_pixels(tmp_path: Path) -> None:
+    command, root = Command(tmp_path), write_folder(tmp_path / "pictures")
+    done = command(
+        "-m", "loader=workers,threads,decoded_cache", *NO_BASELINE, "data=image_folder",
+        f"data.folder={root}", "data.num_workers=1", "batch.resolution_px=8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = command.cells()
+    assert set(cells["status"]) == {"measured"}
+    assert cells["loss_last"].nunique() == 1
+    assert len(list((tmp_path / "results" / "decoded_images").glob("*/pixels.bin"))) == 1
