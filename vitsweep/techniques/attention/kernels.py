@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from vitsweep.model.attention import Attend, Attention, attend
 from vitsweep.model.block import Block
 
-BACKENDS = {
+BACKENDS: dict[str, SDPBackend | list[SDPBackend]] = {
     "math": SDPBackend.MATH,
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
