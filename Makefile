@@ -26,7 +26,7 @@ help:  ## this list
 	@touch $@
 
 sweep: .venv/installed  ## which precision and sharding train a ViT fastest here: table and report in minutes
-	$(BIN)/python -m vitsweep -m precision=O1,O2 sharding=ddp,fsdp
+	$(BIN)/python -m vitsweep -m +sweep=first
 
 test: .venv/installed-tests  ## the tests, under 20 minutes on 2 cores
 	$(PYTEST) $(WORKERS) -m "not full"

@@ -72,8 +72,9 @@ def defaults() -> dict[str, tuple[str, str]]:
 
 
 def technique_groups() -> list[str]:
-    """Return the groups of techniques, in the order of conf/config.yaml."""
-    return [group for group in defaults() if group in TECHNIQUE_GROUPS]
+    """Return the groups of techniques, and others with a page in techniques/, in conf's order."""
+    written = {path.stem for path in (DOCS / "techniques").glob("*.md")}
+    return [group for group in defaults() if group in TECHNIQUE_GROUPS or group in written]
 
 
 def metrics() -> str:
@@ -99,7 +100,7 @@ def menu() -> str:
         folder = conf_dir() / group
         if not folder.is_dir():
             continue
-        page = f" [More](techniques/{group}.md)." if group in TECHNIQUE_GROUPS else ""
+        page = f" [More](techniques/{group}.md)." if group in technique_groups() else ""
         rows = (
             (f"`{group}={name}`" + (" (default)" if name == default else ""), _sentence(comment))
             for name, comment in _comments(folder, default)

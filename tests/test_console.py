@@ -1,7 +1,10 @@
 """What a command says where nothing can be redrawn."""
 
 import io
+import logging
 import re
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -9,7 +12,7 @@ from rich.console import Console
 
 from tests.builders import run, table
 from tests.cells import entry
-from vitsweep.console import can_be_redrawn, saying
+from vitsweep.console import can_be_redrawn, quiet_loggers, saying
 from vitsweep.launchers.progress import Progress
 from vitsweep.tables.cells import cells
 
@@ -71,3 +74,24 @@ def test_the_live_table_shows_the_median_that_the_tables_call_unadjusted() -> No
     shown = console.file.getvalue()
     assert "median img/s" in shown
     assert re.search(r"precision=O1 .*measured .* 2 .* 200 ", shown)
+
+
+def test_loggers_are_quiet_within_the_block_only(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("torchao.some_kernel")
+    with quiet_loggers("torchao"):
+        logger.warning("not here")
+        logger.error("broken")
+    logger.warning("after")
+    assert [record.message for record in caplog.records] == ["broken", "after"]
+
+
+@pytest.mark.full
+def test_importing_torchao_prints_nothing() -> None:
+    """In a process of its own: it warns on its first import."""
+    pytest.importorskip("torchao")
+    code = (
+        "from vitsweep.console import TORCHAO_IMPORT, quiet_loggers\n"
+        "with quiet_loggers(*TORCHAO_IMPORT):\n    import torchao.float8"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

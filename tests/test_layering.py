@@ -164,6 +164,10 @@ machine = Machine(device="cuda", cores_per_node=64, devices_per_node=8)
 entry = plan_cell(Composer().compose(["precision=O2", "sharding=fsdp"]), machine)
 assert not entry.reasons and len(entry.cell_id) == 12
 """
+HELP = """
+from vitsweep.cli.verbs import VERBS
+assert all(verb.parser().format_help() for verb in VERBS.values())
+"""
 EVERY_TARGET = f"""
 from vitsweep.spec.from_yaml import target_class
 for target in {sorted(t for t in target_files() if t.startswith("vitsweep."))}:
@@ -180,8 +184,9 @@ for target in {sorted(t for t in target_files() if t.startswith("vitsweep."))}:
         "import vitsweep.report.html",
         EVERY_TARGET,
         PLANNING,
+        HELP,
     ],
-    ids=["from_yaml", "plugins", "front_door", "report", "every_target", "planning_a_cell"],
+    ids=["from_yaml", "plugins", "front_door", "report", "every_target", "planning_a_cell", "help"],
 )
 def test_torch_is_not_loaded_by(code: str) -> None:
     shown = "\nimport sys; print([name for name in sys.modules if name.split('.')[0] == 'torch'])"

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.cells import cell
 from tests.ranks import on_ranks, placed
-from vitsweep.collectives.primitives import sent_as
+from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single, sent_as
 from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.calibrate import calibrate
 from vitsweep.measure.communication import (
@@ -194,8 +194,8 @@ def _collectives(world: World) -> dict[str, Any]:
     with CommunicationCounter() as counter:
         dist.all_reduce(tensor)
         dist.broadcast(tensor, 0)
-        dist.all_gather_into_tensor(other, torch.zeros(12))
-        dist.reduce_scatter_tensor(torch.zeros(12), tensor)
+        all_gather_single(other, torch.zeros(12))
+        reduce_scatter_single(torch.zeros(12), tensor)
         dist.all_to_all_single(other, tensor)
         if world.rank:
             dist.recv(tensor, 0)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.profiler import profile
+from torch.profiler import ProfilerActivity
 
 from tests.builders import run
 from tests.model.test_resnet import SMALL
 from vitsweep.charts import trace as chart
+from vitsweep.measure.profiling import quiet_profile
 from vitsweep.model.resnet import ResNet
 from vitsweep.report import chart_data
 from vitsweep.report.html import write_report
@@ -32,7 +33,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=foreach)
         images = torch.randn(2, 3, 8, 8)
         for _ in range(2):  # the first step makes the momentum
-            with profile() as profiled:
+            with quiet_profile([ProfilerActivity.CPU]) as profiled:
                 model(images).sum().backward()
                 optimizer.step()
         found[implementation] = folder / f"{implementation}.json.gz"

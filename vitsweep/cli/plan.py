@@ -8,7 +8,6 @@ from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
 from vitsweep.errors import BadValueError
 from vitsweep.planning.plan_request import CURRENT, PlanRequest
-from vitsweep.planning.prediction_before_run import predicts
 
 
 def parser() -> Options:
@@ -36,6 +35,10 @@ def run(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         parser().print_help()
         return 0
+    from vitsweep.planning.prediction_before_run import (
+        predicts,
+    )  # loads torch, which help does not need
+
     known, overrides = _options().parse_known_args(list(arguments))
     if known.nodes:
         overrides.append(f"resources.nodes={_nodes(known.nodes)}")

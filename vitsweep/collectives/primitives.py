@@ -33,9 +33,11 @@ def current_purpose() -> Purpose | None:
     return _purpose.get()
 
 
-# torch 2.13 deprecates the first names, torch 2.11 does not have the second.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Any = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+"""torch 2.13 deprecates the old names of both, torch 2.11 does not have the new ones."""
 
 
 def all_to_all(x: Tensor, split: int, concatenate: int, group: ProcessGroup) -> Tensor:
@@ -67,7 +69,7 @@ def all_gather(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
         return x
     gathered = x.new_empty((size * x.shape[0], *x.shape[1:]))  # gloo takes no other shape
     with sent_as("activation"):
-        _all_gather(gathered, x.contiguous(), group=group)
+        all_gather_single(gathered, x.contiguous(), group=group)
     return gathered.unflatten(0, (size, -1)).movedim(0, axis).flatten(axis, axis + 1)
 
 
@@ -79,7 +81,7 @@ def reduce_scatter(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
     chunks = x.unflatten(axis, (size, -1)).movedim(axis, 0).contiguous()
     own = torch.empty_like(chunks[0])
     with sent_as("activation"):
-        _reduce_scatter(own, chunks.flatten(0, 1), group=group)
+        reduce_scatter_single(own, chunks.flatten(0, 1), group=group)
     return own
 
 
@@ -119,7 +121,7 @@ def start_mean_scatter(whole: Tensor, own: Tensor, group: ProcessGroup) -> Any:
         whole.div_(group.size())
     op = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
     with sent_as("gradient"):
-        return _reduce_scatter(own, whole, op=op, group=group, async_op=True)
+        return reduce_scatter_single(own, whole, op=op, group=group, async_op=True)
 
 
 def start_part_gather(whole: Tensor, group: ProcessGroup) -> Any:
@@ -130,7 +132,7 @@ def start_part_gather(whole: Tensor, group: ProcessGroup) -> Any:
     """
     own = whole.chunk(group.size())[group.rank()]
     with sent_as("parameter"):
-        return _all_gather(whole, own, group=group, async_op=True)
+        return all_gather_single(whole, own, group=group, async_op=True)
 
 
 def broadcast_together(tensors: Sequence[Tensor], group: ProcessGroup) -> None:

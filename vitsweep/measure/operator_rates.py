@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single
 from vitsweep.world import World
 
 CHUNKS = 5
@@ -98,8 +99,8 @@ def collective_times(world: World) -> list[dict[str, Any]]:
         works: dict[str, Work] = {
             "all_reduce": partial(dist.all_reduce, whole),
             "broadcast": partial(dist.broadcast, whole, 0),
-            "all_gather": partial(dist.all_gather_into_tensor, gathered, share),
-            "reduce_scatter": partial(dist.reduce_scatter_tensor, share, gathered),
+            "all_gather": partial(all_gather_single, gathered, share),
+            "reduce_scatter": partial(reduce_scatter_single, share, gathered),
             "all_to_all": partial(dist.all_to_all_single, torch.empty_like(gathered), gathered),
         }
         calls = 20 if size < 1 << 20 else 5

@@ -3,7 +3,6 @@
 from typing import Any
 
 from vitsweep.measure.hardware import published_peak
-from vitsweep.model.counted_flops import SOURCE, counted
 from vitsweep.model.flops import (
     Pooling,
     num_parameters,
@@ -72,13 +71,17 @@ def utilization(
         "peak_tflops": peak,
         "peak_source": source,
         "compute_dtype": dtype,
-        "flops_source": SOURCE if isinstance(cell.model, ModuleSpec) else "formula",
+        "flops_source": "torch.utils.flop_counter"
+        if isinstance(cell.model, ModuleSpec)
+        else "formula",
     }
 
 
 def _flops_and_parameters(cell: CellSpec) -> tuple[int, int]:
     """Return the FLOPs of one image, forward and backward, and the number of parameters."""
     if isinstance(cell.model, ModuleSpec):
+        from vitsweep.model.counted_flops import counted  # loads torch
+
         return counted(cell.model, cell.batch.resolution_px)
     return train_flops(*_shape(cell), cell.attention_pattern), num_parameters(*_shape(cell))
 

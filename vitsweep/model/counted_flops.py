@@ -8,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.user_module import build_module, without_weights
 
-SOURCE = "torch.utils.flop_counter"
 IMAGES = 2
 """BatchNorm takes no batch of one value."""
 

@@ -72,11 +72,11 @@ def _curves(measured: DataFrame, kind: str) -> DataFrame:
         .sort_values(["order", "world_size"])
     )
     groups = points.groupby(curve, sort=False)
-    return points.assign(
+    several = points.assign(
         reference=groups["_key"].transform("first"),
         reference_world_size=groups["world_size"].transform("first"),
-        curve=_curve_names(points, kind),
-    )[groups["world_size"].transform("nunique") > 1].drop(columns=["key", "order"])
+    )[groups["world_size"].transform("nunique") > 1]
+    return several.assign(curve=_curve_names(several, kind)).drop(columns=["key", "order"])
 
 
 def _curve_names(points: DataFrame, kind: str) -> Series:
