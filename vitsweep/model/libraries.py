@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
+
 
 def timm_model(name: str, **arguments: Any) -> nn.Module:
     """Return `timm.create_model(name)` without pretrained weights.
@@ -28,8 +30,9 @@ def transformers_model(name: str, **arguments: Any) -> nn.Module:
     Raises:
         ImportError: transformers is not installed.
     """
-    from transformers import AutoConfig, AutoModelForImageClassification
+    with quiet_loggers(*TORCHAO_IMPORT):  # transformers imports it where it is installed
+        from transformers import AutoConfig, AutoModelForImageClassification
 
-    source = AutoConfig.from_pretrained if "/" in name else AutoConfig.for_model
-    model: nn.Module = AutoModelForImageClassification.from_config(source(name, **arguments))
+        source = AutoConfig.from_pretrained if "/" in name else AutoConfig.for_model
+        model: nn.Module = AutoModelForImageClassification.from_config(source(name, **arguments))
     return model
