@@ -22,6 +22,7 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.hydra_internals import open_loader
 from vitsweep.launchers.slurm.submit.slurm_settings import settings_of
 from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
 CODE = ("vitsweep", "hydra_plugins", "conf", "analysis", "benchmarks", "examples")
 
@@ -144,6 +145,17 @@ def test_the_cluster_profiles_of_the_pages_are_profiles() -> None:
         fields["site"] = plain["site"] | fields["site"]
         assert settings_of(fields)
     assert len(profiles) >= 4
+
+
+def test_every_choice_of_a_technique_is_in_the_table_of_its_page() -> None:
+    """What it does to memory, bytes and FLOPs, and when to use it; its YAML says what it is."""
+    missing = []
+    for group in TECHNIQUE_GROUPS:
+        page = ROOT / "docs" / "techniques" / f"{group}.md"
+        text = page.read_text(encoding="utf-8") if page.exists() else ""
+        choices = [path.stem for path in (conf_dir() / group).glob("*.yaml")]
+        missing += [f"{group}={c}" for c in choices if f"`{c}`" not in text]
+    assert missing == []
 
 
 LINK = re.compile(r"\]\((?!https?:)([\w./-]*)(?:#([\w-]+))?\)")
