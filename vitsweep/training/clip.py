@@ -26,7 +26,8 @@ def clip_gradients(
     """
     groups = list(groups)
     parameters = [p for group in groups for p in group["params"]]
-    if world.shape.tensor == world.shape.pipeline == 1 and not in_slices:
+    kinds = _by_kind(parameters)
+    if world.shape.tensor == world.shape.pipeline == 1 and not in_slices and len(kinds) == 1:
         clip_grad_norm_(parameters, limit)
         return
     parts, wholes = (
@@ -42,13 +43,24 @@ def clip_gradients(
     square += of_wholes
     if world.shape.pipeline > 1:
         dist.all_reduce(square, group=world.axis("pipeline").get_group())
-    clip_grads_with_norm_(parameters, limit, square.sqrt())
+    for kind in kinds:
+        clip_grads_with_norm_(kind, limit, square.sqrt())
+
+
+def _by_kind(parameters: list[Tensor]) -> list[list[Tensor]]:
+    """Part shards from whole parameters, which no operation on lists may mix."""
+    kinds = (
+        [p for p in parameters if isinstance(p, DTensor) is sharded] for sharded in (True, False)
+    )
+    return [kind for kind in kinds if kind]
 
 
 def _square(parameters: list[Tensor], world: World) -> Tensor:
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if not gradients:
-        return torch.zeros((), device=world.device, dtype=torch.float64)
-    norm = get_total_norm(gradients)
-    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return whole.double().square()
+    total = torch.zeros((), device=world.device, dtype=torch.float64)
+    for kind in _by_kind(parameters):
+        gradients = [p.grad for p in kind if p.grad is not None]
+        if gradients:
+            norm = get_total_norm(gradients)
+            whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            total += whole.double().square()
+    return total

@@ -17,17 +17,26 @@ EXACT = (
     ("sharding=fsdp", "sharding.prefetch_forward=1", "sharding.prefetch_backward=2"),
     ("sharding=zero2", "sharding.prefetch_forward=2", "batch.accumulation_steps=2"),
     ("sharding=fsdp", "sharding.blocks_per_unit=2", "sharding.prefetch_backward=1"),
+    ("sharding=fsdp", "sharding.whole_norms=true", "optimizer.clip_norm=0.5"),
+    (
+        "sharding=fsdp",
+        "sharding.whole_norms=true",
+        "optimizer.implementation=foreach",
+        "batch.accumulation_steps=2",
+    ),
 )
 OF_FOUR_RANKS = (
     ("sharding=fsdp", "sharding.reshard_after_forward=2"),
     ("sharding=fsdp", "sharding.reshard_after_forward=2", "sharding.blocks_per_unit=2"),
     ("sharding=hsdp", "sharding.blocks_per_unit=2", "sharding.prefetch_backward=1"),
+    ("sharding=hsdp", "sharding.whole_norms=true"),
 )
 HALF = tuple(
     (f"sharding={name}", "sharding.gradient_dtype=bfloat16", *more)
     for name, more in (
         ("ddp", ()),
         ("ddp", ("batch.accumulation_steps=2", "optimizer.clip_norm=0.5")),
+        ("zero1", ("batch.accumulation_steps=2",)),
         ("fsdp", ()),
         ("zero2", ("sharding.blocks_per_unit=2",)),
     )
@@ -79,7 +88,7 @@ def bytes_by_purpose(*overrides: str) -> Counter[str]:
 
 @pytest.mark.parametrize(
     "sharding",
-    ["ddp", *(pytest.param(name, marks=pytest.mark.full) for name in ("fsdp", "hsdp"))],
+    ["ddp", *(pytest.param(name, marks=pytest.mark.full) for name in ("zero1", "fsdp", "hsdp"))],
 )
 def test_gradients_in_bfloat16_are_half_the_bytes(sharding: str) -> None:
     chosen = f"sharding={sharding}"
@@ -114,6 +123,7 @@ def test_real_ranks_send_what_was_predicted(tmp_path: Path) -> None:
         (("sharding.reshard_after_forward=3",), "must divide the 4 shards of a copy"),
         (("sharding.reshard_after_forward=4",), "and be less: use 2."),
         (("sharding.blocks_per_unit=3",), "`model.depth=2` blocks that there are: use at most 2"),
+        (("sharding.whole_norms=true", "precision=bf16_params"), "has bfloat16 norms"),
         (("sharding.symmetric_memory=true",), "needs `resources.device=cuda`, since NCCL"),
         (
             ("sharding.gradient_dtype=bfloat16", "precision=bf16_params"),

@@ -35,6 +35,8 @@ class Fsdp(Sharding):
         prefetch_backward: the same in the backward pass, where 0 gathers one unit ahead.
         gradient_dtype: in which gradients are reduced; None as the precision says, which is float32 unless
             parameters and gradients are half precision throughout.
+        whole_norms: every rank keeps the norms whole, which are thousands of numbers among millions; their
+            gradients are averaged in one message after the backward pass.
         symmetric_memory: NCCL gathers from memory that all ranks of a node map (cuda).
     """
 
@@ -43,6 +45,7 @@ class Fsdp(Sharding):
     prefetch_forward: Annotated[int, Ge(0)] = field(metadata=added_later(0))
     prefetch_backward: Annotated[int, Ge(0)] = field(metadata=added_later(0))
     gradient_dtype: Literal["bfloat16"] | None = field(metadata=added_later(None))
+    whole_norms: bool = field(metadata=added_later(False))
     symmetric_memory: bool = field(metadata=added_later(False))
 
     axes: ClassVar[tuple[str, ...]] = ("shard",)
@@ -58,6 +61,23 @@ class Fsdp(Sharding):
     def relative_tolerance(self) -> float:
         """Gradients in bfloat16 keep 8 bits of mantissa."""
         return HALF_GRADIENTS if self.gradient_dtype else 0.0
+
+    def optimizer_groups(
+        self, groups: list[dict[str, Any]], stages: "list[nn.Module]"
+    ) -> list[dict[str, Any]]:
+        """Part shards from whole parameters, which no list of an optimizer may mix."""
+        if not self.whole_norms:
+            return groups
+        from vitsweep.techniques.sharding.fsdp_units import parted_by_sharding
+
+        return [part for group in groups for part in parted_by_sharding(group)]
+
+    def complete_gradients(self, model: "nn.Module") -> None:
+        """Average the gradients of parameters that are not sharded."""
+        if self.whole_norms:
+            from vitsweep.techniques.sharding.fsdp_units import average_whole_gradients
+
+            average_whole_gradients(model)
 
     def mesh(self, world: "World") -> "DeviceMesh":
         """Return the mesh over which one copy of the state is spread."""
@@ -100,6 +120,14 @@ class Fsdp(Sharding):
             yield (
                 "`sharding.symmetric_memory=true` needs `resources.device=cuda`, since NCCL gathers from "
                 "it; got cpu. Use `sharding.symmetric_memory=false`."
+            )
+        plan = cell.precision.plan()
+        if self.whole_norms and (plan.norm_dtype in ("float16", "bfloat16") or plan.loss_scale):
+            yield (
+                f"`sharding.whole_norms=true` keeps norms and their gradients in float32 beside shards, and "
+                f"`precision={cell.precision.name}` has {plan.norm_dtype} norms and "
+                f"`precision.loss_scale={plan.loss_scale}`: use `precision=bf16`, or "
+                "`sharding.whole_norms=false`."
             )
         yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
 

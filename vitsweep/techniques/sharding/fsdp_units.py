@@ -1,12 +1,14 @@
 """Which modules FSDP2 gathers together, and in which dtype."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from vitsweep.errors import VitsweepError
 from vitsweep.model.layer import NORMS, layers_of
@@ -29,6 +31,8 @@ def shard_units(model: nn.Module, plan: PrecisionPlan, mesh: DeviceMesh, choice:
     reduce_dtype = getattr(torch, reduced) if reduced else None
     policy = MixedPrecisionPolicy(param_dtype=_gather_dtype(plan), reduce_dtype=reduce_dtype)
     shards = mesh.size(mesh.ndim - 1)
+    norms = [m for m in model.modules() if isinstance(m, NORMS)]
+    whole = {p for norm in norms for p in norm.parameters()} if choice.whole_norms else None
 
     def placement(parameter: nn.Parameter) -> Shard | None:
         return _placement(parameter, shards)
@@ -42,10 +46,11 @@ def shard_units(model: nn.Module, plan: PrecisionPlan, mesh: DeviceMesh, choice:
             mp_policy=policy,
             reshard_after_forward=reshard,
             shard_placement_fn=placement,
+            ignored_params=whole,
         )
 
-    if plan.norm_dtype != plan.param_dtype:
-        for norm in [m for m in model.modules() if isinstance(m, NORMS)]:
+    if plan.norm_dtype != plan.param_dtype and not choice.whole_norms:
+        for norm in norms:
             # tiny: regathering costs a message each
             shard(norm, MixedPrecisionPolicy(reduce_dtype=reduce_dtype), False)
     layers, size = list(layers_of(model)), choice.blocks_per_unit
@@ -57,6 +62,34 @@ def shard_units(model: nn.Module, plan: PrecisionPlan, mesh: DeviceMesh, choice:
     _prefetch([unit[0] for unit in units], choice.prefetch_forward, choice.prefetch_backward)
     if choice.symmetric_memory:
         _gather_from_symmetric_memory(model)
+
+
+def parted_by_sharding(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a parameter group of the shards and one of the whole parameters, where it has any."""
+    for sharded in (True, False):
+        named = [
+            (name, parameter)
+            for name, parameter in zip(group["names"], group["params"], strict=True)
+            if isinstance(parameter, DTensor) is sharded
+        ]
+        if named:
+            names, parameters = zip(*named, strict=True)
+            yield group | {"names": list(names), "params": list(parameters)}
+
+
+def average_whole_gradients(model: nn.Module) -> None:
+    """Average the gradients of parameters without shards over all ranks that hold shards: one message."""
+    parameters = list(model.parameters())
+    mesh = next(p.device_mesh for p in parameters if isinstance(p, DTensor))
+    gradients = [p.grad for p in parameters if not isinstance(p, DTensor) and p.grad is not None]
+    if not gradients or mesh.size() == 1:
+        return
+    joined = torch.cat([gradient.flatten() for gradient in gradients]).div_(mesh.size())
+    for axis in range(mesh.ndim):
+        dist.all_reduce(joined, group=mesh.get_group(axis))
+    pieces = joined.split([gradient.numel() for gradient in gradients])
+    for gradient, piece in zip(gradients, pieces, strict=True):
+        gradient.copy_(piece.view_as(gradient))
 
 
 def _prefetch(units: list[Any], forward: int, backward: int) -> None:

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from annotated_types import Gt
 
+from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import PrecisionPlan, Sharding
+from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from vitsweep.spec.cell_spec import CellSpec
     from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
     from vitsweep.world import World
 
@@ -26,20 +29,32 @@ class Zero1(Sharding):
 
     Attributes:
         bucket_mib: gradients are exchanged in buckets of this size.
+        gradient_dtype: in which gradients are exchanged; None leaves them as they are.
     """
 
     bucket_mib: Annotated[float, Gt(0)]
+    gradient_dtype: Literal["bfloat16"] | None = field(metadata=added_later(None))
 
     shards_optimizer: ClassVar[bool] = True
 
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
         """Wrap the model."""
+        import torch
         import torch.distributed as dist
 
         from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
 
         group = (world.gradient_group() or dist.group.WORLD) if dist.is_initialized() else None
-        return ShardedReplica(model, group, self.bucket_mib)
+        dtype = getattr(torch, self.gradient_dtype) if self.gradient_dtype else None
+        return ShardedReplica(model, group, self.bucket_mib, dtype)
+
+    def relative_tolerance(self) -> float:
+        """Gradients in bfloat16 keep 8 bits of mantissa."""
+        return HALF_GRADIENTS if self.gradient_dtype else 0.0
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse a dtype for gradients that are half precision anyway."""
+        yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
 
     def gradient_sync(
         self, model: "nn.Module", is_last_micro_batch: bool

@@ -30,13 +30,19 @@ class Bucket:
     Args:
         parameters: of one dtype on one device.
         group: n ranks that average these gradients; None for one rank alone.
+        dtype: in which gradients are exchanged; None leaves them as they are.
 
     Attributes:
         pieces: parameter -> this rank's slice of it, 1-D, for the optimizer; only where it has one.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], group: ProcessGroup | None) -> None:
-        self.parameters, self._group = parameters, group
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        group: ProcessGroup | None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.parameters, self._group, self._dtype = parameters, group, dtype
         ranks, rank = (group.size(), group.rank()) if group else (1, 0)
         first = parameters[0].detach()
         sizes = [aligned(p.numel(), p.element_size()) for p in parameters]
@@ -47,6 +53,7 @@ class Bucket:
         self._starts = dict(zip(parameters, accumulate(sizes, initial=0), strict=False))
         self._views = {p: view_like(self._gradients, p, s) for p, s in self._starts.items()}
         self._work: Any = None
+        self._exchanged: tuple[Tensor, Tensor] | None = None  # sent and arriving, in `dtype`
         self._arrived: set[nn.Parameter] = set()
         self.pieces: dict[nn.Parameter, nn.Parameter] = {}
         for parameter, start in self._starts.items():
@@ -84,12 +91,20 @@ class Bucket:
             if parameter.grad is None:
                 view.zero_()
         if self._group and self._group.size() > 1:
-            self._work = start_mean_scatter(self._gradients, self._own, self._group)
+            sent, arriving = self._gradients, self._own
+            if self._dtype:
+                sent = sent.to(self._dtype)
+                arriving = sent.new_empty(len(self._own))
+                self._exchanged = sent, arriving
+            self._work = start_mean_scatter(sent, arriving, self._group)
 
     def receive(self) -> None:
         """Wait for the mean gradients; give the pieces theirs."""
         if self._work is not None:
             self._work.wait()
+            if self._exchanged:
+                self._own.copy_(self._exchanged[1])
+                self._exchanged = None
         self._work = None
         self._arrived.clear()
         for parameter, piece in self.pieces.items():
@@ -125,13 +140,20 @@ class ShardedReplica(nn.Module):
         module: on its device, with parameters alike on all ranks.
         group: ranks whose gradients are averaged; None for one rank alone.
         bucket_mib: size of a bucket.
+        dtype: in which gradients are exchanged; None leaves them as they are.
     """
 
-    def __init__(self, module: nn.Module, group: ProcessGroup | None, bucket_mib: float) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        group: ProcessGroup | None,
+        bucket_mib: float,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.module, self._group = module, group
         self.buckets = [
-            Bucket(parameters, group) for parameters in _in_buckets(module, bucket_mib * MIB)
+            Bucket(parameters, group, dtype) for parameters in _in_buckets(module, bucket_mib * MIB)
         ]
         self._ready, self._sent, self._exchanging = set[int](), 0, False
         # Megatron-SP sums gradients of norms over other ranks first, once the backward pass is over.
