@@ -36,9 +36,13 @@ def traceable(cell: CellSpec) -> tuple[CellSpec, tuple[str, ...]]:
         )
     if isinstance(cell.attention, Flex):
         notes.append(f"`attention={cell.attention.name}` is counted as flash attention.")
-        cell = replace(cell, attention=ScaledDotProduct(name="sdpa_auto", backend="auto"))
+        cell = replace(
+            cell, attention=ScaledDotProduct(name="sdpa_auto", backend="auto", flash_kernel="torch")
+        )
     if isinstance(cell.attention, ScaledDotProduct) and cell.attention.backend != "math":
-        cell = replace(cell, attention=replace(cell.attention, backend="auto"))  # all are fused
+        cell = replace(
+            cell, attention=replace(cell.attention, backend="auto", flash_kernel="torch")
+        )  # all are fused
     if isinstance(cell.optimizer, ApexAdamW):
         notes.append(f"`optimizer={cell.optimizer.name}` is counted as PyTorch's fused AdamW.")
         same = ("learning_rate", "weight_decay", "clip_norm", "beta1", "beta2", "eps")

@@ -1,9 +1,11 @@
 """torch's scaled_dot_product_attention, by the kernel torch picks or by a named one."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
+from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import AttentionKernel
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ ON_CPU = ("auto", "math", "flash")
 HALF_ONLY = ("flash", "cudnn")
 """Backends that take float16 and bfloat16 only, on CUDA (flash on CPU takes every float type)."""
 
+FLASH_PACKAGES = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute"}
+"""Kernel -> module that torch takes it from."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledDotProduct(AttentionKernel):
@@ -27,9 +32,12 @@ class ScaledDotProduct(AttentionKernel):
             (arXiv:2205.14135), `efficient` (xFormers) and `cudnn` never write them to memory.
             `cudnn_first` lets torch choose with cuDNN's kernel before all others, which torch prefers to
             its flash kernel on some GPUs and in some versions only; the record names the one that ran.
+        flash_kernel: torch's own FlashAttention-2, or FlashAttention-3 (Hopper) or -4 (Hopper, Blackwell)
+            of a package that is installed, registered in its place.
     """
 
     backend: Literal["auto", "math", "flash", "efficient", "cudnn", "cudnn_first"]
+    flash_kernel: Literal["torch", "FA3", "FA4"] = field(metadata=added_later("torch"))
 
     @property
     def recomputes_scores(self) -> bool:
@@ -60,6 +68,11 @@ class ScaledDotProduct(AttentionKernel):
                     f"torch has no `{self.backend}` kernel. Use `attention=sdpa_flash` or "
                     "`attention=sdpa_auto`."
                 )
+            if self.flash_kernel != "torch":
+                yield (
+                    f"`attention.flash_kernel={self.flash_kernel}` needs `resources.device=cuda`; got "
+                    "cpu. Use `attention.flash_kernel=torch`."
+                )
             return
         dtype = compute_dtype(cell)
         if self.backend in HALF_ONLY and dtype not in ("float16", "bfloat16"):
@@ -68,14 +81,23 @@ class ScaledDotProduct(AttentionKernel):
                 f"`precision={cell.precision.name}` computes in {dtype}. Use a half precision such "
                 "as `precision=O1`, or `attention=sdpa_efficient`."
             )
+        package = FLASH_PACKAGES.get(self.flash_kernel)
+        if package and find_spec(package.partition(".")[0]) is None:
+            yield (
+                f"`attention.flash_kernel={self.flash_kernel}` needs the package `{package}` "
+                "(github.com/Dao-AILab/flash-attention), which is not installed: use "
+                "`attention.flash_kernel=torch`."
+            )
         if self.backend == "cudnn":
             yield from _uneven_heads(cell, self.name)
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Ask for the named kernel in every block; `auto` leaves the model as it is."""
         from vitsweep.model.attention import attention_modules
-        from vitsweep.techniques.attention.kernels import attend_by
+        from vitsweep.techniques.attention.kernels import attend_by, register_flash_kernel
 
+        if self.flash_kernel != "torch":
+            register_flash_kernel(self.flash_kernel)
         if self.backend != "auto":
             for module in attention_modules(model):
                 module.attend = attend_by(self.backend)  # type: ignore[assignment]
