@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import dsp, frontier, lasp, meta_blog, usp
+from analysis import dsp, frontier, lasp, menu_2026, meta_blog, usp
 from analysis.study import rounded
 from tests import sample_sweep
 from tests.builders import run, table
@@ -21,6 +21,7 @@ STUDIES = {
     "USP|yunchang|ring-flash|Ring Attention|DeepSpeed-Ulysses": usp,
     "LASP": lasp,
     "2405.15780|2311.02382": frontier,
+    "nvSub|NeMo|OpenCLIP|DINOv|mup-vit|mmpretrain|timm issue|lightly|torchao": menu_2026,
 }
 
 

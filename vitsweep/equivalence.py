@@ -39,7 +39,8 @@ def twin_of(cell: CellSpec) -> CellSpec:
         num_classes=max(16, cell.mesh.data_parallel_size),
     )
     parts = cell.pipeline_parallel.microbatches
-    images = 16 if cell.precision.float8 else -(-4 // parts)  # of one forward pass
+    least = max(cell.vit_block.least_images, cell.tokens.least_images)
+    images = 16 if cell.precision.float8 else max(-(-4 // parts), least)  # of one forward pass
     batch = Batch(
         name="twin",
         images_per_step=parts * images * cell.batch.accumulation_steps,
@@ -93,7 +94,8 @@ def _difference(twin: CellSpec, world: World) -> float:
 
 def _tolerance(twin: CellSpec) -> float:
     """How far a loss may lie from plain training's."""
-    return max(twin.precision.relative_tolerance(), twin.sharding.relative_tolerance())
+    parts = (twin.precision, twin.sharding, twin.optimizer)
+    return max(part.relative_tolerance() for part in parts)
 
 
 def _compare_gradients(twin: CellSpec, gradients: Named, world: World) -> None:
@@ -165,7 +167,7 @@ def _train_twin(twin: CellSpec, world: World) -> tuple[list[float], Named]:
     losses = []
     for step in range(STEPS):
         images, labels = _global_batch(twin, step, world)
-        loss = _step_that_counts(trainer, _my_share(twin, images, labels, world))
+        loss = _step_that_counts(trainer, _my_share(twin, images, labels, world), step)
         losses.append(_mean_over_replicas(loss, world))
     return losses, gradients
 
@@ -175,17 +177,18 @@ def _take_step_without_update(trainer: Trainer, micro_batches: list[MicroBatch])
     rates = [group["lr"] for group in groups]
     for group in groups:
         group["lr"] = 0.0
-    _step_that_counts(trainer, micro_batches)
+    _step_that_counts(trainer, micro_batches, STEPS)
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
 
 
-def _step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch]) -> torch.Tensor:
+def _step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch], step: int) -> torch.Tensor:
     """Repeat a step until no overflow skips its update; the loss is the same each time.
 
     A dynamic loss scale starts too high and halves until gradients fit float16.
     """
     for _ in range(HALVINGS):
+        trainer.steps_taken = step
         loss = trainer.step(iter(micro_batches))
         if not (trainer.skipped and bool(trainer.skipped[-1])):
             break

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitsweep.model.draws import Draws
 from vitsweep.model.initialize import materialize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
@@ -38,6 +39,10 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World) -> Trainer:
     plan = cell.precision.plan()
     allow_tf32(plan.tf32)
     sharded = cell.sharding.shards_parameters
+    draws = Draws(cell.seed, world.data_parallel_rank)
+    vars(model)["draws"] = draws  # stages of a pipeline and wrappers share it
+    model = cell.vit_block.apply(model)  # what is computed, before anyone changes how
+    model = cell.tokens.apply(model)  # before tokens are dealt out to ranks
     model = cell.precision.convert(model)  # swaps linears: before anyone wraps or splits them
     model = cast_model(model, plan, sharded_masters=sharded)  # on plain parameters, before views
     model = cell.tensor_parallel.apply(model, world)  # splits those linears
@@ -57,7 +62,7 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World) -> Trainer:
         _materialize(stages, world)  # no rank ever holds the whole model
     groups = groups_before or _groups(stages, cell)  # FSDP2 replaces parameters by shards
     groups = cell.sharding.optimizer_groups(groups, stages)
-    return _trainer(stages, groups, cell, plan, world)
+    return _trainer(stages, groups, cell, plan, world, draws)
 
 
 def _materialize(stages: list[nn.Module], world: World) -> None:
@@ -79,20 +84,25 @@ def _trainer(
     cell: CellSpec,
     plan: PrecisionPlan,
     world: World,
+    draws: Draws,
 ) -> Trainer:
     masters = None
     if plan.master_weights and not cell.sharding.shards_parameters:
         masters = MasterWeights(groups)
         groups = masters.groups
+    optimizer = cell.optimizer.build(groups)  # may move parameters into buffers of its own
+    updated = [p for group in optimizer.param_groups for p in group["params"]]
     return Trainer(
         cell=cell,
         world=world,
         plan=plan,
         model=_whole(stages),
         pipeline=cell.pipeline_parallel.runner(stages, criterion_of(cell), world),
-        optimizer=cell.optimizer.build(groups),
+        optimizer=optimizer,
         masters=masters,
         scaler=LossScaler(plan.loss_scale, world.device.type) if plan.loss_scale else None,
         skipped=[],
         non_finite=torch.zeros((), dtype=torch.bool, device=world.device),
+        draws=draws,
+        average=cell.averaging.build(updated),
     )

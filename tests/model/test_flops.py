@@ -24,9 +24,13 @@ SHAPES = {
     "plain": NANO,
     "tokens_per_channel": replace(NANO, tokens_per_channel=True),
     "dense": replace(NANO, head="dense"),
+    "registers": replace(NANO, registers=3),
+    "rotary": replace(NANO, position="rotary"),
+    "dinov2": replace(NANO, registers=1, mlp="swiglu", layer_scale=0.5),
     "uneven": replace(NANO, width=48, num_heads=3, mlp_width=80, patch_px=4, num_classes=7),
 }
 IMAGES = 3
+VIT_ONLY = ("tokens_per_channel", "registers", "position", "kept_patches")
 
 
 def counted(model, spec) -> int:
@@ -130,7 +134,7 @@ def test_flops_within_segments_equal_those_of_the_counter(segments):
 
 @pytest.mark.parametrize("segments", [1, 2])
 def test_models_with_two_axes_have_segments_along_the_first(segments):
-    fields = {k: v for k, v in vars(NANO).items() if k != "tokens_per_channel"}
+    fields = {k: v for k, v in vars(NANO).items() if k not in VIT_ONLY}
     spec = AxialViTSpec(**fields | {"name": "axial"})
     model = MultiDimViT(spec, resolution_px=8).double()
     columns = model.blocks[1]  # even blocks attend within rows, along the second axis

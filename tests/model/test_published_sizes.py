@@ -14,7 +14,22 @@ PUBLISHED_MILLIONS = {
     "vit_huge_14": (632, 0),  # ViT, arXiv:2010.11929, table 1
     "vit_giant_14": (1012.6, 1),  # timm's vit_giant_patch14_224
 }
-SHAPES = [*PUBLISHED_MILLIONS, "vit_huge_16", "vit_10b"]
+DINOV2_MILLIONS = {
+    # At 518 px with 4 registers and without a head, as timm's vit_*_patch14_reg4_dinov2.
+    "dinov2_small": (22.06, 2),
+    "dinov2_base": (86.58, 2),
+    "dinov2_large": (304.37, 2),
+    "dinov2_giant": (1136.5, 1),
+}
+DINOV3_MILLIONS = {
+    # At any side, with 4 registers and without a head; rounded as in the README of DINOv3.
+    "dinov3_small": 21,
+    "dinov3_small_plus": 29,
+    "dinov3_base": 86,
+    "dinov3_large": 300,
+    "dinov3_huge_plus": 840,
+}
+SHAPES = [*DINOV2_MILLIONS, *DINOV3_MILLIONS, *PUBLISHED_MILLIONS, "vit_huge_16", "vit_10b"]
 
 
 def shape(name):
@@ -27,6 +42,23 @@ def test_parameters_equal_the_published_count(name):
     millions = num_parameters(shape(name), 224, "token") / 1e6
 
     assert millions == pytest.approx(published, abs=1 if name == "vit_base" else 0.5 * 10**-digits)
+
+
+@pytest.mark.parametrize("name", DINOV2_MILLIONS)
+def test_dinov2_has_the_published_parameters_without_a_head(name):
+    published, digits = DINOV2_MILLIONS[name]
+    spec = shape(name)
+    body = num_parameters(spec, 518, "token") - 1000 * (spec.width + 1)
+
+    assert body / 1e6 == pytest.approx(published, abs=0.5 * 10**-digits)
+
+
+@pytest.mark.parametrize("name", DINOV3_MILLIONS)
+def test_dinov3_has_the_published_parameters_without_a_head(name):
+    spec = shape(name)
+    body = num_parameters(spec, 224, "token") - 1000 * (spec.width + 1)
+
+    assert body / 1e6 == pytest.approx(DINOV3_MILLIONS[name], rel=0.03)
 
 
 @pytest.mark.parametrize("name", SHAPES)

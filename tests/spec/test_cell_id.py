@@ -21,6 +21,9 @@ CELLS = {
     "gpu": cell("precision=O1", "attention=sdpa_flash", machine=GPU_NODE),
 }
 FREE = {
+    "model.computed_images",
+    "model.kept_patches",
+    "model.parallel_branches",
     "measurement.blocks",
     "measurement.min_seconds",
     "measurement.prove",
@@ -31,7 +34,7 @@ FREE = {
     "resources.device",
     "resources.devices_per_node",
 }
-"""Fields that say how sure a number is, or where it was measured: columns, but no identity."""
+"""Fields that say how sure a number is, or where it was measured, or that techniques set: no identity."""
 
 FROM_BEFORE = ("_target_", "name", "reshard_after_forward")
 """What the first version wrote about `sharding=fsdp`."""
@@ -125,6 +128,12 @@ def test_an_identifier_does_not_depend_on_the_process_or_on_the_order_of_keys() 
 def test_a_cell_keeps_its_identifier_from_version_to_version() -> None:
     """Another value here makes every sweep measured before measure anew: never by accident."""
     assert cell().cell_id == "dd019ee5ed6e"
+
+
+@pytest.mark.parametrize("override", ["vit_block=plain", "tokens=all", "model.registers=0"])
+def test_the_plain_choice_of_what_came_later_changes_no_identifier(override: str) -> None:
+    assert cell(override).cell_id == cell().cell_id
+    assert cell("vit_block=parallel").cell_id != cell("tokens=registers").cell_id != cell().cell_id
 
 
 def test_names_of_launchers_sweeps_and_trackers_are_no_part_of_a_cell() -> None:

@@ -10,6 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 GIB = 2**30
 NOT_PARAMETERS = ("Activation", "Temp")
@@ -135,9 +136,22 @@ def _tensor_tracker() -> Any:
 def optimizer_tensors(trainer: Any) -> Iterator[Tensor]:
     """Yield what the optimizer holds on this rank beside the model's own parameters."""
     for state in trainer.optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
+        for value in state.values():
+            yield from _stored(value) if isinstance(value, Tensor) else ()
     if trainer.masters:
         yield from trainer.masters.copies
+    if trainer.average:
+        yield from trainer.average.averages
+
+
+def _stored(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield what this rank stores of a tensor: its shard, the codes and scales of quantized state."""
+    local = _local(tensor)
+    if not is_traceable_wrapper_subclass(local):
+        yield local
+        return
+    for name in local.__tensor_flatten__()[0]:
+        yield from _stored(getattr(local, name))
 
 
 def _gib(tensors: Iterable[Tensor]) -> float:

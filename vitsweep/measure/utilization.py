@@ -108,4 +108,4 @@ def _share(tflops: float | None, peak: float | None, factor: float = 1.0) -> flo
 
 
 def _shape(cell: CellSpec) -> tuple[ModelSpec, int, Pooling]:
-    return cell.model, cell.batch.resolution_px, cell.classifier.pooling
+    return cell.shape, cell.batch.resolution_px, cell.classifier.pooling

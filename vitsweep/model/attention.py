@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitsweep.errors import BadValueError
+from vitsweep.model.rotary import RotaryPosition
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """softmax(q k^T / sqrt(K)) v: (B, H, T, K) three times -> (B, H, T, K)."""
@@ -28,10 +29,19 @@ class Attention(nn.Module):
         width: D.
         num_heads: H; divides D.
         batch_first: whether forward takes and gives (B, T, D) or (T, B, D).
+        rotary: turns q and k by the positions of their tokens; None where tokens carry their own.
     """
 
-    def __init__(self, width: int, num_heads: int, *, batch_first: bool) -> None:
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        batch_first: bool,
+        rotary: RotaryPosition | None = None,
+    ) -> None:
         super().__init__()
+        self.rotary = rotary
         self.num_heads = num_heads
         self.head_width = width // num_heads
         self.batch_first = batch_first
@@ -51,6 +61,8 @@ class Attention(nn.Module):
             part.unflatten(-1, (-1, self.head_width)).permute(to_BHTK)
             for part in self.qkv(x).chunk(3, dim=-1)
         )
+        if self.rotary is not None:
+            q_BHTK, k_BHTK = self.rotary(q_BHTK), self.rotary(k_BHTK)
         o_BHTK = self.attend(q_BHTK, k_BHTK, v_BHTK)
         from_BHTK = (0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)
         return self.out(o_BHTK.permute(from_BHTK).flatten(-2))

@@ -23,15 +23,16 @@ def build_model(cell: "CellSpec") -> nn.Module:
 
     On `meta` it has shapes and no weights, until `model.initialize.materialize` draws them.
     """
-    if isinstance(cell.model, ModuleSpec):
-        return build_module(cell.model, cell.batch.resolution_px)
-    if isinstance(cell.model, MultiDimSpec):
-        return MultiDimViT(cell.model, resolution_px=cell.batch.resolution_px)
-    if isinstance(cell.model, ResNetSpec):
-        return ResNet(cell.model, channels_last=cell.layout.channels_last)
-    assert isinstance(cell.model, ViTSpec)
+    shape = cell.shape
+    if isinstance(shape, ModuleSpec):
+        return build_module(shape, cell.batch.resolution_px)
+    if isinstance(shape, MultiDimSpec):
+        return MultiDimViT(shape, resolution_px=cell.batch.resolution_px)
+    if isinstance(shape, ResNetSpec):
+        return ResNet(shape, channels_last=cell.layout.channels_last)
+    assert isinstance(shape, ViTSpec)
     return ViT(
-        cell.model,
+        shape,
         resolution_px=cell.batch.resolution_px,
         pooling=cell.classifier.pooling,
         batch_first=cell.layout.batch_first,

@@ -1,4 +1,4 @@
-"""From pixels to tokens: patches, class token, position."""
+"""From pixels to tokens: patches, class token, registers, position."""
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ class Embedding(nn.Module):
 
     `position` is (T, D), not (1, T, D): sharding splits the first axis, and an axis of size one
     would leave the whole tensor to one rank.
+
+    Attributes:
+        num_prefix_tokens: class token and registers, which come before the patches.
     """
 
     def __init__(
@@ -40,9 +43,13 @@ class Embedding(nn.Module):
             stride=spec.patch_px,
             groups=groups,
         )
-        num_tokens = spec.num_patches(resolution_px) + class_token
-        self.position = nn.Parameter(torch.zeros(num_tokens, spec.width))
+        num_positions = spec.num_patches(resolution_px) + class_token
+        learned = spec.position == "learned"
+        self.position = nn.Parameter(torch.zeros(num_positions, spec.width)) if learned else None
         self.class_token = nn.Parameter(torch.zeros(spec.width)) if class_token else None
+        some = spec.registers > 0
+        self.registers = nn.Parameter(torch.zeros(spec.registers, spec.width)) if some else None
+        self.num_prefix_tokens = spec.registers + class_token
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Embed images; (B, C, H, W) -> (B, T, D), or (T, B, D) where the batch comes second."""
@@ -61,5 +68,17 @@ class Embedding(nn.Module):
             x = torch.cat([first, x], dim=token_axis)
         # Without `contiguous` the sum would keep the strides of the convolution, and so would the
         # residual stream through all blocks: every LayerNorm would copy.
-        position = self.position if self.batch_first else self.position.unsqueeze(1)
-        return x.contiguous() + position
+        x = x.contiguous()
+        if self.position is not None:
+            x = x + (self.position if self.batch_first else self.position.unsqueeze(1))
+        return x if self.registers is None else self._with_registers(x, self.registers, token_axis)
+
+    def _with_registers(self, x: Tensor, registers: Tensor, token_axis: int) -> Tensor:
+        """Insert the registers, which have no position, between class token and patches."""
+        images = x.shape[1 - token_axis]
+        inserted = registers.unsqueeze(1 - token_axis).expand(
+            *((images, -1, -1) if token_axis else (-1, images, -1))
+        )
+        first = 0 if self.class_token is None else 1
+        before, patches = x.split([first, x.shape[token_axis] - first], dim=token_axis)
+        return torch.cat([before, inserted.to(x.dtype), patches], dim=token_axis)

@@ -67,12 +67,30 @@ def recomputed_block_flops(
 ) -> int:
     """FLOPs of one image that the backward pass repeats where every block is recomputed.
 
-    The last product of a block is not repeated: its result is not needed, its inputs are, and torch
-    stops a recomputation as soon as it has all that the backward pass reads.
+    The last product of a block is not repeated where its result is not needed: its inputs are, and
+    torch stops a recomputation as soon as it has all that the backward pass reads.
     """
     shape = _transformer(spec)
+    repeated = _blocks_flops(shape, resolution_px, pooling, attention_pattern)
+    last = _last_products(shape, resolution_px, pooling)
+    return repeated - last + recomputed_last_flops(spec, resolution_px, pooling)
+
+
+def recomputed_last_flops(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
+    """FLOPs of one image in the last products of blocks, where any recomputation repeats these.
+
+    LayerScale reads the result of the product in the backward pass, and the places of the kept images
+    are noted after it where images are dropped.
+    """
+    shape = _transformer(spec)
+    kept, images = shape.computed_images
+    needed = shape.layer_scale is not None or kept < images
+    return _last_products(shape, resolution_px, pooling) if needed else 0
+
+
+def _last_products(shape: TransformerSpec, resolution_px: int, pooling: Pooling) -> int:
     last = 2 * shape.num_tokens(resolution_px, pooling) * shape.width * shape.mlp_width
-    return _blocks_flops(shape, resolution_px, pooling, attention_pattern) - shape.depth * last
+    return _of_computed_images(shape, shape.depth * last)
 
 
 def recomputed_score_flops(
@@ -89,7 +107,8 @@ def recomputed_score_flops(
     if attention_pattern.linear or isinstance(spec, ResNetSpec):
         return 0
     shape = _transformer(spec)
-    return 2 * shape.width * _pairs(shape, resolution_px, pooling, attention_pattern)
+    scores = 2 * shape.width * _pairs(shape, resolution_px, pooling, attention_pattern)
+    return _of_computed_images(shape, scores)
 
 
 def num_parameters(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
@@ -103,15 +122,21 @@ def _transformer_parameters(spec: TransformerSpec, resolution_px: int, pooling: 
     width = spec.width
     filters = spec.in_channels * spec.patch_px**2 * width * _frames_per_patch(spec)
     filter_biases = width * (spec.in_channels if _has_channel_tokens(spec) else 1)
-    class_token = width * spec.has_class_token(pooling)
+    learned_tokens = width * (spec.has_class_token(pooling) + _registers(spec))
+    norms = 1 if spec.parallel_branches else 2
     attention = 4 * width * width + 4 * width
-    mlp = 2 * width * spec.mlp_width + spec.mlp_width + width
-    blocks = spec.depth * (attention + mlp + 4 * width)
+    mlp = (
+        spec.mlp_matrices * width * spec.mlp_width
+        + (spec.mlp_matrices - 1) * spec.mlp_width
+        + width
+    )
+    scales = 2 * width if spec.layer_scale else 0
+    blocks = spec.depth * (attention + mlp + 2 * norms * width + scales)
     head = (width + 1) * _head_width(spec)
     return (
         filters
         + filter_biases
-        + class_token
+        + learned_tokens
         + _positions(spec, resolution_px, pooling) * width
         + blocks
         + 2 * width
@@ -123,11 +148,20 @@ def _blocks_flops(
     spec: TransformerSpec, resolution_px: int, pooling: Pooling, attention_pattern: AttentionPattern
 ) -> int:
     tokens, width = spec.num_tokens(resolution_px, pooling), spec.width
-    linears = 2 * tokens * spec.depth * (4 * width * width + 2 * width * spec.mlp_width)
+    linears = (
+        2 * tokens * spec.depth * (4 * width * width + spec.mlp_matrices * width * spec.mlp_width)
+    )
     if attention_pattern.linear:
         into_and_out_of_states = 4 * tokens * spec.depth * width * (width // spec.num_heads)
-        return linears + into_and_out_of_states
-    return linears + 4 * width * _pairs(spec, resolution_px, pooling, attention_pattern)
+        return _of_computed_images(spec, linears + into_and_out_of_states)
+    products = 4 * width * _pairs(spec, resolution_px, pooling, attention_pattern)
+    return _of_computed_images(spec, linears + products)
+
+
+def _of_computed_images(spec: TransformerSpec, flops: int) -> int:
+    """Return the FLOPs of blocks per image, where a block computes some images of a batch only."""
+    kept, images = spec.computed_images
+    return flops * kept // images
 
 
 def _pairs(
@@ -164,10 +198,17 @@ def _head_width(spec: TransformerSpec) -> int:
 
 
 def _positions(spec: TransformerSpec, resolution_px: int, pooling: Pooling) -> int:
-    """Learned positions: one per token, or one per place along each of two axes."""
+    """Learned positions: one per patch and for the class token, or one per place along each of two axes."""
     if isinstance(spec, MultiDimSpec):
         return sum(spec.grid(resolution_px))
-    return spec.num_tokens(resolution_px, pooling)
+    assert isinstance(spec, ViTSpec)
+    if spec.position == "rotary":
+        return 0
+    return spec.num_patches(resolution_px) + spec.has_class_token(pooling)
+
+
+def _registers(spec: TransformerSpec) -> int:
+    return spec.registers if isinstance(spec, ViTSpec) else 0
 
 
 def _frames_per_patch(spec: TransformerSpec) -> int:

@@ -16,8 +16,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from vitsweep.collectives.parallel_linear import SplitLinear
 from vitsweep.model.parameter_names import plain_name
 
+LEARNED_TOKENS = ("embedding.class_token", "embedding.registers")
 
-def draw_transformer_weight(name: str, weight: Tensor, generator: torch.Generator) -> None:
+
+def draw_transformer_weight(
+    name: str, weight: Tensor, generator: torch.Generator, *, layer_scale: float = 1.0
+) -> None:
     """Draw one weight of a transformer in place.
 
     As the original JAX code (google-research/vision_transformer): linears of the blocks uniform
@@ -38,6 +42,7 @@ def draw_transformer_weight(name: str, weight: Tensor, generator: torch.Generato
         name: in the plain model.
         weight: whole, float32, on the CPU.
         generator: for the random numbers.
+        layer_scale: first value of LayerScale's factors.
 
     Raises:
         ValueError: there is no rule for this name.
@@ -49,8 +54,10 @@ def draw_transformer_weight(name: str, weight: Tensor, generator: torch.Generato
         nn.init.xavier_uniform_(weight, generator=generator)
     elif name == "embedding.patch.weight":
         nn.init.trunc_normal_(weight, std=sqrt(1 / weight[0].numel()), generator=generator)
-    elif name.startswith("embedding.position") or name == "embedding.class_token":
+    elif name.startswith("embedding.position") or name in LEARNED_TOKENS:
         nn.init.normal_(weight, std=0.02, generator=generator)
+    elif name.endswith((".scale_attention", ".scale_mlp")):
+        nn.init.constant_(weight, layer_scale)
     elif name == "head.weight":
         nn.init.trunc_normal_(weight, std=0.02, generator=generator)
     else:
@@ -102,13 +109,14 @@ def draw_weights(model: Any) -> None:
         split = isinstance(module, SplitLinear)
         shape = module.whole_shape(own) if split else parameter.shape
         whole = torch.empty(shape, dtype=torch.float32, device="cpu")
-        model.draw(plain, whole, _generator(seed, plain))
+        model.draw(plain, whole, named_generator(seed, plain))
         _fill(parameter, module.part_of(own, whole) if split else whole)
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
+def named_generator(seed: int, name: str, device: str | torch.device = "cpu") -> torch.Generator:
+    """Return a generator whose numbers follow from a seed and a name."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:6], "big"))
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:6], "big"))
 
 
 def _fill(parameter: Any, value: Tensor) -> None:

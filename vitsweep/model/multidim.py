@@ -3,11 +3,13 @@
 Video: X is time, Y is space. Axial: X are the rows, Y is the place within a row.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from vitsweep.model.attention import Attention
-from vitsweep.model.block import Block
+from vitsweep.model.block import Block, BlockStack
 from vitsweep.model.initialize import draw_transformer_weight, draw_weights
 from vitsweep.model.token_axes import TokenAxis
 from vitsweep.spec.multidim_spec import MultiDimSpec
@@ -65,7 +67,7 @@ class GridEmbedding(nn.Module):
         return x_BXYD.contiguous() + self.position_x.unsqueeze(1) + self.position_y
 
 
-class MultiDimViT(nn.Module):
+class MultiDimViT(BlockStack):
     """Videos or images -> logits (B, num_classes).
 
     Args:
@@ -73,11 +75,10 @@ class MultiDimViT(nn.Module):
         resolution_px: side of an image; fixes the number of tokens.
     """
 
-    draw = staticmethod(draw_transformer_weight)
-
     def __init__(self, spec: MultiDimSpec, *, resolution_px: int) -> None:
         super().__init__()
         self.spec = spec
+        self.draw = partial(draw_transformer_weight, layer_scale=spec.layer_scale or 1.0)
         self.embedding = GridEmbedding(spec, resolution_px)
         self.blocks = nn.ModuleList(
             AxisBlock(spec, ALONG_X if block % 2 else ALONG_Y) for block in range(spec.depth)
@@ -95,10 +96,7 @@ class MultiDimViT(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Embed, transform along Y and X in turn, read out."""
-        x = self.embedding(inputs)
-        for block in self.blocks:
-            x = block(x)
-        return self.read_out(x)
+        return self.read_out(self.transform(self.embedding(inputs), self.blocks))
 
     def read_out(self, x_BXYD: Tensor) -> Tensor:
         """Predict from the mean over all tokens."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import nn
 
 from vitsweep.collectives.parallel_linear import Boundary, ColumnParallelLinear, RowParallelLinear
-from vitsweep.model.block import Block
+from vitsweep.model.block import Block, SwiGlu
 
 
 def split_blocks(model: nn.Module, boundary_of: Callable[[nn.Module], Boundary]) -> nn.Module:
@@ -28,6 +28,9 @@ def _split(block: Block, boundary: Boundary) -> None:
     # q, k and v are fused: each is cut by heads for itself.
     ColumnParallelLinear.take(attention.qkv, boundary, parts=3)  # type: ignore[arg-type]
     RowParallelLinear.take(attention.out, boundary)  # type: ignore[arg-type]
-    ColumnParallelLinear.take(block.mlp.up, boundary)
+    # So are gate and up of SwiGLU.
+    ColumnParallelLinear.take(
+        block.mlp.up, boundary, parts=2 if isinstance(block.mlp, SwiGlu) else 1
+    )
     RowParallelLinear.take(block.mlp.down, boundary)
     attention.num_heads //= boundary.group.size()  # type: ignore[operator, assignment]

@@ -24,7 +24,7 @@ def token_axes(model: nn.Module) -> tuple[TokenAxis, ...]:
     if hasattr(model, "token_axes"):
         return model.token_axes  # type: ignore[return-value]
     axis = 1 if model.batch_first else 0
-    return (TokenAxis(axis, len(model.embedding.position)),)  # type: ignore[union-attr, arg-type]
+    return (TokenAxis(axis, model.num_tokens),)  # type: ignore[arg-type]
 
 
 def attentions_along(model: nn.Module, axis: int) -> list[Attention]:

@@ -95,12 +95,18 @@ def search_layouts(base: CellSpec, choices: Choices, hardware: Hardware) -> Foun
         hardware: the device and its network.
 
     Raises:
-        BadValueError: the model is no transformer of equal blocks.
+        BadValueError: the model is no transformer of equal blocks that compute every image.
     """
     if not isinstance(base.model, TransformerSpec) or base.model.num_sequence_axes > 1:
         raise BadValueError(
             f"`--search layouts` has formulas for plain transformers; `model={base.model.name}` is none: "
             "plan single layouts with `vitsweep plan -m ... --hardware ...`."
+        )
+    if base.vit_block.draws:
+        raise BadValueError(
+            f"`--search layouts` has formulas for blocks that compute every image, and `vit_block="
+            f"{base.vit_block.name}` leaves some out: plan single layouts with `vitsweep plan -m ... "
+            "--hardware ...`, or use `vit_block=plain`."
         )
     rates, limit = TableRates(hardware), hardware.usable_bytes
     model, formats = shape_of(base), formats_of(base)
@@ -215,7 +221,7 @@ def shape_of(cell: CellSpec) -> Transformer:
         depth=spec.depth,
         width=spec.width,
         heads=spec.num_heads,
-        mlp_width=spec.mlp_width,
+        mlp_width=spec.mlp_width * spec.mlp_matrices // 2,
         tokens=tokens,
         edge_parameters=0,
         edge_products=(

@@ -10,6 +10,7 @@ from vitsweep.techniques.compilation.torch_compile import Eager
 from vitsweep.techniques.memory.recompute import RecomputeByBudget
 from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.optimizer.apex_adamw import ApexAdamW
+from vitsweep.techniques.optimizer.compact_adamw import CompactAdamW
 
 
 class NotTraceableError(VitsweepError):
@@ -48,4 +49,10 @@ def traceable(cell: CellSpec) -> tuple[CellSpec, tuple[str, ...]]:
         same = ("learning_rate", "weight_decay", "clip_norm", "beta1", "beta2", "eps")
         knobs = {name: getattr(cell.optimizer, name) for name in same}
         cell = replace(cell, optimizer=AdamW(name="adamw_fused", implementation="fused", **knobs))
+    if isinstance(cell.optimizer, CompactAdamW) and cell.optimizer.compiled:
+        notes.append(
+            f"`optimizer={cell.optimizer.name}` is counted as the update without a compiler, which passes "
+            "over memory once per operation."
+        )
+        cell = replace(cell, optimizer=replace(cell.optimizer, compiled=False))
     return cell, tuple(notes)

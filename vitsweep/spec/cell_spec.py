@@ -16,6 +16,7 @@ from vitsweep.spec.measurement import Measurement
 from vitsweep.spec.mesh_shape import MeshShape
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
 from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
+from vitsweep.spec.model_variant import Averaging, BlockVariant, TokenVariant
 from vitsweep.spec.resources import Resources
 from vitsweep.spec.task import Task
 from vitsweep.spec.technique import (
@@ -61,6 +62,21 @@ class CellSpec:
     compilation: Compilation
     loader: Loader = field(metadata=added_later(WORKERS))
     runtime: Runtime = field(metadata=added_later(PLAIN_RUNTIME))
+    vit_block: BlockVariant = field(
+        metadata=added_later(
+            {"_target_": "vitsweep.techniques.vit_block.plain.PlainBlock", "name": "plain"}
+        )
+    )
+    tokens: TokenVariant = field(
+        metadata=added_later(
+            {"_target_": "vitsweep.techniques.tokens.plain.AllTokens", "name": "all"}
+        )
+    )
+    averaging: Averaging = field(
+        metadata=added_later(
+            {"_target_": "vitsweep.techniques.averaging.ema.NoAveraging", "name": "none"}
+        )
+    )
     measurement: Measurement
     seed: Annotated[int, Ge(0)]
 
@@ -80,16 +96,28 @@ class CellSpec:
         return self.batch.micro_batch(self.mesh.data_parallel_size)
 
     @property
+    def images_per_forward(self) -> int:
+        """Images of one forward pass through a block: those of a micro-batch of the pipeline."""
+        replicas = max(1, self.mesh.data_parallel_size)  # 0 where the mesh does not fit the world
+        return max(1, self.batch.micro_batch(replicas) // self.pipeline_parallel.microbatches)
+
+    @property
+    def shape(self) -> ModelSpec:
+        """The model as it is trained: its shape with what techniques change of it."""
+        return self.tokens.shape(self.vit_block.shape(self.model, self), self)
+
+    @property
     def transformer(self) -> TransformerSpec:
-        """The model, as a transformer; techniques that need one are refused with other models."""
-        if not isinstance(self.model, TransformerSpec):
+        """`shape` of a transformer; techniques that need one are refused with other models."""
+        shape = self.shape
+        if not isinstance(shape, TransformerSpec):
             raise TypeError(f"model={self.model.name} is no transformer")
-        return self.model
+        return shape
 
     @property
     def num_tokens(self) -> int | None:
         """Tokens of one image as the blocks see them; None for a model without tokens."""
-        return self.model.num_tokens(self.batch.resolution_px, self.classifier.pooling)
+        return self.shape.num_tokens(self.batch.resolution_px, self.classifier.pooling)
 
     @property
     def attention_pattern(self) -> AttentionPattern:

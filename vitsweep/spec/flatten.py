@@ -29,7 +29,7 @@ def flatten(cell: CellSpec) -> dict[str, Any]:
         for group in (f.name for f in fields(cell) if f.name != "seed")
         for part in [getattr(cell, group)]
         for field in fields(part)
-        if field.name != "name"
+        if field.name != "name" and not field.metadata.get("derived")
         for key, value in _spread(f"{group}.{field.name}", getattr(part, field.name))
     }
     return choices | named | plain | {k: _plain(v) for k, v in dotted.items()}

@@ -202,7 +202,11 @@ def _quoted(names: Any) -> str:
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    return {
+        field.name: hints[field.name]
+        for field in dataclasses.fields(cls)
+        if not field.metadata.get("derived")
+    }
 
 
 @cache

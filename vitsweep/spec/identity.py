@@ -4,6 +4,8 @@ from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 LATER = "value_before"
+DERIVED = {"derived": True, "identity": False}
+"""Metadata of a field that techniques set, and nobody types."""
 
 
 def added_later(before: Any) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt
+
+from vitsweep.spec.identity import DERIVED, added_later
+from vitsweep.spec.mesh_shape import TOKEN_AXES
 
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
@@ -92,6 +95,11 @@ class TransformerSpec(ModelSpec):
         mlp_width: hidden size of the MLP.
         patch_px: side of a patch in pixels.
         norm_eps: epsilon of LayerNorm.
+        mlp: `gelu`, two matrices, or `swiglu`, three: down(silu(gate x) * (up x)) (arXiv:2002.05202).
+        layer_scale: first value of a learned factor per channel on what each branch adds (LayerScale,
+            arXiv:2103.17239); null for none.
+        computed_images: (kept, all) images of a forward pass that each block computes.
+        parallel_branches: attention and MLP read one norm, instead of one each.
     """
 
     norm_eps: Annotated[float, Gt(0)]
@@ -100,6 +108,10 @@ class TransformerSpec(ModelSpec):
     num_heads: Annotated[int, Gt(0)]
     mlp_width: Annotated[int, Gt(0)]
     patch_px: Annotated[int, Gt(0)]
+    mlp: Literal["gelu", "swiglu"] = field(default="gelu", metadata=added_later("gelu"))
+    layer_scale: Annotated[float, Gt(0)] | None = field(default=None, metadata=added_later(None))
+    computed_images: tuple[int, int] = field(default=(1, 1), metadata=DERIVED)
+    parallel_branches: bool = field(default=False, metadata=DERIVED)
 
     @abstractmethod
     def num_tokens(self, resolution_px: int, pooling: str) -> int:
@@ -126,7 +138,14 @@ class TransformerSpec(ModelSpec):
             width=TWIN_WIDTH_PER_HEAD * self.num_heads,
             mlp_width=2 * TWIN_WIDTH_PER_HEAD * self.num_heads,
             num_classes=num_classes,
+            # As it starts, LayerScale would hide what branches compute.
+            layer_scale=1.0 if self.layer_scale else None,
         )
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Matrices of (width, mlp_width) in an MLP."""
+        return 3 if self.mlp == "swiglu" else 2
 
     @property
     def twin_resolution_px(self) -> int:
@@ -161,18 +180,31 @@ class ViTSpec(TransformerSpec):
     Attributes:
         tokens_per_channel: True gives every channel tokens of its own (as scientific ViTs do:
             S = (H/p)(W/p) x channels), False folds the channels into the patch.
+        registers: learned tokens without a position, between class token and patches, which the head
+            does not read (arXiv:2309.16588).
+        position: `learned`, a vector added to each token, or `rotary`: q and k of patches are turned by
+            their row and column in every block (DINOv3, arXiv:2508.10104).
+        kept_patches: patches of an image that go through the blocks in training; None for all.
     """
 
     tokens_per_channel: bool
+    registers: Annotated[int, Ge(0)] = field(default=0, metadata=added_later(0))
+    position: Literal["learned", "rotary"] = field(
+        default="learned", metadata=added_later("learned")
+    )
+    kept_patches: int | None = field(default=None, metadata=DERIVED)
 
     def num_patches(self, resolution_px: int) -> int:
-        """Tokens of one image without the class token."""
+        """Patches of one image; with `tokens_per_channel` of all its channels."""
         grid = resolution_px // self.patch_px
         return grid * grid * (self.in_channels if self.tokens_per_channel else 1)
 
     def num_tokens(self, resolution_px: int, pooling: str) -> int:
-        """Tokens of one image; one more where a class token is used."""
-        return self.num_patches(resolution_px) + self.has_class_token(pooling)
+        """Patches that are kept, registers, and one more where a class token is used."""
+        patches = (
+            self.num_patches(resolution_px) if self.kept_patches is None else self.kept_patches
+        )
+        return patches + self.registers + self.has_class_token(pooling)
 
     def sequence_lengths(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
         """One axis with all tokens."""
@@ -185,6 +217,36 @@ class ViTSpec(TransformerSpec):
     def input_shape(self, resolution_px: int) -> tuple[int, ...]:
         """One image."""
         return (self.in_channels, resolution_px, resolution_px)
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse rotary positions where no block knows the place of its tokens."""
+        yield from super().conflicts(cell)
+        if self.position != "rotary":
+            return
+        me, way_out = "`model.position=rotary`", "or `model.position=learned`"
+        if self.width // self.num_heads % 4:
+            yield (
+                f"{me} turns pairs of numbers by row and by column and needs a head width divisible by 4; "
+                f"got {self.width // self.num_heads}: choose another `model.num_heads`."
+            )
+        if self.tokens_per_channel:
+            yield f"{me} knows one grid of patches: use `model.tokens_per_channel=false`, {way_out}."
+        if cell.attention.name == "mha_module":
+            yield (
+                f"{me} turns q and k, which are inside of `attention=mha_module`: use "
+                f"`attention=sdpa_math`, {way_out}."
+            )
+        if set(cell.sequence_parallel.axes) & set(TOKEN_AXES):
+            yield (
+                f"{me} turns q and k of all patches, of which `sequence_parallel="
+                f"{cell.sequence_parallel.name}` leaves a rank a part: use "
+                f"`sequence_parallel=megatron_sp`, whose attention sees all tokens, {way_out}."
+            )
+        if cell.tokens.draws:
+            yield (
+                f"{me} turns patches by their place on the whole grid, of which `tokens="
+                f"{cell.tokens.name}` leaves each image other places: use `tokens=all`, {way_out}."
+            )
 
     def has_class_token(self, pooling: str) -> bool:
         """A dense head reads every token and needs no further one."""

@@ -170,6 +170,8 @@ class ResNetSpec(ModelSpec):
 OF_TRANSFORMERS: Mapping[str, tuple[str, str]] = {
     "classifier": ("token", "chooses among tokens"),
     "attention": ("sdpa_auto", "computes attention"),
+    "vit_block": ("plain", "rearranges the branches of transformer blocks"),
+    "tokens": ("all", "drops or adds tokens"),
     "sequence_parallel": ("none", "shares tokens among ranks"),
     "tensor_parallel": ("none", "splits heads and MLPs"),
     "pipeline_parallel": ("none", "deals out transformer blocks"),

@@ -41,6 +41,8 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
     _fill(
         resolved, "optimizer", "eps", lambda: 1e-4 if _all_float16(resolved["precision"]) else 1e-8
     )
+    on_gpu = resolved["resources"]["device"] == "cuda"
+    _fill(resolved, "optimizer", "compiled", lambda: on_gpu)
     keeps_views = getattr(
         target_class(resolved["optimizer"], "optimizer"), "keeps_gradient_views", 0
     )

@@ -178,6 +178,10 @@ class OptimizerChoice(Technique):
     capturable: ClassVar[bool] = False
     """True where a CUDA graph can hold the update: nothing that changes by step is kept on the host."""
 
+    def relative_tolerance(self) -> float:
+        """How far the loss of a short training may lie from that of `plain`, if state is rounded."""
+        return 0.0
+
     @abstractmethod
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Return an optimizer over parameter groups that carry their own `weight_decay` and `names`."""
@@ -321,5 +325,8 @@ TECHNIQUE_GROUPS: Sequence[str] = (
     "compilation",
     "loader",
     "runtime",
+    "vit_block",
+    "tokens",
+    "averaging",
 )
 """Config groups whose choice is a technique; the default of each is its plain choice."""

@@ -13,6 +13,7 @@ class Volume:
 
     Attributes:
         images: of one step and replica.
+        block_images: of these, how many each block computes.
         width: D.
         stream: bytes of a number between blocks.
         inner: bytes of a number inside attention and MLP, half of `stream` under autocast.
@@ -20,6 +21,7 @@ class Volume:
     """
 
     images: int
+    block_images: int
     width: int
     stream: int
     inner: int
@@ -28,10 +30,13 @@ class Volume:
     @classmethod
     def of(cls, cell: CellSpec) -> "Volume":
         """Read the sizes off a cell."""
-        plan = cell.precision.plan()
+        plan, shape = cell.precision.plan(), cell.transformer
+        kept, of = shape.computed_images
+        images = cell.micro_batch * cell.batch.accumulation_steps
         return cls(
-            images=cell.micro_batch * cell.batch.accumulation_steps,
-            width=cell.transformer.width,
+            images=images,
+            block_images=images * kept // of,
+            width=shape.width,
             stream=BYTES[plan.param_dtype],
             inner=BYTES[plan.autocast_dtype or plan.param_dtype],
             forwards=cell.memory.forwards_per_step,

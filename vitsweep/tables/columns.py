@@ -145,8 +145,8 @@ def _sizes_first(columns: list[str]) -> list[str]:
 ORDER: dict[str, str] = {
     "precision": "fp32 O1 O2 O3 bf16 tf32 bf16_params bf16_masters fp8 O0",
     "sharding": "ddp fsdp zero1 zero2 hsdp none",
-    "optimizer": "adamw_loop adamw_foreach adamw_fused adamw_contiguous adamw_apex muon "
-    "sgd_loop sgd_foreach sgd_fused sgd_contiguous",
+    "optimizer": "adamw_loop adamw_foreach adamw_fused adamw_contiguous adamw_apex adamw_8bit adamw_4bit "
+    "adamw_bf16_state adamw_stochastic lion muon sgd_loop sgd_foreach sgd_fused sgd_contiguous",
     "layout": "batch_first batch_second",
     "classifier": "token pooled",
     "attention": "sdpa_auto mha_module sdpa_math sdpa_flash sdpa_efficient sdpa_cudnn sdpa_cudnn_first "
@@ -160,8 +160,13 @@ ORDER: dict[str, str] = {
     "loader": "workers threads decoded_cache",
     "runtime": "plain gc_automatic gc_scheduled bind_cores bind_numa jemalloc tcmalloc huge_pages "
     "expandable_segments",
+    "vit_block": "plain drop_samples parallel",
+    "tokens": "all drop registers",
+    "averaging": "none ema",
     "model": "vit_nano vit_tiny vit_small vit_base vit_large vit_huge_16 vit_huge_14 vit_giant_14 "
-    "vit_10b axial_vit_nano axial_vit_base video_vit_nano video_vit_720m video_vit_3b "
+    "vit_10b dinov2_small dinov2_base dinov2_large dinov2_giant dinov3_small dinov3_small_plus "
+    "dinov3_base dinov3_large dinov3_huge_plus "
+    "axial_vit_nano axial_vit_base video_vit_nano video_vit_720m video_vit_3b "
     "resnet_50 resnet_nano module timm transformers",
     "batch": "base blog_560 blog_384_256px",
     "status": "measured out_of_memory diverged wrong timed_out preempted killed failed invalid",

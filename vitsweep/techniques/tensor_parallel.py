@@ -36,7 +36,7 @@ class Megatron(TensorParallel):
         size, ranks = Volume.of(cell), cell.mesh.tensor
         tokens = sum(cell.sequence_parallel.tokens_per_rank(cell))
         per_token = 2 * size.stream + (2 + size.forwards - 1) * size.inner
-        whole = size.images * tokens * size.width * per_token
+        whole = size.block_images * tokens * size.width * per_token
         return {"activation": 2 * remote_fraction(ranks) * whole}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:

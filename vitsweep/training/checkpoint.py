@@ -117,6 +117,8 @@ def _tensors(trainer: Trainer) -> dict[str, Tensor]:
     if trainer.masters:
         tensors |= {f"{holder}.master.{n}": t for n, t in _parameters(optimizer)}
     tensors |= {f"{holder}.optimizer.{n}": t for n, t in _state(optimizer)}
+    if trainer.average:  # of this rank's shards
+        tensors |= {f"{own}.average.{i}": t for i, t in enumerate(trainer.average.averages)}
     return tensors | {
         f"{own}.non_finite": trainer.non_finite,
         **{f"{own}.random.{name}": state for name, state in _random_state(world).items()},

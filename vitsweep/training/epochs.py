@@ -34,6 +34,7 @@ def train_epochs(
     per_epoch = batches.num_train // cell.images_per_step
     total = cell.task.epochs * per_epoch
     done, earlier_seconds = checkpoints.resume(trainer) if checkpoints else (0, 0.0)
+    trainer.steps_taken = done
     begin = time.perf_counter() - earlier_seconds
 
     def stop_if_requested(*, at_once: bool = False) -> None:
@@ -85,9 +86,10 @@ def accuracy_top1(trainer: Trainer, batches: Batches) -> float:
     """
     correct_and_total = torch.zeros(2, device=trainer.world.device, dtype=torch.float64)
     trainer.model.eval()
-    for images, labels in batches.test():
-        correct_and_total[0] += (trainer.predict(images).argmax(-1) == labels).sum()
-        correct_and_total[1] += len(labels)
+    with trainer.averaged_weights():
+        for images, labels in batches.test():
+            correct_and_total[0] += (trainer.predict(images).argmax(-1) == labels).sum()
+            correct_and_total[1] += len(labels)
     trainer.model.train()
     if dist.is_initialized():
         dist.all_reduce(correct_and_total)  # ranks that share an image count it equally often

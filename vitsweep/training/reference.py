@@ -1,12 +1,14 @@
 """Plain training in one process without techniques: the reference that techniques must equal."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitsweep.model.build import build_model
+from vitsweep.model.draws import Draws
 from vitsweep.model.parameter_names import plain_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
@@ -24,6 +26,7 @@ def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:
     torch.manual_seed(cell.seed)
     layout = replace(cell.layout, batch_first=True, channels_last=False)
     model: nn.Module = build_model(replace(cell, layout=layout))
+    vars(model)["draws"] = Draws(cell.seed)
     for technique in cell.techniques.values():
         model = technique.plain_twin(model)
     return model.to(device)
@@ -43,8 +46,8 @@ def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> 
     model.to(dtype)
     optimizer = cell.optimizer.build(parameter_groups(model, cell.optimizer.weight_decay))
     losses = []
-    for images, labels in batches:
-        loss = _loss(cell, _outputs(cell, model, images.to(dtype)), labels)
+    for step, (images, labels) in enumerate(batches):
+        loss = _loss(cell, _outputs(cell, model, images.to(dtype), step), labels)
         losses.append(float(loss.detach()))
         optimizer.zero_grad()
         loss.backward()
@@ -77,19 +80,28 @@ def plain_gradients(
             images.to(getattr(torch, plan.param_dtype)),
         )
     with autocast(plan, device):
-        outputs = _outputs(cell, model, images)
+        outputs = _outputs(cell, model, images, step=0)
     _loss(cell, outputs.to(torch.promote_types(outputs.dtype, torch.float32)), labels).backward()
     if cell.optimizer.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), cell.optimizer.clip_norm)
     return {plain_name(n): p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def _outputs(cell: CellSpec, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """Run the whole batch; in the parts that replicas see where a norm depends on its company."""
-    if not cell.model.norms_over_batch:
+def _outputs(cell: CellSpec, model: nn.Module, images: torch.Tensor, step: int) -> torch.Tensor:
+    """Run the whole batch; in the parts that ranks see where these matter.
+
+    They do where a norm depends on its company, and where each forward pass has its own draws.
+    """
+    draws: Any = vars(model)["draws"]
+    if not (cell.model.norms_over_batch or cell.vit_block.draws or cell.tokens.draws):
         return model(images)
-    parts = cell.mesh.data_parallel_size * cell.batch.accumulation_steps
-    return torch.cat([model(part) for part in images.chunk(parts)])
+    parts = cell.batch.accumulation_steps * cell.pipeline_parallel.microbatches
+    outputs = []
+    for replica, share in enumerate(images.chunk(cell.mesh.data_parallel_size)):
+        draws.replica = replica
+        draws.begin(step)
+        outputs += [model(part) for part in share.chunk(parts)]
+    return torch.cat(outputs)
 
 
 def _loss(cell: CellSpec, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

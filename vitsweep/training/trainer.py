@@ -1,7 +1,7 @@
 """Trainer: a parallelized model with its optimizer, and one optimizer step."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from vitsweep.model.draws import Draws
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import PipelineRunner
+from vitsweep.spec.model_variant import WeightAverage
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.precision.cast import autocast
 from vitsweep.training.captured_step import CapturedStep
@@ -49,6 +51,9 @@ class Trainer:
         scaler: loss scaling, where the plan asks for it.
         skipped: per step, 1 where an overflow made all ranks skip the update; on the device.
         captured: replays steps as recorded kernels, where the compilation asks for it.
+        draws: random choices of the forward passes.
+        average: of the weights, where `averaging` asks for it.
+        steps_taken: optimizer steps so far; whoever resumes a training sets it.
         non_finite: whether any loss so far was inf or NaN; on the device, so that no step waits.
         before_update: called when gradients are averaged, unscaled and clipped.
     """
@@ -63,6 +68,9 @@ class Trainer:
     scaler: LossScaler | None
     skipped: list[Tensor]
     non_finite: Tensor
+    draws: Draws
+    average: WeightAverage | None = None
+    steps_taken: int = 0
     captured: CapturedStep | None = None
     before_update: Callable[[], object] | None = None
 
@@ -102,6 +110,7 @@ class Trainer:
         micro_batches = self.cell.batch.accumulation_steps
         self.cell.compilation.begin_step()
         total = torch.zeros((), device=self.world.device, dtype=torch.float64)
+        self.draws.begin(self.steps_taken)
         for index in range(micro_batches):
             images, labels = next(batches)
             marks.end("data")
@@ -152,11 +161,36 @@ class Trainer:
             self.scaler.step(self.optimizer)
         else:
             self._update()
+        self._publish()
+        if self.masters:
+            self.masters.zero_model_gradients()
+        if self.average:
+            self.average.update(self.steps_taken)
+        self.optimizer.zero_grad()
+        self.steps_taken += 1
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Context in which the model has its averaged weights, where there are any: for evaluation.
+
+        Every rank enters it: shardings that keep whole weights on every rank gather them.
+        """
+        if self.average is None:
+            yield
+            return
+        self.average.enter()
+        self._publish()
+        try:
+            yield
+        finally:
+            self.average.leave()
+            self._publish()
+
+    def _publish(self) -> None:
+        """Hand what the optimizer holds, masters or slices, to the model."""
         if self.masters:
             self.masters.publish()
-            self.masters.zero_model_gradients()
         self.cell.sharding.complete_update(self.model)
-        self.optimizer.zero_grad()
 
     def gradient_of(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the gradient that the optimizer is given for a parameter; every rank calls it."""

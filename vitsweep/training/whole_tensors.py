@@ -53,5 +53,5 @@ def _joined(part: Tensor, linear: nn.Module, name: str, world: World) -> Tensor:
     dist.all_gather_object(pieces, part, group=world.axis("tensor").get_group())
     if not isinstance(linear, ColumnParallelLinear):
         return torch.cat(pieces, 1)
-    fused = 3 if ".qkv." in name else 1  # q, k and v are cut by heads, each for itself
-    return torch.cat([p.unflatten(0, (fused, -1)) for p in pieces], 1).flatten(0, 1)
+    # What is fused (q, k and v) is cut for itself.
+    return torch.cat([p.unflatten(0, (linear.parts, -1)) for p in pieces], 1).flatten(0, 1)

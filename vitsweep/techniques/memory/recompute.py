@@ -99,14 +99,22 @@ class RecomputeSelected(Memory):
         pooling: Literal["token", "mean"],
         attention_pattern: AttentionPattern = SOFTMAX,
     ) -> int:
-        """Count the products that are not kept; linear attention counts among the linears."""
-        from vitsweep.model.flops import recomputed_block_flops, recomputed_score_flops
+        """Count the products that are not kept; linear attention counts among the linears.
+
+        The last one of a block is never kept, and repeated where the backward pass reads it.
+        """
+        from vitsweep.model.flops import (
+            recomputed_block_flops,
+            recomputed_last_flops,
+            recomputed_score_flops,
+        )
 
         shape = (spec, resolution_px, pooling, attention_pattern)
         attention = 2 * recomputed_score_flops(*shape)
         linears = recomputed_block_flops(*shape) - attention
         repeated = {"linear": linears, "attention": attention}
-        return sum(flops for kind, flops in repeated.items() if kind not in self.keep)
+        last = recomputed_last_flops(spec, resolution_px, pooling) if "linear" in self.keep else 0
+        return last + sum(flops for kind, flops in repeated.items() if kind not in self.keep)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,8 +52,7 @@ class StagePart:
     def _part(self, x: Tensor) -> Tensor:
         if self.embedding is not None:
             x = self.embedding(x)
-        for block in self.blocks.values():
-            x = block(x)
+        x = self.transform(x, self.blocks.values())  # type: ignore[attr-defined]
         if self.head is not None:
             return self.read_out(x)  # type: ignore[attr-defined]
         return x.contiguous()  # what is sent must be

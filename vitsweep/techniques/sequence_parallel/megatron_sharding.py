@@ -9,6 +9,7 @@ from torch.distributed import ProcessGroup
 from vitsweep.collectives.megatron_operators import gather_replicated, scatter_to_sequence_parallel
 from vitsweep.collectives.parallel_linear import RowParallelLinear, TokenSharded
 from vitsweep.collectives.primitives import sum_together
+from vitsweep.model.block import Block
 from vitsweep.model.norm import TokenShardedNorm
 from vitsweep.model.tensor_split import split_blocks
 from vitsweep.model.token_axes import token_axes
@@ -51,6 +52,9 @@ def _seeing_own_tokens(model: nn.Module) -> Iterator[nn.Parameter]:
             yield from (module.weight, module.bias)
         elif isinstance(module, RowParallelLinear):
             yield module.bias
+        elif isinstance(module, Block):
+            scales = (module.scale_attention, module.scale_mlp)
+            yield from (scale for scale in scales if scale is not None)
 
 
 def _boundary(block: nn.Module, outside: TokenSharded) -> TokenSharded:

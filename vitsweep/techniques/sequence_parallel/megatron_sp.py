@@ -37,16 +37,20 @@ class MegatronSp(SequenceParallel):
         size, ranks, depth = Volume.of(cell), cell.mesh.tensor, cell.transformer.depth
         first, *rest = axis_lengths(cell)
         padded = ranks * padded_share(first, ranks) * (rest[0] if rest else 1)
-        whole = remote_fraction(ranks) * size.images * padded * size.width
+        image = remote_fraction(ranks) * padded * size.width
         again = size.forwards - 1
         per_block = (4 + 2 * again) * size.stream + (4 + again) * size.inner
         plan, sharded = cell.precision.plan(), cell.sharding.shards_parameters
         masters = sharded and plan.master_weights
         of_norm, of_bias = (4, 4) if masters else (BYTES[plan.norm_dtype], size.stream)
         shards = cell.mesh.state_shards if sharded else 1
-        small = ((4 * depth + 2) * of_norm + 2 * depth * of_bias) * size.width / shards
+        shape = cell.transformer
+        norms = 2 * depth * (1 if shape.parallel_branches else 2) + 2
+        biases = (4 if shape.layer_scale else 2) * depth  # with LayerScale's factors
+        small = (norms * of_norm + biases * of_bias) * size.width / shards
         return {
-            "activation": whole * (depth * per_block + 2 * size.stream),
+            "activation": image * size.block_images * depth * per_block
+            + image * size.images * 2 * size.stream,
             "gradient": 2 * remote_fraction(ranks) * small,
         }
 

@@ -59,6 +59,11 @@ class SegmentLocal(SequenceParallel):
                 f"`sequence_parallel={self.name}` shows the class token its own segment only: use "
                 "`classifier=pooled`, which reads all of them."
             )
+        if getattr(cell.transformer, "registers", 0):
+            yield (
+                f"`sequence_parallel={self.name}` shows registers the first segment only: use "
+                "`tokens=all` and `model.registers=0`."
+            )
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
         """Attend within segments, in one process."""

@@ -34,7 +34,7 @@ def tokens(cell: CellSpec, unit: int | None = None) -> int:
 def attended_bytes(cell: CellSpec, unit: int | None = None) -> float:
     """Bytes of q (or k, v, o) of this rank's tokens and heads in all attentions along them."""
     size = Volume.of(cell)
-    local = size.images * tokens(cell, unit) * size.width // cell.mesh.tensor
+    local = size.block_images * tokens(cell, unit) * size.width // cell.mesh.tensor
     return attending_blocks(cell) * local * size.inner
 
 
@@ -63,7 +63,7 @@ def ring_bytes(cell: CellSpec, unit: int | None = None) -> float:
 def state_bytes(cell: CellSpec) -> float:
     """Bytes of the states of all attentions along the sharded axis, float32 at least."""
     size, (_, *rest) = Volume.of(cell), axis_lengths(cell)
-    images = size.images * (rest[0] if rest else 1)
+    images = size.block_images * (rest[0] if rest else 1)
     heads = cell.transformer.num_heads // cell.mesh.tensor
     per_head = (size.width // cell.transformer.num_heads) ** 2
     return attending_blocks(cell) * images * heads * per_head * size.wide

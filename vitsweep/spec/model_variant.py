@@ -1,0 +1,79 @@
+"""The kinds of technique that change what is trained or evaluated: blocks, tokens, averaged weights."""
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from vitsweep.spec.technique import Technique
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+    from vitsweep.spec.model_spec import ModelSpec
+
+
+class ModelVariant(Technique):
+    """Changes the shape of a model, or how it runs its blocks."""
+
+    draws: ClassVar[bool] = False
+    """True where a forward pass in training makes random choices, those of `model.draws`."""
+
+    @property
+    def least_images(self) -> int:
+        """Images of a forward pass from which on the choice changes anything."""
+        return 1
+
+    @property
+    def needs_transformer(self) -> bool:
+        """All but the plain choice."""
+        return self.changes_model
+
+    def shape(self, spec: "ModelSpec", cell: "CellSpec") -> "ModelSpec":
+        """Return the shape of the model as `cell` trains it: parameters and FLOPs follow from it."""
+        return spec
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Change the model in place, before any other technique sees it.
+
+        Args:
+            model: built from `shape`.
+        """
+        return model
+
+    def plain_twin(self, model: "nn.Module") -> "nn.Module":
+        """Do the same in one process, where possible by a slow loop."""
+        return self.apply(model)
+
+
+class BlockVariant(ModelVariant):
+    """How the branches of a transformer block, attention and MLP, are put together."""
+
+
+class TokenVariant(ModelVariant):
+    """Which tokens go through the blocks in training."""
+
+
+class Averaging(Technique):
+    """A second copy of the weights, averaged over optimizer steps, which evaluation reads."""
+
+    def build(self, weights: "list[Tensor]") -> "WeightAverage | None":
+        """Return the average of what this rank's optimizer updates; None where there is none.
+
+        Args:
+            weights: float32 masters where there are any, shards and slices where they are split.
+        """
+        return None
+
+
+class WeightAverage(Protocol):
+    """An average of weights."""
+
+    averages: "list[Tensor]"
+
+    def update(self, step: int) -> None:
+        """Let the weights after an optimizer step, counted from 0, enter the average."""
+
+    def enter(self) -> None:
+        """Put the averages into the weights."""
+
+    def leave(self) -> None:
+        """Put the weights back."""

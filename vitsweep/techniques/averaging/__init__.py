@@ -1,0 +1,1 @@
+"""A second copy of the weights for evaluation: one technique per file."""

@@ -1,0 +1,1 @@
+"""Which tokens go through the blocks in training: one technique per file."""

@@ -1,0 +1,1 @@
+"""How the branches of a block, attention and MLP, are put together: one technique per file."""

@@ -1,0 +1,34 @@
+"""Attention and MLP side by side, from one norm."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
+from vitsweep.spec.model_variant import BlockVariant
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitsweep.spec.cell_spec import CellSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelBranches(BlockVariant):
+    """y = x + attention(norm(x)) + MLP(norm(x)) (ViT-22B, arXiv:2302.05442, section 2).
+
+    One norm less per block, and two products that do not wait for one another. Of ViT-22B's other
+    changes (norms of q and k, no biases of q, k, v and norms) none is made. Products are not joined:
+    tensor parallelism sums each branch for itself. Another model than a ViT.
+    """
+
+    changes_model: ClassVar[bool] = True
+
+    def shape(self, spec: ModelSpec, cell: "CellSpec") -> ModelSpec:
+        """Return the shape without the second norm of each block."""
+        return replace(spec, parallel_branches=True) if isinstance(spec, TransformerSpec) else spec
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        """Let both branches of every block read the first norm, and drop the second one."""
+        from vitsweep.techniques.vit_block.branches import with_parallel_branches
+
+        return with_parallel_branches(model)
