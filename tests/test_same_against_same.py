@@ -37,7 +37,7 @@ def test_identical_settings_are_told_apart_in_at_most_two_comparisons_of_twelve(
     said = []
     for _ in range(TIMES):
         done = vitsweep(
-            "compare", *pair, *QUICK, "measurement.measured_steps=10", "--width=0.2", "--minutes=30",
+            "compare", *pair, *QUICK, "measurement.measured_steps=10", "--width=0.2", "--minutes=4",
             "sweep.remeasure=true", quick=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
