@@ -49,6 +49,18 @@ def test_every_bar_with_an_interval_has_whiskers(four):
     assert len(speedup.draw(four).axes[0].containers) >= 2
 
 
+@pytest.mark.parametrize("claim", ["probably faster", "no difference shown"])
+def test_no_value_of_the_speedup_chart_runs_into_the_legend(four, claim):
+    fast = four["cell_id"] == "fast"
+    ends = {"speedup": 1.29, "speedup_low": 1.06, "speedup_high": 1.58}
+    table = four.assign(claim=four["claim"].mask(fast, claim))
+    table.loc[fast, list(ends)] = list(ends.values())
+    figure = style.settled(speedup.draw(table))
+    [axes] = figure.axes
+    legend = axes.get_legend().get_window_extent()
+    assert all(text.get_window_extent().x1 < legend.x0 for text in axes.texts)
+
+
 def test_phases_stack_to_the_sum_and_mark_the_timed_step(four):
     axes = phases.draw(four).axes[0]
     assert labels(axes) == ["O2 · ddp", "fp32 · ddp"]

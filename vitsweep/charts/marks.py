@@ -35,11 +35,19 @@ def value(axes: Axes, position: float, end: float, text: str) -> None:
     )
 
 
-def rows(axes: Axes, labels: Sequence[str], limit: float) -> None:
-    """Label the rows, first on top, and leave room for the values at the right."""
+def rows(axes: Axes, labels: Sequence[str], limit: float, longest_note: int = 0) -> None:
+    """Label the rows, first on top, and leave room at the right for the values.
+
+    Args:
+        axes: of the bars.
+        labels: of the rows.
+        limit: where the longest bar or whisker ends.
+        longest_note: characters that follow a value.
+    """
     axes.set_yticks(range(len(labels)), style.shorten(labels))
     axes.set_ylim(max(len(labels), 1) - 0.4, -0.6)
-    axes.set_xlim(0, 1.2 * limit if limit > 0 else 1)
+    room = 1.2 + 0.016 * longest_note
+    axes.set_xlim(0, room * limit if limit > 0 else 1)
     axes.grid(axis="y", visible=False)
 
 

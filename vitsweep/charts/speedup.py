@@ -26,7 +26,7 @@ def draw(cells: DataFrame) -> Figure:
     group = next((c for c in columns if c in TECHNIQUE_GROUPS), columns[0])
     shown = cells[cells["speedup"].notna()].sort_values("speedup", ascending=False).head(MOST)
     figure, axes = style.new_figure(8.4, marks.height(len(shown)))
-    ends = marks.reach(shown["speedup"], shown["speedup_high"])
+    ends, longest_note = marks.reach(shown["speedup"], shown["speedup_high"]), 0
     for position, (_, row) in enumerate(shown.iterrows()):
         claim, high = plain(row["claim"]), row["speedup_high"]
         hue = style.BASELINE if claim == "baseline" else style.colour(group, row[group])
@@ -34,6 +34,7 @@ def draw(cells: DataFrame) -> Figure:
         axes.barh(position, row["speedup"], height=marks.BAR, **marks.fill(hue, sure))
         marks.whiskers(axes, position, row["speedup"], row["speedup_low"], high)
         note = "" if claim in ("faster", "slower", UNSHOWN) else f"  {claim}"
+        longest_note = max(longest_note, len(note))
         end = row["speedup"] if missing(high) else min(high, ends)
         marks.value(axes, position, end, times(row["speedup"]) + note)
     others = shown[shown["claim"] != "baseline"]
@@ -41,7 +42,7 @@ def draw(cells: DataFrame) -> Figure:
         axes.bar(0, 0, color=style.colour(group, choice), label=choice)
     if (shown["claim"] == UNSHOWN).any():
         axes.bar(nan, 0, label=UNSHOWN, **marks.fill(style.QUIET, False))
-    marks.rows(axes, names[shown.index].tolist(), ends)
+    marks.rows(axes, names[shown.index].tolist(), ends, longest_note)
     marks.reference_line(axes, 1.0)
     axes.set_xlabel(f"{style.axis_label('speedup')}, 95 % interval over blocks")
     style.legend(axes, group)
