@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vitsweep.spec.model_parallel import SequenceParallel
 from vitsweep.spec.technique import Memory
 from vitsweep.techniques.sequence_parallel.ulysses import Ulysses
-from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, MEASUREMENT_FILE
+from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, INFO_FILE, MEASUREMENT_FILE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -138,3 +138,24 @@ def _hold_once() -> None:
         return
     Path("held").touch()
     _stop_requested.wait()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KilledTraining(Memory):
+    """Rank 1 kills itself in a training, once, as soon as there is a checkpoint.
+
+    Then there is a file `killed` in the working directory.
+    """
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        model.register_forward_pre_hook(lambda module, inputs: _kill_once())
+        return model
+
+
+def _kill_once() -> None:
+    import torch.distributed as dist
+
+    whole = f"results/*/cells/*/attempts/*/{CHECKPOINT_FOLDER}/step-*/{INFO_FILE}"
+    if dist.get_rank() == 1 and not Path("killed").exists() and any(Path().glob(whole)):
+        Path("killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -41,6 +41,8 @@ SHORT = [
     "measurement.min_seconds=0",
     "measurement.phase_steps=1",
 ]
+TRAINED = ["task.epochs=1", "batch.images_per_step=256"]
+RECIPES = ("deit_300", "digits", "pycls_100", "short_20")
 VIDEO = ["model=video_vit_nano", "data=moving_digits"]
 
 SMALL_VIT = (
@@ -88,6 +90,7 @@ BESIDE = {
         "data.num_channels=1",
         "batch.resolution_px=8",
     ],
+    "data=glyphs": ["batch.resolution_px=8"],
     "data=moving_digits": VIDEO,
     "data=synthetic": ["batch.resolution_px=8", "data.num_distinct=16"],
     "data=synthetic_field": ["model.head=dense", "batch.resolution_px=8"],
@@ -116,7 +119,8 @@ BESIDE = {
     "sequence_parallel=usp": ["resources.ranks_per_node=4"],
     "sharding=hsdp": ["resources.ranks_per_node=4"],
     "sharding=none": ["resources.ranks_per_node=1"],
-    "task=train": ["task.epochs=1", "batch.images_per_step=256"],
+    "task=train": TRAINED,
+    **{f"recipe={name}": ["task=train", *TRAINED] for name in RECIPES},
 }
 """What a choice needs beside it to run as a tiny cell on two ranks."""
 

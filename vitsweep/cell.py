@@ -5,7 +5,7 @@ import gc
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.techniques.precision.float8 import converted_layers
 from vitsweep.training.checkpoint_manager import CheckpointManager
-from vitsweep.training.epochs import train_epochs
+from vitsweep.training.epochs import Training, train_epochs
 from vitsweep.training.garbage import garbage_collector_off
 from vitsweep.training.timed_steps import endless, instrumented_steps, timed_steps
 from vitsweep.training.trainer import MicroBatch, Trainer
@@ -80,7 +80,12 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
         if checkpoints:
             checkpoints.save_measurement(asdict(summary), world)
         if cell.task.epochs:
-            summary.metrics |= _train(cell, world, batches, checkpoints)
+            training = _train(cell, world, batches, checkpoints)
+            summary.metrics |= training.metrics
+            summary.environment |= training.reasons
+            summary.samples |= {"training": training.curve}
+            if checkpoints and checkpoints.resumed:
+                summary.environment |= {"resumed": checkpoints.resumed}
     return summary
 
 
@@ -109,8 +114,8 @@ def _prove(cell: CellSpec, world: World) -> str:
     return f"twin {prove(cell, world):.1e}"
 
 
-def _build_trainer(cell: CellSpec, world: World) -> Trainer:
-    return parallelize(first_model(cell), cell, world)
+def _build_trainer(cell: CellSpec, world: World, *, training: bool = False) -> Trainer:
+    return parallelize(first_model(cell), cell, world, cell.recipe.drop_path if training else 0.0)
 
 
 def _collect_samples(
@@ -162,15 +167,17 @@ def _collect_samples(
 
 def _train(
     cell: CellSpec, world: World, batches: Batches, checkpoints: CheckpointManager | None
-) -> dict[str, float]:
+) -> Training:
     """Train for `task.epochs` from new weights: the timed steps had no learning-rate schedule."""
     gc.collect()  # wrappers refer to each other: free the timed model before building another
-    trainer = _build_trainer(cell, world)
+    trainer = _build_trainer(
+        replace(cell, optimizer=cell.recipe.optimizer(cell)), world, training=True
+    )
     scheduled = cell.runtime.collects_garbage == "scheduled"
     with garbage_collector_off() if scheduled else contextlib.nullcontext():
-        metrics = train_epochs(trainer, batches, checkpoints)
-    _refuse_divergence(trainer, f"{cell.task.epochs} epochs")
-    return metrics
+        training = train_epochs(trainer, batches, checkpoints)
+    _refuse_divergence(trainer, f"{training.curve[-1]['epoch']:g} epochs of {cell.task.epochs}")
+    return training
 
 
 def _refuse_divergence(trainer: Trainer, within: str) -> None:

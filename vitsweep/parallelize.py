@@ -25,16 +25,23 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
 from vitsweep.techniques.precision.cast import allow_tf32, autocast, cast_model
+from vitsweep.training.drop_path import drop_paths
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
 from vitsweep.training.trainer import Trainer, criterion_of
 from vitsweep.world import World
 
 
-def parallelize(model: nn.Module, cell: CellSpec, world: World) -> Trainer:
+def parallelize(model: nn.Module, cell: CellSpec, world: World, drop_path: float = 0.0) -> Trainer:
     """Apply every technique of `cell` to a plain model on this rank's device, or on `meta`.
 
     From `meta` each rank allocates and draws only its own part of the weights.
+
+    Args:
+        model: plain.
+        cell: its techniques.
+        world: ranks and mesh.
+        drop_path: rate of stochastic depth at the last block, of a recipe that trains.
     """
     plan = cell.precision.plan()
     allow_tf32(plan.tf32)
@@ -48,6 +55,8 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World) -> Trainer:
     model = cell.tensor_parallel.apply(model, world)  # splits those linears
     model = cell.attention.apply(model)  # the kernel that sequence parallelism will call
     model = cell.sequence_parallel.apply(model, world)  # replaces `attend`, splits tokens
+    if drop_path:  # on the attention modules as they are now
+        model = drop_paths(model, drop_path, batch_first=cell.layout.batch_first)
     forward_context = partial(autocast, plan, world.device)
     stages = cell.pipeline_parallel.stages(model, world, forward_context)  # of finished blocks
     if not sharded:

@@ -3,10 +3,12 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.builders import run
 from tests.cells import cell
 from vitsweep.execution.rank_processes import (
     EXIT_SAVED,
@@ -15,14 +17,16 @@ from vitsweep.execution.rank_processes import (
     Ranks,
     fork_server,
 )
-from vitsweep.execution.run_request import RunRequest
-from vitsweep.execution.supervisor import RunEnding, supervise
-from vitsweep.results.store import Store, read_lines
+from vitsweep.execution.run_request import UNFINISHED, RunRequest, attempt_folder
+from vitsweep.execution.supervisor import RunEnding, broken_off_trainings, supervise
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store, append_line, read_lines
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.checkpoint_files import (
     CHECKPOINT_FOLDER,
     INFO_FILE,
     CheckpointInfo,
+    step_folder,
     write_info,
 )
 
@@ -38,8 +42,11 @@ def saves_and_fails_on_rank_1(folder: Path, saves: bool, rank: int, local_rank: 
     signal.sigwait({STOP_SIGNAL})
     if saves and rank == 0:
         info = CheckpointInfo(step=STEP, seconds=1.0, world_size=2, mesh={}, scaler={}, groups=[])
-        write_info(folder, info)
-    while saves and not (folder / INFO_FILE).exists():  # as the barrier after saving
+        step_folder(folder, STEP).mkdir()
+        write_info(step_folder(folder, STEP), info)
+    while (
+        saves and not (step_folder(folder, STEP) / INFO_FILE).exists()
+    ):  # as the barrier after saving
         time.sleep(0.01)
     os._exit(EXIT_SAVED if rank == 0 else 1)
 
@@ -79,3 +86,36 @@ def test_a_whole_checkpoint_counts_although_a_rank_fails_while_it_leaves(
     end = list(read_lines(store.cell("c") / "attempts.jsonl"))[-1]
     assert (end["event"], end["saved_step"]) == ("end", expected)
     assert not list(store.runs())
+
+
+def test_a_later_run_goes_on_with_trainings_that_nothing_else_continues(tmp_path: Path) -> None:
+    """Killed, cancelled and timed out ones, newest first; not those of other code, nor saved ones."""
+    store = Store(tmp_path)
+    ends: dict[str, tuple[Status | None, int | None, str]] = {
+        "killed": (Status.killed, None, "code"),
+        "cancelled": (Status.killed, 12, "code"),
+        "too-long": (Status.timed_out, None, "code"),
+        "requeued-at-its-limit": (Status.timed_out, 9, "code"),
+        "preempted": (Status.preempted, 9, "code"),
+        "interrupted": (None, 9, "code"),
+        "other-code": (Status.killed, None, "other"),
+        "without-checkpoint": (Status.killed, None, "code"),
+        "running": (None, None, "code"),
+    }
+    for name, (status, saved_step, code) in ends.items():
+        event = {"event": "start", "run_id": name, "attempt": 1, "code_hash": code}
+        append_line(store.cell("c") / "attempts.jsonl", event)
+        folder = attempt_folder(store.cell("c"), name, 1) / CHECKPOINT_FOLDER
+        if name != "without-checkpoint":
+            step_folder(folder, 4).mkdir(parents=True)
+            info = CheckpointInfo(step=4, seconds=1, world_size=1, mesh={}, scaler={}, groups=[])
+            write_info(step_folder(folder, 4), info)
+        if name != "running":
+            event = {"event": "end", "run_id": name, "saved_step": saved_step}
+            append_line(store.cell("c") / "attempts.jsonl", event)
+        if status:
+            run_id = name + (UNFINISHED if name == "killed" else "")
+            store.publish(replace(run("c", status=status), run_id=run_id))
+
+    found = [path.name for path in broken_off_trainings(store.cell("c"), "code")]
+    assert found == ["too-long.1", "cancelled.1", "killed.1"]

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.command import Command, fault
-from vitsweep.results.store import read_lines
+from vitsweep.results.store import Store, read_lines
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER
 
 pytestmark = pytest.mark.slow
@@ -102,6 +102,36 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
     assert runs["block"].nunique() == 1
     assert (runs["accuracy_top1"] > 0.2).all()
     assert not list(vitsweep.store.cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}"))
+
+
+@pytest.mark.full
+def test_a_killed_training_goes_on_from_its_latest_checkpoint_and_ends_as_without(
+    vitsweep: Command,
+) -> None:
+    training = (
+        "task=train", "task.epochs=4", "batch.images_per_step=128", "sharding=fsdp",
+        "task.checkpoint_minutes=0.0001", "sweep.baseline=null",
+        "memory._target_=tests.faults.KilledTraining",
+    )  # fmt: skip
+    done = vitsweep(*training)
+    assert done.returncode == 0, done.stderr + done.stdout
+    runs = vitsweep.runs().set_index("status")
+    assert list(runs.index) == ["killed", "measured"]
+    assert runs.loc["measured", "resumed"].startswith("Training went on after ")
+    assert not list(vitsweep.store.cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}"))
+
+    whole = vitsweep(
+        *training, "sweep.remeasure=true", "sweep.name=whole"
+    )  # it is killed only once
+    assert whole.returncode == 0, whole.stderr
+    curves = [
+        [(point["epoch"], point["accuracy_top1"]) for point in run.samples["training"]]
+        for sweep in ("whole", vitsweep.store.name)
+        for run in Store(vitsweep.store.root.parent / sweep).runs()
+        if run.samples.get("training")
+    ]
+    assert len(curves) == 2
+    assert curves[0] == curves[1]
 
 
 def test_a_launcher_that_is_killed_leaves_no_rank_behind_and_loses_nothing(

@@ -33,6 +33,7 @@ FREE = {
     "resources.cores_per_node",
     "resources.device",
     "resources.devices_per_node",
+    "task.checkpoint_minutes",
 }
 """Fields that say how sure a number is, or where it was measured, or that techniques set: no identity."""
 

@@ -1,6 +1,7 @@
 """A training that is interrupted and goes on ends as if nothing had happened."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tests.cells import cell
@@ -20,9 +22,15 @@ from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.training import checkpoint
-from vitsweep.training.checkpoint_files import INFO_FILE, TrainingInterrupted, newest, read_info
+from vitsweep.training.checkpoint import Progress
+from vitsweep.training.checkpoint_files import (
+    INFO_FILE,
+    TrainingInterrupted,
+    read_info,
+    whole_checkpoints,
+)
 from vitsweep.training.checkpoint_manager import CheckpointManager
-from vitsweep.training.epochs import train_epochs
+from vitsweep.training.epochs import Training, train_epochs
 from vitsweep.training.stop_consensus import StopConsensus
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
@@ -64,7 +72,7 @@ def begun(spec: CellSpec, world: World) -> Trainer:
     return parallelize(build_model(spec), spec, world)
 
 
-def ending(trainer: Trainer, found: dict[str, float]) -> dict[str, Any]:
+def ending(trainer: Trainer, found: Training) -> dict[str, Any]:
     """Everything that further steps would depend on."""
     weights = whole_weights(trainer.model.named_parameters())
     kept = [value for state in trainer.optimizer.state.values() for value in state.values()]
@@ -74,7 +82,7 @@ def ending(trainer: Trainer, found: dict[str, float]) -> dict[str, Any]:
         "optimizer": [v.clone() for v in tensors if isinstance(v, Tensor)],
         "random": torch.get_rng_state(),
         "scale": trainer.scaler.current if trainer.scaler else None,
-        "accuracy": found["accuracy_top1"],
+        "curve": [{k: v for k, v in p.items() if k != "seconds"} for p in found.curve],
     }
 
 
@@ -108,13 +116,14 @@ def _both_ways(
         try:
             found = train_epochs(trainer, batches, checkpoints)
         except TrainingInterrupted:
-            steps.append(read_info(here).step)
+            steps.append(read_info(whole_checkpoints(here)[0]).step)
             earlier.append(here)
     return whole, ending(trainer, found), steps
 
 
 def assert_same(whole: dict[str, Any], resumed: dict[str, Any]) -> None:
-    assert resumed["accuracy"] == whole["accuracy"]
+    assert resumed["curve"] == whole["curve"]
+    assert len(whole["curve"]) == 2
     assert resumed["scale"] == whole["scale"]
     assert torch.equal(resumed["random"], whole["random"])
     assert resumed["weights"].keys() == whole["weights"].keys()
@@ -187,31 +196,165 @@ def test_a_stop_before_the_first_step_and_after_the_last_one_loses_nothing(tmp_p
     batches = Told(spec.data.open(spec, world), late, before_micro_batch=8)
     with pytest.raises(TrainingInterrupted, match="after 8 steps"):
         train_epochs(begun(spec, world), batches, second)
-    seconds = read_info(tmp_path / "2").seconds
+    seconds = read_info(whole_checkpoints(tmp_path / "2")[0]).seconds
     third = CheckpointManager(
         tmp_path / "3", (tmp_path / "2", tmp_path / "1"), StopConsensus(Event(), world.device)
     )
     trainer = begun(spec, world)
     found = train_epochs(trainer, spec.data.open(spec, world), third)
     assert_same(whole, ending(trainer, found))
-    assert found["train_seconds"] > seconds > 0
+    assert (found.metrics["train_seconds"] or 0) > seconds > 0
+
+
+def saved(trainer: Trainer, step: int, folder: Path) -> Path:
+    return checkpoint.save(trainer, Progress(step, 1.0), folder)
+
+
+def resuming(
+    trainer: Trainer, *folders: Path, trainings: tuple[Path, ...] = ()
+) -> CheckpointManager:
+    stop = StopConsensus(Event(), trainer.world.device)
+    return CheckpointManager(Path(), folders, stop, trainings)
 
 
 def test_another_world_is_refused(tmp_path: Path) -> None:
     trainer = trainer_of(alone())
-    checkpoint.save(trainer, 5, 1.0, tmp_path)
+    folder = saved(trainer, 5, tmp_path)
     other = trainer_of(alone())
     shape = replace(other.world.shape, replicate=2)
     other.world = replace(other.world, size=2, shape=shape)
     with pytest.raises(VitsweepError, match=r"saved by 1 ranks .* this run has 2 .*replicate=2"):
-        checkpoint.load(other, tmp_path)
+        checkpoint.load(other, folder)
 
 
-def test_half_of_a_checkpoint_is_none(tmp_path: Path) -> None:
+def test_half_of_a_checkpoint_is_none_and_the_two_newest_are_kept(tmp_path: Path) -> None:
     """The last word is written when all tensors are: without it an earlier one counts."""
-    checkpoint.save(trainer_of(alone()), 5, 1.0, tmp_path / "1")
-    checkpoint.save(trainer_of(alone()), 7, 1.0, tmp_path / "2")
-    folders = (tmp_path / "2", tmp_path / "1")
-    assert newest(folders, INFO_FILE) == tmp_path / "2"
-    (tmp_path / "2" / INFO_FILE).unlink()
-    assert newest(folders, INFO_FILE) == tmp_path / "1"
+    trainer = trainer_of(alone())
+    five, seven, nine = (saved(trainer, step, tmp_path) for step in (5, 7, 9))
+    assert whole_checkpoints(tmp_path) == [nine, seven]
+    assert not five.exists()
+    (nine / INFO_FILE).unlink()
+    assert whole_checkpoints(tmp_path) == [seven]
+    assert resuming(trainer, tmp_path).resume(trainer).step == 7
+
+
+def cut(folder: Path) -> None:
+    path = next(folder.glob("*.distcp"))
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def lose(folder: Path) -> None:
+    next(folder.glob("*.distcp")).unlink()
+
+
+def overwrite(folder: Path) -> None:
+    path = next(folder.glob("*.distcp"))
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def garble(folder: Path) -> None:
+    path = folder / ".metadata"
+    path.write_bytes(b"x" * path.stat().st_size)
+
+
+def halve(folder: Path) -> None:
+    path = folder / INFO_FILE
+    path.write_text(path.read_text()[:40])
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (cut, r"bytes instead of"),
+        (lose, r"its file .* is missing"),
+        (overwrite, r"cannot be read"),
+        (garble, r"its metadata cannot be read"),
+        (halve, r"its trained.json cannot be read"),
+    ],
+)
+def test_of_a_damaged_checkpoint_the_one_before_is_used_and_it_is_said(
+    tmp_path: Path, harm: Callable[[Path], None], said: str
+) -> None:
+    trainer = trainer_of(alone())
+    saved(trainer, 5, tmp_path)
+    whole = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(1)
+    harm(saved(trainer, 7, tmp_path))
+
+    again = trainer_of(alone("seed=3"))
+    checkpoints = resuming(again, tmp_path)
+    assert checkpoints.resume(again).step == 5
+    assert checkpoints.resumed.startswith("Training went on after 5 steps. `")
+    assert re.search(rf"step-000000007.*{said}", checkpoints.resumed), checkpoints.resumed
+    for name, value in again.model.state_dict().items():
+        assert torch.equal(value, whole[name])
+
+
+def test_the_checkpoint_of_another_model_is_passed_over(tmp_path: Path) -> None:
+    saved(trainer_of(alone("model.mlp_width=128")), 9, tmp_path / "width")
+    saved(trainer_of(alone("model.depth=1")), 9, tmp_path / "depth")
+    trainer = trainer_of(alone())
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    checkpoints = resuming(trainer, trainings=(tmp_path / "width", tmp_path / "depth"))
+
+    assert checkpoints.resume(trainer) == Progress()
+    assert "Training went on at the beginning." in checkpoints.resumed
+    assert "the shape of its `blocks.0.mlp.up.weight` is (128, 32) instead of (64, 32)" in (
+        checkpoints.resumed
+    )
+    assert "it has no `blocks.1" in checkpoints.resumed
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_training_without_another_checkpoint_does_not_go_on_with_half_of_one(
+    tmp_path: Path,
+) -> None:
+    trainer = trainer_of(alone())
+    overwrite(saved(trainer, 5, tmp_path))
+    with pytest.raises(VitsweepError, match="Delete the folder to train from the beginning"):
+        resuming(trainer, tmp_path).resume(trainer)
+
+
+def periodic(
+    world: World, cells: list[CellSpec], folder: Path
+) -> list[tuple[dict[str, Any], dict[str, Any], list[int]]]:
+    """Train each cell with a checkpoint before every step, and go on from one of the last."""
+    return [_periodic(placed(world, spec), spec, folder / str(i)) for i, spec in enumerate(cells)]
+
+
+def _periodic(
+    world: World, spec: CellSpec, folder: Path
+) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
+    trainer = begun(spec, world)
+    stop = StopConsensus(Event(), world.device)
+    checkpoints = CheckpointManager(folder / "1", (), stop, every_seconds=0.0)
+    whole = ending(trainer, train_epochs(trainer, spec.data.open(spec, world), checkpoints))
+    dist.barrier()
+    steps = [read_info(path).step for path in whole_checkpoints(folder / "1")]
+    torch.manual_seed(77)
+    trainer = begun(spec, world)
+    killed = CheckpointManager(folder / "2", (), stop, trainings=(folder / "1",))
+    found = train_epochs(trainer, spec.data.open(spec, world), killed)
+    return whole, ending(trainer, found), steps
+
+
+def test_a_checkpoint_that_is_written_while_training_goes_on_holds_its_own_step(
+    tmp_path: Path,
+) -> None:
+    """A killed run leaves nothing else: its training ends as if it had not been killed."""
+    kinds = [
+        (*EXACT, "sharding=ddp"),
+        (*EXACT, "sharding=fsdp", "optimizer=adamw_fused"),
+        (*EXACT, "sharding=zero1", "recipe.mixup_alpha=0.8", "recipe.rand_augment_ops=2",
+         "recipe.rand_augment_magnitude=9.0", "recipe.drop_path=0.2"),
+    ]  # fmt: skip
+    given = (*TRAINING, "resources.ranks_per_node=2")
+    cells = [cell(*given, *kind) for kind in kinds]
+    for of_rank in on_ranks(2, periodic, cells[0], cells, tmp_path, folder=tmp_path):
+        for whole, resumed, steps in of_rank:
+            assert 1 <= len(steps) <= 2
+            assert 0 < steps[0] < 8
+            assert_same(whole, resumed)

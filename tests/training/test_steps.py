@@ -17,7 +17,7 @@ from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.epochs import accuracy_top1, train_epochs
+from vitsweep.training.epochs import evaluate, train_epochs
 from vitsweep.training.timed_steps import endless
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
@@ -157,8 +157,9 @@ def _evaluated(world: World, spec: CellSpec) -> Evaluated:
         return outputs
 
     trainer.predict = predict  # type: ignore[method-assign]
-    accuracy = accuracy_top1(trainer, batches)
-    return {"accuracy": accuracy, "seen": seen, "training": trainer.model.training}
+    found = evaluate(trainer, batches, 1, 0.0)
+    accuracy, top5 = found.accuracy_top1, found.accuracy_top5
+    return {"accuracy": accuracy, "top5": top5, "seen": seen, "training": trainer.model.training}
 
 
 HELD_OUT = 599
@@ -191,4 +192,5 @@ def test_each_held_out_image_counts_once_on_any_number_of_ranks(
             assert len(seen) == HELD_OUT
             assert sorted(seen) == sorted(alone_["seen"])
             assert {rank["accuracy"] for rank in of_ranks} == {alone_["accuracy"]}
+            assert {rank["top5"] for rank in of_ranks} == {alone_["top5"]}
             assert all(rank["training"] for rank in of_ranks)

@@ -12,8 +12,8 @@ from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
-ALWAYS_THE_CELLS_OWN = ("measurement", "seed")
-"""A baseline is measured the same way as its cell, whatever `sweep.match` says."""
+ALWAYS_THE_CELLS_OWN = ("measurement", "recipe", "seed")
+"""A baseline is measured and trained the same way as its cell, whatever `sweep.match` says."""
 
 
 def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:

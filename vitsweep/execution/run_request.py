@@ -25,6 +25,8 @@ class RunRequest:
         environment: columns known to the launcher (git state, queue time); `supervise` adds the time
             and the code.
         earlier: folders of earlier attempts of the same run, newest first.
+        trainings: folders of attempts of other runs of the cell that left checkpoints, newest first;
+            `supervise` fills them in.
     """
 
     sweep_folder: Path
@@ -39,6 +41,7 @@ class RunRequest:
     calibration: dict[str, float] = field(default_factory=dict)
     environment: dict[str, object] = field(default_factory=dict)
     earlier: tuple[Path, ...] = ()
+    trainings: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
@@ -52,16 +55,15 @@ class RunRequest:
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON takes it."""
-        folders = {"sweep_folder": str(self.sweep_folder), "earlier": [*map(str, self.earlier)]}
-        return asdict(self) | folders
+        folders = {"earlier": self.earlier, "trainings": self.trainings}
+        plain = {key: [*map(str, paths)] for key, paths in folders.items()}
+        return asdict(self) | plain | {"sweep_folder": str(self.sweep_folder)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "RunRequest":
         """Read what `plain` wrote."""
-        earlier = tuple(Path(folder) for folder in plain["earlier"])
-        return cls(
-            **{**plain, "sweep_folder": Path(plain["sweep_folder"]), "earlier": earlier},
-        )
+        folders = {key: tuple(map(Path, plain[key])) for key in ("earlier", "trainings")}
+        return cls(**{**plain, **folders, "sweep_folder": Path(plain["sweep_folder"])})
 
 
 UNFINISHED = "-unfinished"

@@ -5,6 +5,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ from vitsweep.execution.rank_processes import (
     context_for,
     wait_for_ranks,
 )
-from vitsweep.execution.run_request import RunRequest
+from vitsweep.execution.run_request import UNFINISHED, RunRequest, attempt_folder
 from vitsweep.execution.worker import rank_main
 from vitsweep.results.record import RunRecord, Status, utc_now
-from vitsweep.results.store import append_line
+from vitsweep.results.store import append_line, read_lines
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, INFO_FILE, read_info
+from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, read_info, whole_checkpoints
 
 GRACE_SECONDS = 2.0
 """After the first rank has failed, the others get this long to fail and report by themselves."""
@@ -99,7 +100,7 @@ def supervise(
         )
     record = publish(request, cell, failure_of(ends, in_time, cell.measurement.timeout_min))
     if record.status not in RESUMABLE:
-        _drop_checkpoints((request.folder, *request.earlier))
+        _drop_checkpoints((request.folder, *request.earlier, *request.trainings))
     if record.status == Status.measured:
         remove_working_files(request)
     return record
@@ -108,12 +109,44 @@ def supervise(
 def _completed(request: RunRequest, cell: CellSpec) -> RunRequest:
     """Add what belongs to the command and not to the frozen cell, and what every record says."""
     facts: dict[str, Any] = {"started_at": utc_now(), "code_hash": Sources().of(cell).hash}
-    facts |= read_prediction(request.sweep_folder / "cells" / request.cell_id)
+    cell_folder = request.sweep_folder / "cells" / request.cell_id
+    facts |= read_prediction(cell_folder)
     return replace(
         request,
+        trainings=broken_off_trainings(cell_folder, facts["code_hash"]) if cell.task.epochs else (),
         measurement=cell.measurement.of_command,
         environment=facts | request.environment,
     )
+
+
+def broken_off_trainings(cell_folder: Path, code_hash: str) -> tuple[Path, ...]:
+    """Return the attempts of a cell that were killed or cancelled and left checkpoints, newest first.
+
+    A training depends on its cell alone, not on the block of its run, so that any later run of the
+    cell may go on with it, unless other code began it. Left out are those that their own run continues:
+    interrupted by Ctrl-C, preempted, or saved at the time limit of a job.
+    """
+    events = read_lines(cell_folder / "attempts.jsonl")
+    saved = {e["run_id"] for e in events if e["event"] == "end" and e.get("saved_step") is not None}
+    found = []
+    for start in reversed(events):
+        if start["event"] != "start" or start.get("code_hash") != code_hash:
+            continue
+        run_id = start["run_id"]
+        status = _status_of(cell_folder, run_id)
+        is_over = status == Status.killed or (status == Status.timed_out and run_id not in saved)
+        folder = attempt_folder(cell_folder, run_id, start["attempt"])
+        if is_over and whole_checkpoints(folder / CHECKPOINT_FOLDER):
+            found.append(folder)
+    return tuple(found)
+
+
+def _status_of(cell_folder: Path, run_id: str) -> Status | None:
+    for name in (run_id, run_id + UNFINISHED):
+        with suppress(OSError, ValueError):
+            text = (cell_folder / "runs" / f"{name}.json").read_text(encoding="utf-8")
+            return RunRecord.from_json(text).status
+    return None
 
 
 def _interrupt(ranks: Ranks, request: RunRequest, seconds: float) -> int | None:
@@ -124,11 +157,11 @@ def _interrupt(ranks: Ranks, request: RunRequest, seconds: float) -> int | None:
     """
     ranks.interrupt()
     wait_for_ranks(ranks, seconds, GRACE_SECONDS)
-    folder = request.folder / CHECKPOINT_FOLDER
-    if not (folder / INFO_FILE).exists():
+    whole = whole_checkpoints(request.folder / CHECKPOINT_FOLDER)
+    if not whole:
         return None
-    _drop_checkpoints(request.earlier)
-    return read_info(folder).step
+    _drop_checkpoints((*request.earlier, *request.trainings))
+    return read_info(whole[0]).step
 
 
 def _drop_checkpoints(attempts: Iterable[Path]) -> None:

@@ -44,7 +44,7 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
         cell = read_cell(Store(request.sweep_folder), request.cell_id, request.measurement)
         cell.runtime.set_up(cell, local_rank)
         with joined_process_group(cell, rank, local_rank, request.init_method) as world:
-            record = _run(request, cell, world, _checkpoint_manager(request, world))
+            record = _run(request, cell, world, _checkpoint_manager(request, cell, world))
             if record is not None:
                 write_atomically(request.folder / "record.json", record.to_json())
     except TrainingInterrupted as interrupted:
@@ -106,12 +106,15 @@ def _run(
     return with_user_metrics(record, Store(request.sweep_folder))
 
 
-def _checkpoint_manager(request: RunRequest, world: World) -> "CheckpointManager":
+def _checkpoint_manager(request: RunRequest, cell: CellSpec, world: World) -> "CheckpointManager":
     from vitsweep.training.checkpoint_manager import CheckpointManager
     from vitsweep.training.stop_consensus import StopConsensus
 
+    minutes = cell.task.checkpoint_minutes
     return CheckpointManager(
         folder=request.folder / CHECKPOINT_FOLDER,
         earlier=tuple(folder / CHECKPOINT_FOLDER for folder in request.earlier),
         stop=StopConsensus(_stop_requested, world.device),
+        trainings=tuple(folder / CHECKPOINT_FOLDER for folder in request.trainings),
+        every_seconds=None if minutes is None else 60 * minutes,
     )

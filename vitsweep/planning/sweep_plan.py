@@ -10,6 +10,7 @@ from vitsweep.execution.code_hash import CellCode, Sources
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.machine import Machine
+from vitsweep.spec.recipe import OPTIMIZER_FIELDS
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.rules import conflicts
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
@@ -117,7 +118,7 @@ def plan_cell(
         composed=composed,
         tree=tree,
         spec=cell,
-        reasons=(*conflicts(cell), *_changed_model(cell, composed)),
+        reasons=(*conflicts(cell), *_changed_model(cell, composed), *_replaced(cell, composed)),
         sources=sources or Sources(),
     )
 
@@ -132,6 +133,19 @@ def _changed_model(cell: CellSpec, composed: ComposedCell) -> Iterator[str]:
             yield (
                 f"`{group}={technique.name}` changes what the model computes, and `sweep.keep_model=true` "
                 "leaves such choices out."
+            )
+
+
+def _replaced(cell: CellSpec, composed: ComposedCell) -> Iterator[str]:
+    """Yield a reason for each typed setting of the optimizer that the recipe would replace unseen."""
+    for text in composed.overrides if cell.task.epochs else ():
+        key, _, value = text.lstrip("+").partition("=")
+        name = key.removeprefix("optimizer.")
+        if name in OPTIMIZER_FIELDS and key != name and getattr(cell.recipe, name) is not None:
+            yield (
+                f"`{key}={value}` would have no effect on the training, in which `recipe={cell.recipe.name}` "
+                f"sets {getattr(cell.recipe, name):g}: use `recipe.{name}={value}`, or "
+                f"`recipe.{name}=null` to train with the optimizer's own."
             )
 
 

@@ -16,7 +16,7 @@ from vitsweep.predict.step_trace import StepTrace
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.identity import identity
 
-NOT_TRACED = ("seed", "data", "measurement")
+NOT_TRACED = ("seed", "data", "measurement", "recipe")
 """Parts of a cell that change nothing in its step."""
 VALUES = ("learning_rate", "weight_decay", "beta1", "beta2", "eps", "momentum")
 """Fields of an optimizer by which no operator differs."""

@@ -173,6 +173,15 @@ def front(sweep: Sweep) -> DataFrame:
     return pareto_front(sweep.cells, runs=sweep.runs) if enough else NOTHING
 
 
+def accuracies(sweep: Sweep) -> DataFrame:
+    """Return the settings with their accuracies, where they were repeated and two were trained."""
+    cells = sweep.cells
+    if "accuracy_claim" not in cells or _mixed(cells):
+        return NOTHING
+    trained = cells["accuracy_top1"].notna() & cells["speedup"].notna()
+    return cells if trained.sum() > 1 else NOTHING
+
+
 def epochs(sweep: Sweep) -> DataFrame:
     """Return hours per epoch where images have the size of ImageNet's."""
     large = sweep.cells[sweep.cells["resolution_px"] >= LARGE_IMAGE_PX]

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import (
+    accuracy,
     communication,
     effects,
     epoch_hours,
@@ -98,6 +99,10 @@ CHARTS = (
     Chart("pareto", "Throughput, memory, accuracy", chart_data.front, pareto.draw,
           "Filled: no other cell is better in one and worse in none of what was measured; in brackets the "
           "probability of that, given the noise."),
+    Chart("accuracy", "Accuracy beside speed", chart_data.accuracies, accuracy.draw,
+          "Means over repetitions with 95 % intervals. Filled: shown to lose less than 0.5 points of the "
+          "baseline's accuracy (the grey band), or the baseline; cross: a repetition diverged. The line "
+          "joins settings that no other beats in both axes."),
     Chart("epoch_hours", "Hours per ImageNet-1k epoch", chart_data.epochs, epoch_hours.draw,
           "1,281,167 images at the measured throughput; reading images may be slower."),
     Chart("per_chip", "Throughput per chip", chart_data.chips, per_chip.draw,

@@ -133,7 +133,14 @@ _ALL = (
            "mean over ranks, of step number warmup_steps + measured_steps - 1: the same for every machine"),
     Metric("accuracy_top1", "1", "Top-1 accuracy", "higher",
            "held-out images, each counted once; only where task=train"),
+    Metric("accuracy_top5", "1", "Top-5 accuracy", "higher",
+           "held-out images whose label is among the five largest logits; only where task=train"),
     Metric("train_seconds", "s", "Training time", "lower", "epochs of task=train, without evaluation"),
+    Metric("seconds_to_target", "s", "Training time to the target accuracy", "lower",
+           "train_seconds at the first evaluation with accuracy_top1 >= task.target_accuracy; empty "
+           "where that was not reached, see seconds_to_target_reason"),
+    Metric("epochs_to_target", "1", "Epochs to the target accuracy", "lower",
+           "epochs trained at that evaluation"),
     Metric("setup_seconds", "s", "Set-up time of a run", "lower",
            "from process start to the first step: imports, rendezvous, model, proof"),
     Metric("compiled_graphs", "1", "Graphs compiled", None,
@@ -164,6 +171,7 @@ HEADINGS = {
     "step_time_ms": "step ms",
     "peak_gib": "peak GiB",
     "accuracy_top1": "top-1",
+    "seconds_to_target": "s to target",
     "blocks": "blocks",
     "replicates": "replicates",
 }

@@ -17,6 +17,7 @@ from vitsweep.spec.mesh_shape import MeshShape
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
 from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
 from vitsweep.spec.model_variant import Averaging, BlockVariant, TokenVariant
+from vitsweep.spec.recipe import NO_RECIPE, Recipe
 from vitsweep.spec.resources import Resources
 from vitsweep.spec.task import Task
 from vitsweep.spec.technique import (
@@ -46,6 +47,7 @@ class CellSpec:
     model: ModelSpec
     data: Data
     task: Task
+    recipe: Recipe = field(metadata=added_later(NO_RECIPE))
     batch: Batch
     resources: Resources
     mesh: MeshShape

@@ -6,7 +6,7 @@ from typing import Any
 
 from vitsweep.spec.cell_spec import CellSpec
 
-GROUPS_WITH_NAME = ("model", "data", "task", "batch", "measurement")
+GROUPS_WITH_NAME = ("model", "data", "task", "recipe", "batch", "measurement")
 
 
 def flatten(cell: CellSpec) -> dict[str, Any]:

@@ -36,6 +36,9 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
     _fill(resolved, "model", "num_classes", lambda: data.num_classes)
     _fill(resolved, "model", "frames", lambda: getattr(data, "num_frames", 1))
     _fill(resolved, "model", "version", lambda: _installed(resolved["model"].get("package")))
+    _fill(resolved, "task", "epochs", lambda: resolved["recipe"].get("epochs"))
+    _fill(resolved, "task", "warmup_epochs", lambda: resolved["recipe"].get("warmup_epochs"))
+    _fill(resolved, "task", "label_smoothing", lambda: resolved["recipe"].get("label_smoothing"))
     _resolve_resources(resolved["resources"], machine)
     _resolve_precision(resolved["precision"], resolved["resources"]["device"])
     _fill(

@@ -16,6 +16,7 @@ def conflicts(cell: CellSpec) -> list[str]:
         _batch(cell),
         cell.model.conflicts(cell),
         cell.data.conflicts(cell),
+        cell.recipe.conflicts(cell),
     ]
     refused = cell.model.refused(cell)
     chosen = [t.conflicts(cell) for group, t in cell.techniques.items() if group not in refused]

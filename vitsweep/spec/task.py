@@ -1,9 +1,11 @@
 """What a cell does with its model: a few measured steps, or training to an accuracy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
+
+from vitsweep.spec.identity import added_later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,9 +16,17 @@ class Task:
         epochs: passes over the training images after the measured steps; 0 trains no further.
         warmup_epochs: epochs of linear learning-rate warm-up, then half a cosine to zero.
         label_smoothing: epsilon of the smoothed cross entropy (Szegedy et al., arXiv:1512.00567).
+        evaluate_every_epochs: epochs between evaluations; 0 evaluates the trained model only.
+        target_accuracy: top-1 whose time is recorded in `seconds_to_target`; None for no target.
+        checkpoint_minutes: time between two checkpoints; None writes one only when interrupted.
     """
 
     name: str
     epochs: Annotated[int, Ge(0)]
     warmup_epochs: Annotated[float, Ge(0)]
     label_smoothing: Annotated[float, Ge(0), Le(1)]
+    evaluate_every_epochs: Annotated[int, Ge(0)] = field(metadata=added_later(1))
+    target_accuracy: Annotated[float, Gt(0), Le(1)] | None = field(metadata=added_later(None))
+    checkpoint_minutes: Annotated[float, Gt(0)] | None = field(
+        metadata=added_later(10.0) | {"identity": False}
+    )

@@ -20,7 +20,7 @@ HEAD = (
     "blocks",
 )
 RUN_ONLY = ("run_id", "block", "position")
-CHOICES = (*TECHNIQUE_GROUPS, "model", "data", "task", "batch", "measurement")
+CHOICES = (*TECHNIQUE_GROUPS, "model", "data", "task", "recipe", "batch", "measurement")
 PLAIN_SPEC = (
     "half_dtype",
     "images_per_step",

@@ -14,6 +14,8 @@ from pandas import DataFrame, Series
 from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.results.record import Status
 from vitsweep.spec.measurement import Measurement
+from vitsweep.tables.accuracy import COLUMNS as ACCURACY
+from vitsweep.tables.accuracy import accuracy_claims
 from vitsweep.tables.cells import in_record_order, typed
 from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import comparable, metric_columns, spec_columns
@@ -23,7 +25,7 @@ from vitsweep.tables.ratios import MIN_BLOCKS, adjusted, estimate, interval
 from vitsweep.tables.show import SHOWN, ranked
 from vitsweep.tables.speedup import claims
 
-SPREAD = ("images_per_second", "accuracy_top1")
+SPREAD = ("images_per_second", "accuracy_top1", "seconds_to_target")
 """Metrics that get a standard deviation and an interval over the repetitions."""
 
 GEOMETRIC = ("images_per_second", "images_per_second_per_rank", "tokens_per_second", "step_time_ms")
@@ -46,7 +48,8 @@ def replicates(cells: DataFrame, key: str) -> DataFrame:
 
     The repetitions are the sample: standard deviations (`speedup_sd`, `images_per_second_sd`,
     `accuracy_top1_sd`) are over them, and so are the 95 % intervals (`_low`, `_high`; Student's t, empty
-    below three repetitions). `speedup` is the geometric mean of the speedups, each over the baseline of
+    below three repetitions). Whether accuracy was lost is said as in `accuracy_claims`.
+    `speedup` is the geometric mean of the speedups, each over the baseline of
     the same repetition and within blocks. Claims are as in `speedup_over`, with repetitions instead of
     blocks; the family is all settings of one baseline.
 
@@ -59,7 +62,9 @@ def replicates(cells: DataFrame, key: str) -> DataFrame:
         all, and `replicates` of `replicates_asked` repetitions were measured. A setting is `measured`
         where one of them was; `reason` then names those that were not.
     """
-    cells = checked_cells(cells, *SHOWN, "sweep", "device", "baseline_cell_id", "num_pairs")
+    cells = checked_cells(
+        cells, *SHOWN, "sweep", "device", "baseline_cell_id", "num_pairs", "seconds_to_target"
+    )
     if key not in cells or cells.empty:
         return cells.iloc[:0]
     groups = [rows.sort_values(key, kind="stable") for rows in _settings(cells, key)]
@@ -74,6 +79,10 @@ def replicates(cells: DataFrame, key: str) -> DataFrame:
         here, anywhere = (str(row["device"] or ""), baseline), ("", baseline)
         row["baseline_cell_id"] = first.get(here, first.get(anywhere))
     table = DataFrame(rows).pipe(_compared, groups)
+    claimed = accuracy_claims(groups, table["baseline_cell_id"].tolist())
+    table = table.assign(
+        **{c: claimed[c] for c in ACCURACY if claimed["accuracy_claim"].ne("").any()}
+    )
     return table.pipe(in_record_order).pipe(typed)
 
 
@@ -101,6 +110,7 @@ def _row(group: DataFrame, key: str) -> dict[str, Any]:
         "replicated": key,
         "replicates": len(good),
         "replicates_asked": len(group),
+        "reached_target": _reached(good),
         "blocks": good["blocks"].sum(),
         "baseline_cell_id": base.iloc[0] if len(base) else None,
     }
@@ -136,6 +146,14 @@ def _outcome(group: DataFrame, good: DataFrame, key: str) -> dict[str, Any]:
     noun = count(len(group), key)
     status = str(Status.measured) if len(good) else lost["status"].iloc[0]
     return {"status": status, "reason": f"{len(good)} of {noun} measured: {', '.join(ends)}{why}"}
+
+
+def _reached(good: DataFrame) -> int | None:
+    """Return how many repetitions reached `task.target_accuracy`; None where there is none."""
+    target = good.get("task.target_accuracy")
+    if target is None or target.isna().all() or "seconds_to_target" not in good:
+        return None
+    return int(good["seconds_to_target"].notna().sum())
 
 
 def _mean(values: Series, metric: str) -> float:

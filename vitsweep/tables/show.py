@@ -1,6 +1,6 @@
 """The result table as text, for Markdown and HTML, and the table of unmeasured cells."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -138,6 +138,47 @@ def _statuses(table: DataFrame) -> list[str]:
     return [formatting.status(row) for row in some]
 
 
+def _optional(column: str) -> Column:
+    """Return the texts of a column that only some tables have."""
+    return lambda table: [
+        formatting.plain(v) for v in table.get(column, Series("", table.index, dtype=object))
+    ]
+
+
+def _differences(table: DataFrame) -> list[str]:
+    """Return differences of accuracy in points, with the interval that the claim is about."""
+    columns = [f"accuracy_difference{end}" for end in ("", "_low", "_high")]
+    if not set(columns) <= set(table):
+        return [""] * len(table)
+    return [
+        ""
+        if formatting.missing(mean)
+        else f"{100 * mean:+.2f}"
+        if formatting.missing(low)
+        else f"{100 * mean:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+        for mean, low, high in zip(*(table[c] for c in columns), strict=True)
+    ]
+
+
+def _times_to_target(table: DataFrame) -> list[str]:
+    """Return seconds to the target accuracy, or `not reached`; and of how many repetitions that is."""
+    if "seconds_to_target" not in table or "task.target_accuracy" not in table:
+        return [""] * len(table)
+    return [_time_to_target(row) for row in table.to_dict("records")]
+
+
+def _time_to_target(row: Mapping[Any, Any]) -> str:
+    if formatting.missing(row["task.target_accuracy"]) or row["status"] != Status.measured:
+        return ""
+    if formatting.missing(row["seconds_to_target"]):
+        return "not reached"
+    seconds = formatting.number(row["seconds_to_target"])
+    reached, all_ = row.get("reached_target"), row.get("replicates")
+    if formatting.missing(reached) or reached == all_:
+        return seconds
+    return f"{seconds} ({reached:.0f} of {all_:.0f})"
+
+
 MEASURED: dict[str, Column] = {
     HEADINGS["images_per_second"]: _with_spread("images_per_second", formatting.number),
     HEADINGS["speedup"]: _speedups,
@@ -147,6 +188,9 @@ MEASURED: dict[str, Column] = {
     HEADINGS["step_time_ms"]: _texts("step_time_ms", formatting.number),
     HEADINGS["peak_gib"]: lambda table: [formatting.number(v) for v in peaks_gib(table)],
     HEADINGS["accuracy_top1"]: _with_spread("accuracy_top1", formatting.percent),
+    "top-1 - baseline's": _differences,
+    "accuracy": _optional("accuracy_claim"),
+    HEADINGS["seconds_to_target"]: _times_to_target,
     HEADINGS["blocks"]: _texts("blocks", formatting.whole),
     HEADINGS["replicates"]: _replicates,
 }

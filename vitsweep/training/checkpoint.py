@@ -6,7 +6,8 @@ what ranks hold alike only once. It is read on the world that wrote it.
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,61 +18,147 @@ from torch.optim import Optimizer
 
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.mesh_shape import AXES
-from vitsweep.training.checkpoint_files import CheckpointInfo, read_info, write_info
+from vitsweep.training.checkpoint_files import (
+    CheckpointInfo,
+    damage,
+    drop_old_checkpoints,
+    read_info,
+    step_folder,
+    write_info,
+)
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
 
-def save(trainer: Trainer, step: int, seconds: float, folder: Path) -> None:
-    """Save the state of a training after `step` optimizer steps; every rank calls it.
+@dataclass(frozen=True)
+class Progress:
+    """How far a training has come, beside its tensors.
+
+    Attributes:
+        step: optimizer steps done; the position in the data follows from it.
+        seconds: training time of these steps.
+        curve: evaluations so far.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    curve: tuple[dict[str, float], ...] = ()
+
+
+def save(trainer: Trainer, progress: Progress, training: Path) -> Path:
+    """Save the state of a training; every rank calls it, and returns when the checkpoint is whole.
 
     A crash at any moment leaves either a whole checkpoint or one without its info file, which is
-    ignored.
+    ignored. Older ones than the one before are removed.
 
     Args:
         trainer: model, optimizer and scaler to save.
-        step: optimizer steps done; the position in the data follows from it.
-        seconds: training time of these steps.
-        folder: where to save; each attempt has its own.
+        progress: how far it has come.
+        training: folder of the training's checkpoints; each attempt has its own.
+
+    Returns:
+        The checkpoint's folder.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-    world = trainer.world
+    folder = step_folder(training, progress.step)
     folder.mkdir(parents=True, exist_ok=True)
+    info = _info(trainer, progress)
     with warnings.catch_warnings(action="ignore"):  # of torch's, about its own future
         save_tensors(
             _tensors(trainer),
             storage_writer=FileSystemWriter(folder),
             no_dist=not dist.is_initialized(),
         )
-    if world.rank == 0:
-        info = CheckpointInfo(
-            step=step,
-            seconds=seconds,
-            world_size=world.size,
-            mesh=asdict(world.shape),
-            scaler=trainer.scaler.state() if trainer.scaler else {},
-            groups=[_numbers(group) for group in trainer.optimizer.param_groups],
-        )
-        write_info(folder, info)
+    if trainer.world.rank == 0:
+        _complete(folder, info)
     if dist.is_initialized():
         dist.barrier()  # no rank leaves before the checkpoint is whole
+    return folder
 
 
-def load(trainer: Trainer, folder: Path) -> CheckpointInfo:
+def start_save(
+    trainer: Trainer, progress: Progress, training: Path, group: dist.ProcessGroup | None
+) -> Future[None]:
+    """Copy the state of a training to the host and write it while training goes on; all ranks call it.
+
+    As `save`, but it returns when the copy is made. The checkpoint is whole when the futures of all
+    ranks are done.
+
+    Args:
+        trainer: model, optimizer and scaler to save.
+        progress: how far it has come.
+        training: folder of the training's checkpoints.
+        group: of all ranks, on the CPU, which nothing else uses: the writing threads talk over it.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+
+    folder = step_folder(training, progress.step)
+    folder.mkdir(parents=True, exist_ok=True)
+    info = _info(trainer, progress)
+    with warnings.catch_warnings(action="ignore"):
+        written: Any = async_save(
+            _tensors(trainer),
+            storage_writer=FileSystemWriter(
+                folder
+            ),  # stages a copy of every tensor, on the CPU too
+            process_group=group,
+            no_dist=not dist.is_initialized(),
+        )
+    whole: Future[None] = Future()
+
+    def complete(tensors: "Future[Any]") -> None:
+        error = tensors.exception()
+        try:
+            if error is None and trainer.world.rank == 0:
+                _complete(folder, info)
+        except OSError as full_disk:
+            error = full_disk
+        if error:
+            whole.set_exception(error)
+        else:
+            whole.set_result(None)
+
+    written.add_done_callback(complete)
+    return whole
+
+
+def _info(trainer: Trainer, progress: Progress) -> CheckpointInfo:
+    world = trainer.world
+    return CheckpointInfo(
+        step=progress.step,
+        seconds=progress.seconds,
+        world_size=world.size,
+        mesh=asdict(world.shape),
+        scaler=trainer.scaler.state() if trainer.scaler else {},
+        groups=[_numbers(group) for group in trainer.optimizer.param_groups],
+        curve=list(progress.curve),
+    )
+
+
+def _complete(folder: Path, info: CheckpointInfo) -> None:
+    """Write the info file, which makes the checkpoint whole, and remove old ones; on rank 0."""
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    write_info(folder, replace(info, files=sizes))
+    drop_old_checkpoints(folder.parent)
+
+
+def load(trainer: Trainer, folder: Path) -> Progress:
     """Load a checkpoint into a newly built trainer; every rank calls it.
 
     Raises:
-        VitsweepError: ranks or mesh are not those that saved it.
+        VitsweepError: ranks, mesh or model are not those that saved it; nothing is changed then.
+        CheckpointException: a tensor cannot be read; some may have been loaded.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-    info = read_info(folder)
-    _check_world(info, trainer.world, folder)
-    reader = FileSystemReader(folder)
-    saved = reader.read_metadata().state_dict_metadata.keys()
+    if reason := refusal(trainer, folder):
+        raise VitsweepError(reason)
+    info, reader = read_info(folder), FileSystemReader(folder)
+    saved = reader.read_metadata().state_dict_metadata
     if any(".optimizer." in name for name in saved):
         _allocate_state(trainer.optimizer)
     tensors = {name: tensor for name, tensor in _tensors(trainer).items() if name in saved}
@@ -83,14 +170,41 @@ def load(trainer: Trainer, folder: Path) -> CheckpointInfo:
         group.update(numbers)
     if trainer.scaler:
         trainer.scaler.restore(info.scaler)
-    return info
+    return Progress(info.step, info.seconds, tuple(info.curve))
 
 
-def _check_world(info: CheckpointInfo, world: World, folder: Path) -> None:
+def refusal(trainer: Trainer, folder: Path) -> str:
+    """Return why a checkpoint is none of this trainer's, from its files alone; "" where it fits."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    if reason := damage(folder):
+        return f"`{folder}` is damaged: {reason}."
+    info = read_info(folder)
+    try:
+        saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    except Exception as error:  # unpickling a damaged file raises anything
+        return f"`{folder}` is damaged: its metadata cannot be read ({type(error).__name__})."
+    return _other_world(info, trainer.world, folder) or _other_model(trainer, saved, folder)
+
+
+def _other_model(trainer: Trainer, saved: Mapping[str, Any], folder: Path) -> str:
+    for name, tensor in _tensors(trainer).items():
+        if ".model." not in name:
+            continue
+        own = name.partition(".model.")[2]
+        if name not in saved:
+            return f"`{folder}` is of another model: it has no `{own}`."
+        here, there = tuple(tensor.shape), tuple(getattr(saved[name], "size", ()))
+        if here != there:
+            return f"`{folder}` is of another model: the shape of its `{own}` is {there} instead of {here}."
+    return ""
+
+
+def _other_world(info: CheckpointInfo, world: World, folder: Path) -> str:
     here = asdict(world.shape)
     if (info.world_size, info.mesh) == (world.size, here):
-        return
-    raise VitsweepError(
+        return ""
+    return (
         f"`{folder}` was saved by {_described(info.world_size, info.mesh)}, and this run has "
         f"{_described(world.size, here)}: a training goes on in the world that began it. Give it "
         "the same `resources.nodes`, `resources.ranks_per_node` and `mesh`, or delete the folder to "

@@ -2,8 +2,9 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ MEASUREMENT_FILE = "measured.json"
 """Summary of the timed steps, written before training begins."""
 INFO_FILE = "trained.json"
 """Written last: a folder that holds it holds a whole checkpoint."""
+STEP_FOLDER = "step-"
+"""Begins the name of a checkpoint's own folder, which its optimizer steps end."""
+KEPT_CHECKPOINTS = 2
+"""Of a training: the one before the newest is used where that proves to be damaged."""
 
 
 class TrainingInterrupted(Exception):
@@ -30,6 +35,8 @@ class CheckpointInfo:
         mesh: degree of each mesh axis.
         scaler: state of the loss scaler, {} without one.
         groups: numbers that the optimizer keeps in its parameter groups.
+        curve: evaluations so far (see `epochs.Evaluation`).
+        files: sizes in bytes of the files with its tensors, by name.
     """
 
     step: int
@@ -38,11 +45,46 @@ class CheckpointInfo:
     mesh: dict[str, int]
     scaler: dict[str, Any]
     groups: list[dict[str, float]]
+    curve: list[dict[str, float]] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)
 
 
 def newest(folders: Iterable[Path], name: str) -> Path | None:
     """Return the first of the folders, given newest first, that holds a file of this name."""
     return next((folder for folder in folders if (folder / name).is_file()), None)
+
+
+def step_folder(training: Path, step: int) -> Path:
+    """Return the folder of a training's checkpoint after `step` optimizer steps."""
+    return training / f"{STEP_FOLDER}{step:09d}"
+
+
+def whole_checkpoints(training: Path) -> list[Path]:
+    """Return the folders of a training's whole checkpoints, newest first."""
+    found = [path.parent for path in training.glob(f"{STEP_FOLDER}*/{INFO_FILE}")]
+    return sorted(found, reverse=True)
+
+
+def drop_old_checkpoints(training: Path) -> None:
+    """Remove all but the newest whole checkpoints of a training."""
+    for folder in whole_checkpoints(training)[KEPT_CHECKPOINTS:]:
+        (folder / INFO_FILE).unlink(missing_ok=True)  # first: what is left is none any more
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def damage(folder: Path) -> str:
+    """Return why a checkpoint cannot be read, as far as its files show; "" where they are whole."""
+    try:
+        info = read_info(folder)
+    except (OSError, ValueError, TypeError) as error:
+        return f"its {INFO_FILE} cannot be read ({error})"
+    for name, size in info.files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"its file {name} is missing"
+        if path.stat().st_size != size:
+            return f"its file {name} has {path.stat().st_size} bytes instead of {size}"
+    return ""
 
 
 def read_info(folder: Path) -> CheckpointInfo:

@@ -1,38 +1,55 @@
-"""CheckpointManager: what an interrupted attempt of a run saves, and what the next one resumes from."""
+"""CheckpointManager: what a training saves while it runs, and what a later attempt resumes from."""
 
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from vitsweep.errors import VitsweepError
 from vitsweep.training import checkpoint
+from vitsweep.training.checkpoint import Progress
 from vitsweep.training.checkpoint_files import (
-    INFO_FILE,
     MEASUREMENT_FILE,
     TrainingInterrupted,
     newest,
     read_json,
+    whole_checkpoints,
     write_json_atomically,
 )
-from vitsweep.training.stop_consensus import StopConsensus
+from vitsweep.training.stop_consensus import Decision, StopConsensus
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckpointManager:
     """Saves and resumes the measurement and the training of a run.
 
     Attributes:
         folder: of this attempt, which alone writes into it.
         earlier: folders of earlier attempts of the same run, newest first.
-        stop: agreement of all ranks on when to stop.
+        stop: agreement of all ranks on when to save and to stop.
+        trainings: folders of other runs of the same cell whose training was broken off, newest first:
+            what they measured belongs to their blocks, but their training goes on here.
+        every_seconds: time between two checkpoints, written while training goes on; None writes none.
+        resumed: what the training was resumed from, and which checkpoints could not be used; "" where
+            it began at the beginning.
     """
 
     folder: Path
     earlier: tuple[Path, ...]
     stop: StopConsensus
+    trainings: tuple[Path, ...] = ()
+    every_seconds: float | None = None
+    resumed: str = ""
+    _written: Future[None] | None = None
+    _saved_step: int | None = None
+    _saved_at: float = field(default_factory=time.monotonic)
+    _group: dist.ProcessGroup | None = None
 
     def load_measurement(self) -> dict[str, Any] | None:
         """Return what an earlier attempt measured before it trained; the same on every rank."""
@@ -45,30 +62,96 @@ class CheckpointManager:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_json_atomically(self.folder / MEASUREMENT_FILE, measured)
 
-    def resume(self, trainer: Trainer) -> tuple[int, float]:
-        """Load the newest checkpoint, if there is one; return its optimizer steps and seconds.
+    def resume(self, trainer: Trainer) -> Progress:
+        """Load the newest checkpoint that can be used; return how far it had come.
+
+        One that is damaged, or of another world or model, is passed over: the one before is used,
+        and `resumed` says so.
 
         Raises:
-            VitsweepError: ranks or mesh are not those that saved it.
+            VitsweepError: a checkpoint that looked whole could not be read to its end, and there is no
+                other that would replace what was loaded of it.
         """
-        found = _broadcast_from_rank_0(newest(self.earlier, INFO_FILE))
-        if found is None:
-            return 0, 0.0
-        info = checkpoint.load(trainer, found)
-        return info.step, info.seconds
+        from torch.distributed.checkpoint.api import CheckpointException
 
-    def stop_requested(self, *, at_once: bool) -> bool:
-        """Whether all ranks stop now (see `StopConsensus.agreed`)."""
-        return self.stop.agreed(at_once=at_once)
+        folders = (*self.earlier, *self.trainings)
+        found = [path for folder in folders for path in whole_checkpoints(folder)]
+        refused: list[str] = []
+        half_loaded = False
+        for path in _broadcast_from_rank_0(found):
+            if reason := _first_of_all_ranks(checkpoint.refusal(trainer, path)):
+                refused.append(reason)
+                continue
+            try:
+                progress = checkpoint.load(trainer, path)
+            except (Exception, CheckpointException) as error:  # the same on every rank
+                half_loaded = True
+                refused.append(f"`{path}` cannot be read ({type(error).__name__}).")
+                continue
+            self._note(f"after {progress.step} steps", refused)
+            self._saved_at = time.monotonic()
+            return progress
+        if half_loaded:
+            raise VitsweepError(
+                f"{' '.join(refused)} Delete the folder to train from the beginning."
+            )
+        if refused:
+            self._note("at the beginning", refused)
+        return Progress()
 
-    def save_and_stop(self, trainer: Trainer, step: int, seconds: float) -> NoReturn:
+    def decide(self, *, at_once: bool = False) -> Decision:
+        """Return what all ranks do before the next step; every rank calls it."""
+        return self.stop.agreed(save_due=self._is_save_due(), at_once=at_once)
+
+    def save(self, trainer: Trainer, progress: Progress) -> None:
+        """Begin to write a checkpoint; training may go on at once. Every rank calls it."""
+        self.finish()
+        if self._group is None and dist.is_initialized():
+            self._group = dist.new_group(backend="gloo")
+        self._written = checkpoint.start_save(trainer, progress, self.folder, self._group)
+        self._saved_step, self._saved_at = progress.step, time.monotonic()
+
+    def save_and_stop(self, trainer: Trainer, progress: Progress) -> NoReturn:
         """Save a checkpoint and end the training.
 
         Raises:
             TrainingInterrupted: always.
         """
-        checkpoint.save(trainer, step, seconds, self.folder)
-        raise TrainingInterrupted(f"Training is saved after {step} steps.")
+        self.finish()
+        if self._saved_step != progress.step:
+            checkpoint.save(trainer, progress, self.folder)
+        raise TrainingInterrupted(f"Training is saved after {progress.step} steps.")
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that is being written is whole, on every rank.
+
+        One that cannot be written (a full disk) is given up: training goes on without it.
+        """
+        written, self._written = self._written, None
+        failed = written is not None and written.exception() is not None
+        if written is not None and _first_of_all_ranks("failed" if failed else ""):
+            self._saved_step = None
+            print(f"A checkpoint could not be written to `{self.folder}`.")
+
+    def _is_save_due(self) -> bool:
+        """Whether this rank wants a checkpoint; the first that does decides for all."""
+        if self.every_seconds is None or (self._written and not self._written.done()):
+            return False
+        return time.monotonic() - self._saved_at >= self.every_seconds
+
+    def _note(self, where: str, refused: Sequence[str]) -> None:
+        self.resumed = " ".join([f"Training went on {where}.", *refused])
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            print(self.resumed)
+
+
+def _first_of_all_ranks(reason: str) -> str:
+    """Return the reason of the first rank that has one; "" where none has."""
+    reasons: list[Any] = [reason]
+    if dist.is_initialized():
+        reasons = [None] * dist.get_world_size()
+        dist.all_gather_object(reasons, reason)
+    return next((found for found in reasons if found), "")
 
 
 def _broadcast_from_rank_0(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -9,23 +10,58 @@ from torch.optim import Optimizer
 
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
+from vitsweep.training.augment import augmented
+from vitsweep.training.checkpoint import Progress
 from vitsweep.training.checkpoint_manager import CheckpointManager
+from vitsweep.training.stop_consensus import Decision
 from vitsweep.training.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The model on the held-out images; one point of the curve.
+
+    Attributes:
+        epoch: epochs trained.
+        seconds: training time of all attempts until then, without evaluations.
+        accuracy_top1: share of images whose largest logit is their label.
+        accuracy_top5: share of images whose label is among the five largest logits (all, where there
+            are fewer classes).
+    """
+
+    epoch: float
+    seconds: float
+    accuracy_top1: float
+    accuracy_top5: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What a training to an accuracy gave.
+
+    Attributes:
+        metrics: columns of the record.
+        reasons: why some of them are empty, `<column>_reason`.
+        curve: the evaluations, oldest first.
+    """
+
+    metrics: dict[str, float | None]
+    reasons: dict[str, str]
+    curve: list[dict[str, float]]
 
 
 def train_epochs(
     trainer: Trainer, batches: Batches, checkpoints: CheckpointManager | None = None
-) -> dict[str, float]:
-    """Train for `task.epochs`, then evaluate on the held-out images.
+) -> Training:
+    """Train for `task.epochs`, and evaluate on the held-out images every so many of them.
+
+    A training whose loss became inf or NaN ends at the next evaluation; `trainer.non_finite` says so.
 
     Args:
         trainer: with newly initialised weights.
         batches: training and test batches.
-        checkpoints: with it, training resumes from the checkpoint of an earlier attempt, and can be
-            interrupted between two steps.
-
-    Returns:
-        `accuracy_top1` (0 to 1) and `train_seconds` (all attempts together, without evaluation).
+        checkpoints: with it, training resumes from a checkpoint of an earlier attempt, writes
+            checkpoints while it runs, and can be interrupted between two steps.
 
     Raises:
         TrainingInterrupted: a stop was requested; a checkpoint of all steps so far is on disk.
@@ -33,27 +69,88 @@ def train_epochs(
     cell = trainer.cell
     per_epoch = batches.num_train // cell.images_per_step
     total = cell.task.epochs * per_epoch
-    done, earlier_seconds = checkpoints.resume(trainer) if checkpoints else (0, 0.0)
-    trainer.steps_taken = done
-    begin = time.perf_counter() - earlier_seconds
+    done = checkpoints.resume(trainer) if checkpoints else Progress()
+    trainer.steps_taken = done.step
+    begin = time.perf_counter() - done.seconds
 
-    def stop_if_requested(*, at_once: bool = False) -> None:
-        if checkpoints and checkpoints.stop_requested(at_once=at_once):
-            checkpoints.save_and_stop(trainer, done, time.perf_counter() - begin)
+    def at(step: int) -> Progress:
+        return replace(done, step=step, seconds=time.perf_counter() - begin)
 
-    while done < total:
-        epoch, step = divmod(done, per_epoch)
-        stream = batches.train(epoch, step * cell.batch.accumulation_steps)
-        for _ in range(step, per_epoch):
-            stop_if_requested()
-            set_learning_rate(trainer.optimizer, cell, done, total)
+    def save_if_agreed(step: int) -> None:
+        if not checkpoints:
+            return
+        decision = checkpoints.decide(at_once=step == total)
+        if decision == Decision.stop:
+            checkpoints.save_and_stop(trainer, at(step))
+        if decision == Decision.save and step < total:
+            checkpoints.save(trainer, at(step))
+
+    step = done.step
+    while step < total:
+        epoch, first = divmod(step, per_epoch)
+        stream = batches.train(epoch, first * cell.batch.accumulation_steps)
+        if cell.recipe.augments:
+            stream = augmented(stream, cell, trainer.world, step)
+        for _ in range(first, per_epoch):
+            save_if_agreed(step)
+            set_learning_rate(trainer.optimizer, cell, step, total)
             trainer.step(stream)
-            done += 1
-    stop_if_requested(at_once=True)
+            step += 1
+        if _is_evaluated(cell, epoch + 1):
+            _wait_for_device(trainer)
+            seconds = time.perf_counter() - begin
+            point = evaluate(trainer, batches, epoch + 1, seconds)
+            begin = time.perf_counter() - seconds  # evaluations do not count
+            done = replace(done, curve=(*done.curve, asdict(point)))
+            if bool(trainer.non_finite):
+                break
+    save_if_agreed(step)
+    if checkpoints:
+        checkpoints.finish()
     if dist.is_initialized():
         dist.barrier()
-    seconds = time.perf_counter() - begin
-    return {"accuracy_top1": accuracy_top1(trainer, batches), "train_seconds": seconds}
+    return summarized(cell, list(done.curve), time.perf_counter() - begin)
+
+
+def summarized(cell: CellSpec, curve: list[dict[str, float]], seconds: float) -> Training:
+    """Return the columns of a training from its curve.
+
+    Args:
+        cell: its `task.target_accuracy` is what `seconds_to_target` is the time to.
+        curve: evaluations, oldest first; the last one is of the trained model.
+        seconds: training time.
+    """
+    last: dict[str, float | None] = dict(curve[-1]) if curve else {}
+    metrics: dict[str, float | None] = {
+        "accuracy_top1": last.get("accuracy_top1"),
+        "accuracy_top5": last.get("accuracy_top5"),
+        "train_seconds": seconds,
+        "seconds_to_target": None,
+        "epochs_to_target": None,
+    }
+    target = cell.task.target_accuracy
+    if target is None:
+        return Training(metrics=metrics, reasons={}, curve=curve)
+    reached = next((point for point in curve if point["accuracy_top1"] >= target), None)
+    if reached:
+        metrics |= {"seconds_to_target": reached["seconds"], "epochs_to_target": reached["epoch"]}
+        return Training(metrics=metrics, reasons={}, curve=curve)
+    best = max((point["accuracy_top1"] for point in curve), default=0.0)
+    reason = (
+        f"`task.target_accuracy={target:g}` was not reached: {best:.4f} at most in "
+        f"{cell.task.epochs} epochs"
+    )
+    return Training(metrics=metrics, reasons={"seconds_to_target_reason": reason}, curve=curve)
+
+
+def _is_evaluated(cell: CellSpec, epochs: int) -> bool:
+    every = cell.task.evaluate_every_epochs
+    return epochs == cell.task.epochs or bool(every and epochs % every == 0)
+
+
+def _wait_for_device(trainer: Trainer) -> None:
+    if trainer.world.device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def learning_rate(cell: CellSpec, step: int, total_steps: int) -> float:
@@ -78,19 +175,27 @@ def set_learning_rate(optimizer: Optimizer, cell: CellSpec, step: int, total_ste
         group["lr"] = learning_rate(cell, step, total_steps)
 
 
-def accuracy_top1(trainer: Trainer, batches: Batches) -> float:
-    """Return the share of held-out images whose largest logit is their label.
+def evaluate(trainer: Trainer, batches: Batches, epoch: float, seconds: float) -> Evaluation:
+    """Return top-1 and top-5 accuracy on the held-out images, each of which counts once over all ranks.
 
-    Each image counts once over all ranks. Every replica has the same number of test batches, since
-    a forward pass of a sharded model gathers parameters from all ranks.
+    Every replica has the same number of test batches, since a forward pass of a sharded model gathers
+    parameters from all ranks. Afterwards `trainer.non_finite` is the same on all ranks.
     """
-    correct_and_total = torch.zeros(2, device=trainer.world.device, dtype=torch.float64)
+    counts = torch.zeros(4, device=trainer.world.device, dtype=torch.float64)
+    counts[3] = trainer.non_finite.double()
     trainer.model.eval()
     with trainer.averaged_weights():
         for images, labels in batches.test():
-            correct_and_total[0] += (trainer.predict(images).argmax(-1) == labels).sum()
-            correct_and_total[1] += len(labels)
+            logits = trainer.predict(images)
+            best = logits.topk(min(5, logits.shape[-1]), dim=-1).indices == labels[:, None]
+            counts[0] += best[:, 0].sum()
+            counts[1] += best.sum()
+            counts[2] += len(labels)
     trainer.model.train()
     if dist.is_initialized():
-        dist.all_reduce(correct_and_total)  # ranks that share an image count it equally often
-    return float(correct_and_total[0] / correct_and_total[1])
+        dist.all_reduce(counts)  # ranks that share an image count it equally often
+    trainer.non_finite |= counts[3] > 0
+    top1, top5, total, _ = counts.tolist()
+    return Evaluation(
+        epoch=epoch, seconds=seconds, accuracy_top1=top1 / total, accuracy_top5=top5 / total
+    )

@@ -232,6 +232,8 @@ def criterion_of(cell: CellSpec) -> Callable[[Tensor, Tensor], Tensor]:
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         if cell.model.head == "dense":
             return F.mse_loss(outputs, labels.to(outputs.dtype))
+        if labels.is_floating_point():  # shares of the classes, of mixed images
+            labels = labels.to(outputs.dtype)
         return F.cross_entropy(outputs, labels, label_smoothing=cell.task.label_smoothing)
 
     return criterion

@@ -204,7 +204,29 @@ def test_a_preempted_training_continues_where_it_was(sweep: Sweep) -> None:
     first, second = sorted(sweep.command.store.runs(), key=lambda run: run.attempt)
     assert (first.status, second.status) == ("preempted", "measured")
     assert int(re.search(r"saved after (\d+) steps", first.reason)[1]) > 0  # type: ignore[index]
-    assert second.samples == before["samples"]  # it was not measured again
+    assert second.samples.items() >= before["samples"].items()  # it was not measured again
+    assert not list(cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}"))
+
+
+@pytest.mark.full
+def test_a_cancelled_training_goes_on_with_the_next_sweep(sweep: Sweep) -> None:
+    asked = ("task=train", "task.epochs=40", "batch.images_per_step=128", "sharding=fsdp")
+    sweep.submit(*asked, "sweep.baseline=null")
+    cells = sweep.command.store.cells
+    eventually(
+        lambda: any(cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}/{MEASUREMENT_FILE}")),
+        120,
+        "training",
+    )
+    sweep.client.run("scancel", sweep.job)
+    [cancelled] = sweep.until_ended().to_dict("records")
+    assert cancelled["status"] == "killed"
+    assert re.search(r"cancelled.*saved after \d+ steps", cancelled["reason"]), cancelled["reason"]
+
+    sweep.submit(*asked, "sweep.baseline=null")
+    [row] = sweep.until_ended().to_dict("records")
+    assert row["status"] == "measured", row["reason"]
+    assert re.match(r"Training went on after [1-9]\d* steps\.", row["resumed"])
     assert not list(cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}"))
 
 

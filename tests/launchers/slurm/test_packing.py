@@ -207,6 +207,30 @@ def test_a_requeue_is_told_from_a_cancellation_by_the_number_of_restarts(
     assert (ending.cause, ending.requeue) == (cause, requeue)
 
 
+@pytest.mark.parametrize(
+    ("config", "most", "least"),
+    [
+        ("KillWait                = 60 sec\n", 55.0, 53.0),
+        ("KillWait = 6 sec", 4.0, 3.0),
+        ("", 25, 23),
+    ],
+)
+def test_a_cancelled_training_may_save_itself_until_slurm_kills_the_job(
+    monkeypatch, config, most, least
+):
+    def shown(*command):
+        return config if "config" in command else "JobState=CANCELLED Restarts=0 PreemptTime=None"
+
+    monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", shown)
+    received = Signals(
+        "1", "1_0", started_at=time.time(), limit_s=3600, delay_s=30, received="SIGTERM",
+        received_at=time.monotonic() - 0.5,
+    )  # fmt: skip
+    ending = received.ending()
+    assert (ending.cause, ending.requeue) == ("cancelled", False)
+    assert least <= ending.seconds_to_save <= most
+
+
 def test_a_snapshot_keeps_the_code_of_the_command(tmp_path):
     store = Store(tmp_path)
     copy = code_folder(store, snapshot=True)

@@ -22,6 +22,8 @@ SECONDS_UNTIL_STATE_CHANGES = 2.0
 NO_TIME = ("None", "Unknown", "N/A")
 SECONDS_TO_RECORD = 5.0
 """Kept back from the time in which a training saves itself."""
+KILL_WAIT_SECONDS = 30.0
+"""Slurm's default of KillWait: between SIGTERM and SIGKILL of a cancelled job."""
 
 
 class JobEnding(RunEnding):
@@ -38,7 +40,7 @@ class JobEnding(RunEnding):
     def __init__(
         self, status: Status, reason: str, *, requeue: bool, cause: str, seconds_left: float = 0
     ) -> None:
-        super().__init__(reason, seconds_left - SECONDS_TO_RECORD)
+        super().__init__(reason, seconds_left - min(SECONDS_TO_RECORD, seconds_left / 3))
         self.status, self.reason, self.requeue, self.cause = status, reason, requeue, cause
 
     @property
@@ -59,6 +61,7 @@ class Signals:
         delay_s: how long before the limit Slurm sends USR2.
         restart: how often Slurm has started the job before.
         received: name of the latest signal, or "".
+        received_at: when it came, on the monotonic clock.
     """
 
     job_id: str
@@ -68,6 +71,7 @@ class Signals:
     delay_s: float
     restart: int = 0
     received: str = ""
+    received_at: float = 0.0
     _ending: tuple[str, "JobEnding"] | None = None
 
     def install_handlers(self) -> None:
@@ -76,7 +80,7 @@ class Signals:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number).name
+        self.received, self.received_at = signal.Signals(number).name, time.monotonic()
 
     @property
     def seconds_left(self) -> float:
@@ -101,7 +105,7 @@ class Signals:
         facts = self._facts()
         what = f"job {self.shown_id} (signal {self.received})"
         if facts.get("JobState") == "CANCELLED":
-            return _cancelled(f"Somebody cancelled {what}.")
+            return self._cancelled(f"Somebody cancelled {what}.")
         if int(facts.get("Restarts", 0)) > self.restart:
             # without grace time: KillWait, often 30 s, is not to be relied on
             return JobEnding(
@@ -119,7 +123,7 @@ class Signals:
                 Status.timed_out, reason, requeue=True, cause=CAUSE_TIME_LIMIT, seconds_left=left
             )
         if self.received == "SIGTERM":
-            return _cancelled(f"Slurm ended {what}: it was cancelled.")
+            return self._cancelled(f"Slurm ended {what}: it was cancelled.")
         return self._preempted(f"Slurm preempted {what}.")
 
     def _facts(self) -> Mapping[str, str]:
@@ -143,9 +147,21 @@ class Signals:
             Status.preempted, reason, requeue=True, cause=CAUSE_PREEMPTED, seconds_left=left
         )
 
+    def _cancelled(self, reason: str) -> JobEnding:
+        """A cancelled training may save itself until Slurm kills the job: the next sweep goes on with it."""
+        left = kill_wait_seconds() - (time.monotonic() - self.received_at)
+        return JobEnding(
+            Status.killed, reason, requeue=False, cause=CAUSE_CANCELLED, seconds_left=left
+        )
 
-def _cancelled(reason: str) -> JobEnding:
-    return JobEnding(Status.killed, reason, requeue=False, cause=CAUSE_CANCELLED)
+
+def kill_wait_seconds() -> float:
+    """Return the cluster's KillWait; Slurm's default where the controller does not say."""
+    for line in (slurm_output("scontrol", "show", "config") or "").splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "KillWait":
+            return float(value.split()[0])
+    return KILL_WAIT_SECONDS
 
 
 def job_facts(job_id: str) -> Mapping[str, str]:

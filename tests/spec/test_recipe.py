@@ -1,0 +1,90 @@
+"""Recipes: what they replace while a cell trains, and when they are refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.cells import cell, composer, entry
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.identity import identity
+from vitsweep.spec.recipe import NO_RECIPE
+
+
+def reasons(*overrides: str) -> str:
+    return " ".join(entry(*overrides).reasons)
+
+
+def test_without_a_recipe_a_training_is_what_it_was() -> None:
+    plain = cell("task=train")
+    assert (plain.task.epochs, plain.task.warmup_epochs, plain.task.label_smoothing) == (30, 5, 0.1)
+    assert plain.recipe.optimizer(plain) == plain.optimizer
+    assert "recipe" not in identity(plain)
+    fields = {"evaluate_every_epochs", "target_accuracy", "checkpoint_minutes"}
+    assert not fields & set(identity(plain)["task"])
+    written = composer().compose(["recipe=none"]).tree["recipe"]
+    assert written == {key: value for key, value in NO_RECIPE.items() if key != "_target_"}
+
+
+def test_a_recipe_gives_what_says_auto_and_what_is_typed_counts() -> None:
+    deit = cell("task=train", "recipe=deit_300", "task.epochs=7")
+    assert (deit.task.epochs, deit.task.warmup_epochs) == (7, 5)
+    assert cell("task=train", "recipe=short_20").task.epochs == 20
+    assert deit.cell_id != cell("task=train", "task.epochs=7").cell_id
+
+
+@pytest.mark.parametrize(("images", "rate"), [(512, 0.0005), (1024, 0.001)])
+def test_the_learning_rate_grows_with_the_batch(images: int, rate: float) -> None:
+    spec: CellSpec = cell("task=train", "recipe=deit_300", f"batch.images_per_step={images}")
+    trained = spec.recipe.optimizer(spec)
+    assert trained.learning_rate == pytest.approx(rate)
+    assert trained.weight_decay == 0.05
+    assert replace(trained, learning_rate=spec.optimizer.learning_rate) == spec.optimizer
+    pycls = cell("task=train", "recipe=pycls_100", f"batch.images_per_step={images}")
+    assert pycls.recipe.optimizer(pycls).learning_rate == 0.001
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ("recipe=deit_300",),
+            "`recipe=deit_300` and `recipe.*` have no effect with `task=measure`",
+        ),
+        (
+            ("recipe.mixup_alpha=0.8",),
+            "`recipe=none` and `recipe.*` have no effect with `task=meas",
+        ),
+        (
+            ("task=train", "recipe=deit_300", "optimizer.learning_rate=0.01"),
+            "`optimizer.learning_rate=0.01` would have no effect on the training, in which "
+            "`recipe=deit_300` sets 0.0005: use `recipe.learning_rate=0.01`",
+        ),
+        (
+            ("task=train", "recipe=deit_300", "optimizer=sgd_fused"),
+            "`recipe=deit_300` has the learning rate of AdamW, and `optimizer=sgd_fused` needs another",
+        ),
+        (
+            ("task=train", "recipe.mixup_alpha=1.0", "data=moving_digits", "model=video_vit_nano"),
+            "changes single images with one label each, which `data=moving_digits` has not",
+        ),
+        (
+            ("task=train", "recipe.mixup_alpha=1.0", "batch.images_per_step=2"),
+            "mixes images of a micro-batch, and there is 1 in each",
+        ),
+        (
+            ("task=train", "recipe.drop_path=0.1", "tensor_parallel=megatron"),
+            "the ranks of `tensor_parallel=megatron` share an image: use `recipe.drop_path=0`",
+        ),
+    ],
+)
+def test_a_recipe_that_cannot_work_is_refused_with_the_way_out(
+    overrides: tuple[str, ...], said: str
+) -> None:
+    assert said in reasons(*overrides)
+
+
+def test_a_recipe_leaves_the_measured_steps_alone() -> None:
+    """The typed learning rate is that of the timed steps where nothing is trained."""
+    assert not reasons("optimizer.learning_rate=0.01")
+    assert not reasons("task=train", "recipe=deit_300", "recipe.learning_rate=null",
+                       "optimizer.learning_rate=0.01")  # fmt: skip

@@ -1,0 +1,172 @@
+"""Renders letters and digits of matplotlib's fonts as small distorted images, and keeps them on disk."""
+
+import hashlib
+import os
+import tempfile
+from contextlib import suppress
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from math import cos, radians, sin
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from vitsweep.data.device_batches import DeviceBatches, Images
+from vitsweep.data.digits_tensors import resize_bilinear
+from vitsweep.data.glyph_fonts import (
+    CHARACTERS,
+    SIDE_PX,
+    TEST_COPIES,
+    TEST_FONTS,
+    TRAIN_COPIES,
+    TRAIN_FONTS,
+)
+from vitsweep.data.replica_sampler import ReplicaSampler
+from vitsweep.errors import VitsweepError
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.world import World
+
+OVERSAMPLING = 4
+"""A glyph is drawn and distorted at this multiple of the final side, then averaged down."""
+FONT_PX = 0.72 * SIDE_PX * OVERSAMPLING
+"""Size of the em: all characters keep their relative sizes, so that c and C differ."""
+MOST_DEGREES, MOST_SLANT, MOST_SHIFT = 10.0, 0.1, 0.05
+"""Rotation either way; shear of x per y; shift as a share of the side."""
+SCALES, CONTRASTS, BRIGHTNESSES = (0.85, 1.15), (0.5, 0.9), (0.0, 0.1)
+NOISE = 0.06
+"""Standard deviation of Gaussian noise on pixels between 0 and 1."""
+VERSION = 1
+"""Raised where the rendering changes, so that images rendered before are not used any more."""
+
+Split = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def open_glyphs(cell: CellSpec, world: World) -> DeviceBatches:
+    """Return batches of glyphs on this rank's device."""
+    train, test = glyphs()
+    pixels = train[0].astype(np.float32)
+    mean, deviation = float(pixels.mean()), float(pixels.std())
+
+    def on_device(split: Split) -> Images:
+        images = (split[0].astype(np.float32)[:, None] - mean) / deviation
+        labels = torch.from_numpy(split[1]).to(world.device)
+        return Images(torch.from_numpy(images).to(world.device), labels, len(labels))
+
+    resize = partial(resize_bilinear, side=cell.batch.resolution_px)
+    return DeviceBatches(on_device(train), on_device(test), ReplicaSampler.of(cell, world), resize)
+
+
+def glyphs(cache: Path | None = None) -> tuple[Split, Split]:
+    """Return training and held-out images (N, 32, 32) with labels (N,).
+
+    They are kept in a file, which is written under another name and renamed: any number of ranks may
+    do so at once. A file that cannot be read counts as missing; where none can be written, nothing is
+    kept.
+
+    Args:
+        cache: folder of the file; `$XDG_CACHE_HOME/vitsweep`, or `~/.cache/vitsweep`, by default.
+
+    Raises:
+        VitsweepError: the fonts are not where matplotlib keeps them.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = (cache or Path(base) / "vitsweep") / f"glyphs-{_key()}.npz"
+    with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile), path.open("rb") as file:
+        kept = np.load(file)
+        parts = [kept[name] for name in ("train", "train_labels", "test", "test_labels")]
+        return (parts[0], parts[1]), (parts[2], parts[3])
+    train, test = rendered(TRAIN_FONTS, TRAIN_COPIES), rendered(TEST_FONTS, TEST_COPIES)
+    _keep(path, train, test)
+    return train, test
+
+
+def rendered(fonts: tuple[str, ...], copies: int) -> Split:
+    """Render `copies` distorted images of every character in each of the fonts.
+
+    Returns:
+        Images (N, 32, 32), white on black, and labels (N,), font by font.
+
+    Raises:
+        VitsweepError: a font is missing.
+    """
+    images, labels = [], []
+    for font in fonts:
+        shapes = ImageFont.truetype(str(font_file(font)), round(FONT_PX))
+        for label, character in enumerate(CHARACTERS):
+            drawn = _drawn(shapes, character)
+            for copy in range(copies):
+                digest = hashlib.sha256(f"{VERSION} {font} {character} {copy}".encode()).digest()
+                generator = np.random.default_rng(int.from_bytes(digest[:8], "big"))
+                images.append(_distorted(drawn, generator))
+                labels.append(label)
+    return np.stack(images), np.array(labels, dtype=np.int64)
+
+
+def font_file(name: str) -> Path:
+    """Return the file of a font, without importing matplotlib, which takes half a second.
+
+    Raises:
+        VitsweepError: matplotlib is not installed, or does not ship the font.
+    """
+    package = find_spec("matplotlib")
+    roots = package.submodule_search_locations if package else None
+    path = Path(roots[0] if roots else "", "mpl-data", "fonts", "ttf", f"{name}.ttf")
+    if not path.is_file():
+        raise VitsweepError(
+            f"`data=glyphs` draws matplotlib's font {path.name}, which is not there: "
+            "`pip install matplotlib`, or use `data=digits`."
+        )
+    return path
+
+
+def _drawn(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
+    """Draw a character on its baseline, so that p and P keep their heights, in the middle of the image."""
+    side = SIDE_PX * OVERSAMPLING
+    image = Image.new("L", (side, side))
+    at = (side / 2, 0.70 * side)
+    ImageDraw.Draw(image).text(at, character, fill=255, font=font, anchor="ms")
+    return image
+
+
+def _distorted(image: Image.Image, generator: np.random.Generator) -> NDArray[np.uint8]:
+    side = image.width
+    angle = radians(generator.uniform(-MOST_DEGREES, MOST_DEGREES))
+    slant, scale = generator.uniform(-MOST_SLANT, MOST_SLANT), generator.uniform(*SCALES)
+    shift = generator.uniform(-MOST_SHIFT, MOST_SHIFT, 2) * side
+    # Pillow wants the way back: from a place in the result to the place it is taken from.
+    turned = np.array([[cos(angle), sin(angle)], [-sin(angle), cos(angle)]]) / scale
+    back = np.array([[1.0, slant], [0.0, 1.0]]) @ turned
+    middle = np.full(2, side / 2)
+    origin = middle - back @ (middle + shift)
+    coefficients = (*back[0], origin[0], *back[1], origin[1])
+    moved = image.transform((side, side), Image.Transform.AFFINE, coefficients,
+                            Image.Resampling.BILINEAR)  # fmt: skip
+    pixels = np.asarray(moved.reduce(OVERSAMPLING), dtype=np.float64) / 255
+    pixels = generator.uniform(*BRIGHTNESSES) + generator.uniform(*CONTRASTS) * pixels
+    pixels += generator.normal(0, NOISE, pixels.shape)
+    return np.clip(255 * pixels, 0, 255).astype(np.uint8)
+
+
+def _key() -> str:
+    """Name what decides the pixels: this code's version, and the libraries that hold and draw the fonts."""
+    return f"{VERSION}-{version('matplotlib')}-{version('pillow')}"
+
+
+def _keep(path: Path, train: Split, test: Split) -> None:
+    arrays: dict[str, Any] = {"train": train[0], "train_labels": train[1]}
+    arrays |= {"test": test[0], "test_labels": test[1]}
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        try:
+            with open(handle, "wb") as file:
+                np.savez_compressed(file, **arrays)
+            os.replace(name, path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)

@@ -1,0 +1,128 @@
+"""Is a setting no less accurate than its baseline? A non-inferiority test over paired repetitions.
+
+A difference that is not significant shows nothing: with few seeds hardly any is. What a speedup needs is
+the opposite claim, that accuracy is lost by less than a margin, and the evidence for that is an
+interval that lies above it (Piaggio et al., JAMA 2012, doi:10.1001/jama.2012.87802).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pandas import DataFrame, Series
+from scipy.special import stdtr, stdtrit
+
+from vitsweep.results.record import Status
+from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, adjusted
+
+MARGIN = 0.005
+"""Loss of top-1 that counts as none: 0.5 points."""
+COLUMNS = (
+    "accuracy_difference", "accuracy_difference_low", "accuracy_difference_high",
+    "accuracy_pairs", "accuracy_p_holm", "accuracy_claim",
+)  # fmt: skip
+NO_WORSE, WORSE = "no worse", "worse"
+NOT_SHOWN, TOO_FEW = "not shown", "too few repetitions"
+
+
+@dataclass(frozen=True)
+class NonInferiority:
+    """Mean difference of paired accuracies, and the one-sided test that it lies above `-MARGIN`.
+
+    Attributes:
+        mean: variant - baseline, as a fraction.
+        low: lower end of the one-sided 95 % interval: the mean is at least this.
+        high: upper end of the other one-sided 95 % interval: it is at most this.
+        p_value: of the hypothesis that the mean is `-MARGIN` or less; NaN below `MIN_BLOCKS` pairs.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p_value: float
+
+
+def non_inferiority(differences: Sequence[float], margin: float = MARGIN) -> NonInferiority:
+    """Test by Student's t that accuracy is lost by less than `margin`.
+
+    Args:
+        differences: variant - baseline of each repetition, as fractions.
+        margin: loss that counts as none.
+    """
+    values: NDArray[np.float64] = np.asarray(differences, dtype=float)
+    n, mean = len(values), float(np.mean(values)) if len(values) else np.nan
+    if n < MIN_BLOCKS:
+        return NonInferiority(mean, np.nan, np.nan, np.nan)
+    error = float(values.std(ddof=1)) / np.sqrt(n)
+    half = error * float(stdtrit(n - 1.0, 1 - LEVEL))
+    if error == 0:  # every repetition lost the same
+        return NonInferiority(mean, mean, mean, float(mean <= -margin))
+    p_value = float(stdtr(n - 1.0, -(mean + margin) / error))
+    return NonInferiority(mean, mean - half, mean + half, p_value)
+
+
+def accuracy_claims(groups: Sequence[DataFrame], baselines: Sequence[object]) -> DataFrame:
+    """Return `COLUMNS`, one row per setting: its accuracy against its baseline's, over repetitions.
+
+    A repetition is paired with the baseline of the same repetition. The claim is
+
+    - `no worse`: shown to lose less than `MARGIN`, at 5 % after Holm over the settings of one baseline;
+    - `worse`: the upper end of its interval lies below 0;
+    - `diverged`: a repetition diverged, whatever the others reached;
+    - `not shown`, `too few repetitions` otherwise.
+
+    Args:
+        groups: cells of each setting, one row per repetition.
+        baselines: for each setting what names its baseline setting; settings of one baseline are one
+            family.
+    """
+    known = {
+        (str(row["device"]), str(row["cell_id"])): float(row["accuracy_top1"])
+        for group in groups
+        for row in group[group["status"] == Status.measured].to_dict("records")
+    }
+    pairs = [_differences(group, known) for group in groups]
+    tests = [non_inferiority(found) for found in pairs]
+    p_values = np.array([test.p_value for test in tests])
+    holm = np.full(len(groups), np.nan)
+    families = Series([str(b) for b in baselines])
+    for places in families.groupby(families).indices.values():
+        holm[places] = adjusted(p_values[places])[0]
+    return DataFrame(
+        {
+            "accuracy_difference": [test.mean for test in tests],
+            "accuracy_difference_low": [test.low for test in tests],
+            "accuracy_difference_high": [test.high for test in tests],
+            "accuracy_pairs": [len(found) for found in pairs],
+            "accuracy_p_holm": holm,
+            "accuracy_claim": [
+                _claim(group, test, p) for group, test, p in zip(groups, tests, holm, strict=True)
+            ],
+        }
+    )
+
+
+def _differences(group: DataFrame, known: Mapping[tuple[str, str], float]) -> list[float]:
+    """Return variant - baseline of the repetitions of which both were measured on one device."""
+    found = [
+        known.get((str(row["device"]), str(row["cell_id"])), np.nan)
+        - known.get((str(row["device"]), str(row["baseline_cell_id"])), np.nan)
+        for row in group.to_dict("records")
+        if row["cell_id"] != row["baseline_cell_id"]
+    ]
+    return [difference for difference in found if not np.isnan(difference)]
+
+
+def _claim(group: DataFrame, test: NonInferiority, p_holm: float) -> str:
+    if group["accuracy_top1"].isna().all() and not (group["status"] == Status.diverged).any():
+        return ""  # nothing was trained
+    if (group["status"] == Status.diverged).any():
+        return str(Status.diverged)
+    if (group["cell_id"] == group["baseline_cell_id"]).any():
+        return "baseline"
+    if np.isnan(p_holm):
+        return TOO_FEW if not np.isnan(test.mean) else ""
+    if p_holm < LEVEL:
+        return NO_WORSE
+    return WORSE if test.high < 0 else NOT_SHOWN

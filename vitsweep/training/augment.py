@@ -1,0 +1,169 @@
+"""Augmentation of training batches on their device: RandAugment, random erasing, mixup and CutMix.
+
+All random numbers follow from the seed and the optimizer step, for the whole global batch at once, of
+which a replica takes its part: they do not depend on the number of replicas, and a training that is
+resumed draws what it would have drawn. Only the partner in mixup and CutMix is another image of the
+same micro-batch.
+"""
+
+from collections.abc import Iterator
+from math import log, pi, sqrt
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.recipe import Recipe
+from vitsweep.world import World
+
+Pair = tuple[Tensor, Tensor]
+MAGNITUDE_DEVIATION = 0.5
+"""Standard deviation of RandAugment's magnitude from image to image (DeiT, Table 9: "9/0.5")."""
+GEOMETRIC, PHOTOMETRIC = 5, 4
+"""Kinds of distortion: shear x, y, translation x, y, rotation; brightness, contrast, sharpness, solarize."""
+ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)
+
+
+def augmented(batches: Iterator[Pair], cell: CellSpec, world: World, step: int) -> Iterator[Pair]:
+    """Yield the batches of an epoch as the cell's recipe changes them.
+
+    Args:
+        batches: micro-batches of this replica: images (B, C, H, W) with mean 0 and deviation 1, and
+            labels (B,).
+        cell: gives recipe, seed and sizes.
+        world: gives the replica.
+        step: optimizer step of the first batch.
+
+    Yields:
+        Images, and labels: (B,), or shares of the classes (B, num_classes) where images are mixed.
+    """
+    recipe, steps = cell.recipe, cell.batch.accumulation_steps
+    for index, (images, labels) in enumerate(batches):
+        step_here, part = step + index // steps, index % steps
+        generator = np.random.default_rng((cell.seed, 1, step_here))
+        first = (world.data_parallel_rank * steps + part) * cell.micro_batch
+        rows = slice(first, first + len(images))
+        images = rand_augmented(images, recipe, generator, cell.images_per_step, rows)
+        images = erased(images, recipe.erase_probability, generator, cell.images_per_step, rows)
+        yield mixed(images, labels, recipe, generator, cell.model.num_classes)
+
+
+def rand_augmented(
+    images: Tensor, recipe: Recipe, generator: np.random.Generator, num_images: int, rows: slice
+) -> Tensor:
+    """Apply `rand_augment_ops` random distortions to each image (RandAugment, arXiv:1909.13719).
+
+    Shears, translations and a rotation become one affine map, so that an image is sampled once.
+    Strengths are those of timm's implementation; brightness moves all pixels by deviations of the data.
+    Where an image is moved away its mean (0) appears.
+    """
+    if not recipe.rand_augment_ops:
+        return images
+    matrices = np.tile(np.eye(3), (num_images, 1, 1))
+    strengths = np.zeros((PHOTOMETRIC, num_images))
+    for _ in range(recipe.rand_augment_ops):
+        kinds = generator.integers(GEOMETRIC + PHOTOMETRIC, size=num_images)
+        magnitude = generator.normal(recipe.rand_augment_magnitude, MAGNITUDE_DEVIATION, num_images)
+        signed = np.clip(magnitude, 0, 10) / 10 * generator.choice((-1, 1), num_images)
+        matrices = _affine(kinds, signed) @ matrices
+        for place in range(PHOTOMETRIC):
+            strengths[place] += np.where(kinds == GEOMETRIC + place, signed, 0)
+    own = torch.from_numpy(matrices[rows, :2]).to(images)
+    grid = F.affine_grid(own, list(images.shape), align_corners=False)
+    moved = F.grid_sample(images, grid, align_corners=False)
+    return _photometric(moved, strengths[:, rows])
+
+
+def _affine(kinds: NDArray[np.int64], signed: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return maps (N, 3, 3) from places in the result, -1 to 1, to places in the image."""
+    shear, shift, angle = 0.3 * signed, 2 * 0.45 * signed, pi / 6 * signed
+    maps = np.tile(np.eye(3), (len(kinds), 1, 1))
+    for kind, (row, column), value in (
+        (0, (0, 1), shear), (1, (1, 0), shear), (2, (0, 2), shift), (3, (1, 2), shift),
+    ):  # fmt: skip
+        chosen = kinds == kind
+        maps[chosen, row, column] = value[chosen]
+    turned = kinds == 4
+    maps[turned, 0, 0] = maps[turned, 1, 1] = np.cos(angle[turned])
+    maps[turned, 0, 1], maps[turned, 1, 0] = -np.sin(angle[turned]), np.sin(angle[turned])
+    return maps
+
+
+def _photometric(images: Tensor, strengths: NDArray[np.float64]) -> Tensor:
+    factors = 0.9 * torch.from_numpy(strengths).to(images)[:, :, None, None, None]
+    brightness, contrast, sharpness, solarize = factors
+    images = images + brightness
+    mean = images.mean(dim=(1, 2, 3), keepdim=True)
+    images = mean + (1 + contrast) * (images - mean)
+    blurred = F.avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
+    images = images + sharpness * (images - blurred)
+    threshold = images.amax(dim=(1, 2, 3), keepdim=True) * (1 - solarize.abs())
+    turned = (solarize != 0) & (images > threshold)
+    return torch.where(turned, 2 * threshold - images, images)
+
+
+def erased(
+    images: Tensor, probability: float, generator: np.random.Generator, num_images: int, rows: slice
+) -> Tensor:
+    """Fill a rectangle of some of the images with noise of deviation 1 (arXiv:1708.04896)."""
+    if not probability:
+        return images
+    chosen = generator.random(num_images) < probability
+    area = generator.uniform(*ERASED_AREA, num_images)
+    aspect = np.exp(generator.uniform(log(ERASED_ASPECT[0]), log(ERASED_ASPECT[1]), num_images))
+    centres = generator.random((2, num_images))
+    seed = int(generator.integers(2**62)) + rows.start
+    noise = torch.Generator(images.device).manual_seed(seed)
+    half = np.stack([np.sqrt(area * aspect), np.sqrt(area / aspect)]) / 2 * chosen
+    inside = _boxes(images, centres[:, rows], half[:, rows])
+    drawn = torch.empty_like(images).normal_(generator=noise)
+    return torch.where(inside, drawn, images)
+
+
+def _boxes(images: Tensor, centres: NDArray[np.float64], half: NDArray[np.float64]) -> Tensor:
+    """Return masks (N, 1, H, W) of boxes, given by centre and half sides as shares of the image."""
+    inside = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=images.device)
+    for axis, size in ((0, images.shape[-2]), (1, images.shape[-1])):
+        places = (torch.arange(size, device=images.device, dtype=torch.float64) + 0.5) / size
+        middle, reach = (
+            torch.from_numpy(np.ascontiguousarray(v[axis])).to(images.device)[:, None]
+            for v in (centres, half)
+        )
+        along = (places - middle).abs() < reach
+        inside = inside & (along[:, None, :, None] if axis == 0 else along[:, None, None, :])
+    return inside
+
+
+def _chooses_cutmix(recipe: Recipe, generator: np.random.Generator) -> bool:
+    if recipe.mixup_alpha and recipe.cutmix_alpha:
+        return bool(generator.random() < 0.5)
+    return recipe.cutmix_alpha > 0
+
+
+def mixed(
+    images: Tensor, labels: Tensor, recipe: Recipe, generator: np.random.Generator, num_classes: int
+) -> Pair:
+    """Mix each image with the one as far from the other end of the batch (mixup or CutMix).
+
+    One of both is drawn for the whole step, and one share: of the first image in the average, or of
+    its pixels. Labels become shares of the classes.
+    """
+    if not recipe.mixes:
+        return images, labels
+    cuts = _chooses_cutmix(recipe, generator)
+    alpha = recipe.cutmix_alpha if cuts else recipe.mixup_alpha
+    share = float(generator.beta(alpha, alpha))
+    centre = generator.random((2, 1))
+    others = images.flip(0)
+    if cuts:
+        half = np.full((2, 1), sqrt(1 - share) / 2)
+        inside = _boxes(images, centre, half)
+        images = torch.where(inside, others, images)
+        share = 1 - float(inside.float().mean())  # the box may reach beyond the image
+    else:
+        images = share * images + (1 - share) * others
+    targets = F.one_hot(labels, num_classes).to(images.dtype)
+    return images, share * targets + (1 - share) * targets.flip(0)
