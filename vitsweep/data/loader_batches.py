@@ -75,9 +75,12 @@ class LoaderBatches(Batches, Generic[Batch]):
         return self._kept(self.deliver(read, training=False) for read in reads)
 
     def close(self) -> None:
-        """Stop all workers."""
+        """Stop all workers or threads."""
         for running in list(self._running):
             running.close()
+        stop = getattr(self._reads, "close", None)  # threads; processes end with their iterator
+        if stop is not None:
+            stop()
         self._reads, self._next_epoch = iter(()), None
 
     def _kept(self, running: Generator[Pair]) -> Iterator[Pair]:
