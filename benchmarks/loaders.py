@@ -219,6 +219,7 @@ def one_round(
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
         row[name] = json.loads(done.stdout.splitlines()[-1])
+        print(f"round {number + 1}: {name} {row[name]}", file=sys.stderr, flush=True)
     return {name: row[name] for name in names}
 
 

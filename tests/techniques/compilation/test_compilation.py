@@ -185,7 +185,7 @@ def _train(world, specs):
     return found
 
 
-UPDATES = ("adamw_loop", "adamw_foreach", "adamw_fused", "sgd_foreach", "adamw_contiguous", "muon")
+UPDATES = ("adamw_foreach", "sgd_foreach", "adamw_contiguous")
 
 
 @pytest.mark.full
