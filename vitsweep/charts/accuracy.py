@@ -38,11 +38,14 @@ def _has(table: DataFrame, column: str) -> bool:
 
 def _panel(axes: Axes, table: DataFrame, styles: dict[str, Look], column: str) -> None:
     for _, row in table.iterrows():
-        if missing(row["accuracy_top1"]) or missing(row[column]):
+        if missing(row["accuracy_top1"]):
             continue
         look = styles[row["series"]]
         sure = row["accuracy_claim"] in (NO_WORSE, "baseline")
         point: dict[str, Any] = {"mec": look.colour, "mfc": look.colour if sure else style.PAPER}
+        if missing(row[column]):  # named in the legend all the same
+            axes.plot([], [], look.marker, label=f"{row['series']}", ms=7, mew=1.5, **point)
+            continue
         axes.errorbar(
             row[column],
             100 * row["accuracy_top1"],
