@@ -20,7 +20,9 @@ def test_a_trace_is_found_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"no gzip", gzip.compress(b"{"), gzip.compress(b'{"a": 1}')]
+    "damage",
+    [b"", b"no gzip", gzip.compress(b"{", mtime=0), gzip.compress(b'{"a": 1}', mtime=0)],
+    ids=["empty", "not compressed", "cut off", "other fields"],
 )
 def test_a_damaged_file_counts_as_missing_and_is_replaced(tmp_path: Path, damage: bytes) -> None:
     cache = TraceCache(tmp_path)
