@@ -41,7 +41,7 @@ check: .venv/installed-tests  ## ruff, mypy, and the links of the documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(MKDOCS) --site-dir "$$(mktemp -d)/site"
+	$(MKDOCS)
 
 docs: .venv/installed-tests  ## the documentation, into site/: open site/index.html
 	$(MKDOCS)
