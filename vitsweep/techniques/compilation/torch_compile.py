@@ -127,6 +127,12 @@ class TorchCompile(Compilation):
                 f"`compilation.optimizer_step=true` cannot compile an update that an overflow skips, as "
                 f"`precision={cell.precision.name}` does with `precision.loss_scale={scale}`. {way_out}"
             )
+        if cell.sharding.shards_parameters or cell.sharding.shards_optimizer:
+            yield (
+                "`compilation.optimizer_step=true` compiles the update of whole parameters, and "
+                f"`sharding={cell.sharding.name}` updates shards of them, which is not proved equal yet: use "
+                "`sharding=ddp`, or `compilation.optimizer_step=false`."
+            )
         if not cell.optimizer.compilable:
             yield (
                 f"`compilation.optimizer_step=true` cannot compile `optimizer={cell.optimizer.name}`, "
