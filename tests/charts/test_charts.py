@@ -42,7 +42,7 @@ def test_speedup_bars_are_labelled_sorted_and_coloured_by_technique(four):
     assert matplotlib.colors.to_hex(base.get_facecolor()) == style.BASELINE
     assert same.get_hatch()
     legend = [t.get_text() for t in axes.get_legend().get_texts()]
-    assert legend == ["O2", "bf16", "no difference shown"]
+    assert legend == ["O2", "bf16", "not shown among all cells"]
 
 
 def test_every_bar_with_an_interval_has_whiskers(four):

@@ -14,7 +14,9 @@ from vitsweep.tables.names import cell_names
 MOST = 30
 """Bars beyond it cannot be read; the table has them all."""
 
+SURE = ("faster", "slower", "baseline")
 UNSHOWN = "no difference shown"
+HATCHED = "not shown among all cells"
 
 
 def draw(cells: DataFrame) -> Figure:
@@ -30,7 +32,7 @@ def draw(cells: DataFrame) -> Figure:
     for position, (_, row) in enumerate(shown.iterrows()):
         claim, high = plain(row["claim"]), row["speedup_high"]
         hue = style.BASELINE if claim == "baseline" else style.colour(group, row[group])
-        sure = claim in ("faster", "slower", "baseline")
+        sure = claim in SURE
         axes.barh(position, row["speedup"], height=marks.BAR, **marks.fill(hue, sure))
         marks.whiskers(axes, position, row["speedup"], row["speedup_low"], high)
         note = "" if claim in ("faster", "slower", UNSHOWN) else f"  {claim}"
@@ -40,8 +42,8 @@ def draw(cells: DataFrame) -> Figure:
     others = shown[shown["claim"] != "baseline"]
     for choice in dict.fromkeys(others[group].astype(str)):
         axes.bar(0, 0, color=style.colour(group, choice), label=choice)
-    if (shown["claim"] == UNSHOWN).any():
-        axes.bar(nan, 0, label=UNSHOWN, **marks.fill(style.QUIET, False))
+    if not shown["claim"].isin(SURE).all():
+        axes.bar(nan, 0, label=HATCHED, **marks.fill(style.QUIET, False))
     marks.rows(axes, names[shown.index].tolist(), ends, longest_note)
     marks.reference_line(axes, 1.0)
     axes.set_xlabel(f"{style.axis_label('speedup')}, 95 % interval over blocks")

@@ -28,7 +28,13 @@ from vitsweep.tables.speedup import claims
 SPREAD = ("images_per_second", "accuracy_top1", "seconds_to_target")
 """Metrics that get a standard deviation and an interval over the repetitions."""
 
-GEOMETRIC = ("images_per_second", "images_per_second_per_rank", "tokens_per_second", "step_time_ms")
+GEOMETRIC = (
+    "images_per_second",
+    "images_per_second_per_rank",
+    "tokens_per_second",
+    "step_time_ms",
+    "seconds_to_target",
+)
 """Metrics whose mean is geometric: over the same repetitions, the ratio of two means is the mean ratio."""
 
 OF_COMMAND = {
