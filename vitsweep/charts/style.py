@@ -44,6 +44,11 @@ MARKERS = "osD^vPX*"
 """Markers besides the colour, for print in grey."""
 
 
+LATER = ("loader", "runtime", "vit_block", "tokens", "averaging", "recipe")
+GROUPS = (*(group for group in CHOICES if group not in LATER), *LATER)
+"""Groups by age: a new one at the end changes no colour of those before."""
+
+
 def place(group: str, choice: str) -> int:
     """Return the place of a choice in the palette: the same in every chart and on every day.
 
@@ -53,7 +58,7 @@ def place(group: str, choice: str) -> int:
     """
     known = ORDER.get(group, "").split()
     if choice in known:
-        first = CHOICES.index(group) if group in CHOICES else 0
+        first = GROUPS.index(group) if group in GROUPS else 0
         return (first + known.index(choice)) % len(PALETTE)
     return int(sha256(f"{group}={choice}".encode()).hexdigest(), 16) % len(PALETTE)
 
