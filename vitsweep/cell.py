@@ -20,6 +20,7 @@ from vitsweep.measure.compiled_graphs import Compiled
 from vitsweep.measure.contention import ContentionMonitor
 from vitsweep.measure.device_monitor import DeviceMonitor
 from vitsweep.measure.environment import environment, machine
+from vitsweep.measure.float8_layers import converted_layers
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
 from vitsweep.measure.trace import traced
@@ -27,7 +28,6 @@ from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
-from vitsweep.techniques.precision.float8 import converted_layers
 from vitsweep.training.checkpoint_manager import CheckpointManager
 from vitsweep.training.epochs import Training, train_epochs
 from vitsweep.training.garbage import garbage_collector_off

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated
 
 from annotated_types import Ge
@@ -11,7 +11,7 @@ from vitsweep.spec.attention_pattern import AttentionPattern
 from vitsweep.spec.batch import Batch
 from vitsweep.spec.data import Data
 from vitsweep.spec.host import Loader, Runtime
-from vitsweep.spec.identity import added_later, identity
+from vitsweep.spec.identity import added_later, identity, value_before
 from vitsweep.spec.measurement import Measurement
 from vitsweep.spec.mesh_shape import MeshShape
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
@@ -131,3 +131,9 @@ class CellSpec:
         """Twelve hex digits over all names and values that can change the numbers."""
         text = json.dumps(identity(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def choices_before() -> dict[str, str]:
+    """Return group -> choice of cells from before the group was added, of each such group."""
+    found = {part.name: value_before(part) for part in fields(CellSpec)}
+    return {name: before["name"] for name, (later, before) in found.items() if later}

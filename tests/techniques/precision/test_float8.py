@@ -7,7 +7,8 @@ from torchao.float8.float8_linear_utils import _auto_filter_for_recipe
 from tests.cells import GPU_NODE, TINY, entry
 from tests.choices import choice
 from vitsweep.equivalence import twin_of
-from vitsweep.techniques.precision.float8 import converted_layers, gains
+from vitsweep.measure.float8_layers import converted_layers
+from vitsweep.techniques.precision.float8 import gains
 
 SIZES = (16, 24, 768, 1024, 1040, 2048, 2064, 3072, 4096, 4112, 5120)
 WIDE = ("model.width=1024", "model.mlp_width=4096", "model.num_heads=16")

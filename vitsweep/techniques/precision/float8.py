@@ -1,7 +1,5 @@
 """FP8 training of the linear layers (Micikevicius et al., arXiv:2209.05433), through torchao."""
 
-import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -9,7 +7,6 @@ from math import gcd, lcm
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
-from vitsweep.model.parameter_names import plain_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import Precision, PrecisionPlan
@@ -31,15 +28,6 @@ def gains(recipe: str, outputs: int, inputs: int) -> bool:
     if recipe == "rowwise":
         return outputs > 2048 and inputs > 1024 and (outputs > 4096 or inputs > 2048)
     return inputs > 4096 or outputs > 1024
-
-
-def converted_layers(model: "nn.Module") -> str | None:
-    """Return the names of the linears that multiply in float8, blocks counted together; None for none."""
-    names = [
-        name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"
-    ]
-    found = Counter(re.sub(r"^(.*?blocks)\.\d+\.", r"\1.*.", plain_name(name)) for name in names)
-    return ", ".join(f"{count} x {name}" for name, count in found.items()) or None
 
 
 @dataclass(frozen=True, kw_only=True)
