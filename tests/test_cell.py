@@ -47,7 +47,11 @@ def test_a_run_gives_every_number_of_a_measured_cell() -> None:
         "peak_gib",  # made by the tables
         "bubble_ms",  # pipelines
         "accuracy_top1",  # task=train
+        "accuracy_top5",
         "train_seconds",
+        "seconds_to_target",
+        "epochs_to_target",
+        "steps_to_repay_compiling",  # compiled cells, over their baseline
     }
     assert {column for column in METRICS if column not in found} <= elsewhere | {"peak_tflops"}
     assert found["images_per_second"] > 0

@@ -42,6 +42,7 @@ SHORT = [
     "measurement.phase_steps=1",
 ]
 TRAINED = ["task.epochs=1", "batch.images_per_step=256"]
+"""Few large steps."""
 RECIPES = ("deit_300", "digits", "pycls_100", "short_20")
 VIDEO = ["model=video_vit_nano", "data=moving_digits"]
 
@@ -77,8 +78,13 @@ REFUSED_ON_CPU = {
 }
 """Choice -> part of its reason. Everything else must run here."""
 
-SLOW = {"compilation=compile_blocks", "compilation=compile_model", "memory=budget"}
-"""Choices that compile for a minute."""
+SLOW = {
+    **{f"recipe={name}": pytest.mark.full for name in RECIPES if name != "digits"},
+    "compilation=compile_blocks": pytest.mark.full,  # tests/techniques/compilation
+    "compilation=compile_model": pytest.mark.slow,
+    "memory=budget": pytest.mark.full,  # tests/techniques/memory
+}
+"""Choices that compile for a minute; where those marked `full` are tested besides."""
 
 PICTURES = ["data=image_folder", "data.folder={pictures}", "batch.resolution_px=8"]
 BESIDE = {
@@ -211,7 +217,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def marked(choice: str) -> Any:
-    return pytest.param(choice, marks=pytest.mark.slow) if choice in SLOW else choice
+    if choice in SLOW:
+        return pytest.param(choice, marks=SLOW[choice])
+    return choice
 
 
 @pytest.mark.parametrize("choice", [marked(c) for c in CHOICES if c not in REFUSED_ON_CPU])

@@ -114,7 +114,7 @@ def names(cell: CellSpec) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.full), 2, 4])
 def test_every_pair_of_techniques_and_ranks_trains_as_the_plain_model(
     ranks: int, tmp_path: Path
 ) -> None:

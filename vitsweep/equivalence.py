@@ -151,11 +151,10 @@ def _train_twin(twin: CellSpec, world: World) -> tuple[list[float], Named]:
     gradients: Named = {}
 
     def keep() -> None:
-        """At the first update gradients are averaged, unscaled and clipped."""
-        if not gradients:
-            found = whole_tensors(trainer, trainer.gradient_of)
-            # A later step overwrites the buckets of DDP.
-            gradients.update({name: gradient.clone() for name, gradient in found.items()})
+        """Keep averaged, unscaled and clipped gradients; a step repeated after an overflow, its last ones."""
+        found = whole_tensors(trainer, trainer.gradient_of)
+        # A later step overwrites the buckets of DDP.
+        gradients.update({name: gradient.clone() for name, gradient in found.items()})
 
     if twin.optimizer == _plain_sgd(twin):
         # A tensor that is left over from an earlier step shows from the second one on. At first there
@@ -169,6 +168,7 @@ def _train_twin(twin: CellSpec, world: World) -> tuple[list[float], Named]:
         images, labels = _global_batch(twin, step, world)
         loss = _step_that_counts(trainer, _my_share(twin, images, labels, world), step)
         losses.append(_mean_over_replicas(loss, world))
+        trainer.before_update = None  # the first step is compared
     return losses, gradients
 
 

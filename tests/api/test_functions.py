@@ -131,6 +131,7 @@ def test_a_sweep_shows_answer_table_and_chart_in_a_notebook():
     assert "<svg" in html
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_script_without_a_main_guard_measures_a_sweep(tmp_path):
     done = python(tmp_path, SCRIPT)

@@ -234,6 +234,7 @@ def test_the_palette_is_told_apart_with_any_colour_vision(kind):
     assert min(gaps) > 0.1
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_scaling_is_drawn_beside_cells_that_were_refused_or_died(tmp_path):
     """Rows without fields of the others' kind: no loss scale, no depth, no spec at all."""

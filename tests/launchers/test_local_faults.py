@@ -60,7 +60,7 @@ def test_a_run_that_is_killed_is_repeated_in_its_block_and_no_pair_is_lost(
 
 def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) -> None:
     pair = ("-m", "optimizer=adamw_loop,adamw_foreach", "sweep.baseline=null")
-    asked = (*pair, *fault("Slow"), "measurement.blocks=3")
+    asked = (*pair, *fault("Slow"), "measurement.blocks=2")
     running = vitsweep.start(*asked)
     wait_for(lambda: any(vitsweep.store.runs()) if vitsweep.store.cells.exists() else False)
     running.send_signal(signal.SIGINT)
@@ -69,11 +69,11 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) 
     assert running.returncode == 130
     assert "the same command continues" in out
     before = {run.run_id for run in vitsweep.store.runs()}
-    assert 0 < len(before) < 6
+    assert 0 < len(before) < 4
     assert vitsweep(*asked).returncode == 0
     runs = vitsweep.runs()
     assert before <= set(runs["run_id"])
-    assert runs.groupby("optimizer").size().tolist() == [3, 3]
+    assert runs.groupby("optimizer").size().tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,7 @@ def test_blocks_are_added_until_the_budget_is_spent_and_the_same_command_goes_on
     assert "was made by `compare`" in retried.stderr
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_ctrl_c_ends_the_run_at_once_and_keeps_what_was_measured(vitsweep: Command) -> None:
     asked = ("compare", "seed=1", "seed=2", *QUICK, "measurement.measured_steps=100000")

@@ -32,7 +32,7 @@ def test_records_of_the_same_device_correct_the_next_plan(results: Path) -> None
     assert model.records == len(measured)
     chosen = {"model": str(measured["model"].iloc[0])}
     shift, _ = model.correction(chosen, 0.2)
-    assert 0.2 < shift <= 0.45  # log 1.5 = 0.41
+    assert 0.15 < shift <= 0.45  # log 1.5 = 0.41, shared out among the device and the choices
     assert earlier_errors(Store(results / "next"), "Another device") is NO_RESIDUALS
     assert earlier_errors(Store(results / "next"), None) is NO_RESIDUALS
 

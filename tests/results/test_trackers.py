@@ -41,6 +41,7 @@ def test_an_offline_run_read_back_equals_the_record(measured: Command) -> None:
     assert "api_key" not in frozen.lower()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_tensorboard_read_back_equals_the_record(measured: Command) -> None:
     pytest.importorskip("tensorboard", reason="pip install 'vitsweep[tensorboard]'")

@@ -341,6 +341,7 @@ def _periodic(
     return whole, ending(trainer, found), steps
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_is_written_while_training_goes_on_holds_its_own_step(
     tmp_path: Path,
 ) -> None:

@@ -51,7 +51,7 @@ ON_EIGHT = [
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
-        pytest.param(2, PIPELINES, marks=pytest.mark.slow),
+        pytest.param(2, PIPELINES, marks=pytest.mark.full),
         pytest.param(4, [*PIPELINES, *ON_FOUR], marks=pytest.mark.slow),
         pytest.param(8, ON_EIGHT, marks=pytest.mark.full),
     ],

@@ -47,6 +47,7 @@ def _activation_bytes(world: World, each: CellSpec) -> int:
 MODELS = {"ulysses": DEEP_IMAGE, "ring": DEEP_IMAGE, "usp": DEEP_IMAGE, "dsp": DEEP_VIDEO}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_peak_of_activations_falls_as_one_over_n(ranks: int, tmp_path: Path) -> None:

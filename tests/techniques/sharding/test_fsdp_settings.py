@@ -61,7 +61,7 @@ def compared(ranks: int, specs: list[CellSpec], folder: Path) -> list[dict[str, 
 
 
 @pytest.mark.parametrize(
-    "ranks", [pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full), 4]
+    "ranks", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
 )
 def test_units_and_dtypes_train_what_the_plain_model_trains(ranks: int, tmp_path: Path) -> None:
     exact = cells(ranks, EXACT + (OF_FOUR_RANKS if ranks == 4 else ()), DOUBLE)
