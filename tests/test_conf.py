@@ -81,7 +81,7 @@ REFUSED_ON_CPU = {
 SLOW = {
     **{f"recipe={name}": pytest.mark.full for name in RECIPES if name != "digits"},
     "compilation=compile_blocks": pytest.mark.full,  # tests/techniques/compilation
-    "compilation=compile_model": pytest.mark.slow,
+    "compilation=compile_model": pytest.mark.full,
     "memory=budget": pytest.mark.full,  # tests/techniques/memory
 }
 """Choices that compile for a minute; where those marked `full` are tested besides."""

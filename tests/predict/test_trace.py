@@ -44,9 +44,15 @@ DEEP = [
     ("sharding=zero2", "precision=fp32", "batch.accumulation_steps=2"),
     ("sharding=fsdp", "sequence_parallel=ulysses", "mesh.ulysses=2", "resources.ranks_per_node=4"),
 ]
+LONG = DEEP[3:]
+"""Their whole traces take ten seconds and more."""
 
 
-@pytest.mark.parametrize("choices", DEEP, ids=" ".join)
+@pytest.mark.parametrize(
+    "choices",
+    [pytest.param(c, marks=[pytest.mark.full] if c in LONG else []) for c in DEEP],
+    ids=" ".join,
+)
 def test_a_deep_model_is_that_of_two_shallow_ones(choices: tuple[str, ...]) -> None:
     wide = ("model.width=128", "model.mlp_width=512", "data=synthetic", "batch.resolution_px=32")
     each = cell("resources.ranks_per_node=2", *choices, *wide, "model.depth=9")

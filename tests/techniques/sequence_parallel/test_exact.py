@@ -65,7 +65,7 @@ ONE_OF_EACH = list({case[0]: case for case in CASES}.values())
     ("ranks", "cases"),
     [
         (2, ONE_OF_EACH),
-        pytest.param(2, CASES, marks=pytest.mark.slow),
+        pytest.param(2, CASES, marks=pytest.mark.full),
         pytest.param(4, CASES, marks=pytest.mark.slow),
         pytest.param(8, CASES, marks=pytest.mark.full),
     ],
