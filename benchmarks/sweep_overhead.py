@@ -50,9 +50,9 @@ WAYS = {
 }
 
 
-def vitsweep(folder: Path, *arguments: str) -> tuple[float, float]:
-    """Run a command; return its wall-clock seconds and peak memory in MiB."""
-    begin = time.monotonic()
+def vitsweep(folder: Path, *arguments: str) -> dict[str, float]:
+    """Run a command; return its wall-clock and CPU seconds, and the peak memory so far in MiB."""
+    begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "vitsweep", *arguments],
         cwd=folder,
@@ -62,8 +62,13 @@ def vitsweep(folder: Path, *arguments: str) -> tuple[float, float]:
     )
     if done.returncode:
         sys.exit(f"{' '.join(arguments)} exited {done.returncode}:\n{done.stdout}{done.stderr}")
-    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    return time.monotonic() - begin, peak_mib
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "seconds": round(time.monotonic() - begin, 1),
+        "cpu_seconds": round(cpu_s, 1),
+        "peak_mib": round(after.ru_maxrss / 1024),
+    }
 
 
 @contextmanager
@@ -86,14 +91,15 @@ def three_ways(folder: Path, cells: int) -> dict[str, Any]:
     for way, overrides in WAYS.items():
         own = folder / way.replace(" ", "-").replace(",", "")
         own.mkdir()
-        seconds[way], _ = vitsweep(own, "-m", f"seed=range(0,{cells})", *CELL, *overrides)
+        used = vitsweep(own, "-m", f"seed=range(0,{cells})", *CELL, *overrides)
+        seconds[way] = used["seconds"]
         records = list((own / "results" / SWEEP / "cells").glob("*/runs/*.json"))
         assert len(records) == cells, f"{way}: {len(records)} records of {cells}"
         print(f"{way:28} {seconds[way]:8.1f} s for {cells} cells", flush=True)
     stock = seconds["hydra-submitit-launcher"]
     return {
         "cells": cells,
-        "seconds": {way: round(value, 1) for way, value in seconds.items()},
+        "seconds": seconds,
         "stock_over_packed": round(stock / seconds["vitsweep, packed"], 2),
         "stock_over_unpacked": round(stock / seconds["vitsweep, one cell per job"], 2),
     }
@@ -123,25 +129,20 @@ def local_cell(folder: Path) -> dict[str, float]:
 
 
 def many(folder: Path, cells: int) -> dict[str, Any]:
-    """Plan, submit and collect `cells` cells whose jobs train nothing."""
+    """Plan, submit and collect `cells` cells whose jobs train nothing; cancel as many that wait."""
     own = folder / "many"
     own.mkdir()
     command = ("-m", f"seed=range(0,{cells})", *CELL)
     trivial = f"hydra.launcher.python=[{sys.executable},{ROOT / 'benchmarks' / 'trivial_job.py'}]"
+    packed = (*OURS, trivial, "hydra.launcher.cells_per_job=20", "hydra.launcher.wait=false")
     figures: dict[str, Any] = {"cells": cells}
-    plan_s, plan_mib = vitsweep(own, "plan", *command[1:], *OURS)
-    figures["plan"] = {"seconds": round(plan_s, 1), "peak_mib": round(plan_mib)}
-    print(f"plan    {figures['plan']}", flush=True)
-    submit_s, submit_mib = vitsweep(
-        own,
-        *command,
-        *OURS,
-        trivial,
-        "hydra.launcher.cells_per_job=20",
-        "hydra.launcher.wait=false",
-    )
-    figures["submit"] = {"seconds": round(submit_s, 1), "peak_mib": round(submit_mib)}
-    print(f"submit  {figures['submit']}", flush=True)
+
+    def used(name: str, *arguments: str) -> None:
+        figures[name] = vitsweep(own, *arguments)
+        print(f"{name:8} {figures[name]}", flush=True)
+
+    used("plan", "plan", *command[1:], *OURS)
+    used("submit", *command, *packed)
     begin, jobs = time.monotonic(), own / "results" / SWEEP / "jobs"
     asked_for = sum(
         json.loads(p.read_text(encoding="utf-8"))["num_jobs"] for p in jobs.glob("*/array.json")
@@ -149,12 +150,12 @@ def many(folder: Path, cells: int) -> dict[str, Any]:
     while len(list(jobs.glob("*/*.done"))) < asked_for:
         time.sleep(1)
     figures["jobs"] = {"number": asked_for, "seconds": round(time.monotonic() - begin, 1)}
-    print(f"jobs    {figures['jobs']}", flush=True)
-    status_s, _ = vitsweep(own, "status")
-    collect_s, collect_mib = vitsweep(own, "collect")
-    figures["status"] = {"seconds": round(status_s, 1)}
-    figures["collect"] = {"seconds": round(collect_s, 1), "peak_mib": round(collect_mib)}
-    print(f"status  {figures['status']}\ncollect {figures['collect']}", flush=True)
+    print(f"jobs     {figures['jobs']}", flush=True)
+    used("status", "status")
+    used("collect", "collect")
+    hold = "+hydra.launcher.additional_parameters.hold=true"
+    vitsweep(own, *command, *packed, hold, "sweep.name=waiting")
+    used("cancel", "cancel", "waiting")
     return figures
 
 

@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import forkserver, reduction
 from multiprocessing.connection import arbitrary_address
@@ -63,17 +65,32 @@ class Command:
             err.seek(0)
             return subprocess.CompletedProcess(words, process.exitcode, out.read(), err.read())
 
-    def start(self, *arguments: str, quick: bool = True) -> "subprocess.Popen[str]":
-        """Start it as a shell does; the caller waits for its end."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "vitsweep", *self._words(*arguments, quick=quick)],
-            cwd=self.folder,
-            env=self._environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def start(
+        self,
+        *arguments: str,
+        quick: bool = True,
+        log: Path | None = None,
+        more: Mapping[str, str] | None = None,
+    ) -> "subprocess.Popen[str]":
+        """Start it as a shell does; the caller waits for its end.
+
+        Args:
+            *arguments: what is typed.
+            quick: cells of a second or two.
+            log: file for its output; without one it goes to pipes.
+            more: environment variables beside those of this process.
+        """
+        with ExitStack() as files:
+            out = files.enter_context(log.open("w")) if log else subprocess.PIPE
+            return subprocess.Popen(
+                [sys.executable, "-m", "vitsweep", *self._words(*arguments, quick=quick)],
+                cwd=self.folder,
+                env=self._environment() | dict(more or {}),
+                stdout=out,
+                stderr=subprocess.STDOUT if log else subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
 
     def _words(self, *arguments: str, quick: bool) -> list[str]:
         words = [a for a in arguments if "=" not in a]

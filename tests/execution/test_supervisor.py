@@ -10,6 +10,7 @@ import pytest
 
 from tests.builders import run
 from tests.cells import cell
+from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.rank_processes import (
     EXIT_SAVED,
     STOP_SIGNAL,
@@ -20,7 +21,7 @@ from vitsweep.execution.rank_processes import (
 from vitsweep.execution.run_request import UNFINISHED, RunRequest, attempt_folder
 from vitsweep.execution.supervisor import RunEnding, broken_off_trainings, supervise
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store, append_line, read_lines
+from vitsweep.results.store import Store, append_line, read_lines, write_atomically
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.checkpoint_files import (
     CHECKPOINT_FOLDER,
@@ -86,6 +87,37 @@ def test_a_whole_checkpoint_counts_although_a_rank_fails_while_it_leaves(
     end = list(read_lines(store.cell("c") / "attempts.jsonl"))[-1]
     assert (end["event"], end["saved_step"]) == ("end", expected)
     assert not list(store.runs())
+
+
+def leaves_a_record(draft: Path, text: str, rank: int, local_rank: int) -> None:
+    """End well; rank 0 leaves the record of the run."""
+    if rank == 0:
+        write_atomically(draft, text)
+
+
+def test_a_run_that_finishes_while_its_job_is_told_to_end_is_measured(tmp_path: Path) -> None:
+    store, started = Store(tmp_path), list[Ranks]()
+    request = RunRequest(
+        sweep_folder=store.root, cell_id="c", run_id="b-1", block="b", position=0,
+        init_method="file://unused",
+    )  # fmt: skip
+    record = replace(run("c", block="b"), run_id="b-1")
+
+    def start(request: RunRequest, cell: CellSpec) -> Ranks:
+        arguments = (request.folder / RECORD_DRAFT, record.to_json())
+        ranks = LocalRanks(fork_server(), leaves_a_record, arguments, range(2), request.folder)
+        started.append(ranks)
+        return ranks
+
+    def stop() -> None:
+        while started[0].running:
+            started[0].wait(60)
+        raise RunEnding("The job was cancelled.", 0.0)
+
+    with pytest.raises(RunEnding):
+        supervise(request, cell("sharding=ddp"), start, stop)
+
+    assert [(r.run_id, r.status) for r in store.runs()] == [("b-1", Status.measured)]
 
 
 def test_a_later_run_goes_on_with_trainings_that_nothing_else_continues(tmp_path: Path) -> None:

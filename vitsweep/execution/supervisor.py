@@ -88,8 +88,9 @@ def supervise(
     except RunEnding as ending:
         if cell.task.epochs and ending.seconds_to_save > 0:
             saved_step = ending.saved_step = _interrupt(ranks, request, ending.seconds_to_save)
-            if all(end.exit_code == 0 for end in ranks.ends()):  # finished before the request
-                publish(request, cell, None)
+        ranks.kill()  # the reports of ranks that have ended meanwhile are read too
+        if all(end.exit_code == 0 for end in ranks.ends()):
+            publish(request, cell, None)
         raise
     finally:
         ends = ranks.ends()  # read before `kill` below ends the others

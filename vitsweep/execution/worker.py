@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from vitsweep.errors import disk_full_error
 from vitsweep.execution.failures import write_failure
 from vitsweep.execution.frozen_cell import read_cell
+from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.process_group import joined_process_group
 from vitsweep.execution.process_setup import end_with_launcher, exit_now, log_to
 from vitsweep.execution.rank_processes import EXIT_DISK_FULL, EXIT_SAVED, STOP_SIGNAL
@@ -46,7 +47,7 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
         with joined_process_group(cell, rank, local_rank, request.init_method) as world:
             record = _run(request, cell, world, _checkpoint_manager(request, cell, world))
             if record is not None:
-                write_atomically(request.folder / "record.json", record.to_json())
+                write_atomically(request.folder / RECORD_DRAFT, record.to_json())
     except TrainingInterrupted as interrupted:
         print(interrupted)
         exit_now(EXIT_SAVED)

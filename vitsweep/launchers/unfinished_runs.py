@@ -4,14 +4,13 @@ import os
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from vitsweep.execution.frozen_cell import read_cell
-from vitsweep.execution.outcome import RunFailure, publish
-from vitsweep.execution.run_request import UNFINISHED, RunRequest, attempt_folder
+from vitsweep.execution.outcome import RunFailure, left_a_measurement, publish
+from vitsweep.execution.run_request import UNFINISHED, RunRequest
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, read_lines
 
@@ -40,7 +39,7 @@ def unfinished_runs(store: Store, cell_id: str) -> list[UnfinishedRun]:
     continue.
     """
     events = read_lines(store.cell(cell_id) / "attempts.jsonl")
-    ended = {e["run_id"]: set(e.get("exit_codes", ())) for e in events if e["event"] == "end"}
+    ended = {e["run_id"] for e in events if e["event"] == "end"}
     names = {e["run_id"]: e.get("name") for e in events if e["event"] == "start"}
     saved = {names.get(e["run_id"]) for e in events if e.get("saved_step") is not None}
     here = os.environ.get("SLURMD_NODENAME", socket.gethostname())
@@ -54,11 +53,12 @@ def unfinished_runs(store: Store, cell_id: str) -> list[UnfinishedRun]:
         if event["event"] == "start"
         and "pid" in event
         and (event["job"], event["node"]) == (None, here)
-        and (
-            event["run_id"] not in ended or _is_only_unpublished(store.cell(cell_id), event, ended)
-        )
         and event["name"] not in saved
         and not any((store.cell(cell_id) / "runs").glob(f"{event['run_id']}*.json"))
+        and (
+            event["run_id"] not in ended
+            or left_a_measurement(store.cell(cell_id), event["run_id"], event["attempt"])
+        )
     ]
 
 
@@ -85,12 +85,6 @@ def record_unfinished(store: Store, cells: Iterable[str]) -> None:
             )
             failure = None if run.is_measured else RunFailure(Status.killed, KILLED)
             publish(request, read_cell(store, cell_id), failure)
-
-
-def _is_only_unpublished(cell: Path, start: dict[str, Any], ended: dict[str, set[int]]) -> bool:
-    """Whether all ranks of a run ended well, and rank 0 left the draft of a record that is not there."""
-    folder = attempt_folder(cell, start["run_id"], start["attempt"])
-    return ended[start["run_id"]] == {0} and (folder / "record.json").exists()
 
 
 def _is_alive(pid: int, since: float) -> bool:

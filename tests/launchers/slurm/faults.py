@@ -17,3 +17,15 @@ class HangOnce(Fault):
         if not Path(self.marker).exists():
             Path(self.marker).touch()
             time.sleep(3600)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldUntil(Fault):
+    """Waits until there is a file `go` in `folder`; the file `waiting` says that it does."""
+
+    folder: str
+
+    def strike(self) -> None:
+        Path(self.folder, "waiting").touch()
+        while not Path(self.folder, "go").exists():
+            time.sleep(0.05)

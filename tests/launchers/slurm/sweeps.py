@@ -84,3 +84,26 @@ class Sweep:
 def hang(sharding: str = "fsdp") -> list[str]:
     """A cell that never ends by itself."""
     return [*fault("Hang"), f"sharding={sharding}", "sweep.baseline=null"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A cell that runs until a test lets it go on.
+
+    Attributes:
+        folder: for the files by which they talk.
+    """
+
+    folder: Path
+
+    @property
+    def cell(self) -> list[str]:
+        """Overrides of the cell."""
+        target = "sequence_parallel._target_=tests.launchers.slurm.faults.HeldUntil"
+        return [target, "+sequence_parallel.rank=1", f"+sequence_parallel.folder={self.folder}"]
+
+    def is_waiting(self) -> bool:
+        return (self.folder / "waiting").exists()
+
+    def go_on(self) -> None:
+        (self.folder / "go").touch()

@@ -3,20 +3,16 @@
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from slurm import local_cluster
-from tests.command import Command, fault
+from tests.command import Command
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Sweep, hang
-from vitsweep.results.store import Store
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, MEASUREMENT_FILE
 
 
@@ -84,29 +80,6 @@ def test_jobs_outlive_the_command_that_submitted_them(sweep: Sweep) -> None:
     running.communicate()
 
     assert sweep.until_ended()["status"].tolist() == ["measured", "measured"]
-
-
-@pytest.mark.slow
-def test_an_array_is_not_submitted_twice_when_its_submitter_dies_before_it_notes_the_id(
-    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sbatch = tmp_path / "bin" / "sbatch"
-    sbatch.parent.mkdir()
-    sbatch.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} "$@" && kill -9 $PPID\n')
-    sbatch.chmod(0o755)
-    hold = "+hydra.launcher.additional_parameters.hold=true"
-    asked = ("-m", *SMALL, "sharding=ddp", hold, "hydra.launcher.wait=false")
-    with monkeypatch.context() as dying:
-        dying.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
-        assert sweep.command(*asked).returncode == -signal.SIGKILL
-    assert not list(sweep.command.store.root.glob("jobs/*/slurm_id"))
-
-    again = sweep.command(*asked)
-    assert "1 runs are in live jobs of this sweep already" in again.stdout, again.stderr
-    assert len(sweep.arrays) == 1
-    cancelled = sweep.command("cancel", quick=False)
-    assert "Cancelled 1 jobs" in cancelled.stdout, cancelled.stderr
-    assert sweep.client.states(sweep.job) == ["CANCELLED"]
 
 
 @pytest.mark.slow
@@ -249,31 +222,6 @@ def test_a_restarted_controller_loses_nothing(sweep: Sweep) -> None:
 
 
 @pytest.mark.full
-def test_a_look_from_another_cluster_changes_nothing(
-    sweep: Sweep, state_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hold = "+hydra.launcher.additional_parameters.hold=true"
-    sweep.submit("sharding=ddp,fsdp", "sweep.baseline=null", hold)
-    other = local_cluster.Cluster(state_folder)
-    other.start(nodes=1, accounting="none")
-    try:
-        with monkeypatch.context() as elsewhere:
-            for name, value in other.env.items():
-                elsewhere.setenv(name, value)
-            shown = [sweep.command(verb, quick=False) for verb in ("status", "collect")]
-            sweep.command("collect", "--reconcile", quick=False)
-    finally:
-        other.stop()
-    assert [done.returncode for done in shown] == [0, 0], shown
-    assert "Slurm does not answer for cluster local" in shown[0].stdout
-    assert list(sweep.command.store.runs()) == []
-
-    sweep.client.run("scontrol", "release", sweep.job)
-    assert sweep.until_ended()["status"].tolist() == ["measured", "measured"]
-    assert sweep.command.runs()["status"].tolist() == ["measured", "measured"]
-
-
-@pytest.mark.full
 def test_a_job_that_ends_without_an_event_is_killed_with_that_reason(sweep: Sweep) -> None:
     sweep.submit(*hang())
     sweep.until_ranks_run()
@@ -284,48 +232,6 @@ def test_a_job_that_ends_without_an_event_is_killed_with_that_reason(sweep: Swee
 
     assert cells["status"].tolist() == ["killed"]
     assert "without reporting an end" in cells["reason"][0]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A results folder on a disk of its own, which a test can fill."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("needs root to mount a small disk")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-@pytest.mark.full
-def test_a_full_disk_ends_the_job_and_its_cells_run_again(sweep: Sweep, small_disk: Path) -> None:
-    asked = [*fault("Slow"), "sharding=fsdp", "sweep.baseline=null", f"sweep.folder={small_disk}"]
-    sweep.submit(*asked)
-    store = Store(small_disk / "default")
-    eventually(lambda: any(store.root.glob("cells/*/attempts/*")), 120, "the run")
-    fill(small_disk / "filler")
-    job = next(store.root.glob("jobs/*/slurm_id")).read_text() + "_0"
-    sweep.client.wait(job, "FAILED", seconds=120)
-    (small_disk / "filler").unlink()
-
-    told = sweep.command("collect", str(store.root), "--reconcile", quick=False)
-    assert "killed" in told.stdout, told.stderr
-    [record] = store.runs()
-    assert record.reason.endswith("could not write its results: No space left on device.")
-    assert sweep.command("-m", *asked, *SMALL).returncode == 0
-    assert sorted(str(run.status) for run in store.runs()) == ["killed", "measured"]
-
-
-def fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as handle:
-        try:
-            while True:
-                handle.write(b"x" * 4096)
-        except OSError:
-            pass
 
 
 @pytest.mark.full

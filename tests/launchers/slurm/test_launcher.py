@@ -131,10 +131,19 @@ def test_no_secret_of_the_environment_is_written(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "s3cr3t-of-the-user")
-    sweep.run("sharding=ddp")
-    written = [path for path in sweep.command.store.root.rglob("*") if path.is_file()]
-    assert len(written) > 8
-    assert not [path for path in written if b"s3cr3t-of-the-user" in path.read_bytes()]
+    sweep.submit("sharding=ddp", HOLD)
+    of_slurm = list((sweep.client.cluster.folder.root / "slurmctld").rglob("environment*"))
+    assert of_slurm, "Slurm keeps the environment with the job"
+    shown = sweep.client.run("scontrol", "show", "job", "--details", sweep.job)
+    shown += sweep.client.run("scontrol", "write", "batch_script", sweep.job, "-")
+    assert "s3cr3t-of-the-user" not in shown
+    sweep.client.run("scontrol", "release", sweep.job)
+    assert sweep.until_ended()["status"].tolist() == ["measured"]
+
+    of_sweep = [path for path in sweep.command.store.root.rglob("*") if path.is_file()]
+    assert len(of_sweep) > 8
+    kept = {path: path.read_bytes() for path in [*of_slurm, *of_sweep] if path.exists()}
+    assert not [path for path, text in kept.items() if b"s3cr3t-of-the-user" in text]
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 import errno
 import json
+import multiprocessing
 import time
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -10,11 +12,18 @@ from typing import Any
 
 import pytest
 
+from tests.builders import run as measured_run
 from tests.cells import entry
+from vitsweep.errors import VitsweepError
 from vitsweep.execution.frozen_cell import frozen_document
+from vitsweep.execution.run_request import attempt_folder
+from vitsweep.launchers.slurm.node.coordinator import Coordinator
+from vitsweep.launchers.slurm.node.execute import MultiNodeRunner
+from vitsweep.launchers.slurm.node.job_environment import LOOPBACK, JobEnvironment
+from vitsweep.launchers.slurm.node.remote_ranks import Nodes
 from vitsweep.launchers.slurm.state import poll
 from vitsweep.launchers.slurm.state.job_events import JobEvents, Run
-from vitsweep.launchers.slurm.state.job_files import JobArray
+from vitsweep.launchers.slurm.state.job_files import ArrayJob, JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
 from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob, expand_job_ids
@@ -34,7 +43,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, SlurmJob | None]:
     monkeypatch.setattr(poll, "squeue", jobs)
     monkeypatch.setattr(poll, "sacct", lambda ids: {})
     monkeypatch.setattr(poll, "controller_settings", dict)
-    monkeypatch.setattr(poll, "submitted_scripts", dict)
+    monkeypatch.setattr(poll, "submitted_scripts", lambda users: {})
     return known
 
 
@@ -200,6 +209,58 @@ def test_a_measurement_that_arrives_after_a_job_was_taken_for_dead_counts(store,
     assert statuses.tolist() == ["killed"]
 
 
+def leave_a_measurement(store: Store, start: dict[str, Any]) -> None:
+    """All ranks of a run end well, and its supervisor dies before it publishes their record."""
+    cell, run_id = store.cell(start["cell_id"]), start["run_id"]
+    append_line(cell / "attempts.jsonl", {"event": "end", "run_id": run_id, "exit_codes": [0, 0]})
+    draft = attempt_folder(cell, run_id, 1) / "record.json"
+    draft.parent.mkdir(parents=True)
+    record = replace(measured_run(start["cell_id"], block="b"), run_id=run_id)
+    draft.write_text(record.to_json())
+
+
+def test_a_measurement_that_a_dead_job_left_unpublished_counts(store, slurm):
+    start = first_run_start(store)
+    write_events(store, START, start)
+    leave_a_measurement(store, start)
+    slurm["7_0"] = SlurmJob(state="NODE_FAIL")
+    reconcile(store)
+    [run] = [run for run in store.runs() if run.cell_id == start["cell_id"]]
+    assert (run.run_id, run.status) == (start["run_id"], "measured")
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_a_restarted_job_records_the_run_that_its_earlier_start_left(store, is_measured):
+    start = first_run_start(store)
+    write_events(store, START, start)
+    if is_measured:
+        leave_a_measurement(store, start)
+    [job] = JobArray(store.root / "jobs" / "a").jobs()
+    coordinator = restarted(job, store)
+    coordinator._record_orphan()
+    [run] = store.runs()
+    assert run.run_id == start["run_id"]
+    assert run.status == ("measured" if is_measured else "killed")
+    left = [run.cell_id for run in coordinator.event_log.remaining_runs]
+    assert (start["cell_id"] in left) == (not is_measured)
+
+
+def restarted(job: ArrayJob, store: Store) -> Coordinator:
+    """The coordinator of the second start of a job, whose agents have connected."""
+    place = {"job_id": "8", "array_id": "7", "index": 0, "restart": 1, "node_index": 0}
+    env = JobEnvironment(**place, nodes=("n1",), launch_address=None)
+    job.array.facts["signal_delay_s"] = 60
+    job.array.facts["request"]["minutes"] = 30
+    coordinator = Coordinator(env, job)
+    _, connection = multiprocessing.Pipe()
+    nodes = Nodes([({"node": "n1", "address": LOOPBACK}, connection)], lambda: None)
+    coordinator.runner = MultiNodeRunner(
+        store=store, scratch=job.array.folder, env=env, nodes=nodes, queued_s=0.0, pair=True,
+        code={}, measurements={},
+    )  # fmt: skip
+    return coordinator
+
+
 def test_a_job_with_a_recent_event_is_alive_although_slurm_does_not_list_it(store, slurm):
     write_events(store, START, first_run_start(store) | {"time": time.time() - 60})
     [state] = reconcile(store)
@@ -239,7 +300,7 @@ def test_an_array_whose_id_was_not_noted_is_found_by_its_script(store, slurm, mo
     [path] = store.root.glob("jobs/*/slurm_id")
     path.unlink()
     shown = {"/x/jobs/b/submission.sh": "5", "/x/jobs/a/submission.sh": "7"}
-    monkeypatch.setattr(poll, "submitted_scripts", lambda: shown)
+    monkeypatch.setattr(poll, "submitted_scripts", lambda users: shown)
     slurm["7_0"] = SlurmJob(state="PENDING")
     [state] = reconcile(store)
     assert (state.state, path.read_text()) == ("waiting", "7")
@@ -252,11 +313,38 @@ def test_an_array_without_an_id_is_not_given_up_while_slurm_does_not_answer(
     path.unlink()
     array = store.root / "jobs" / "a" / "array.json"
     array.write_text(json.dumps(json.loads(array.read_text()) | {"time": time.time() - 3600}))
-    monkeypatch.setattr(poll, "submitted_scripts", lambda: None)
+    monkeypatch.setattr(poll, "submitted_scripts", lambda users: None)
     assert [state.state for state in reconcile(store)] == ["unknown"]
-    monkeypatch.setattr(poll, "submitted_scripts", dict)
+    monkeypatch.setattr(poll, "submitted_scripts", lambda users: {})
     assert [state.state for state in reconcile(store)] == ["gone"]
     assert "submitting command died" in rows(store)[0][1]
+
+
+@pytest.mark.parametrize("private", ["none", "jobs,usage"])
+def test_nothing_is_concluded_about_jobs_that_slurm_hides_from_another_user(
+    store, slurm, monkeypatch, private
+):
+    monkeypatch.setattr(poll, "controller_settings", lambda: {"PrivateData": private})
+    assert [state.state for state in poll.poll(store)] == ["gone"], "its own user sees all"
+    monkeypatch.setattr(poll.os, "getuid", lambda: 4711)
+    [state] = poll.poll(store)
+    assert state.state == ("gone" if private == "none" else "unknown")
+
+
+def test_another_user_neither_notes_an_id_nor_takes_an_array_without_one_for_dead(
+    store, slurm, monkeypatch
+):
+    [path] = store.root.glob("jobs/*/slurm_id")
+    path.unlink()
+    array = store.root / "jobs" / "a" / "array.json"
+    array.write_text(json.dumps(json.loads(array.read_text()) | {"time": time.time() - 3600}))
+    asked: list[int] = []
+    shown = {"/x/jobs/a/submission.sh": "7"}
+    monkeypatch.setattr(poll, "submitted_scripts", lambda users: asked.extend(users) or shown)
+    monkeypatch.setattr(poll.os, "getuid", lambda: 4711)
+    assert [state.state for state in poll.poll(store)] == ["unknown"]
+    assert not path.exists()
+    assert asked == [array.stat().st_uid], "whose jobs they are"
 
 
 def test_a_cell_that_a_new_job_will_run_is_waiting_again(store, slurm, capsys):
@@ -297,13 +385,15 @@ def test_status_tells_apart_cells_and_names_the_command_that_continues(store, ca
     assert "cells that wait: python -m vitsweep first" in shown
 
 
-@pytest.mark.parametrize("verb", ["status", "collect", "report"])
+@pytest.mark.parametrize("verb", ["status", "collect", "report", "gate"])
 def test_a_verb_that_only_shows_a_sweep_records_nothing(store, slurm, verb, capsys):
     write_events(store, START, first_run_start(store))
     main = import_module(f"vitsweep.cli.{verb}")
-    assert main.run([str(store.root)]) in (0, 3)
+    against = ["--against", str(store.root)] if verb == "gate" else []
+    with suppress(VitsweepError):  # there is nothing yet that `gate` could compare
+        assert main.run([str(store.root), *against]) in (0, 3)
     assert rows(store) == []
-    if verb != "report":
+    if verb in ("status", "collect"):
         assert f"collect {store.root} --reconcile" in " ".join(capsys.readouterr().out.split())
 
 

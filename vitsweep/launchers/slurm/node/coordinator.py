@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitsweep.errors import DISK_FULL_ERRNOS, VitsweepError
-from vitsweep.execution.outcome import RunFailure, publish
+from vitsweep.execution.outcome import RunFailure, left_a_measurement, publish
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.execution.warm_up import needs_warm_up
 from vitsweep.launchers.slurm.node.event_log import JobEventWriter
@@ -200,9 +200,13 @@ class Coordinator:
         in_flight = self.event_log.earlier.in_flight or {"run": None}
         for run in self.event_log.remaining_runs:
             if run.name == in_flight["run"]:
-                request = self.runner.request(run, self.event_log.earlier.num_attempts(run))
-                reason = "Its job died without reporting an end and was started again."
-                record = self._record(request, Status.killed, reason)
+                attempt = self.event_log.earlier.num_attempts(run)
+                request = self.runner.request(run, attempt)
+                if left_a_measurement(self.runner.store.cell(run.cell_id), request.run_id, attempt):
+                    record = publish(request, self.runner.cell(run.cell_id), None)
+                else:
+                    reason = "Its job died without reporting an end and was started again."
+                    record = self._record(request, Status.killed, reason)
                 will_repeat = record.status == Status.killed
                 self.event_log.run_ended(run, record, will_repeat=will_repeat)
 

@@ -1,8 +1,8 @@
 """The state of a sweep's jobs: from the events they wrote, then from Slurm's queue and accounting."""
 
+import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,8 +35,8 @@ class JobState:
         job: which one.
         events: that it wrote.
         state: `waiting` or `running` in Slurm; `ended` where its events say so; `gone` where Slurm
-            no longer has it and its events do not say why; `unknown` where Slurm does not answer or
-            is not the cluster to which the job was submitted.
+            no longer has it and its events do not say why; `unknown` where Slurm does not answer,
+            is not the cluster to which the job was submitted, or hides the job from this user.
         slurm: what Slurm says, or None where it knows nothing.
     """
 
@@ -66,37 +66,57 @@ def poll(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]
     jobs = [(job, job.events()) for array in arrays for job in array.jobs()]
     if all(events.is_done for _, events in jobs):
         return [JobState(job, events, "ended", None) for job, events in jobs]
-    here = controller_settings().get("ClusterName", "")
-    ids_known = _find_ids([array for array in arrays if _is_on(array, here)])
-    queued = squeue({a.slurm_id for a in arrays if _is_on(a, here)} - {""})
+    settings = controller_settings()
+    here = [array for array in arrays if _is_on(array, settings.get("ClusterName", ""))]
+    ids_known = _find_ids(here)
+    queued = squeue({array.slurm_id for array in here} - {""})
     jobs = [(job, events if events.is_done else job.events()) for job, events in jobs]
     if queued is None:
         return [_state_of(job, events, None, slurm_answers=False) for job, events in jobs]
-    known = _accounted([j for j in jobs if _is_on(j[0].array, here)], queued) | queued
     # once per array: `slurm_id` reads files
-    answers = {a.folder: _is_on(a, here) and (ids_known or a.slurm_id != "") for a in arrays}
-    return [
-        _state_of(job, events, _own(job, known), slurm_answers=answers[job.array.folder])
-        for job, events in jobs
-    ]
+    answers = {
+        a.folder: (ids_known or a.slurm_id != "") and not _is_hidden(a, settings) for a in here
+    }
+    known = _accounted([j for j in jobs if j[0].array.folder in answers], queued) | queued
+    states = []
+    for job, events in jobs:
+        slurm = _own(job, known) if job.array.folder in answers else None
+        is_answer = slurm is not None or answers.get(job.array.folder, False)
+        states.append(_state_of(job, events, slurm, slurm_answers=is_answer))
+    return states
 
 
 def _find_ids(arrays: Sequence[JobArray]) -> bool:
     """Note the ids of arrays whose submitting command died before it could.
 
-    An array is recognized by its batch script, which lies in its folder.
+    An array is recognized by its batch script, which lies in its folder. Only the user who submitted
+    it notes its id: another one may be looking.
 
     Returns:
         False where an array has no id and Slurm does not say whether it was submitted.
     """
     without_id = [array for array in arrays if not array.slurm_id]
-    scripts = submitted_scripts() if without_id else {}
+    owners = {array.folder.stat().st_uid for array in without_id}
+    scripts = submitted_scripts(owners) if owners else {}
     for script, array_id in (scripts or {}).items():
         for array in without_id:
-            if array.owns(script):
-                with suppress(OSError):  # another user's sweep
-                    write_atomically(array.folder / "slurm_id", array_id)
+            if array.owns(script) and _is_own(array):
+                write_atomically(array.folder / "slurm_id", array_id)
     return scripts is not None
+
+
+def _is_own(array: JobArray) -> bool:
+    """Whether this user submitted an array."""
+    return array.folder.stat().st_uid == os.getuid()
+
+
+def _is_hidden(array: JobArray, settings: Mapping[str, str]) -> bool:
+    """Whether it means nothing that Slurm lists no job of an array for this user.
+
+    Another user's array may have no id yet, and a cluster may hide the jobs of others.
+    """
+    hides_jobs = "jobs" in settings.get("PrivateData", "").split(",")
+    return not _is_own(array) and (hides_jobs or not array.slurm_id)
 
 
 def _own(job: ArrayJob, known: dict[str, SlurmJob]) -> SlurmJob | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vitsweep.errors import DISK_FULL_ERRNOS
 from vitsweep.execution.frozen_cell import read_cell
-from vitsweep.execution.outcome import RunFailure, publish
+from vitsweep.execution.outcome import RunFailure, left_a_measurement, publish
 from vitsweep.execution.run_request import UNFINISHED, RunRequest
 from vitsweep.launchers.slurm.state.job_events import (
     CAUSE_PREEMPTED,
@@ -101,13 +101,15 @@ def _has_record(store: Store, cell_id: str) -> bool:
 
 
 def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> None:
-    """Record the run that was in flight."""
+    """Record the run that was in flight; it was measured where only its record was not published."""
     attempt = state.events.num_attempts(run)
+    run_id = run.run_id(attempt)
+    is_measured = left_a_measurement(store.cell(run.cell_id), run_id, attempt)
     of_command = state.job.cells.get(run.cell_id, {})
     request = RunRequest(
         sweep_folder=store.root,
         cell_id=run.cell_id,
-        run_id=run.run_id(attempt) + UNFINISHED,
+        run_id=run_id if is_measured else run_id + UNFINISHED,
         block=run.block,
         position=run.position,
         attempt=attempt,
@@ -115,7 +117,8 @@ def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> Non
         environment={"launcher": "slurm", "slurm_job_id": state.job.slurm_id}
         | {key: value for key, value in of_command.items() if key == "code_hash"},
     )
-    publish(request, read_cell(store, run.cell_id, of_command.get("measurement")), failure)
+    cell = read_cell(store, run.cell_id, of_command.get("measurement"))
+    publish(request, cell, None if is_measured else failure)
 
 
 def _note(store: Store, run: Run, failure: RunFailure) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from vitsweep.errors import VitsweepError
@@ -110,9 +111,10 @@ _SQUEUE_FIELDS = (
 )
 
 
-def submitted_scripts() -> dict[str, str] | None:
-    """Return path of the batch script -> array id of this user's jobs; None without an answer."""
-    shown = slurm_output("squeue", "--me", "-h", "-t", "all", "-O", "ArrayJobID: |,Command: ")
+def submitted_scripts(users: Collection[int]) -> dict[str, str] | None:
+    """Return path of the batch script -> array id of some users' jobs; None without an answer."""
+    of_users = f"--user={','.join(map(str, users))}"
+    shown = slurm_output("squeue", of_users, "-h", "-t", "all", "-O", "ArrayJobID: |,Command: ")
     if shown is None:
         return None
     lines = (line.partition("|") for line in shown.splitlines())

@@ -49,7 +49,10 @@ def page(
         clusters = {s.job.array.facts.get("cluster", "") for s in job_states} - {""}
         where = f" for cluster {', '.join(sorted(clusters))}" if clusters else ""
         parts.append(
-            Text(f"Slurm does not answer{where}: the state of its jobs is as they last wrote it.")
+            Text(
+                f"Slurm does not answer{where}, or hides its jobs from this user: their state is as "
+                "they last wrote it."
+            )
         )
     parts += [Text(f"  {line}") for line in _without_result(outcomes)]
     hints = (_continue_hint(store, job_states, outcomes), reconcile_hint(store, job_states))

@@ -1,0 +1,129 @@
+"""Results on a disk that is full, and on a shared file system that stands still for a while."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command import Command, fault
+from tests.launchers.slurm.conftest import SlurmClient, eventually
+from tests.launchers.slurm.sweeps import SMALL, Held, Sweep
+from vitsweep.launchers.slurm.node.remote_ranks import SECONDS_UNTIL_LOST
+from vitsweep.results.store import Store
+
+
+@pytest.fixture
+def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
+    yield Sweep(vitsweep, slurm_environ)
+    slurm_environ.cancel_all()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A results folder on a disk of its own, which a test can fill."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("needs root to mount a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.full
+def test_a_full_disk_ends_the_job_and_its_cells_run_again(sweep: Sweep, small_disk: Path) -> None:
+    asked = [*fault("Slow"), "sharding=fsdp", "sweep.baseline=null", f"sweep.folder={small_disk}"]
+    sweep.submit(*asked)
+    store = Store(small_disk / "default")
+    eventually(lambda: any(store.root.glob("cells/*/attempts/*")), 120, "the run")
+    fill(small_disk / "filler")
+    job = next(store.root.glob("jobs/*/slurm_id")).read_text() + "_0"
+    sweep.client.wait(job, "FAILED", seconds=120)
+    (small_disk / "filler").unlink()
+
+    told = sweep.command("collect", str(store.root), "--reconcile", quick=False)
+    assert "killed" in told.stdout, told.stderr
+    [record] = store.runs()
+    assert record.reason.endswith("could not write its results: No space left on device.")
+    assert sweep.command("-m", *asked, *SMALL).returncode == 0
+    assert sorted(str(run.status) for run in store.runs()) == ["killed", "measured"]
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as handle:
+        try:
+            while True:
+                handle.write(b"x" * 4096)
+        except OSError:
+            pass
+
+
+class SharedDisk:
+    """A file system whose server can stand still, as that of a cluster does under load.
+
+    Every access waits meanwhile, reading and writing.
+
+    Args:
+        folder: where it is mounted.
+        server: the process that serves it.
+    """
+
+    def __init__(self, folder: Path, server: "subprocess.Popen[bytes]") -> None:
+        self.folder, self._server = folder, server
+
+    def stall(self) -> None:
+        self._server.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._server.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def shared_disk(tmp_path: Path) -> Iterator[SharedDisk]:
+    """A folder behind bindfs, which is a FUSE server."""
+    if not shutil.which("bindfs") or not os.access("/dev/fuse", os.W_OK):
+        pytest.skip("needs /dev/fuse and bindfs: apt-get install bindfs")
+    folder, behind = tmp_path / "shared", tmp_path / "behind"
+    folder.mkdir()
+    behind.mkdir()
+    # without caches in the kernel, so that every access asks the server
+    options = "attr_timeout=0,entry_timeout=0,negative_timeout=0"
+    server = subprocess.Popen(["bindfs", "-f", "-o", options, behind, folder])
+    disk = SharedDisk(folder, server)
+    try:
+        eventually(lambda: os.path.ismount(folder), 30, "the mount")
+        yield disk
+    finally:
+        disk.go_on()
+        subprocess.run(["umount", "-l", folder], check=True)
+        server.wait(30)
+
+
+@pytest.mark.full
+def test_a_run_outlasts_a_shared_file_system_that_stands_still(
+    shared_disk: SharedDisk, sweep: Sweep
+) -> None:
+    held = Held(sweep.command.folder)  # not on the shared disk
+    asked = [*held.cell, "sharding=ddp,fsdp", "sweep.baseline=null"]
+    sweep.submit(*asked, f"sweep.folder={shared_disk.folder}")
+    store = Store(shared_disk.folder / "default")
+    eventually(held.is_waiting, 120, "the run")
+    shared_disk.stall()
+    reader = sweep.command.start("status", str(store.root), quick=False)
+    held.go_on()  # the ranks, the agent and the coordinator all meet the stalled disk
+    time.sleep(SECONDS_UNTIL_LOST + 35)  # the fault itself; a heartbeat is written every 30 s
+    assert reader.poll() is None, "it waits with the disk"
+    shared_disk.go_on()
+
+    out, _ = reader.communicate(timeout=120)
+    assert "killed" not in out
+    job = next(store.root.glob("jobs/*/slurm_id")).read_text() + "_0"
+    sweep.client.wait(job, "COMPLETED", seconds=180)
+    assert sorted((r.attempt, str(r.status)) for r in store.runs()) == [(1, "measured")] * 2

@@ -1,0 +1,64 @@
+"""A submitter that dies around `sbatch`: the same command finds the array, or submits it anew."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command import Command
+from tests.launchers.slurm.chaos import write_dying_sbatch
+from tests.launchers.slurm.conftest import SlurmClient
+from tests.launchers.slurm.sweeps import SMALL, Sweep
+
+ASKED = ("-m", *SMALL, "sharding=ddp", "hydra.launcher.wait=false")
+HELD = (*ASKED, "+hydra.launcher.additional_parameters.hold=true")
+
+
+@pytest.fixture
+def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
+    yield Sweep(vitsweep, slurm_environ)
+    slurm_environ.cancel_all()
+
+
+def die_while_submitting(
+    sweep: Sweep, folder: Path, monkeypatch: pytest.MonkeyPatch, *asked: str
+) -> None:
+    """Type the command with an `sbatch` that kills it; the name of its folder says when."""
+    write_dying_sbatch(folder)
+    with monkeypatch.context() as dying:
+        dying.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        assert sweep.command(*asked).returncode == -signal.SIGKILL
+    assert not list(sweep.command.store.root.glob("jobs/*/slurm_id"))
+
+
+@pytest.mark.slow
+def test_an_array_is_not_submitted_twice_when_its_submitter_dies_before_it_notes_the_id(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die_while_submitting(sweep, tmp_path / "dies_after", monkeypatch, *HELD)
+    again = sweep.command(*HELD)
+    assert "1 runs are in live jobs of this sweep already" in again.stdout, again.stderr
+    assert len(sweep.arrays) == 1
+    cancelled = sweep.command("cancel", quick=False)
+    assert "Cancelled 1 jobs" in cancelled.stdout, cancelled.stderr
+    assert sweep.client.states(sweep.job) == ["CANCELLED"]
+
+
+@pytest.mark.full
+def test_an_array_whose_submitter_died_before_slurm_took_it_is_submitted_anew(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die_while_submitting(sweep, tmp_path / "dies_before", monkeypatch, *ASKED)
+    again = sweep.command(*ASKED)
+    assert "1 runs are in live jobs" in again.stdout, "`sbatch` may still be on its way"
+
+    [array] = sweep.arrays
+    facts = array.facts | {"time": time.time() - 3600}
+    (array.folder / "array.json").write_text(json.dumps(facts))
+    assert sweep.command(*ASKED).returncode == 0
+    assert sweep.until_ended()["status"].tolist() == ["measured"]
+    assert len(sweep.command.runs()) == 1
