@@ -99,7 +99,9 @@ def supervise(
         append_attempt_event(
             request, "end", exit_codes=codes, in_time=in_time, saved_step=saved_step
         )
-    record = publish(request, cell, failure_of(ends, in_time, cell.measurement.timeout_min))
+    finished = set(codes) == {0}  # even where the time was over before that was known
+    failure = None if finished else failure_of(ends, in_time, cell.measurement.timeout_min)
+    record = publish(request, cell, failure)
     if record.status not in RESUMABLE:
         _drop_checkpoints((request.folder, *request.earlier, *request.trainings))
     if record.status == Status.measured:
