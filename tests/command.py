@@ -99,9 +99,9 @@ class Command:
         is_named = any(a.startswith(("+sweep=", "sweep.name=")) for a in typed)
         name = [f"sweep.name={SWEEP}"] if runs_cells and not is_named else []
         shown = [NO_REPORT] if runs_cells and quick else []
-        all_typed = [*name, *shown, *(QUICK if quick else ()), *typed]
-        last = {text.partition("=")[0].lstrip("+"): text for text in all_typed}  # of each key
-        return [*words, *last.values()]
+        keys = {_key(text) for text in typed}
+        ours = [*name, *shown, *(QUICK if quick else ())]
+        return [*words, *(text for text in ours if _key(text) not in keys), *typed]
 
     def _environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -117,6 +117,10 @@ class Command:
 
     def runs(self) -> DataFrame:
         return pd.read_parquet(self.store.root / "runs.parquet")
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+")
 
 
 def _front_door(words: list[str], folder: Path, environment: dict[str, str], *told: Any) -> None:

@@ -13,7 +13,7 @@ import yaml
 HOUSE = Path(__file__).parents[1]
 PACKAGE, PLUGINS, CONF = HOUSE / "vitsweep", HOUSE / "hydra_plugins", HOUSE / "conf"
 
-GROUND = ("spec", "errors", "console")
+GROUND = ("spec", "errors", "console", "cache_files")
 MAKING = (
     ("cell",),
     ("equivalence",),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cells import GPU_NODE, cell
 from tests.predict.test_step_trace import TRACE
-from vitsweep.predict.trace_cache import TraceCache, cache_folder
+from vitsweep.predict.trace_cache import TraceCache, traces_folder
 
 
 def test_a_trace_is_found_again(tmp_path: Path) -> None:
@@ -79,4 +79,4 @@ def test_cells_of_equal_shape_share_a_trace_and_no_others_do(tmp_path: Path) -> 
 
 def test_the_cache_lies_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache_folder() == Path("/somewhere/vitsweep/traces")
+    assert traces_folder() == Path("/somewhere/vitsweep/traces")

@@ -46,6 +46,7 @@ def draw(cells: DataFrame) -> Figure:
         axes.bar(nan, 0, label=HATCHED, **marks.fill(style.QUIET, False))
     marks.rows(axes, names[shown.index].tolist(), ends, longest_note)
     marks.reference_line(axes, 1.0)
-    axes.set_xlabel(f"{style.axis_label('speedup')}, 95 % interval over blocks")
+    over = "repetitions" if "replicated" in cells else "blocks"
+    axes.set_xlabel(f"{style.axis_label('speedup')}, 95 % interval over {over}")
     style.legend(axes, group)
     return figure

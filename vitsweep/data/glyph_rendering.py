@@ -1,15 +1,13 @@
 """Renders letters and digits of matplotlib's fonts as small distorted images, and keeps them on disk."""
 
 import hashlib
-import os
-import tempfile
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from io import BytesIO
 from math import cos, radians, sin
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -17,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from vitsweep.cache_files import cache_folder, write_cache_file
 from vitsweep.data.device_batches import DeviceBatches, Images
 from vitsweep.data.digits_tensors import resize_bilinear
 from vitsweep.data.glyph_fonts import (
@@ -65,18 +64,15 @@ def open_glyphs(cell: CellSpec, world: World) -> DeviceBatches:
 def glyphs(cache: Path | None = None) -> tuple[Split, Split]:
     """Return training and held-out images (N, 32, 32) with labels (N,).
 
-    They are kept in a file, which is written under another name and renamed: any number of ranks may
-    do so at once. A file that cannot be read counts as missing; where none can be written, nothing is
-    kept.
+    They are kept in a cache file; one that cannot be read counts as missing.
 
     Args:
-        cache: folder of the file; `$XDG_CACHE_HOME/vitsweep`, or `~/.cache/vitsweep`, by default.
+        cache: folder of the file; that of `cache_files` by default.
 
     Raises:
         VitsweepError: the fonts are not where matplotlib keeps them.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = (cache or Path(base) / "vitsweep") / f"glyphs-{_key()}.npz"
+    path = (cache or cache_folder()) / f"glyphs-{_key()}.npz"
     with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile), path.open("rb") as file:
         kept = np.load(file)
         parts = [kept[name] for name in ("train", "train_labels", "test", "test_labels")]
@@ -159,14 +155,8 @@ def _key() -> str:
 
 
 def _keep(path: Path, train: Split, test: Split) -> None:
-    arrays: dict[str, Any] = {"train": train[0], "train_labels": train[1]}
-    arrays |= {"test": test[0], "test_labels": test[1]}
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        try:
-            with open(handle, "wb") as file:
-                np.savez_compressed(file, **arrays)
-            os.replace(name, path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
+    content = BytesIO()
+    np.savez_compressed(
+        content, train=train[0], train_labels=train[1], test=test[0], test_labels=test[1]
+    )
+    write_cache_file(path, content.getvalue())

@@ -9,7 +9,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.execution.code_hash import CellCode, Sources
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.machine import HERE, Machine
 from vitsweep.spec.recipe import OPTIMIZER_FIELDS
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.rules import conflicts
@@ -114,11 +114,17 @@ def plan_cell(
     _require_single_choices(composed)
     tree = resolve(composed.tree, machine)
     cell = cell_from_tree(tree)
+    lacking = cell.runtime.lacking_here(cell) if machine.described_by == HERE else ()
     return PlannedCell(
         composed=composed,
         tree=tree,
         spec=cell,
-        reasons=(*conflicts(cell), *_changed_model(cell, composed), *_replaced(cell, composed)),
+        reasons=(
+            *conflicts(cell),
+            *lacking,
+            *_changed_model(cell, composed),
+            *_replaced(cell, composed),
+        ),
         sources=sources or Sources(),
     )
 

@@ -3,14 +3,12 @@
 import gzip
 import hashlib
 import json
-import os
-import tempfile
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from vitsweep.cache_files import cache_folder, write_cache_file
 from vitsweep.execution.code_hash import Sources, folder_hash
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.spec.cell_spec import CellSpec
@@ -22,17 +20,16 @@ VALUES = ("learning_rate", "weight_decay", "beta1", "beta2", "eps", "momentum")
 """Fields of an optimizer by which no operator differs."""
 
 
-def cache_folder() -> Path:
+def traces_folder() -> Path:
     """Return the folder of the traces; it need not exist."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "vitsweep" / "traces"
+    return cache_folder() / "traces"
 
 
 class TraceCache:
     """One compressed JSON file for each distinct shape of a step.
 
-    Safe under concurrent use: files are written under another name and renamed. A damaged file counts
-    as missing and is replaced. Without a folder that can be written nothing is kept.
+    Safe under concurrent use. A damaged file counts as missing and is replaced. Without a folder that
+    can be written nothing is kept.
 
     Args:
         folder: of the files.
@@ -40,7 +37,7 @@ class TraceCache:
     """
 
     def __init__(self, folder: Path | None = None, sources: Sources | None = None) -> None:
-        self._folder = folder or cache_folder()
+        self._folder = folder or traces_folder()
         self._sources = sources or Sources()
 
     def key(self, cell: CellSpec) -> str:
@@ -67,16 +64,9 @@ class TraceCache:
 
     def put(self, key: str, trace: StepTrace) -> None:
         """Keep a trace."""
-        content = gzip.compress(json.dumps(trace.to_json()).encode(), mtime=0)
-        with suppress(OSError):
-            self._path(key).parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._path(key).parent)
-            try:
-                with open(handle, "wb") as file:
-                    file.write(content)
-                os.replace(name, self._path(key))
-            except OSError:
-                Path(name).unlink(missing_ok=True)
+        write_cache_file(
+            self._path(key), gzip.compress(json.dumps(trace.to_json()).encode(), mtime=0)
+        )
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}.json.gz"

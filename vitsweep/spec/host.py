@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from vitsweep.errors import VitsweepError
 from vitsweep.spec.technique import Technique
 
 if TYPE_CHECKING:
@@ -64,6 +65,14 @@ class Runtime(Technique):
         """Steps between two collections where they are scheduled."""
         return 0
 
+    def lacking_here(self, cell: "CellSpec") -> Iterator[str]:
+        """Yield one full sentence for each thing that `cell` needs and this machine lacks.
+
+        Unlike `conflicts` it depends on the machine: a command asks where it runs the cells itself, and
+        each rank asks on its node.
+        """
+        return iter(())
+
     def environment(self) -> Mapping[str, str]:
         """Variables that a rank must find when it starts; the ranks are new processes then."""
         return {}
@@ -74,3 +83,5 @@ class Runtime(Technique):
         Raises:
             VitsweepError: the node lacks what is needed.
         """
+        for reason in self.lacking_here(cell):
+            raise VitsweepError(reason)

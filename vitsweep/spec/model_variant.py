@@ -1,5 +1,6 @@
 """The kinds of technique that change what is trained or evaluated: blocks, tokens, averaged weights."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from vitsweep.spec.technique import Technique
@@ -17,6 +18,9 @@ class ModelVariant(Technique):
     draws: ClassVar[bool] = False
     """True where a forward pass in training makes random choices, those of `model.draws`."""
 
+    group: ClassVar[str]
+    """The name of the group in `conf/`."""
+
     @property
     def least_images(self) -> int:
         """Images of a forward pass from which on the choice changes anything."""
@@ -30,6 +34,23 @@ class ModelVariant(Technique):
     def shape(self, spec: "ModelSpec", cell: "CellSpec") -> "ModelSpec":
         """Return the shape of the model as `cell` trains it: parameters and FLOPs follow from it."""
         return spec
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse what random choices in each forward pass cannot go with."""
+        if not self.draws:
+            return
+        me = f"{self.group}={self.name}"
+        if cell.precision.float8 and not getattr(cell.precision, "emulate", False):
+            yield (
+                f"`precision={cell.precision.name}` needs products whose number of rows is divisible "
+                f"by 16, which what `{me}` keeps is not: use `precision=bf16`."
+            )
+        if cell.compilation.captures_step or cell.compilation.scope == "model":
+            yield (
+                f"`{me}` draws anew in each forward pass, from a generator of its own, which "
+                f"`compilation={cell.compilation.name}` cannot hold in its graph: use "
+                "`compilation=compile_blocks`, which is handed the draws."
+            )
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Change the model in place, before any other technique sees it.
@@ -47,9 +68,13 @@ class ModelVariant(Technique):
 class BlockVariant(ModelVariant):
     """How the branches of a transformer block, attention and MLP, are put together."""
 
+    group: ClassVar[str] = "vit_block"
+
 
 class TokenVariant(ModelVariant):
     """Which tokens go through the blocks in training."""
+
+    group: ClassVar[str] = "tokens"
 
 
 class Averaging(Technique):

@@ -2,11 +2,12 @@
 
 import gc
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.cells import GPU_NODE, TINY, cell, entry
+from tests.cells import GPU_NODE, LAPTOP, TINY, cell, entry
 from tests.choices import choice
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.rank_processes import context_for, variables
@@ -71,6 +72,17 @@ def test_what_a_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "`resources.device=cpu`" in refusals("runtime=expandable_segments")
     assert not refusals("runtime=expandable_segments", gpu=True)
     assert "is for tensors in host memory" in refusals("runtime=huge_pages", gpu=True)
+
+
+def test_a_cluster_is_judged_by_its_nodes_and_not_by_the_machine_that_submits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "find_allocator", lambda library: None)
+    nodes = replace(LAPTOP, described_by="partition long")
+    planned = entry(*TINY, "runtime=jemalloc", machine=nodes)
+    assert not planned.reasons
+    with pytest.raises(VitsweepError, match="needs the library jemalloc, which this machine lacks"):
+        planned.spec.runtime.set_up(planned.spec, 0)
 
 
 @pytest.mark.parametrize(("text", "mode"), [("always [madvise] never", "madvise"), ("", "")])

@@ -43,7 +43,7 @@ class HostAllocator(Runtime):
 
     library: Literal["jemalloc", "tcmalloc"]
 
-    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+    def lacking_here(self, cell: "CellSpec") -> Iterator[str]:
         """Say where the library is missing."""
         if find_allocator(self.library) is None:
             yield (
@@ -65,8 +65,9 @@ class HostAllocator(Runtime):
         """Refuse a process that does not run with it.
 
         Raises:
-            VitsweepError: the process was started without.
+            VitsweepError: the library is missing, or the process was started without it.
         """
+        super().set_up(cell, local_rank)
         maps = Path("/proc/self/maps").read_text(encoding="utf-8")
         if self.library not in maps:
             raise _not_started_so(self.name, self.environment() or {"LD_PRELOAD": self.library})
@@ -124,13 +125,16 @@ class HugePages(Runtime):
     """
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse GPUs, and a kernel that gives none."""
+        """Refuse GPUs."""
         if cell.resources.device == "cuda":
             yield (
                 f"`runtime={self.name}` is for tensors in host memory, and this cell has "
                 "`resources.device=cuda`: use `runtime=expandable_segments`, or `runtime=plain`."
             )
-        elif huge_pages_of_kernel() in ("never", ""):
+
+    def lacking_here(self, cell: "CellSpec") -> Iterator[str]:
+        """Say where the kernel gives none."""
+        if huge_pages_of_kernel() in ("never", ""):
             yield (
                 f"`runtime={self.name}` needs transparent huge pages, and {HUGE_PAGES} of this machine "
                 "says never: `echo madvise` into it as root, or use `runtime=plain`."
@@ -146,6 +150,7 @@ class HugePages(Runtime):
         Raises:
             VitsweepError: it was.
         """
+        super().set_up(cell, local_rank)
         if os.environ.get("THP_MEM_ALLOC_ENABLE") != "1":
             raise _not_started_so(self.name, self.environment())
 

@@ -74,7 +74,7 @@ class BoundCores(Runtime):
     to: Literal["cores", "numa_node"]
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse fewer cores than threads, and a machine with one NUMA node."""
+        """Refuse fewer cores than threads."""
         resources = cell.resources
         threads = resources.ranks_per_node * resources.threads_per_rank
         if threads > resources.cores_per_node:
@@ -84,7 +84,10 @@ class BoundCores(Runtime):
                 f"{resources.threads_per_rank}` is more than the {resources.cores_per_node} cores of a "
                 "node: use fewer threads, or `runtime=plain`."
             )
-        if self.to == "numa_node" and resources.device == "cpu" and len(numa_nodes()) < 2:
+
+    def lacking_here(self, cell: "CellSpec") -> Iterator[str]:
+        """Say where there is one NUMA node."""
+        if self.to == "numa_node" and cell.resources.device == "cpu" and len(numa_nodes()) < 2:
             yield (
                 f"`runtime={self.name}` needs several NUMA nodes, and this machine shows "
                 f"{len(numa_nodes())}: use `runtime=bind_cores`, or `runtime=plain`."
@@ -94,8 +97,9 @@ class BoundCores(Runtime):
         """Let this process run on its cores alone.
 
         Raises:
-            VitsweepError: the job has fewer cores on this node than ranks.
+            VitsweepError: the job has fewer cores on this node than ranks, or the node no NUMA nodes.
         """
+        super().set_up(cell, local_rank)
         allowed = os.sched_getaffinity(0)
         if self.to == "cores":
             own = share_of_cores(allowed, local_rank, cell.resources.ranks_per_node)

@@ -47,6 +47,7 @@ class DropTokens(TokenVariant):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse shares that keep no patch or all, and heads and methods that need every patch."""
+        yield from super().conflicts(cell)
         yield from one_axis_conflicts(cell, self.name)
         spec = cell.model
         if not isinstance(spec, ViTSpec):
@@ -74,17 +75,6 @@ class DropTokens(TokenVariant):
                 f"`{me}` has fewer tokens in training than in the evaluation after `task.epochs="
                 f"{cell.task.epochs}`, and `sequence_parallel={cell.sequence_parallel.name}` deals out "
                 "one number of them: use `task=measure`, or `sequence_parallel=none`."
-            )
-        if cell.precision.float8 and not getattr(cell.precision, "emulate", False):
-            yield (
-                f"`precision={cell.precision.name}` needs products whose number of rows is divisible "
-                f"by 16, which the kept tokens of `{me}` are not in its proof: use `precision=bf16`."
-            )
-        if cell.compilation.captures_step or cell.compilation.scope == "model":
-            yield (
-                f"`{me}` draws the patches anew in each forward pass from a generator of its own, which "
-                f"`compilation={cell.compilation.name}` cannot hold in its graph: use "
-                "`compilation=compile_blocks`."
             )
 
     def apply(self, model: "nn.Module") -> "nn.Module":

@@ -54,6 +54,7 @@ class DropSamples(BlockVariant):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse batches of which nothing or all would be dropped, and what cannot draw anew."""
+        yield from super().conflicts(cell)
         me, images = f"vit_block={self.name}", cell.images_per_forward
         if round(images * (1 - self.rate)) in (0, images):
             least = f"at least {self.least_images} images"
@@ -67,17 +68,6 @@ class DropSamples(BlockVariant):
             yield (
                 f"`{me}` drops whole images, and a block of `model={cell.model.name}` sees the rows or "
                 "frames of an image as a batch: use a `vit_*`, or `vit_block=plain`."
-            )
-        if cell.precision.float8 and not getattr(cell.precision, "emulate", False):
-            yield (
-                f"`precision={cell.precision.name}` needs products whose number of rows is divisible "
-                f"by 16, which the kept images of `{me}` are not: use `precision=bf16`."
-            )
-        if cell.compilation.captures_step or cell.compilation.scope == "model":
-            yield (
-                f"`{me}` draws the images anew in each forward pass from a generator of its own, which "
-                f"`compilation={cell.compilation.name}` cannot hold in its graph: use "
-                "`compilation=compile_blocks`, which is handed the draws."
             )
 
     def apply(self, model: "nn.Module") -> "nn.Module":
