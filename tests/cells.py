@@ -1,13 +1,16 @@
 """Cells from the real conf/, small enough for tests."""
 
+from dataclasses import replace
 from functools import cache
 
 from vitsweep.composition.composer import Composer
 from vitsweep.planning.sweep_plan import PlannedCell, plan_cell
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.machine import HERE, Machine
 
 LAPTOP = Machine(device="cpu", cores_per_node=2, devices_per_node=0, described_by="tests")
+THIS_LAPTOP = replace(LAPTOP, described_by=HERE)
+"""As `LAPTOP`, but what a cell needs is looked up on the machine of the tests."""
 GPU_NODE = Machine(device="cuda", cores_per_node=64, devices_per_node=8, described_by="tests")
 
 TINY = (

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import vitsweep
-from tests.cells import TINY, composer, entry
+from tests.cells import THIS_LAPTOP, TINY, composer, entry
 from tests.data.pictures import write_folder
 from tests.ranks import RankFailedError, on_ranks, placed
 from vitsweep.composition.conf_dir import conf_dir
@@ -162,7 +162,7 @@ def tiny(choice: str, pictures: Path) -> PlannedCell:
         for t in TINY
         if not (choice.startswith(("model=resnet", *OF_USERS)) and t.startswith("model."))
     ]
-    return entry(*ON_CPU, *shape, *ONE_STEP, *two_patches, *beside, choice)
+    return entry(*ON_CPU, *shape, *ONE_STEP, *two_patches, *beside, choice, machine=THIS_LAPTOP)
 
 
 def run_all(world: World, cells: list[CellSpec], folder: Path) -> list[Summary]:

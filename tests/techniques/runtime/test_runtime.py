@@ -2,12 +2,11 @@
 
 import gc
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.cells import GPU_NODE, LAPTOP, TINY, cell, entry
+from tests.cells import GPU_NODE, LAPTOP, THIS_LAPTOP, TINY, cell, entry
 from tests.choices import choice
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.rank_processes import context_for, variables
@@ -16,8 +15,8 @@ from vitsweep.training.garbage import ScheduledCollection, garbage_collector_off
 
 
 def refusals(*overrides: str, gpu: bool = False) -> str:
-    machine = {"machine": GPU_NODE} if gpu else {}
-    return " ".join(entry(*TINY, *overrides, **machine).reasons)
+    machine = GPU_NODE if gpu else THIS_LAPTOP
+    return " ".join(entry(*TINY, *overrides, machine=machine).reasons)
 
 
 def test_cores_are_shared_out_without_overlap_and_neighbours_stay_together(
@@ -78,8 +77,7 @@ def test_a_cluster_is_judged_by_its_nodes_and_not_by_the_machine_that_submits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory, "find_allocator", lambda library: None)
-    nodes = replace(LAPTOP, described_by="partition long")
-    planned = entry(*TINY, "runtime=jemalloc", machine=nodes)
+    planned = entry(*TINY, "runtime=jemalloc", machine=LAPTOP)
     assert not planned.reasons
     with pytest.raises(VitsweepError, match="needs the library jemalloc, which this machine lacks"):
         planned.spec.runtime.set_up(planned.spec, 0)

@@ -129,7 +129,7 @@ REFUSED = {
     "model=resnet_nano": "use `vit_block=plain`",
     "compilation=compile_model": "use `compilation=compile_blocks`",
     "compilation=cuda_graphs": "which `compilation=cuda_graphs` cannot hold in its graph",
-    "precision=fp8": "which the kept images of `vit_block=drop_samples` are not",
+    "precision=fp8": "divisible by 16, which what `vit_block=drop_samples` keeps is not",
 }
 
 
