@@ -18,8 +18,8 @@ fits a layout whose exchanges of parameters do not grow with the machine. The ra
 has no source, which shifts all points of a curve together and cancels in the efficiency; the figures of its
 network do not cancel.
 
-**DSP** works on videos with two axes of tokens, for which there are no closed formulas: plan its sweeps with
-`python -m vitsweep plan -m +sweep=dsp_weak_scaling --hardware h100`.
+**DSP** works on videos with two axes of tokens, for which there are no closed formulas:
+`analysis.dsp_on_paper` traces its sweeps instead.
 """
 
 import sys
@@ -33,9 +33,9 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.composition.composer import Composer
 from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.predict.closed_cell import formats_of, held_whole, layout_of, shape_of
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.hardware import hardware_named
-from vitsweep.predict.layouts import formats_of, held_whole, layout_of, shape_of
 from vitsweep.predict.step_time import predict_step
 from vitsweep.predict.table_rates import TableRates
 from vitsweep.spec.cell_spec import CellSpec

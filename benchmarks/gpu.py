@@ -8,7 +8,7 @@ is missing, and `PYTHONPATH=CHECKOUT:FOLDER` does the rest.
 
 The parts run in this order, each in a process of its own with its share of the time, and write
 `<part>.json` as they go: a machine that is taken away early leaves the most wanted results. `--dry`
-lists them with their seconds; `--smoke` runs all of them on a CPU with tiny shapes.
+lists what each would run, with its planned seconds; `--smoke` runs all of them on a CPU with tiny shapes.
 """
 
 import argparse
@@ -18,40 +18,15 @@ import subprocess
 import sys
 import tarfile
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from gpu_list import PARTS, START_S, Part  # noqa: E402
+
 PLANNED_MINUTES = 8.0
-START_S = 12.0
-"""Seconds of a part in which Python imports torch and CUDA starts."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One question.
-
-    Attributes:
-        name: of its file.
-        seconds: of eight minutes, with its start.
-        question: what it answers.
-    """
-
-    name: str
-    seconds: float
-    question: str
-
-
-PARTS = (
-    Part("smoke", 60, "Does one step of every technique run, and the causal kernel with padding?"),
-    Part("peers", 140, "ViT-L/16, bfloat16: how fast beside timm, torchvision, transformers?"),
-    Part("one_at_a_time", 170, "What does each technique bring, alone?"),
-    Part("attention", 50, "Which attention kernel is fastest at which length?"),
-    Part("profile", 60, "Where does the time of a step go?"),
-)
-"""They add up to eight minutes."""
 
 
 def main() -> None:
@@ -59,18 +34,20 @@ def main() -> None:
     arguments = parsed()
     scale = arguments.minutes / PLANNED_MINUTES
     for part in PARTS:
-        print(f"{part.seconds * scale:6.0f} s  {part.name:14} {part.question}")
+        lines = part.plan(scale)
+        print("\n".join(lines if arguments.dry else lines[:1]))
     if arguments.dry:
         return
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    (out / "environment.json").write_text(json.dumps(machine(arguments), indent=1) + "\n")
-    logs = [run(part, part.seconds * scale, arguments) for part in PARTS]
+    environment = out / "environment.json"
+    environment.write_text(json.dumps(machine(arguments), indent=1) + "\n")
+    logs = [environment, *(run(part, part.seconds * scale, arguments) for part in PARTS)]
+    (out / "report.md").write_text(report(out))
     with tarfile.open(out / "logs.tar.gz", "w:gz") as tar:
         for log in logs:
             tar.add(log, log.name)
             log.unlink()
-    (out / "report.md").write_text(report(out))
     missing = [part.name for part in PARTS if not (out / f"{part.name}.json").exists()]
     print(f"-> {out}" + (f"; without figures: {', '.join(missing)}" if missing else ""))
     sys.exit(1 if missing else 0)
@@ -136,7 +113,8 @@ def machine(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def report(out: Path) -> str:
     """Return the figures as Markdown tables."""
-    lines = ["# One GPU", ""]
+    facts = json.loads((out / "environment.json").read_text())
+    lines = ["# One GPU", "", *(f"- {name}: {_text(value)}" for name, value in facts.items()), ""]
     for part in PARTS:
         path = out / f"{part.name}.json"
         lines += [f"## {part.question}", ""]
@@ -155,7 +133,8 @@ def _table(figures: dict[str, Any]) -> list[str]:
     columns = list(dict.fromkeys(column for row in rows for column in row if column != "turns_ms"))
     cells = [[_text(row.get(column)) for column in columns] for row in rows]
     head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return [*head, *("| " + " | ".join(row) + " |" for row in cells), ""]
+    summary = [f"- {name}: {_text(value)}" for name, value in figures.get("summary", {}).items()]
+    return [*head, *("| " + " | ".join(row) + " |" for row in cells), "", *summary, ""]
 
 
 def _text(value: Any) -> str:

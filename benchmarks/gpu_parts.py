@@ -12,6 +12,20 @@ import gpu_steps
 import peers
 import torch
 import torch.distributed as dist
+from gpu_list import (
+    BASE,
+    BLOG,
+    BLOG_NAME,
+    KERNELS,
+    LENGTHS,
+    NEEDS,
+    OURS,
+    PROFILED,
+    SINGLE_CHOICES,
+    UPDATES,
+    choices,
+)
+from gpu_prediction import prediction
 from gpu_steps import (
     SMOKE,
     Contender,
@@ -24,23 +38,11 @@ from gpu_steps import (
     time_in_turns,
 )
 
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.measure.calibrate import calibrate
 from vitsweep.spec.mesh_shape import MeshShape
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.techniques.sequence_parallel.block_attention import Plain, block_attention
 from vitsweep.world import World, device_mesh
 
-BASE = ("precision=bf16", "optimizer=adamw_fused")
-NEEDS = {
-    "attention=sdpa_causal": ("classifier=pooled",),
-    "sequence_parallel=segment_local": ("classifier=pooled",),
-    "sequence_parallel=dsp": ("model=video_vit_nano", "data=synthetic_video"),
-    "sequence_parallel=lasp": ("attention=linear", "attention.causal=true", "classifier=pooled"),
-    "sequence_parallel=lasp2": ("attention=linear",),
-    "precision=fp8": ("compilation=compile_blocks",),
-}
-"""Technique -> choices without which it is refused, or slow."""
 Write = Callable[[dict[str, Any]], None]
 
 
@@ -64,13 +66,12 @@ def smoke(size: Size, deadline: float, write: Write) -> None:
     """One step of every technique, and the causal kernel with padding: pass, or the reason."""
     world, results = world_of(size, group=True), {}
     small = Size(size.device, "vit_tiny", SMOKE.resolution_px, ("model.depth=2",))
-    for group in TECHNIQUE_GROUPS:
-        for path in sorted((conf_dir() / group).glob("*.yaml")):
-            if time.monotonic() > deadline:
-                results[f"{group}={path.stem}"] = "no time was left"
-                continue
-            results[f"{group}={path.stem}"] = _one_step(small, f"{group}={path.stem}", world)
-            write({"steps": results})
+    for choice in choices():
+        if time.monotonic() > deadline:
+            results[choice] = "no time was left"
+            continue
+        results[choice] = _one_step(small, choice, world)
+        write({"steps": results})
     write({"steps": results, "causal kernel": _causal_kernel(size)})
     dist.destroy_process_group()
 
@@ -111,8 +112,7 @@ def beside_peers(size: Size, deadline: float, write: Write) -> None:
     found, absent = peers.available()
     others = [name for name in found if not name.startswith("vitsweep") and "eager" not in name]
     contenders = [
-        ours(f"vitsweep {name}", size, *BASE, f"compilation={name}", images=images)
-        for name in ("eager", "compile_blocks")
+        ours(f"vitsweep {name}", size, *BASE, f"compilation={name}", images=images) for name in OURS
     ]
     tflop = contenders[0].model_tflop
     for name in others:
@@ -128,50 +128,27 @@ def one_at_a_time(size: Size, deadline: float, write: Write) -> None:
     """Each technique alone over one rank, bfloat16 and fused AdamW; the blog's baseline under TF32."""
     rates = calibrate(world_of(size, group=False))
     small, large = (4, 8) if size.seconds == 0 else (32, _largest_batch(size))
-    choices = [
-        (),
-        *(("compilation=compile_blocks",), ("compilation=compile_model",)),
-        ("compilation=cuda_graphs",),
-        *(
-            (f"precision={p}",)
-            for p in ("fp32", "tf32", "O1", "O2", "O3", "bf16_params", "bf16_masters")
-        ),
-        ("precision=fp8", "compilation=compile_blocks"),
-        *((f"layout={each}",) for each in ("batch_second",)),
-        ("layout.channels_last=true",),
-        ("classifier=pooled",),
-        *((f"memory={each}",) for each in ("recompute_blocks", "offload_activations")),
-        *((f"optimizer=adamw_{each}",) for each in ("loop", "foreach", "contiguous")),
-        ("optimizer=muon",),
-    ]
     images = max(16, large // 16 * 16)  # FP8 wants multiples of 16
     contenders = [
-        ours(" ".join(choice) or "base", size, *BASE, *choice, images=images) for choice in choices
+        ours(" ".join(choice) or "base", size, *BASE, *choice, images=images)
+        for choice in SINGLE_CHOICES
     ]
     contenders += [
         ours(f"optimizer=adamw_{each} at {small} images", size, BASE[0], f"optimizer=adamw_{each}",
              images=small)
-        for each in ("loop", "foreach", "fused", "contiguous")
+        for each in UPDATES
     ]  # fmt: skip
-    blog = ("precision=tf32", "optimizer=adamw_loop", "attention=mha_module")
-    contenders.append(ours("the blog's baseline as torch 1.11 ran it", size, *blog, images=images))
+    contenders.append(ours(BLOG_NAME, size, *BLOG, images=images))
     contenders.sort(key=lambda c: "compil" in c.name)  # compiling takes long: last
     _measured(contenders, size, 2, deadline, write, rates)
 
 
 def attention(size: Size, deadline: float, write: Write) -> None:
     """Kernels at 197 to 64K tokens, forward and backward, 16 heads of width 64."""
-    lengths = (17, 64) if size.seconds == 0 else (197, 1024, 4096, 16384, 65536)
+    lengths = (17, 64) if size.seconds == 0 else LENGTHS
     rows: list[dict[str, Any]] = []
     for tokens in lengths:
-        for name in (
-            "sdpa_auto",
-            "sdpa_flash",
-            "sdpa_cudnn",
-            "sdpa_efficient",
-            "sdpa_math",
-            "flex",
-        ):
+        for name in KERNELS:
             if time.monotonic() > deadline:
                 rows.append({"tokens": tokens, "kernel": name, "reason": "no time was left"})
                 continue
@@ -226,7 +203,7 @@ def profile(size: Size, deadline: float, write: Write) -> None:
 
     images = 8 if size.seconds == 0 else _largest_batch(size)
     results: dict[str, Any] = {}
-    for name, choice in (("eager", ()), ("compile_blocks", ("compilation=compile_blocks",))):
+    for name, choice in PROFILED.items():
         if time.monotonic() > deadline:
             results[name] = {"reason": "no time was left"}
             write({"images": images, "cells": results})
@@ -306,6 +283,7 @@ PARTS: dict[str, Callable[[Size, float, Write], None]] = {
     "one_at_a_time": one_at_a_time,
     "attention": attention,
     "profile": profile,
+    "prediction": prediction,
 }
 
 

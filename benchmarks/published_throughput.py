@@ -1,6 +1,6 @@
 """Predicted against published step times, by regime; run as `python -m benchmarks.published_throughput DIR`.
 
-DIR holds clones of three repositories, whose tables are read and not copied:
+DIR holds clones of four repositories, whose tables are read and not copied:
 
 - github.com/VIA-Research/vTrain (MIT): 1,549 measured layouts of GPT models on 2 to 512 A100, Megatron-LM,
   tensor, data and pipeline parallel, everything recomputed (data/ground_truth_*.csv)
@@ -8,6 +8,8 @@ DIR holds clones of three repositories, whose tables are read and not copied:
   A100 and H100 (scripts/train/benchmarking/README.md)
 - github.com/huggingface/pytorch-image-models (Apache-2.0): ViTs on one RTX 3090 under autocast
   (results/benchmark-train-amp-nchw-*.csv)
+- github.com/sitar-lab/NeuSight (MIT): forward and backward passes of BERT, GPT and OPT in float32 on one A100
+  and one H100, eager attention (scripts/asplos/label/*/*-train-*.json)
 
 The figures of the profiles were written down before the tables were opened (the commit that added
 `vitsweep/predict/profiles`). The A100 rows of llm-foundry then gave two numbers, `table_rates.OVERHEAD` and
@@ -20,68 +22,21 @@ import io
 import math
 import re
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kept import keep
+from benchmarks.published_neusight import neusight
+from benchmarks.published_rows import Row, gpt, mesh_of, text_of
 from vitsweep.predict.closed_memory import Formats, Layout, Transformer
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.hardware import Figure, hardware_named
-from vitsweep.predict.step_time import StepTimePrediction, predict_step
+from vitsweep.predict.step_time import predict_step
 from vitsweep.predict.table_rates import TableRates
-from vitsweep.spec.mesh_shape import MeshShape
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One published measurement beside its prediction.
-
-    Attributes:
-        regime: rows that are judged together.
-        group: rows among which a user would choose (the same model, GPUs and batch).
-        label: its conditions.
-        measured_ms: published step time.
-        prediction: ours.
-    """
-
-    regime: str
-    group: str
-    label: str
-    measured_ms: float
-    prediction: StepTimePrediction
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured, minus 1."""
-        return self.prediction.step_time_ms / self.measured_ms - 1
-
-    @property
-    def held(self) -> bool:
-        """Whether the 80 % interval holds the measurement."""
-        return self.prediction.low_ms <= self.measured_ms <= self.prediction.high_ms
-
-
-def gpt(
-    depth: int, width: int, heads: int, tokens: int, vocabulary: int, fused: bool
-) -> Transformer:
-    """A decoder with learned positions and an output layer over all tokens, tied to its embedding."""
-    return Transformer(
-        depth=depth,
-        width=width,
-        heads=heads,
-        mlp_width=4 * width,
-        tokens=tokens,
-        edge_parameters=(vocabulary + tokens + 2) * width,
-        edge_products=((1, width, 1), (tokens, vocabulary, width)),
-        causal=fused,
-        fused_attention=fused,
-    )
-
 
 HALF = Formats(
     compute="bfloat16",
@@ -101,12 +56,12 @@ def vtrain(folder: Path) -> Iterator[Row]:
     cards = Figure(12.5, "800 Gb/s per node of 8, vTrain's configurations", "published")
     rates = TableRates(replace(a100, figures={**a100.figures, "nic_gb_s": cards}))
     for name in ("multi", "single"):
-        text = _text(folder / "vTrain", f"data/ground_truth_{name}.csv")
+        text = text_of(folder / "vTrain", f"data/ground_truth_{name}.csv")
         for line in csv.DictReader(io.StringIO(text.lstrip("\ufeff"))):
             number = {key: float(value) for key, value in line.items() if value}
             whole = {key: int(value) for key, value in number.items()}
             t, d, p = (whole[f"{axis} parallelism"] for axis in ("tensor", "data", "pipeline"))
-            mesh = _mesh(pipeline=p, replicate=d, tensor=t)
+            mesh = mesh_of(pipeline=p, replicate=d, tensor=t)
             layout = Layout(
                 mesh=mesh,
                 ranks_per_node=8,
@@ -143,7 +98,7 @@ CHIPS = {"h100_80gb": "h100", "a100_80gb": "a100_80g", "a100_40gb": "a100_40g"}
 
 def llm_foundry(folder: Path) -> Iterator[Row]:
     """FSDP over all GPUs, bfloat16 gathered and reduced, fused causal attention, AdamW per tensor list."""
-    text = _text(folder / "llm-foundry", "scripts/train/benchmarking/README.md")
+    text = text_of(folder / "llm-foundry", "scripts/train/benchmarking/README.md")
     header: list[str] = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -161,7 +116,7 @@ def llm_foundry(folder: Path) -> Iterator[Row]:
 def _mpt(row: dict[str, str]) -> Row:
     gpus, tokens = int(row["# GPUs"]), int(row["SeqLen (T)"])
     per_second = float(row["Throughput (T/s)"])
-    mesh = _mesh(shard=gpus)
+    mesh = mesh_of(shard=gpus)
     layout = Layout(
         mesh=mesh,
         ranks_per_node=8,
@@ -192,7 +147,7 @@ VITS = {"tiny": (192, 3, 12), "small": (384, 6, 12), "base": (768, 12, 12), "lar
 def timm(folder: Path) -> Iterator[Row]:
     """One RTX 3090, PyTorch 1.12, autocast to float16, attention in plain operators, SGD per list."""
     tables = folder / "pytorch-image-models"
-    text = _text(tables, "results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv")
+    text = text_of(tables, "results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv")
     rates = TableRates(hardware_named("rtx_3090"))
     formats = Formats(compute="float16", stream=4, inner=2, optimizer=4)
     for row in csv.DictReader(io.StringIO(text)):
@@ -208,7 +163,7 @@ def timm(folder: Path) -> Iterator[Row]:
             edge_products=((patches, width, 3 * patch**2), (1, 1000, width)), fused_attention=False,
         )  # fmt: skip
         layout = Layout(
-            mesh=_mesh(),
+            mesh=mesh_of(),
             ranks_per_node=1,
             micro_batch=int(row["train_batch_size"]),
             update="foreach",
@@ -268,22 +223,9 @@ def regrets(rows: list[Row], fewest: int = 5) -> dict[str, Any]:
     }
 
 
-def _mesh(**degrees: int) -> MeshShape:
-    axes = ("pipeline", "replicate", "shard", "sequence", "ring", "ulysses", "tensor")
-    return MeshShape(**{axis: degrees.get(axis, 1) for axis in axes})
-
-
-def _text(clone: Path, path: str) -> str:
-    """Read a file of a clone, with or without a work tree."""
-    if (clone / path).is_file():
-        return (clone / path).read_text(encoding="utf-8")
-    command = ["git", "-C", str(clone), "show", f"HEAD:{path}"]
-    return subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
-
-
 def main(folder: Path) -> None:
     """Print the tables and keep the figures."""
-    rows = [*vtrain(folder), *llm_foundry(folder), *timm(folder)]
+    rows = [*vtrain(folder), *llm_foundry(folder), *timm(folder), *neusight(folder)]
     by_regime = regimes(rows)
     for regime, figures in by_regime.items():
         print(f"{regime:34s}", {k: round(v, 3) for k, v in figures.items()})

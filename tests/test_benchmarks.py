@@ -47,12 +47,15 @@ def test_the_parts_of_the_gpu_benchmark_fill_its_minutes() -> None:
     command = [sys.executable, BENCHMARKS / "gpu.py", "--dry", "--minutes"]
     for minutes in (2, 8, 20):
         done = subprocess.run([*command, str(minutes)], capture_output=True, text=True, timeout=60)
-        lines = [line.split() for line in done.stdout.splitlines()]
-        assert sum(float(seconds) for seconds, *_ in lines) == pytest.approx(60 * minutes, abs=3)
-        names = [name for _, _, name, *_ in lines]
-        assert names == ["smoke", "peers", "one_at_a_time", "attention", "profile"]
+        heads = [line.split() for line in done.stdout.splitlines() if not line.startswith("    ")]
+        items = [line.split() for line in done.stdout.splitlines() if line.startswith("    ")]
+        assert sum(float(seconds) for seconds, *_ in heads) == pytest.approx(60 * minutes, abs=3)
+        assert [name for _, _, name, *_ in heads] == PARTS
+        assert 0.2 * 60 * minutes < sum(float(seconds) for seconds, *_ in items) < 60 * minutes
+        assert {"memory=offload_activations", "sequence_parallel=ring"} <= {i[2] for i in items}
 
 
+PARTS = ["smoke", "peers", "one_at_a_time", "attention", "profile", "prediction"]
 BARE = ("torch", "numpy", "pandas", "pyarrow", "rich", "scipy", "matplotlib", "transformers")
 """What the machine with the GPU has, beside timm and torchvision (which has no build for CPUs)."""
 ABSENT = ("hydra-core", "omegaconf", "antlr4-python3-runtime", "pydantic", "pydantic_core",
@@ -101,3 +104,7 @@ def test_all_that_one_gpu_is_asked_runs_in_a_bare_environment(
         assert {"vitsweep eager"} <= set(measured) or {"base", "precision=O2"} <= set(measured)
         assert all(row["reason"].startswith("refused: `") for row in rows if "step_ms" not in row)
     assert "ms by kind" in (tmp_path / "profile.json").read_text()
+    predicted = json.loads((tmp_path / "prediction.json").read_text())
+    assert predicted["summary"]["cells"] >= 5
+    for row in predicted["rows"]:
+        assert {"predicted_ms", "measured_ms"} <= row.keys() or row["reason"], row

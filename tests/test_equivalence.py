@@ -25,6 +25,7 @@ GROUPS = {
         "sgd_loop", "sgd_foreach", "sgd_fused", "sgd_contiguous",
     ],
     "layout": ["batch_first", "batch_second"],
+    "layout.patch_embedding": ["convolution", "linear"],
     "classifier": ["token", "pooled"],
     "attention": ["sdpa_auto", "mha_module", "sdpa_math", "sdpa_flash"],
     "memory": ["keep_all", "recompute_blocks", "recompute_selected"],

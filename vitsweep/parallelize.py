@@ -45,6 +45,7 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World, drop_path: float
     """
     plan = cell.precision.plan()
     allow_tf32(plan.tf32)
+    torch.backends.cudnn.benchmark = cell.layout.cudnn_benchmark  # before the first convolution
     sharded = cell.sharding.shards_parameters
     draws = Draws(cell.seed, world.data_parallel_rank)
     vars(model)["draws"] = draws  # stages of a pipeline and wrappers share it

@@ -26,34 +26,24 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.gpu_list import NEEDS, choices
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.machine import Machine
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.world import World, device_mesh
 
 BASE = ("model=vit_large", "model.depth=2", "data=synthetic", "batch.scope=per_replica",
         "batch.images_per_step=16")  # fmt: skip
-NEEDS = {
-    "attention=sdpa_causal": ("classifier=pooled",),
-    "attention=sdpa_cudnn": ("precision=bf16",),
-    "attention=sdpa_flash": ("precision=bf16",),
-    "sequence_parallel=segment_local": ("classifier=pooled",),
-    "sequence_parallel=dsp": ("model=video_vit_nano", "data=synthetic_video"),
-    "sequence_parallel=lasp": ("attention=linear", "attention.causal=true", "classifier=pooled"),
-    "sequence_parallel=lasp2": ("attention=linear",),
-}
-"""Technique -> choices without which it is refused."""
 NOT_FAKED = {
     "attention=flex": "the compiler writes a kernel",
     "compilation=compile_blocks": "the compiler writes kernels",
     "compilation=compile_model": "the compiler writes kernels",
     "compilation=cuda_graphs": "a graph is captured by the driver",
     "precision=fp8": "torchao asks the device for its capability",
+    "memory=budget": "the compiler decides what is kept",
     "optimizer=adamw_apex": "apex is built for a GPU",
     "optimizer=sgd_fused": "PyTorch has no fake kernel of it",
     **dict.fromkeys(
@@ -164,16 +154,16 @@ def world_of(cell: CellSpec) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def rehearse(composer: Composer, choices: list[str], ranks: int) -> str:
+def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
     """Run two steps of a cell; return `ok`, with the places where the host reads, or the reason."""
     nodes = max(1, ranks // 8)
     place = [f"resources.nodes={nodes}", f"resources.ranks_per_node={ranks // nodes}"]
-    chosen = {choice.partition("=")[0] for choice in choices}
+    chosen = {choice.partition("=")[0] for choice in case}
     base = [each for each in BASE if each.partition("=")[0] not in chosen]
     if ranks == 1 and "sharding" not in chosen:
         base.append("sharding=none")
     machine = Machine(device="cuda", cores_per_node=64, devices_per_node=8)
-    planned = plan_cell(composer.compose([*base, *choices, *place]), machine)
+    planned = plan_cell(composer.compose([*base, *case, *place]), machine)
     if planned.reasons:
         return f"refused: {planned.reasons[0][:120]}"
     cell, reads = planned.spec, HostReads()
@@ -206,24 +196,22 @@ def main() -> None:
     arguments = parser.parse_args()
     pretend_cuda()
     cases = [case.split(",") for case in arguments.cases] or [
-        [*NEEDS.get(f"{group}={path.stem}", ()), f"{group}={path.stem}"]
-        for group in TECHNIQUE_GROUPS
-        for path in sorted((conf_dir() / group).glob("*.yaml"))
+        [*NEEDS.get(choice, ()), choice] for choice in choices()
     ]
     composer, failed = Composer(), 0
-    for choices in cases:
+    for case in cases:
         for ranks in arguments.ranks:
-            if choices[-1] in NOT_FAKED:
-                result = f"not rehearsed: {NOT_FAKED[choices[-1]]}"
+            if case[-1] in NOT_FAKED:
+                result = f"not rehearsed: {NOT_FAKED[case[-1]]}"
             else:
                 try:
-                    result = rehearse(composer, choices, ranks)
+                    result = rehearse(composer, case, ranks)
                 except BaseException as error:
                     failed = 1
                     frames = traceback.extract_tb(error.__traceback__)[-4:]
                     at = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
                     result = f"FAILED: {type(error).__name__}: {str(error)[:160]!r} at {at}"
-            print(f"{' '.join(choices):60} {ranks:4} ranks  {result}", flush=True)
+            print(f"{' '.join(case):60} {ranks:4} ranks  {result}", flush=True)
     sys.exit(failed)
 
 

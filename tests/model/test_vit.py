@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.shapes import CASES, NANO, build, replace, step
 
@@ -24,6 +25,25 @@ def test_batch_second_equals_batch_first(spec, pooling, channels_last):
     )
 
     torch.testing.assert_close(second, first, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("order", [{}, {"batch_first": False}, {"channels_last": True}], ids=str)
+def test_patches_as_one_product_equal_the_convolution(spec, order):
+    plain, found = (
+        step(build(spec, **order, linear_patches=linear), spec) for linear in (False, True)
+    )
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_patches_as_one_product_reach_no_convolution():
+    with FlopCounterMode(display=False) as counter:
+        step(build(linear_patches=True))
+    [counts] = {tuple(each) for name, each in counter.get_flop_counts().items() if name == "Global"}
+    assert torch.ops.aten.convolution not in counts
+    with FlopCounterMode(display=False) as convolved:
+        step(build())
+    assert counter.get_total_flops() == convolved.get_total_flops()
 
 
 @pytest.mark.parametrize("spec", SHAPES.values(), ids=SHAPES)

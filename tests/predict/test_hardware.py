@@ -13,6 +13,7 @@ from vitsweep.predict.hardware import (
     hardware_named,
     hardware_of_device,
     known_hardware,
+    most_usable_bytes,
 )
 
 
@@ -38,7 +39,29 @@ def test_the_name_that_a_driver_reports_finds_the_variant_by_its_memory() -> Non
     found = hardware_of_device("NVIDIA A100-SXM4-80GB", memory_gib=79.2)
     assert isinstance(found, Hardware)
     assert found.name == "a100_80g"
+    assert hardware_of_device("NVIDIA A100-SXM4-80GB") == found
     assert hardware_of_device("NVIDIA GeForce GTX 970") is None
+
+
+@pytest.mark.parametrize(
+    ("slurm_type", "profile", "times"),
+    [
+        ("nvidia_a100-sxm4-80gb", "a100_80g", 1.0),
+        ("nvidia_a100-sxm4-40gb", "a100_40g", 1.0),
+        ("a100", "a100_80g", 1.2),
+        ("H100", "h100", 1.2),
+        ("v100", "v100", 1.2),
+    ],
+)
+def test_a_type_of_slurm_is_the_largest_device_that_it_may_mean(
+    slurm_type: str, profile: str, times: float
+) -> None:
+    assert most_usable_bytes(slurm_type) == times * hardware_named(profile).usable_bytes
+
+
+def test_types_of_gpus_that_nobody_knows_have_no_size() -> None:
+    assert most_usable_bytes("gtx970") is None
+    assert most_usable_bytes("") is None
 
 
 def test_unknown_hardware_lists_the_known_and_explains_a_file() -> None:

@@ -8,16 +8,10 @@ from vitsweep.cli.layouts import _compose, parser, search
 from vitsweep.composition.composer import Composer
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.predict.closed_cell import formats_of, held_whole, layout_of, shape_of
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.hardware import hardware_named
-from vitsweep.predict.layouts import (
-    Found,
-    formats_of,
-    held_whole,
-    layout_of,
-    search_layouts,
-    shape_of,
-)
+from vitsweep.predict.layouts import Found, search_layouts
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.machine import Machine

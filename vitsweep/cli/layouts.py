@@ -12,8 +12,9 @@ from vitsweep.composition.composer import Composer
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.predict.closed_cell import RECOMPUTE
 from vitsweep.predict.hardware import Hardware, hardware_named, known_hardware
-from vitsweep.predict.layouts import RECOMPUTE, SHARDINGS, Candidate, Choices, Found, search_layouts
+from vitsweep.predict.layouts import SHARDINGS, Candidate, Choices, Found, search_layouts
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.machine import Machine
 from vitsweep.tables.formatting import count

@@ -126,17 +126,19 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
         f"{count(len(plan.entries), 'cell')} in {store.root}", highlight=False, markup=False
     )
     with locked(store, request.console):
-        yield _frozen(store, plan, request)
+        yield _frozen(store, plan, request, machine)
 
 
 def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:
     """Do the same without the lock, for cells of one sweep that several processes run at once."""
     plan = plan_of(request.cells, machine, request.composer)
-    return _frozen(open_store(request.settings), plan, request)
+    return _frozen(open_store(request.settings), plan, request, machine)
 
 
-def _frozen(store: Store, plan: SweepPlan, request: LaunchRequest) -> PreparedSweep:
-    plan = chosen(plan, request.settings, request.console)
+def _frozen(
+    store: Store, plan: SweepPlan, request: LaunchRequest, machine: Machine
+) -> PreparedSweep:
+    plan = chosen(plan, request.settings, request.console, machine)
     code = code_state()
     metrics = {"metrics": dict(request.metrics)} if request.metrics else {}
     command = request.command or command_line()

@@ -37,6 +37,7 @@ def build_model(cell: "CellSpec") -> nn.Module:
         pooling=cell.classifier.pooling,
         batch_first=cell.layout.batch_first,
         channels_last=cell.layout.channels_last,
+        linear_patches=cell.layout.patch_embedding == "linear",
     )
 
 

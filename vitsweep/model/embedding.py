@@ -1,6 +1,7 @@
 """From pixels to tokens: patches, class token, registers, position."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitsweep.spec.model_spec import ViTSpec
@@ -9,7 +10,8 @@ from vitsweep.spec.model_spec import ViTSpec
 class Embedding(nn.Module):
     """Cut images into patches, project each to width D, add its learned position.
 
-    Axes: B images, C channels, P patches, T tokens, D width. C is 1 after the patches
+    Axes: B images, C channels, P patches (h x w of them), p pixels of a patch's side, K pixels of all
+    channels of a patch, G groups of channels, T tokens, D width. C is 1 after the patches, and G is 1,
     unless every channel has tokens of its own.
 
     With `tokens_per_channel` each channel has filters of its own and P patches of its own, channel
@@ -17,6 +19,15 @@ class Embedding(nn.Module):
 
     `position` is (T, D), not (1, T, D): sharding splits the first axis, and an axis of size one
     would leave the whole tensor to one rank.
+
+    Args:
+        spec: the shape.
+        resolution_px: side of an image.
+        class_token: whether there is one.
+        batch_first: order of the axes of the tokens.
+        channels_last: memory format of the images for a convolution.
+        as_linear: compute the convolution as a product with the pixels of each patch side by side. The
+            parameters stay those of the convolution.
 
     Attributes:
         num_prefix_tokens: class token and registers, which come before the patches.
@@ -30,12 +41,14 @@ class Embedding(nn.Module):
         class_token: bool,
         batch_first: bool,
         channels_last: bool,
+        as_linear: bool = False,
     ) -> None:
         super().__init__()
         groups = spec.in_channels if spec.tokens_per_channel else 1
         self.width = spec.width
         self.batch_first = batch_first
         self.channels_last = channels_last
+        self.as_linear = as_linear
         self.patch = nn.Conv2d(
             spec.in_channels,
             groups * spec.width,
@@ -53,15 +66,7 @@ class Embedding(nn.Module):
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Embed images; (B, C, H, W) -> (B, T, D), or (T, B, D) where the batch comes second."""
-        if self.channels_last:
-            images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
-        # A grouped convolution gives its channels one after another, each of width D.
-        x_BCDP = self.patch(images_BCHW).flatten(2).unflatten(1, (-1, self.width))
-        # The one change of layout: the blocks after it keep the order of the axes.
-        if self.batch_first:
-            x = x_BCDP.permute(0, 1, 3, 2).flatten(1, 2)
-        else:
-            x = x_BCDP.permute(1, 3, 0, 2).flatten(0, 1)
+        x = self._multiplied(images_BCHW) if self.as_linear else self._convolved(images_BCHW)
         token_axis = 1 if self.batch_first else 0
         if self.class_token is not None:
             first = self.class_token.expand_as(x.narrow(token_axis, 0, 1))
@@ -72,6 +77,35 @@ class Embedding(nn.Module):
         if self.position is not None:
             x = x + (self.position if self.batch_first else self.position.unsqueeze(1))
         return x if self.registers is None else self._with_registers(x, self.registers, token_axis)
+
+    def _convolved(self, images_BCHW: Tensor) -> Tensor:
+        """Return the tokens of all patches."""
+        if self.channels_last:
+            images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
+        # A grouped convolution gives its channels one after another, each of width D.
+        x_BCDP = self.patch(images_BCHW).flatten(2).unflatten(1, (-1, self.width))
+        # The one change of layout: the blocks after it keep the order of the axes.
+        if self.batch_first:
+            return x_BCDP.permute(0, 1, 3, 2).flatten(1, 2)
+        return x_BCDP.permute(1, 3, 0, 2).flatten(0, 1)
+
+    def _multiplied(self, images_BCHW: Tensor) -> Tensor:
+        """Return the same tokens by products, already in the order of the blocks."""
+        size, groups, bias = self.patch.kernel_size[0], self.patch.groups, self.patch.bias
+        pixels_BChpwp = images_BCHW.unflatten(3, (-1, size)).unflatten(2, (-1, size))
+        pixels_BGChpwp = pixels_BChpwp.unflatten(1, (groups, -1))
+        # `flatten` makes the one copy, in the order of the blocks: (B, G, h, w, K) or (G, h, w, B, K).
+        order = (0, 1, 3, 5, 2, 4, 6) if self.batch_first else (1, 3, 5, 0, 2, 4, 6)
+        patches = pixels_BGChpwp.permute(order).flatten(4)
+        tokens = (1, 3) if self.batch_first else (0, 2)
+        if groups == 1:
+            return F.linear(patches.flatten(*tokens), self.patch.weight.flatten(1), bias)
+        assert bias is not None
+        weight_GDK = self.patch.weight.flatten(1).unflatten(0, (groups, -1))
+        letters = "bghwk,gdk->bghwd" if self.batch_first else "ghwbk,gdk->ghwbd"
+        one_per_channel = (groups, *(1,) * (2 if self.batch_first else 3), self.width)
+        x = torch.einsum(letters, patches, weight_GDK) + bias.view(one_per_channel)
+        return x.flatten(*tokens)
 
     def _with_registers(self, x: Tensor, registers: Tensor, token_axis: int) -> Tensor:
         """Insert the registers, which have no position, between class token and patches."""

@@ -28,6 +28,7 @@ class ViT(BlockStack):
             dense head reads every token, so that it has no class token under either.
         batch_first: order of the axes inside the blocks.
         channels_last: memory format of images and patch filters.
+        linear_patches: compute the patch embedding as a product.
 
     Weights follow `draw` and torch's seed; they are the same in every layout.
     """
@@ -40,6 +41,7 @@ class ViT(BlockStack):
         pooling: Literal["token", "mean"],
         batch_first: bool = True,
         channels_last: bool = False,
+        linear_patches: bool = False,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -53,6 +55,7 @@ class ViT(BlockStack):
             class_token=pooling == "token" and spec.head == "classify",
             batch_first=batch_first,
             channels_last=channels_last,
+            as_linear=linear_patches,
         )
         self.num_tokens = spec.num_tokens(resolution_px, pooling)
         self.num_prefix_tokens = self.embedding.num_prefix_tokens

@@ -96,7 +96,8 @@ def _predicted(
     with saying(console, line):
         here = machine.described_by == HERE and not hardware
         residuals = earlier_errors(found.store, device_name(machine.device) if here else None)
-        return with_predictions(found.rows, found.plan, hardware, residuals, progress)
+        size = machine.gib_per_device
+        return with_predictions(found.rows, found.plan, hardware, residuals, progress, size)
 
 
 def _show_sums(rows: list[dict[str, Any]], node: Machine, console: Console) -> None:

@@ -40,13 +40,15 @@ def with_predictions(
     hardware: str | None = None,
     residuals: ResidualModel = NO_RESIDUALS,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    gib_per_device: float | None = None,
 ) -> list[dict[str, Any]]:
     """Add the columns of the predictions to the rows of a plan; invalid cells have none.
 
     A runnable cell that needs more memory than there is becomes `will not fit`, with the reason.
+    For the arguments see `predict.cell_prediction.predict_cells`.
     """
     specs = {key: entry.spec for key, entry in plan.entries.items() if not entry.reasons}
-    predictions = predict_cells(specs, hardware, residuals, progress)
+    predictions = predict_cells(specs, hardware, residuals, progress, gib_per_device=gib_per_device)
     return [_with_prediction(dict(row), predictions.get(row["cell_id"])) for row in rows]
 
 

@@ -5,8 +5,8 @@ A prediction never stops a command: whatever goes wrong in it leaves the cell wi
 """
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from rich.console import Console
@@ -16,11 +16,15 @@ from vitsweep.console import saying
 from vitsweep.execution.prediction_file import write_prediction
 from vitsweep.execution.rank_processes import fork_server, start_fork_server
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.predict.cell_prediction import CellPrediction, predict_cells
+from vitsweep.predict.cell_prediction import CellPrediction, limit_bytes, predict_cells
+from vitsweep.predict.closed_cell import surely_fits
 from vitsweep.results.store import Store
+from vitsweep.spec.machine import HERE, Machine
 
 SECONDS_BEFORE_A_RUN = 30.0
 """So long at most a cell waits for its prediction."""
+SECONDS_BEFORE_A_SUBMISSION = 60.0
+"""So long at most a command traces cells that may be too large; what is not traced by then is submitted."""
 STORED = (
     "step_time_ms",
     "step_time_low_ms",
@@ -84,30 +88,77 @@ def _store(found: CellPrediction, cell_id: str, store: Store) -> None:
     )
 
 
-def chosen(plan: SweepPlan, settings: SweepSettings, console: Console) -> SweepPlan:
-    """Leave out what `sweep.only` and `sweep.max_gpu_hours` exclude: those cells become invalid.
+def chosen(
+    plan: SweepPlan, settings: SweepSettings, console: Console, machine: Machine
+) -> SweepPlan:
+    """Leave out cells that predictions exclude: they become invalid, with the figures.
 
-    Cells are counted towards the hours in the order of the command, each with its baseline. Cells
-    without a prediction stay.
+    `sweep.only` and `sweep.max_gpu_hours` are for any machine. Cells are counted towards the hours in the
+    order of the command, each with its baseline. Cells without a prediction stay. Before jobs
+    are submitted, cells that are too large for the cluster's GPUs, or for their own budget of memory,
+    are left out in any case, save by `sweep.try_anyway` and where a search wants to find what fits.
     """
-    if settings.try_anyway or (settings.only is None and settings.max_gpu_hours is None):
+    if settings.try_anyway:
+        return plan
+    if settings.only is None and settings.max_gpu_hours is None:
+        submitted = machine.described_by != HERE
+        if submitted and settings.limit.key is None and predicts():
+            return _without_too_large(plan, console, machine)
         return plan
     specs = {entry.cell_id: entry.spec for entry in plan.runnable}
+    with _tracing(console) as progress:
+        found = predict_cells(specs, progress=progress, gib_per_device=machine.gib_per_device)
+    entries = dict(plan.entries)
+    if settings.only == "fits":
+        _refuse(entries, {key: f.why_not for key, f in found.items() if f.why_not})
+    if settings.max_gpu_hours is not None:
+        _within_hours(entries, found, settings.max_gpu_hours)
+    return SweepPlan(entries)
+
+
+@contextmanager
+def _tracing(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Say how many steps are traced, while it lasts."""
     traced = [0, 0]
 
     def progress(done: int, of: int) -> None:
         traced[:] = [done, of]
 
     with saying(console, lambda: f"{traced[0]} of {traced[1]} steps traced" if traced[1] else ""):
-        found = predict_cells(specs, progress=progress)
+        yield progress
+
+
+def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> SweepPlan:
+    """Refuse what will not fit; traced are only cells of which a formula does not show that they fit."""
+    doubtful = {}
+    for entry in plan.runnable:
+        resources = entry.spec.resources
+        if resources.device == "cpu" and resources.memory_gib_per_rank is None:
+            continue  # what a node of the cluster has is not known here
+        limit = limit_bytes(entry.spec, gib_per_device=machine.gib_per_device)
+        if limit is not None and not surely_fits(entry.spec, limit):
+            doubtful[entry.cell_id] = entry.spec
+    if not doubtful:
+        return plan
+    with _tracing(console) as progress:
+        found = predict_cells(
+            doubtful,
+            progress=progress,
+            seconds=SECONDS_BEFORE_A_SUBMISSION,
+            gib_per_device=machine.gib_per_device,
+        )
     entries = dict(plan.entries)
-    if settings.only == "fits":
-        for cell_id, prediction in found.items():
-            if prediction.why_not:
-                entries[cell_id] = _refused(entries[cell_id], prediction.why_not)
-    if settings.max_gpu_hours is not None:
-        _within_hours(entries, found, settings.max_gpu_hours)
+    _refuse(entries, {key: f.why_not for key, f in found.items() if f.is_too_large})
     return SweepPlan(entries)
+
+
+def _refuse(entries: dict[str, PlannedCell], reasons: Mapping[str, str]) -> None:
+    """Make cells invalid; those whose baseline is among them have none."""
+    for cell_id, entry in list(entries.items()):
+        if cell_id in reasons:
+            entries[cell_id] = _refused(entry, reasons[cell_id])
+        elif entry.baseline_id in reasons:
+            entries[cell_id] = replace(entry, baseline_id=None)
 
 
 def _within_hours(

@@ -18,6 +18,8 @@ from vitsweep.spec.cell_spec import CellSpec
 GIB = 2**30
 PROCESS_GIB = 0.41
 """Resident memory of a Python process with PyTorch, before it holds a model (torch 2.13 for CPU)."""
+MEMORY_LOG_ERROR = 0.05
+"""Largest error of a traced peak beside torch's trackers, as a share (see `benchmarks/README.md`)."""
 SETUP_SECONDS = 15.0
 """Start of the processes, imports, rendezvous, model and proof of one run."""
 INSTRUMENTED_STEPS = 4
@@ -61,6 +63,17 @@ class CellPrediction:
         if self.peak_bytes is None or self.limit_bytes is None:
             return None
         return self.peak_bytes <= self.limit_bytes
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether even a peak that is smaller by twice the error would not fit.
+
+        False where the trace counts a choice as another one, which may need more memory.
+        """
+        if self.trace is None or self.trace.notes or self.limit_bytes is None:
+            return False
+        assert self.peak_bytes is not None
+        return (1 - 2 * MEMORY_LOG_ERROR) * self.peak_bytes > self.limit_bytes
 
     @property
     def why_not(self) -> str:
@@ -157,6 +170,7 @@ def predict_cells(
     only_cached: bool = False,
     context: BaseContext | None = None,
     seconds: float | None = None,
+    gib_per_device: float | None = None,
 ) -> dict[str, CellPrediction]:
     """Return name -> prediction of each cell.
 
@@ -168,6 +182,8 @@ def predict_cells(
         only_cached: predict only cells that were traced before.
         context: see `trace_cells`.
         seconds: see `trace_cells`.
+        gib_per_device: memory of a GPU of the cluster on which the cells will run; None for the named
+            hardware's, or this machine's.
 
     Raises:
         BadValueError: the hardware is unknown.
@@ -177,7 +193,7 @@ def predict_cells(
         cells, progress=progress, only_cached=only_cached, context=context, seconds=seconds
     )
     return {
-        name: _predict(cells[name], trace, hardware, profile, residuals)
+        name: _predict(cells[name], trace, hardware, profile, residuals, gib_per_device)
         for name, trace in traces.items()
     }
 
@@ -188,6 +204,7 @@ def _predict(
     hardware: str | None,
     profile: Hardware | None,
     residuals: ResidualModel,
+    gib_per_device: float | None,
 ) -> CellPrediction:
     profile = profile or _profile_here(cell)
     traced = None if isinstance(trace, str) else trace
@@ -200,7 +217,7 @@ def _predict(
         trace=traced,
         step_time=step,
         uncorrected_ms=plain.step_time_ms if plain else None,
-        limit_bytes=_limit_bytes(cell, profile),
+        limit_bytes=limit_bytes(cell, profile, gib_per_device),
         price_usd_per_hour=profile.price_usd_per_hour if profile else None,
         reason=trace if isinstance(trace, str) else "",
     )
@@ -213,10 +230,16 @@ def _profile_here(cell: CellSpec) -> Hardware | None:
     return hardware_of_device(name) if name else None
 
 
-def _limit_bytes(cell: CellSpec, profile: Hardware | None) -> float | None:
-    """Memory of one rank: its budget, the GPU's, or its share of this machine's."""
+def limit_bytes(
+    cell: CellSpec, profile: Hardware | None = None, gib_per_device: float | None = None
+) -> float | None:
+    """Memory of one rank: its budget, the GPU's, or its share of this machine's; None if unknown.
+
+    A budget is for what a process takes beyond what it has in use before it builds the model.
+    """
     if cell.resources.device == "cuda":
-        return profile.usable_bytes if profile else None
+        known = gib_per_device * GIB if gib_per_device else None
+        return profile.usable_bytes if profile and not known else known
     if cell.resources.memory_gib_per_rank:
-        return cell.resources.memory_gib_per_rank * GIB
+        return (cell.resources.memory_gib_per_rank + PROCESS_GIB) * GIB
     return float(psutil.virtual_memory().total) / cell.resources.ranks_per_node

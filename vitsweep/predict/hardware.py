@@ -12,6 +12,7 @@ from others, or taken from a similar device) or `assumed`. What a file leaves ou
 `profiles/generic_gpu.yaml`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -151,19 +152,44 @@ def hardware_of_device(device_name: str, memory_gib: float | None = None) -> Har
 
     Args:
         device_name: such as `NVIDIA H100 80GB HBM3`.
-        memory_gib: tells variants of one chip apart.
+        memory_gib: tells variants of one chip apart; None takes what the name says.
     """
-    import re
-
     matching = [
         hardware
         for hardware in map(hardware_named, known_hardware())
         if hardware.drivers_name
         and re.fullmatch(hardware.drivers_name, device_name.strip(), re.IGNORECASE)
     ]
+    named = re.search(r"(\d+) ?GB", device_name, re.IGNORECASE)
+    if memory_gib is None and named:
+        memory_gib = float(named[1])
     if memory_gib is None:
         return matching[0] if matching else None
     return min(matching, key=lambda h: abs(h["memory_gib"] - memory_gib), default=None)
+
+
+LARGER_VARIANTS = 1.2
+"""Memory of the largest variant that a short name may stand for, over that of the profile: there are H100s
+of 80, 94 and 96 GB."""
+
+
+def most_usable_bytes(gpu_type: str) -> float | None:
+    """Return the memory that tensors may take on the largest GPU of that type; None if it is unknown.
+
+    Args:
+        gpu_type: as Slurm names it: `a100`, or the driver's name as its autodetection writes it,
+            `nvidia_a100-sxm4-80gb`.
+    """
+    text = gpu_type.lower()
+    exact = hardware_of_device(text.replace("_", " "))
+    if exact:
+        return exact.usable_bytes
+    matching = [
+        hardware_named(name) for name in known_hardware() if f"{name}_".startswith(f"{text}_")
+    ]
+    if not text or not matching:
+        return None
+    return LARGER_VARIANTS * max(hardware.usable_bytes for hardware in matching)
 
 
 def _read(path: Path, name: str) -> Hardware:

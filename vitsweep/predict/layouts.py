@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from vitsweep.errors import BadValueError
-from vitsweep.predict.closed_memory import Formats, Layout, Transformer, memory
+from vitsweep.predict.closed_cell import formats_of, held_whole, layout_of, shape_of
+from vitsweep.predict.closed_memory import memory
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.hardware import Hardware
 from vitsweep.predict.step_time import StepTimePrediction, predict_step
@@ -16,10 +17,8 @@ from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, Ten
 from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.spec.rules import conflicts
 from vitsweep.spec.technique import Memory, Sharding
-from vitsweep.spec.volume import BYTES
 
 SHARDINGS = ("ddp", "fsdp", "hsdp")
-RECOMPUTE = {"keep_all": "none", "recompute_selected": "selected", "recompute_blocks": "blocks"}
 MOST_MICRO_BATCHES = 128
 
 
@@ -207,76 +206,3 @@ def _with_micro_batches(
 def divisors(number: int) -> list[int]:
     """Return the divisors of a number, ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]
-
-
-def shape_of(cell: CellSpec) -> Transformer:
-    """Return the shape of a cell's model, with the products of its embedding and head."""
-    from vitsweep.model.flops import num_parameters
-
-    spec, side = cell.transformer, cell.batch.resolution_px
-    tokens = spec.num_tokens(side, cell.classifier.pooling)
-    patches = (side // spec.patch_px) ** 2
-    total = num_parameters(spec, side, cell.classifier.pooling)
-    shape = Transformer(
-        depth=spec.depth,
-        width=spec.width,
-        heads=spec.num_heads,
-        mlp_width=spec.mlp_width * spec.mlp_matrices // 2,
-        tokens=tokens,
-        edge_parameters=0,
-        edge_products=(
-            (patches, spec.width, spec.in_channels * spec.patch_px**2),
-            (1, spec.num_classes, spec.width),
-        ),
-    )
-    return replace(shape, edge_parameters=total - shape.parameters)
-
-
-def formats_of(cell: CellSpec) -> Formats:
-    """Return the bytes of numbers where parameters are sharded: masters in float32, except under O3."""
-    plan = cell.precision.plan()
-    param = BYTES[plan.param_dtype]
-    half_state = param == 2 and not plan.master_weights
-    held = 2 if half_state else 4
-    compute = plan.autocast_dtype or plan.param_dtype
-    return Formats(
-        compute="float8_e4m3fn" if cell.precision.float8 else compute,
-        stream=param,
-        inner=BYTES[compute],
-        parameter=held,
-        gradient=held,
-        optimizer=_moments(cell) * held,
-        gathered=param,
-        exchanged=held,
-    )
-
-
-def held_whole(formats: Formats, cell: CellSpec) -> Formats:
-    """Return the same where parameters are not sharded: half-precision ones beside float32 masters."""
-    plan = cell.precision.plan()
-    param = BYTES[plan.param_dtype]
-    masters = 4 if plan.master_weights else 0
-    moments = _moments(cell) * (4 if masters else param)
-    return replace(formats, parameter=param, gradient=param, optimizer=moments + masters)
-
-
-def _moments(cell: CellSpec) -> int:
-    return 2 if cell.optimizer.name.startswith("adam") else 1
-
-
-def layout_of(cell: CellSpec) -> Layout:
-    """Return how a cell's step is spread over its ranks."""
-    pipelined = cell.mesh.pipeline > 1
-    parts = cell.pipeline_parallel.microbatches if pipelined else cell.batch.accumulation_steps
-    recompute = RECOMPUTE.get(cell.memory.name, "none")
-    update = cell.optimizer.name.rpartition("_")[2]
-    return Layout(
-        mesh=cell.mesh,
-        ranks_per_node=cell.resources.ranks_per_node,
-        micro_batch=cell.micro_batch // (parts if pipelined else 1),
-        micro_batches=parts,
-        stages_per_rank=cell.pipeline_parallel.stages_per_rank,
-        sharded=cell.sharding.shards_parameters,
-        recompute=recompute,  # type: ignore[arg-type]
-        update=update if update in ("fused", "foreach", "loop") else "foreach",  # type: ignore[arg-type]
-    )

@@ -190,13 +190,13 @@ def _without_values(cell: CellSpec, world: World, recorder: Recorder) -> Iterato
     with ExitStack() as stack:
         stack.enter_context(patch("vitsweep.model.initialize.draw_weights", lambda model: None))
         stack.enter_context(patch.object(PipelineRunner, "_between_stages", _borders(cell)))
-        to_host = offloaded_blocks._to_host
+        on_host = offloaded_blocks._on_host
 
-        def counted_elsewhere(tensor: Tensor) -> Any:
+        def counted_elsewhere(tensor: Tensor) -> Tensor:
             with recorder.on_host():
-                return to_host(tensor)
+                return on_host(tensor)
 
-        stack.enter_context(patch.object(offloaded_blocks, "_to_host", counted_elsewhere))
+        stack.enter_context(patch.object(offloaded_blocks, "_on_host", counted_elsewhere))
         if cell.resources.device == "cuda" and cell.precision.plan().autocast_dtype:
             stack.enter_context(float32_layer_norm())
         yield

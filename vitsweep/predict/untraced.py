@@ -7,6 +7,7 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.attention.flex import Flex
 from vitsweep.techniques.attention.sdpa import ScaledDotProduct
 from vitsweep.techniques.compilation.torch_compile import Eager
+from vitsweep.techniques.memory.offload_activations import OffloadActivations
 from vitsweep.techniques.memory.recompute import RecomputeByBudget
 from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.optimizer.apex_adamw import ApexAdamW
@@ -34,6 +35,11 @@ def traceable(cell: CellSpec) -> tuple[CellSpec, tuple[str, ...]]:
         notes.append(
             f"`memory={cell.memory.name}` is counted with all activations: how many are kept is known "
             "once the step is compiled."
+        )
+    if isinstance(cell.memory, OffloadActivations):
+        notes.append(
+            f"`memory={cell.memory.name}` is counted with copies at the speed of the device's memory: "
+            "where the link to the host is the limit, the step takes longer."
         )
     if isinstance(cell.attention, Flex):
         notes.append(f"`attention={cell.attention.name}` is counted as flash attention.")

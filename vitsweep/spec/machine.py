@@ -17,12 +17,14 @@ class Machine:
         cores_per_node: cores this process may use.
         devices_per_node: usable GPUs.
         described_by: where the facts come from (`this machine`, or the name of a site profile).
+        gib_per_device: memory of one GPU that tensors may take, where it is known without looking at it.
     """
 
     device: Device
     cores_per_node: int
     devices_per_node: int
     described_by: str = HERE
+    gib_per_device: float | None = None
 
     @classmethod
     def here(cls) -> "Machine":

@@ -7,12 +7,13 @@ be composed, checked and planned on a login node without loading it.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt
 
 from vitsweep.spec.attention_pattern import SOFTMAX, AttentionPattern
+from vitsweep.spec.identity import added_later
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -193,10 +194,21 @@ class OptimizerChoice(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout(Technique):
-    """Order of the axes in which the blocks work."""
+    """Order of the axes in which the blocks work, and how the convolutions before them are computed.
+
+    Attributes:
+        batch_first: whether images come before tokens.
+        channels_last: images and patch filters lie in memory as (B, H, W, C).
+        patch_embedding: `convolution` with a stride of its kernel's size, or the same sums as a `linear`
+            layer over the pixels of each patch, which are copied side by side first.
+        cudnn_benchmark: cuDNN times its algorithms for every new shape of a convolution and keeps the
+            fastest (`torch.backends.cudnn.benchmark`); False takes the one that its heuristics name.
+    """
 
     batch_first: bool
     channels_last: bool
+    patch_embedding: Literal["convolution", "linear"] = field(metadata=added_later("convolution"))
+    cudnn_benchmark: bool = field(metadata=added_later(False))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,9 @@ def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:
     compared with a plain implementation of the same model.
     """
     torch.manual_seed(cell.seed)
-    layout = replace(cell.layout, batch_first=True, channels_last=False)
+    layout = replace(
+        cell.layout, batch_first=True, channels_last=False, patch_embedding="convolution"
+    )
     model: nn.Module = build_model(replace(cell, layout=layout))
     vars(model)["draws"] = Draws(cell.seed)
     for technique in cell.techniques.values():

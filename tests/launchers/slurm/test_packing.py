@@ -14,7 +14,7 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.launchers.slurm.node.signals import Signals
-from vitsweep.launchers.slurm.submit.cluster import gpus_in
+from vitsweep.launchers.slurm.submit.cluster import gpu_types_in, gpus_in
 from vitsweep.launchers.slurm.submit.job_request import groups
 from vitsweep.launchers.slurm.submit.packing import PlannedJob, pack, without_unpaired_baselines
 from vitsweep.launchers.slurm.submit.run_minutes import RunMinutes, run_minutes
@@ -141,11 +141,18 @@ def test_a_run_takes_what_was_measured_else_predicted_else_assumed():
 
 
 @pytest.mark.parametrize(
-    ("gres", "count"),
-    [("(null)", 0), ("gpu:8", 8), ("gpu:h100:4(S:0-1)", 4), ("nvme:1,gpu:a100:2,gpu:a40:1", 3)],
+    ("gres", "count", "types"),
+    [
+        ("(null)", 0, set()),
+        ("gpu:8", 8, {""}),
+        ("gpu:h100:4(S:0-1)", 4, {"h100"}),
+        ("nvme:1,gpu:a100:2,gpu:a40:1", 3, {"a100", "a40"}),
+        ("gpu:nvidia_a100-sxm4-80gb:8", 8, {"nvidia_a100-sxm4-80gb"}),
+    ],
 )
-def test_gpus_of_a_node_are_read_from_its_generic_resources(gres, count):
+def test_gpus_of_a_node_are_read_from_its_generic_resources(gres, count, types):
     assert gpus_in(gres) == count
+    assert gpu_types_in(gres) == types
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class OffloadActivations(Memory):
     """Copy what blocks save for the backward pass to pinned host memory, and back when needed.
 
-    Parameters stay on the device. Nothing is computed twice; the price is two copies over PCIe.
+    Copies run on streams of their own: those of a block beside the forward pass of the next one, and
+    back beside the backward pass of the block after it. Parameters stay on the device. Nothing is computed
+    twice; the price is two copies over PCIe, and the activations of two blocks on the device.
     """
 
     wraps_blocks: ClassVar[bool] = True
@@ -38,7 +40,10 @@ class OffloadActivations(Memory):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Save the activations of every block on the host."""
-        from vitsweep.model.block import swap_block_class
-        from vitsweep.techniques.memory.offloaded_blocks import OffloadedBlock
+        from vitsweep.model.block import blocks_of, swap_block_class
+        from vitsweep.techniques.memory.offloaded_blocks import OffloadedBlock, Offloading
 
+        offloading = Offloading()
+        for block in blocks_of(model):
+            vars(block)["offloading"] = offloading
         return swap_block_class(model, OffloadedBlock)

@@ -7,6 +7,7 @@ from typing import Literal
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.state.slurm_cli import controller_settings, slurm_output
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
+from vitsweep.predict.hardware import most_usable_bytes
 from vitsweep.spec.machine import Machine
 
 DEFAULT_MAX_ARRAY_SIZE = 1001
@@ -36,7 +37,26 @@ def machine_of(settings: SlurmSettings) -> Machine:
         cores_per_node=int(cores),
         devices_per_node=int(gpus) if device == "cuda" else 0,
         described_by=f"partition {settings.partition or '(default)'}",
+        gib_per_device=_gib_per_gpu(settings) if device == "cuda" else None,
     )
+
+
+def _gib_per_gpu(settings: SlurmSettings) -> float | None:
+    """Return the memory of the largest GPU that a job may get; None where one of them is unknown.
+
+    The type is what `hydra.launcher.gpu_type` or `gres` names, else those of the partition's nodes.
+    """
+    if settings.gpu_type:
+        types = {settings.gpu_type}
+    elif settings.gres:
+        types = gpu_types_in(settings.gres)
+    else:
+        where = ("-p", settings.partition) if settings.partition else ()
+        shown = slurm_output("sinfo", "-h", *where, "-o", "%G") or ""
+        types = set().union(*(gpu_types_in(line) for line in shown.splitlines()))
+    sizes = [most_usable_bytes(each) for each in types]
+    known = [size for size in sizes if size is not None]
+    return max(known) / 2**30 if known and len(known) == len(sizes) else None
 
 
 def _only_kind(settings: SlurmSettings) -> Kind:
@@ -80,6 +100,11 @@ def gpus_in(gres: str) -> int:
     """Count the GPUs of a generic-resource text such as `gpu:h100:8(S:0-1),nvme:1`."""
     counts = re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", gres)
     return sum(map(int, counts))
+
+
+def gpu_types_in(gres: str) -> set[str]:
+    """Return the types of GPUs that such a text names; "" stands for GPUs without a type."""
+    return set(re.findall(r"(?:^|,)gpu(?::([^:,(]*[^:,(\d][^:,(]*))?(?=[:,(]|$)", gres))
 
 
 def max_array_size(settings: SlurmSettings) -> int:
