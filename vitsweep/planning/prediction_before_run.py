@@ -103,7 +103,8 @@ def chosen(
     if settings.only is None and settings.max_gpu_hours is None:
         submitted = machine.described_by != HERE
         if submitted and settings.limit.key is None and predicts():
-            return _without_too_large(plan, console, machine)
+            with suppress(Exception):
+                return _without_too_large(plan, console, machine)
         return plan
     specs = {entry.cell_id: entry.spec for entry in plan.runnable}
     with _tracing(console) as progress:
