@@ -19,7 +19,7 @@ from vitsweep.spec.machine import HERE, Machine
 
 MIB = 2**20
 CLUSTER = replace(GPU_NODE, described_by="partition gpu", gib_per_device=100 / 1024)
-ALONE = ("resources.ranks_per_node=1",)
+ALONE = ("resources.ranks_per_node=1", "data=synthetic", "batch.resolution_px=8")
 LARGE = "batch.images_per_step=4096"
 
 
@@ -116,7 +116,7 @@ def test_a_search_for_the_largest_batch_is_never_held_back() -> None:
 
 def test_on_cpus_the_budget_of_a_cell_counts_and_not_the_machine_of_the_command() -> None:
     cpu = Machine(device="cpu", cores_per_node=8, devices_per_node=0, described_by="partition cpu")
-    plan, settings = planned((LARGE, "resources.memory_gib_per_rank=0.5"), machine=cpu)
+    plan, settings = planned((LARGE, "resources.memory_gib_per_rank=0.1"), machine=cpu)
     traced(plan, 2048)
     assert len(refused(plan, settings, cpu)) == 1
     plan, settings = planned((LARGE,), machine=cpu)

@@ -16,7 +16,12 @@ from vitsweep.console import saying
 from vitsweep.execution.prediction_file import write_prediction
 from vitsweep.execution.rank_processes import fork_server, start_fork_server
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.predict.cell_prediction import CellPrediction, limit_bytes, predict_cells
+from vitsweep.predict.cell_prediction import (
+    CellPrediction,
+    limit_bytes,
+    predict_cells,
+    process_bytes,
+)
 from vitsweep.predict.closed_cell import surely_fits
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import HERE, Machine
@@ -137,7 +142,7 @@ def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> S
         if resources.device == "cpu" and resources.memory_gib_per_rank is None:
             continue  # what a node of the cluster has is not known here
         limit = limit_bytes(entry.spec, gib_per_device=machine.gib_per_device)
-        if limit is not None and not surely_fits(entry.spec, limit):
+        if limit and not surely_fits(entry.spec, limit - process_bytes(entry.spec)):
             doubtful[entry.cell_id] = entry.spec
     if not doubtful:
         return plan

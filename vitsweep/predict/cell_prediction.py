@@ -54,8 +54,7 @@ class CellPrediction:
         """Peak of the busiest rank, on CPU with that of the process itself."""
         if self.trace is None:
             return None
-        process = PROCESS_GIB * GIB if self.trace.device == "cpu" else 0.0
-        return self.trace.memory.peak + process
+        return self.trace.memory.peak + process_bytes(self.cell)
 
     @property
     def fits(self) -> bool | None:
@@ -230,6 +229,11 @@ def _profile_here(cell: CellSpec) -> Hardware | None:
     return hardware_of_device(name) if name else None
 
 
+def process_bytes(cell: CellSpec) -> float:
+    """Memory of a rank's process beside its tensors, on a CPU; what a GPU holds is tensors."""
+    return PROCESS_GIB * GIB if cell.resources.device == "cpu" else 0.0
+
+
 def limit_bytes(
     cell: CellSpec, profile: Hardware | None = None, gib_per_device: float | None = None
 ) -> float | None:
@@ -241,5 +245,5 @@ def limit_bytes(
         known = gib_per_device * GIB if gib_per_device else None
         return profile.usable_bytes if profile and not known else known
     if cell.resources.memory_gib_per_rank:
-        return (cell.resources.memory_gib_per_rank + PROCESS_GIB) * GIB
+        return cell.resources.memory_gib_per_rank * GIB + process_bytes(cell)
     return float(psutil.virtual_memory().total) / cell.resources.ranks_per_node
