@@ -1,5 +1,10 @@
 """Scaling on paper: predictions at sizes that nobody here has, beside the published points."""
 
+import pytest
+from pandas import DataFrame
+
+from analysis import dsp_on_paper
+from analysis.dsp_on_paper import cells
 from analysis.on_paper import META, META_CELLS, predicted
 
 
@@ -17,3 +22,29 @@ def test_the_published_speedup_lies_near_the_prediction_over_tf32_and_far_from_f
 
 def test_what_cannot_run_there_has_no_point() -> None:
     assert predicted(f"{META} sharding=hsdp", nodes=1, per_node=1, hardware="a100_80g") is None
+
+
+@pytest.mark.full
+def test_at_the_papers_size_dsp_sends_half_as_much_as_ulysses_and_is_no_slower() -> None:
+    wanted = [
+        (facts, overrides)
+        for facts, overrides in cells()
+        if (facts["study"], facts["temporal"], facts["sp"]) == ("dsp_end_to_end", 64, 8)
+        and facts["method"] != "ring"
+    ]
+    table = dsp_on_paper.predicted("h100", wanted).set_index("method")
+    assert (table["low"] < table["videos_per_second"]).all()
+    assert table.loc["dsp", "activation_gb_sent"] < 0.6 * table.loc["ulysses", "activation_gb_sent"]
+    assert table.loc["dsp", "videos_per_second"] >= table.loc["ulysses", "videos_per_second"]
+
+
+def test_ratios_stand_beside_the_points_of_the_figure_at_the_same_shape() -> None:
+    rows = [
+        {**facts, "videos_per_second": 1.0 + (facts["method"] == "dsp")} for facts, _ in cells()
+    ]
+    table = dsp_on_paper.ratios(DataFrame(rows))
+    assert set(table["predicted"]) == {2.0}
+    beside = table.dropna(subset=["published"])
+    assert set(beside["study"]) == {"dsp_end_to_end"}
+    assert len(beside) == 12
+    assert beside["published"].between(1.4, 3.2).all()
