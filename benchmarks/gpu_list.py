@@ -93,7 +93,7 @@ class Part:
         seconds = self.seconds * scale
         share = max(seconds - START_S, 0.2 * seconds) / len(self.items)
         head = f"{seconds:6.0f} s  {self.name:14} {self.question}"
-        return [head, *(f"    {share:6.1f} s  {item}" for item in self.items)]
+        return [head, *(f"        - {share:4.1f} s  {item}" for item in self.items)]
 
 
 def choices() -> list[str]:

@@ -47,8 +47,9 @@ def test_the_parts_of_the_gpu_benchmark_fill_its_minutes() -> None:
     command = [sys.executable, BENCHMARKS / "gpu.py", "--dry", "--minutes"]
     for minutes in (2, 8, 20):
         done = subprocess.run([*command, str(minutes)], capture_output=True, text=True, timeout=60)
-        heads = [line.split() for line in done.stdout.splitlines() if not line.startswith("    ")]
-        items = [line.split() for line in done.stdout.splitlines() if line.startswith("    ")]
+        lines = [line.split() for line in done.stdout.splitlines()]
+        heads = [line for line in lines if line[0] != "-"]
+        items = [line[1:] for line in lines if line[0] == "-"]
         assert sum(float(seconds) for seconds, *_ in heads) == pytest.approx(60 * minutes, abs=3)
         assert [name for _, _, name, *_ in heads] == PARTS
         assert 0.2 * 60 * minutes < sum(float(seconds) for seconds, *_ in items) < 60 * minutes
