@@ -26,6 +26,7 @@ PLAIN = {
     "vit_block": "plain",
     "tokens": "all",
     "averaging": "none",
+    "schedule": "constant",
     "model": "vit_nano",
     "data": "digits",
     "task": "measure",

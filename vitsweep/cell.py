@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from vitsweep.equivalence import prove
+from vitsweep.errors import VitsweepError
 from vitsweep.measure.attention_kernels import AttentionKernels
 from vitsweep.measure.communication import count_sent_bytes, profile_collectives
 from vitsweep.measure.compiled_graphs import Compiled
@@ -29,6 +30,7 @@ from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.training.checkpoint_manager import CheckpointManager
+from vitsweep.training.epoch_sizes import EpochSizes, described
 from vitsweep.training.epochs import Training, train_epochs
 from vitsweep.training.garbage import garbage_collector_off
 from vitsweep.training.timed_steps import endless, instrumented_steps, timed_steps
@@ -84,6 +86,8 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
             summary.metrics |= training.metrics
             summary.environment |= training.reasons
             summary.samples |= {"training": training.curve}
+            if sizes := described(cell):
+                summary.environment |= {"schedule_epochs": sizes}
             if checkpoints and checkpoints.resumed:
                 summary.environment |= {"resumed": checkpoints.resumed}
     return summary
@@ -94,7 +98,7 @@ def _measure(
 ) -> Summary:
     """Take the samples of all ranks and summarize them."""
     compiled_before = Compiled.so_far()
-    trainer = _build_trainer(cell, world)
+    trainer = parallelize(first_model(cell), cell, world)
     reset_peak(world.device)  # the peak is that of training
     samples, contention = _collect_samples(trainer, batches, context, compiled_before)
     ranks = _gather(samples, world)
@@ -112,10 +116,6 @@ def _prove(cell: CellSpec, world: World) -> str:
     if cell.measurement.prove == "none":
         return ""
     return f"twin {prove(cell, world):.1e}"
-
-
-def _build_trainer(cell: CellSpec, world: World, *, training: bool = False) -> Trainer:
-    return parallelize(first_model(cell), cell, world, cell.recipe.drop_path if training else 0.0)
 
 
 def _collect_samples(
@@ -170,12 +170,19 @@ def _train(
 ) -> Training:
     """Train for `task.epochs` from new weights: the timed steps had no learning-rate schedule."""
     gc.collect()  # wrappers refer to each other: free the timed model before building another
-    trainer = _build_trainer(
-        replace(cell, optimizer=cell.recipe.optimizer(cell)), world, training=True
+    model = first_model(cell)
+    sizes = None if cell.schedule.name == "constant" else EpochSizes(model)
+    trainer = parallelize(
+        model, replace(cell, optimizer=cell.recipe.optimizer(cell)), world, cell.recipe.drop_path
     )
+    if cell.task.resume_from and checkpoints is None:
+        raise VitsweepError(
+            f"`task.resume_from={cell.task.resume_from}` needs ranks that vitsweep starts: leave out "
+            "torchrun or srun, or train from the beginning."
+        )
     scheduled = cell.runtime.collects_garbage == "scheduled"
     with garbage_collector_off() if scheduled else contextlib.nullcontext():
-        training = train_epochs(trainer, batches, checkpoints)
+        training = train_epochs(trainer, batches, checkpoints, sizes)
     _refuse_divergence(trainer, f"{training.curve[-1]['epoch']:g} epochs of {cell.task.epochs}")
     return training
 

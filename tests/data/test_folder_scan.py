@@ -1,3 +1,6 @@
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -110,3 +113,32 @@ def test_too_few_images_are_refused(tmp_path):
     assert "more than the 24 training images of `data=image_folder`" in batch
     assert batch.endswith("use a smaller batch, or more images in `data.folder`.")
     assert test.startswith("`task=train` tests on 0 images")
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may read everything: become somebody else for a while."""
+    me = os.geteuid()
+    if me == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(me)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_class_that_cannot_be_read_is_named(tmp_path, split):
+    write_folder(tmp_path)
+    for path in (tmp_path, tmp_path.parent, tmp_path.parent.parent):  # pytest's, closed to others
+        path.chmod(0o755)
+    closed = tmp_path / split / "bee"
+    closed.chmod(0o300)
+    try:
+        with (
+            as_nobody(),
+            pytest.raises(BadValueError, match=r"bee` cannot be read .*chmod -R a\+rX"),
+        ):
+            files(str(tmp_path), split)
+    finally:
+        closed.chmod(0o755)

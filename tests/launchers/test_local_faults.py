@@ -105,6 +105,30 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
 
 
 @pytest.mark.full
+def test_an_interrupted_training_goes_on_as_another_cell_under_another_sharding(
+    vitsweep: Command,
+) -> None:
+    training = ("task=train", "task.epochs=25", "batch.images_per_step=256", "sweep.baseline=null")
+    running = vitsweep.start(
+        *training, "sharding=fsdp", "memory._target_=tests.faults.HeldTraining"
+    )
+    wait_for((vitsweep.folder / "held").exists)
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=400)
+    [folder] = vitsweep.store.cells.iterdir()
+
+    zero1 = (*training, "sharding=zero1", "resources.ranks_per_node=1")
+    done = vitsweep(*zero1, f"task.resume_from={folder}")
+    assert done.returncode == 0, done.stderr
+    [run] = vitsweep.store.runs()
+    assert "saved by 2 ranks (sharding=fsdp, shard=2)" in run.environment["resumed"]
+    assert "read by 1 ranks (sharding=zero1)" in run.environment["resumed"]
+    assert len(run.samples["training"]) == 25
+    refused = vitsweep(*zero1, f"task.resume_from={folder}", "model.depth=1")
+    assert "`model.depth=2`, and this one has `model.depth=1`" in refused.stdout + refused.stderr
+
+
+@pytest.mark.full
 def test_a_killed_training_goes_on_from_its_latest_checkpoint_and_ends_as_without(
     vitsweep: Command,
 ) -> None:

@@ -44,7 +44,7 @@ MARKERS = "osD^vPX*"
 """Markers besides the colour, for print in grey."""
 
 
-LATER = ("loader", "runtime", "vit_block", "tokens", "averaging", "recipe")
+LATER = ("loader", "runtime", "vit_block", "tokens", "averaging", "recipe", "schedule")
 GROUPS = (*(group for group in CHOICES if group not in LATER), *LATER)
 """Groups by age: a new one at the end changes no colour of those before."""
 

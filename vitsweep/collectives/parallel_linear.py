@@ -16,6 +16,23 @@ from vitsweep.collectives.padding import check_share, pad
 
 
 @dataclass(frozen=True)
+class Block:
+    """Where a run of rows or columns of a rank's part lies in the whole.
+
+    Attributes:
+        axis: 0 for rows, 1 for columns.
+        in_part: first index in the rank's part.
+        in_whole: first index in the whole.
+        length: number of rows or columns.
+    """
+
+    axis: int
+    in_part: int
+    in_whole: int
+    length: int
+
+
+@dataclass(frozen=True)
 class Replicated:
     """Every rank of the group has all tokens outside the split matrices."""
 
@@ -100,6 +117,10 @@ class SplitLinear(nn.Linear):
         """Return this rank's part of the whole `weight` or `bias`."""
         raise NotImplementedError
 
+    def blocks(self, name: str) -> list[Block]:
+        """Return the blocks of the whole `weight` or `bias` that this rank's part consists of."""
+        raise NotImplementedError
+
 
 class ColumnParallelLinear(SplitLinear):
     """This rank's outputs of y = x W^T + b."""
@@ -114,6 +135,14 @@ class ColumnParallelLinear(SplitLinear):
         group = self.boundary.group
         pieces = whole.unflatten(0, (self.parts, group.size(), -1))
         return pieces[:, group.rank()].flatten(0, 1)
+
+    def blocks(self, name: str) -> list[Block]:
+        """One block of rows of each fused matrix."""
+        group, rows = self.boundary.group, getattr(self, name).shape[0] // self.parts
+        return [
+            Block(0, part * rows, (part * group.size() + group.rank()) * rows, rows)
+            for part in range(self.parts)
+        ]
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the tokens outside the split matrices to this rank's outputs."""
@@ -132,6 +161,13 @@ class RowParallelLinear(SplitLinear):
         """Keep one of equal blocks of columns; the bias is whole."""
         group = self.boundary.group
         return whole if name == "bias" else whole.chunk(group.size(), 1)[group.rank()]
+
+    def blocks(self, name: str) -> list[Block]:
+        """One block of columns; the bias is whole."""
+        if name == "bias":
+            return []
+        columns = getattr(self, name).shape[1]
+        return [Block(1, 0, self.boundary.group.rank() * columns, columns)]
 
     def forward(self, x: Tensor) -> Tensor:
         """Map this rank's inputs to the tokens outside the split matrices."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,8 @@ def class_names(folder: str | None) -> tuple[str, ...]:
     Kept for the life of the process: a sweep asks once per cell.
 
     Raises:
-        BadValueError: the folder is missing, or has no `train` folder with classes and images.
+        BadValueError: the folder is missing, has no `train` folder with classes and images, or a class
+            that cannot be read.
     """
     if folder is None:
         raise BadValueError(
@@ -67,6 +69,9 @@ def class_names(folder: str | None) -> tuple[str, ...]:
             "`train/<class>/` and `val/<class>/`."
         )
     names = _folders(root / "train")
+    for path in (root / "train" / name for name in names):
+        if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+            raise BadValueError(_unreadable(path, "permission denied"))
     if not any(True for name in names for _ in _images(root / "train" / name)):
         raise BadValueError(
             f"`data.folder={folder}` holds no images: `train/<class>/` should hold files that end "
@@ -114,7 +119,7 @@ def files(folder: str, split: str) -> Files:
 def _folders(root: Path) -> tuple[str, ...]:
     if not root.is_dir():
         return ()
-    with os.scandir(root) as entries:
+    with _scanned(root) as entries:
         return tuple(sorted(e.name for e in entries if e.is_dir() and e.name[0] != "."))
 
 
@@ -122,7 +127,26 @@ def _images(folder: Path) -> Iterator[str]:
     """Names of image files, in no order; `._x.jpg` and the like are none."""
     if not folder.is_dir():
         return
-    with os.scandir(folder) as entries:
+    with _scanned(folder) as entries:
         for entry in entries:
             if entry.name.lower().endswith(SUFFIXES) and entry.name[0] != ".":
                 yield entry.name
+
+
+def _scanned(folder: Path) -> Any:
+    """Open a folder to read the names in it.
+
+    Raises:
+        BadValueError: the folder cannot be read.
+    """
+    try:
+        return os.scandir(folder)
+    except OSError as error:
+        raise BadValueError(_unreadable(folder, str(error.strerror))) from error
+
+
+def _unreadable(folder: Path, why: str) -> str:
+    return (
+        f"`data.folder`: `{folder}` cannot be read ({why}), and without it labels would be others: give the "
+        f"right to read it (`chmod -R a+rX {folder}`), or move it away."
+    )

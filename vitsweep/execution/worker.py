@@ -117,5 +117,6 @@ def _checkpoint_manager(request: RunRequest, cell: CellSpec, world: World) -> "C
         earlier=tuple(folder / CHECKPOINT_FOLDER for folder in request.earlier),
         stop=StopConsensus(_stop_requested, world.device),
         trainings=tuple(folder / CHECKPOINT_FOLDER for folder in request.trainings),
+        resume_from=cell.task.resume_from,
         every_seconds=None if minutes is None else 60 * minutes,
     )

@@ -14,6 +14,7 @@ from vitsweep.spec.recipe import OPTIMIZER_FIELDS
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.rules import conflicts
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.training.course import resume_conflicts
 
 _GROUPS = tuple(part.name for part in fields(CellSpec) if part.name != "seed")
 
@@ -122,6 +123,7 @@ def plan_cell(
         reasons=(
             *conflicts(cell),
             *lacking,
+            *resume_conflicts(cell),
             *_changed_model(cell, composed),
             *_replaced(cell, composed),
         ),

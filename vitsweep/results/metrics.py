@@ -136,6 +136,9 @@ _ALL = (
     Metric("accuracy_top5", "1", "Top-5 accuracy", "higher",
            "held-out images whose label is among the five largest logits; only where task=train"),
     Metric("train_seconds", "s", "Training time", "lower", "epochs of task=train, without evaluation"),
+    Metric("train_flops_share", "1", "FLOPs of the training over those at full size", "lower",
+           "model FLOPs of an image, mean over the epochs, over those of the timed steps: below 1 with a "
+           "schedule of resolution or tokens"),
     Metric("seconds_to_target", "s", "Training time to the target accuracy", "lower",
            "train_seconds at the first evaluation with accuracy_top1 >= task.target_accuracy; empty "
            "where that was not reached, see seconds_to_target_reason"),

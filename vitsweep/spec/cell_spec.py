@@ -16,7 +16,7 @@ from vitsweep.spec.measurement import Measurement
 from vitsweep.spec.mesh_shape import MeshShape
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
 from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
-from vitsweep.spec.model_variant import Averaging, BlockVariant, TokenVariant
+from vitsweep.spec.model_variant import Averaging, BlockVariant, Schedule, TokenVariant
 from vitsweep.spec.recipe import NO_RECIPE, Recipe
 from vitsweep.spec.resources import Resources
 from vitsweep.spec.task import Task
@@ -77,6 +77,11 @@ class CellSpec:
     averaging: Averaging = field(
         metadata=added_later(
             {"_target_": "vitsweep.techniques.averaging.ema.NoAveraging", "name": "none"}
+        )
+    )
+    schedule: Schedule = field(
+        metadata=added_later(
+            {"_target_": "vitsweep.techniques.schedule.progressive.Constant", "name": "constant"}
         )
     )
     measurement: Measurement

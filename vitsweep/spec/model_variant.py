@@ -1,6 +1,7 @@
-"""The kinds of technique that change what is trained or evaluated: blocks, tokens, averaged weights."""
+"""The kinds of technique that change what is trained or evaluated: blocks, tokens, averages, epochs."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from vitsweep.spec.technique import Technique
@@ -87,6 +88,31 @@ class Averaging(Technique):
             weights: float32 masters where there are any, shards and slices where they are split.
         """
         return None
+
+
+@dataclass(frozen=True)
+class EpochSize:
+    """What an epoch of a training works on.
+
+    Attributes:
+        resolution_px: side of its images.
+        keep: share of their patches that go through the blocks.
+    """
+
+    resolution_px: int
+    keep: float = 1.0
+
+    def kept(self, patches: int) -> int:
+        """Return how many patches of an image go through the blocks; at least one."""
+        return max(1, round(patches * self.keep))
+
+
+class Schedule(Technique):
+    """How large the images and how many the tokens of an epoch are; the timed steps have full size."""
+
+    def size(self, cell: "CellSpec", epoch: int) -> EpochSize:
+        """Return the size of an epoch, counted from 0."""
+        return EpochSize(cell.batch.resolution_px)
 
 
 class WeightAverage(Protocol):

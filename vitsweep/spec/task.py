@@ -19,6 +19,8 @@ class Task:
         evaluate_every_epochs: epochs between evaluations; 0 evaluates the trained model only.
         target_accuracy: top-1 whose time is recorded in `seconds_to_target`; None for no target.
         checkpoint_minutes: time between two checkpoints; None writes one only when interrupted.
+        resume_from: folder of a checkpoint of another cell (see `training.course.checkpoints_in`), from which
+            the training goes on; its ranks, mesh, sharding and precision may be others.
     """
 
     name: str
@@ -30,3 +32,4 @@ class Task:
     checkpoint_minutes: Annotated[float, Gt(0)] | None = field(
         metadata=added_later(10.0) | {"identity": False}
     )
+    resume_from: str | None = field(metadata=added_later(None))

@@ -340,5 +340,6 @@ TECHNIQUE_GROUPS: Sequence[str] = (
     "vit_block",
     "tokens",
     "averaging",
+    "schedule",
 )
 """Config groups whose choice is a technique; the default of each is its plain choice."""

@@ -163,6 +163,7 @@ ORDER: dict[str, str] = {
     "vit_block": "plain drop_samples parallel",
     "tokens": "all drop registers",
     "averaging": "none ema",
+    "schedule": "constant progressive",
     "model": "vit_nano vit_tiny vit_small vit_base vit_large vit_huge_16 vit_huge_14 vit_giant_14 "
     "vit_10b dinov2_small dinov2_base dinov2_large dinov2_giant dinov3_small dinov3_small_plus "
     "dinov3_base dinov3_large dinov3_huge_plus "

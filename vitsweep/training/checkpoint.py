@@ -1,11 +1,12 @@
 """Checkpoints: all tensors and numbers that further training steps depend on, saved and loaded.
 
-Written with torch.distributed.checkpoint: all ranks write at once, shards (DTensor) once each, and
-what ranks hold alike only once. It is read on the world that wrote it.
+Written with torch.distributed.checkpoint: all ranks write at once, and what several ranks hold only
+once. Model, optimizer state and averaged weights are whole tensors under the plain model's names
+(`shards`), so that another number of ranks and another sharding can read them.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,21 +14,31 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.optim import Optimizer
 
 from vitsweep.errors import VitsweepError
-from vitsweep.spec.mesh_shape import AXES
 from vitsweep.training.checkpoint_files import (
     CheckpointInfo,
-    damage,
     drop_old_checkpoints,
     read_info,
     step_folder,
     write_info,
 )
+from vitsweep.training.checkpoint_fit import first_of_all_ranks, other_state, refusal
+from vitsweep.training.course import course
+from vitsweep.training.shard_planners import ShardLoadPlanner, ShardSavePlanner, state_dict_of
+from vitsweep.training.shards import whole
 from vitsweep.training.trainer import Trainer
-from vitsweep.world import World
+from vitsweep.training.training_state import (
+    NON_FINITE,
+    OPTIMIZER,
+    all_shards,
+    allocate_state,
+    drop_unsaved_state,
+    random_state,
+    restore_random_state,
+    shards_of_training,
+)
 
 
 @dataclass(frozen=True)
@@ -64,11 +75,12 @@ def save(trainer: Trainer, progress: Progress, training: Path) -> Path:
 
     folder = step_folder(training, progress.step)
     folder.mkdir(parents=True, exist_ok=True)
-    info = _info(trainer, progress)
+    info, shards = _info(trainer, progress), list(all_shards(trainer))
     with warnings.catch_warnings(action="ignore"):  # of torch's, about its own future
         save_tensors(
-            _tensors(trainer),
+            state_dict_of(shards),
             storage_writer=FileSystemWriter(folder),
+            planner=ShardSavePlanner(shards),
             no_dist=not dist.is_initialized(),
         )
     if trainer.world.rank == 0:
@@ -97,17 +109,16 @@ def start_save(
 
     folder = step_folder(training, progress.step)
     folder.mkdir(parents=True, exist_ok=True)
-    info = _info(trainer, progress)
+    info, shards = _info(trainer, progress), list(all_shards(trainer))
     with warnings.catch_warnings(action="ignore"):
         written: Any = async_save(
-            _tensors(trainer),
-            storage_writer=FileSystemWriter(
-                folder
-            ),  # stages a copy of every tensor, on the CPU too
+            state_dict_of(shards),
+            storage_writer=FileSystemWriter(folder),  # copies every tensor first, on the CPU too
+            planner=ShardSavePlanner(shards),
             process_group=group,
             no_dist=not dist.is_initialized(),
         )
-    whole: Future[None] = Future()
+    done: Future[None] = Future()
 
     def complete(tensors: "Future[Any]") -> None:
         error = tensors.exception()
@@ -117,12 +128,12 @@ def start_save(
         except OSError as full_disk:
             error = full_disk
         if error:
-            whole.set_exception(error)
+            done.set_exception(error)
         else:
-            whole.set_result(None)
+            done.set_result(None)
 
     written.add_done_callback(complete)
-    return whole
+    return done
 
 
 def _info(trainer: Trainer, progress: Progress) -> CheckpointInfo:
@@ -132,6 +143,8 @@ def _info(trainer: Trainer, progress: Progress) -> CheckpointInfo:
         seconds=progress.seconds,
         world_size=world.size,
         mesh=asdict(world.shape),
+        sharding=trainer.cell.sharding.name,
+        course=course(trainer.cell),
         scaler=trainer.scaler.state() if trainer.scaler else {},
         groups=[_numbers(group) for group in trainer.optimizer.param_groups],
         curve=list(progress.curve),
@@ -148,8 +161,11 @@ def _complete(folder: Path, info: CheckpointInfo) -> None:
 def load(trainer: Trainer, folder: Path) -> Progress:
     """Load a checkpoint into a newly built trainer; every rank calls it.
 
+    Ranks, mesh and sharding may be others than those that saved it.
+
     Raises:
-        VitsweepError: ranks, mesh or model are not those that saved it; nothing is changed then.
+        VitsweepError: it is damaged, of another model, or holds optimizer state that cannot be dealt
+            out anew; no weights are changed then.
         CheckpointException: a tensor cannot be read; some may have been loaded.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -159,131 +175,30 @@ def load(trainer: Trainer, folder: Path) -> Progress:
         raise VitsweepError(reason)
     info, reader = read_info(folder), FileSystemReader(folder)
     saved = reader.read_metadata().state_dict_metadata
-    if any(".optimizer." in name for name in saved):
-        _allocate_state(trainer.optimizer)
-    tensors = {name: tensor for name, tensor in _tensors(trainer).items() if name in saved}
+    if any(OPTIMIZER in name for name in saved):
+        allocate_state(trainer.optimizer)
+    if reason := first_of_all_ranks(other_state(trainer, saved, folder)):
+        raise VitsweepError(reason)
+    # A rank that was not there goes on with the random numbers of one that was.
+    random = dict(random_state(trainer.world, trainer.world.rank % info.world_size))
+    flags = {name: torch.zeros((), dtype=torch.bool) for name in saved if name.endswith(NON_FINITE)}
+    shards = [shard for shard in shards_of_training(trainer) if shard.name in saved]
+    shards += [whole(name, value) for name, value in (random | flags).items() if name in saved]
     with warnings.catch_warnings(action="ignore"):
-        load_tensors(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
-    _drop_unsaved_state(trainer, tensors)
-    _restore_random_state(tensors, trainer.world)
-    for group, numbers in zip(trainer.optimizer.param_groups, info.groups, strict=True):
-        group.update(numbers)
-    if trainer.scaler:
+        load_tensors(
+            state_dict_of(shards),
+            storage_reader=reader,
+            planner=ShardLoadPlanner(shards),
+            no_dist=not dist.is_initialized(),
+        )
+    drop_unsaved_state(trainer, saved)
+    trainer.publish()
+    restore_random_state(random, trainer.world)
+    trainer.non_finite.fill_(any(bool(flag) for flag in flags.values()))
+    _restore_numbers(trainer.optimizer, info)
+    if trainer.scaler and info.scaler:
         trainer.scaler.restore(info.scaler)
     return Progress(info.step, info.seconds, tuple(info.curve))
-
-
-def refusal(trainer: Trainer, folder: Path) -> str:
-    """Return why a checkpoint is none of this trainer's, from its files alone; "" where it fits."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    if reason := damage(folder):
-        return f"`{folder}` is damaged: {reason}."
-    info = read_info(folder)
-    try:
-        saved = FileSystemReader(folder).read_metadata().state_dict_metadata
-    except Exception as error:  # unpickling a damaged file raises anything
-        return f"`{folder}` is damaged: its metadata cannot be read ({type(error).__name__})."
-    return _other_world(info, trainer.world, folder) or _other_model(trainer, saved, folder)
-
-
-def _other_model(trainer: Trainer, saved: Mapping[str, Any], folder: Path) -> str:
-    for name, tensor in _tensors(trainer).items():
-        if ".model." not in name:
-            continue
-        own = name.partition(".model.")[2]
-        if name not in saved:
-            return f"`{folder}` is of another model: it has no `{own}`."
-        here, there = tuple(tensor.shape), tuple(getattr(saved[name], "size", ()))
-        if here != there:
-            return f"`{folder}` is of another model: the shape of its `{own}` is {there} instead of {here}."
-    return ""
-
-
-def _other_world(info: CheckpointInfo, world: World, folder: Path) -> str:
-    here = asdict(world.shape)
-    if (info.world_size, info.mesh) == (world.size, here):
-        return ""
-    return (
-        f"`{folder}` was saved by {_described(info.world_size, info.mesh)}, and this run has "
-        f"{_described(world.size, here)}: a training goes on in the world that began it. Give it "
-        "the same `resources.nodes`, `resources.ranks_per_node` and `mesh`, or delete the folder to "
-        "train from the beginning."
-    )
-
-
-def _described(size: int, mesh: Mapping[str, int]) -> str:
-    degrees = ", ".join(f"{axis}={degree}" for axis, degree in mesh.items() if degree > 1)
-    return f"{size} ranks ({degrees or 'no axis above 1'})"
-
-
-def _tensors(trainer: Trainer) -> dict[str, Tensor]:
-    """Return every tensor that further steps depend on, by name; loading writes into these tensors.
-
-    Ranks of one pipeline stage and tensor-parallel part hold the same weights, as copies or as
-    DTensors, under the same name. Names of tensors that differ between ranks carry the rank.
-    """
-    world, optimizer = trainer.world, trainer.optimizer
-    at = dict(zip(AXES, world.coordinates(), strict=True))
-    shared, own = f"stage{at['pipeline']}.part{at['tensor']}", f"rank{world.rank}"
-    tensors = {f"{shared}.model.{n}": t for n, t in _weights(trainer)}
-    holder = own if trainer.cell.sharding.shards_optimizer else shared
-    if trainer.masters:
-        tensors |= {f"{holder}.master.{n}": t for n, t in _parameters(optimizer)}
-    tensors |= {f"{holder}.optimizer.{n}": t for n, t in _state(optimizer)}
-    if trainer.average:  # of this rank's shards
-        tensors |= {f"{own}.average.{i}": t for i, t in enumerate(trainer.average.averages)}
-    return tensors | {
-        f"{own}.non_finite": trainer.non_finite,
-        **{f"{own}.random.{name}": state for name, state in _random_state(world).items()},
-    }
-
-
-def _weights(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
-    state = trainer.model.state_dict()
-    return ((name, value) for name, value in state.items() if isinstance(value, Tensor))
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    for g, group in enumerate(optimizer.param_groups):
-        for p, parameter in enumerate(group["params"]):
-            yield f"{g}.{p}", parameter.detach()
-
-
-def _state(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    for g, group in enumerate(optimizer.param_groups):
-        for p, parameter in enumerate(group["params"]):
-            for name, value in optimizer.state[parameter].items():
-                if isinstance(value, Tensor):
-                    yield f"{g}.{p}.{name}", value
-
-
-def _allocate_state(optimizer: Optimizer) -> None:
-    """Let an optimizer allocate its state, for a checkpoint to be loaded into.
-
-    It takes a step with zero gradients and zero learning rate, as
-    torch.distributed.checkpoint.state_dict does.
-    """
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            else:
-                parameter.grad.zero_()
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    optimizer.zero_grad()
-
-
-def _drop_unsaved_state(trainer: Trainer, tensors: Mapping[str, Tensor]) -> None:
-    """Drop state that the checkpoint does not hold: of parameters that never had a gradient."""
-    optimizer, known = trainer.optimizer, {id(tensor) for tensor in tensors.values()}
-    for parameter, state in list(optimizer.state.items()):
-        if not any(id(value) in known for value in state.values()):
-            del optimizer.state[parameter]
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
@@ -291,14 +206,12 @@ def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in group.items() if type(value) in (int, float)}
 
 
-def _random_state(world: World) -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if world.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(world.device)
-    return states
-
-
-def _restore_random_state(tensors: Mapping[str, Tensor], world: World) -> None:
-    torch.set_rng_state(tensors[f"rank{world.rank}.random.cpu"])
-    if world.device.type == "cuda":
-        torch.cuda.set_rng_state(tensors[f"rank{world.rank}.random.cuda"], world.device)
+def _restore_numbers(optimizer: Optimizer, info: CheckpointInfo) -> None:
+    """Give the parameter groups their numbers; where they are others, the step count, which is common."""
+    groups = optimizer.param_groups
+    if len(groups) == len(info.groups):
+        for group, numbers in zip(groups, info.groups, strict=True):
+            group.update(numbers)
+    elif info.groups and "step" in info.groups[0]:
+        for group in groups:
+            group["step"] = info.groups[0]["step"]

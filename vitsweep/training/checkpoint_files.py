@@ -33,6 +33,8 @@ class CheckpointInfo:
         seconds: training time of these steps.
         world_size: ranks that saved it.
         mesh: degree of each mesh axis.
+        sharding: choice of the group `sharding`.
+        course: what the course of the training follows from (see `course`).
         scaler: state of the loss scaler, {} without one.
         groups: numbers that the optimizer keeps in its parameter groups.
         curve: evaluations so far (see `epochs.Evaluation`).
@@ -43,6 +45,8 @@ class CheckpointInfo:
     seconds: float
     world_size: int
     mesh: dict[str, int]
+    sharding: str
+    course: dict[str, Any]
     scaler: dict[str, Any]
     groups: list[dict[str, float]]
     curve: list[dict[str, float]] = field(default_factory=list)

@@ -20,6 +20,8 @@ from vitsweep.training.checkpoint_files import (
     whole_checkpoints,
     write_json_atomically,
 )
+from vitsweep.training.checkpoint_fit import first_of_all_ranks, refusal, saved_by
+from vitsweep.training.course import checkpoints_in, other_course
 from vitsweep.training.stop_consensus import Decision, StopConsensus
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
@@ -35,6 +37,7 @@ class CheckpointManager:
         stop: agreement of all ranks on when to save and to stop.
         trainings: folders of other runs of the same cell whose training was broken off, newest first:
             what they measured belongs to their blocks, but their training goes on here.
+        resume_from: `task.resume_from`: checkpoints of another cell, used where there are none of this one.
         every_seconds: time between two checkpoints, written while training goes on; None writes none.
         resumed: what the training was resumed from, and which checkpoints could not be used; "" where
             it began at the beginning.
@@ -44,6 +47,7 @@ class CheckpointManager:
     earlier: tuple[Path, ...]
     stop: StopConsensus
     trainings: tuple[Path, ...] = ()
+    resume_from: str | None = None
     every_seconds: float | None = None
     resumed: str = ""
     _written: Future[None] | None = None
@@ -65,21 +69,27 @@ class CheckpointManager:
     def resume(self, trainer: Trainer) -> Progress:
         """Load the newest checkpoint that can be used; return how far it had come.
 
-        One that is damaged, or of another world or model, is passed over: the one before is used,
-        and `resumed` says so.
+        One that is damaged, or of another model, is passed over: the one before is used, and `resumed`
+        says so.
 
         Raises:
             VitsweepError: a checkpoint that looked whole could not be read to its end, and there is no
-                other that would replace what was loaded of it.
+                other that would replace what was loaded of it; or none of those that
+                `task.resume_from` names could be used.
         """
         from torch.distributed.checkpoint.api import CheckpointException
 
         folders = (*self.earlier, *self.trainings)
-        found = [path for folder in folders for path in whole_checkpoints(folder)]
+        own = [path for folder in folders for path in whole_checkpoints(folder)]
+        others = checkpoints_in(self.resume_from) if self.resume_from else []
+        own, others = _broadcast_from_rank_0((own, others))
         refused: list[str] = []
         half_loaded = False
-        for path in _broadcast_from_rank_0(found):
-            if reason := _first_of_all_ranks(checkpoint.refusal(trainer, path)):
+        for path in (*own, *others):
+            reason = refusal(trainer, path)
+            if not reason and path in others:
+                reason = other_course(trainer.cell, path)
+            if reason := first_of_all_ranks(reason):
                 refused.append(reason)
                 continue
             try:
@@ -88,12 +98,17 @@ class CheckpointManager:
                 half_loaded = True
                 refused.append(f"`{path}` cannot be read ({type(error).__name__}).")
                 continue
-            self._note(f"after {progress.step} steps", refused)
+            writer = saved_by(path, trainer)
+            self._note(f"after {progress.step} steps" + (f", {writer}" if writer else ""), refused)
             self._saved_at = time.monotonic()
             return progress
         if half_loaded:
             raise VitsweepError(
                 f"{' '.join(refused)} Delete the folder to train from the beginning."
+            )
+        if self.resume_from:
+            raise VitsweepError(
+                f"`task.resume_from={self.resume_from}`: no checkpoint to go on from. {' '.join(refused)}"
             )
         if refused:
             self._note("at the beginning", refused)
@@ -129,7 +144,7 @@ class CheckpointManager:
         """
         written, self._written = self._written, None
         failed = written is not None and written.exception() is not None
-        if written is not None and _first_of_all_ranks("failed" if failed else ""):
+        if written is not None and first_of_all_ranks("failed" if failed else ""):
             self._saved_step = None
             print(f"A checkpoint could not be written to `{self.folder}`.")
 
@@ -143,15 +158,6 @@ class CheckpointManager:
         self.resumed = " ".join([f"Training went on {where}.", *refused])
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(self.resumed)
-
-
-def _first_of_all_ranks(reason: str) -> str:
-    """Return the reason of the first rank that has one; "" where none has."""
-    reasons: list[Any] = [reason]
-    if dist.is_initialized():
-        reasons = [None] * dist.get_world_size()
-        dist.all_gather_object(reasons, reason)
-    return next((found for found in reasons if found), "")
 
 
 def _broadcast_from_rank_0(value: Any) -> Any:

@@ -13,6 +13,7 @@ from vitsweep.spec.data import Batches
 from vitsweep.training.augment import augmented
 from vitsweep.training.checkpoint import Progress
 from vitsweep.training.checkpoint_manager import CheckpointManager
+from vitsweep.training.epoch_sizes import EpochSizes, flops_share
 from vitsweep.training.stop_consensus import Decision
 from vitsweep.training.trainer import Trainer
 
@@ -51,7 +52,10 @@ class Training:
 
 
 def train_epochs(
-    trainer: Trainer, batches: Batches, checkpoints: CheckpointManager | None = None
+    trainer: Trainer,
+    batches: Batches,
+    checkpoints: CheckpointManager | None = None,
+    sizes: EpochSizes | None = None,
 ) -> Training:
     """Train for `task.epochs`, and evaluate on the held-out images every so many of them.
 
@@ -62,6 +66,7 @@ def train_epochs(
         batches: training and test batches.
         checkpoints: with it, training resumes from a checkpoint of an earlier attempt, writes
             checkpoints while it runs, and can be interrupted between two steps.
+        sizes: with it, epochs have the sizes of `schedule`.
 
     Raises:
         TrainingInterrupted: a stop was requested; a checkpoint of all steps so far is on disk.
@@ -91,6 +96,8 @@ def train_epochs(
         stream = batches.train(epoch, first * cell.batch.accumulation_steps)
         if cell.recipe.augments:
             stream = augmented(stream, cell, trainer.world, step)
+        if sizes:
+            stream = sizes.begin(cell.schedule.size(cell, epoch), stream)
         for _ in range(first, per_epoch):
             save_if_agreed(step)
             set_learning_rate(trainer.optimizer, cell, step, total)
@@ -125,6 +132,7 @@ def summarized(cell: CellSpec, curve: list[dict[str, float]], seconds: float) ->
         "accuracy_top1": last.get("accuracy_top1"),
         "accuracy_top5": last.get("accuracy_top5"),
         "train_seconds": seconds,
+        "train_flops_share": flops_share(cell),
         "seconds_to_target": None,
         "epochs_to_target": None,
     }

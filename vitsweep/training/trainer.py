@@ -161,7 +161,7 @@ class Trainer:
             self.scaler.step(self.optimizer)
         else:
             self._update()
-        self._publish()
+        self.publish()
         if self.masters:
             self.masters.zero_model_gradients()
         if self.average:
@@ -179,15 +179,15 @@ class Trainer:
             yield
             return
         self.average.enter()
-        self._publish()
+        self.publish()
         try:
             yield
         finally:
             self.average.leave()
-            self._publish()
+            self.publish()
 
-    def _publish(self) -> None:
-        """Hand what the optimizer holds, masters or slices, to the model."""
+    def publish(self) -> None:
+        """Hand what the optimizer holds, masters or slices, to the model; every rank calls it."""
         if self.masters:
             self.masters.publish()
         self.cell.sharding.complete_update(self.model)

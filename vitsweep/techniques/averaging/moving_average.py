@@ -25,8 +25,8 @@ class MovingAverage:
         self.averages = [_wide(weight) for weight in self._weights]
         pairs = list(zip(self.averages, self._weights, strict=True))
         self._kept: list[Tensor] = []
-        self._alike = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
-        self._narrow = [pair for pair in pairs if pair[0].dtype != pair[1].dtype]
+        self._alike = _columns([pair for pair in pairs if pair[0].dtype == pair[1].dtype])
+        self._narrow = _columns([pair for pair in pairs if pair[0].dtype != pair[1].dtype])
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -35,11 +35,11 @@ class MovingAverage:
             return
         number = step // self._every
         decay = min(self._decay, (1 + number) / (10 + number)) if self._warmup else self._decay
-        if self._alike:
-            averages, weights = map(list, zip(*self._alike, strict=True))
+        averages, weights = self._alike
+        if averages:
             torch._foreach_lerp_(averages, weights, 1 - decay)
-        if self._narrow:
-            averages, weights = map(list, zip(*self._narrow, strict=True))
+        averages, weights = self._narrow
+        if averages:
             torch._foreach_mul_(averages, decay)
             torch._foreach_add_(averages, weights, alpha=1 - decay)
 
@@ -54,6 +54,10 @@ class MovingAverage:
         """Put the weights back that were there before `enter`."""
         torch._foreach_copy_(self._weights, self._kept)
         self._kept = []
+
+
+def _columns(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    return [average for average, _ in pairs], [weight for _, weight in pairs]
 
 
 def _wide(weight: Tensor) -> Tensor:

@@ -19,17 +19,23 @@ class FlatBuffer:
     Attributes:
         parameter: the flat parameter, for the optimizer; padding stays zero.
         originals: the model's parameters, all of one dtype on one device.
+        names: of the originals, in the plain model.
     """
 
-    def __init__(self, originals: list[nn.Parameter]) -> None:
-        self.originals = originals
+    def __init__(self, originals: list[nn.Parameter], names: list[str]) -> None:
+        self.originals, self.names = originals, names
         sizes = [aligned(original.numel(), original.element_size()) for original in originals]
         self.parameter = nn.Parameter(originals[0].detach().new_zeros(sum(sizes)))
         self.parameter.grad = torch.zeros_like(self.parameter)
-        starts = accumulate(sizes, initial=0)
-        for original, start in zip(originals, starts, strict=False):
+        self._starts = list(accumulate(sizes, initial=0))[:-1]
+        for original, start in zip(originals, self._starts, strict=True):
             _move(original, self.parameter.detach(), self.parameter.grad, start)
         self._addresses = self._current_addresses()
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """Return the part of a buffer of this length that belongs to each original, in its shape."""
+        pairs = zip(self.originals, self._starts, strict=True)
+        return [view_like(buffer, original, start) for original, start in pairs]
 
     def check(self) -> None:
         """Make sure that the model still works on this buffer (0.1 ms for 200 parameters).
@@ -70,10 +76,13 @@ class _OnFlatBuffers(Optimizer):
         self.register_step_pre_hook(lambda *_: self.check())
 
     def _flatten(self, group: dict[str, Any]) -> dict[str, Any]:
-        alike: dict[Any, list[nn.Parameter]] = {}
-        for parameter in group["params"]:
-            alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        buffers = [FlatBuffer(parameters) for parameters in alike.values()]
+        names = group.get("names") or map(str, range(len(group["params"])))
+        alike: dict[Any, tuple[list[nn.Parameter], list[str]]] = {}
+        for parameter, name in zip(group["params"], names, strict=True):
+            parameters, named = alike.setdefault((parameter.dtype, parameter.device), ([], []))
+            parameters.append(parameter)
+            named.append(name)
+        buffers = [FlatBuffer(*of_one_kind) for of_one_kind in alike.values()]
         self.buffers += buffers
         return group | {"params": [buffer.parameter for buffer in buffers]}
 

@@ -65,9 +65,9 @@ class Zero1(Sharding):
     def optimizer_groups(
         self, groups: list[dict[str, Any]], stages: "list[nn.Module]"
     ) -> list[dict[str, Any]]:
-        """Replace parameters by this rank's slices of them."""
+        """Replace parameters by this rank's slices of them; `starts` says where each begins."""
         pieces = {
-            parameter: piece
+            parameter: (piece, bucket.first_number(parameter))
             for replica in _replicas(stages)
             for bucket in replica.buckets
             for parameter, piece in bucket.pieces.items()
@@ -75,8 +75,15 @@ class Zero1(Sharding):
         held = []
         for group in groups:
             names = zip(group["names"], group["params"], strict=True)
-            own = {name: pieces[p] for name, p in names if p in pieces}
-            held.append(group | {"params": list(own.values()), "names": list(own)})
+            own = [(name, *pieces[p]) for name, p in names if p in pieces]
+            held.append(
+                group
+                | {
+                    "params": [piece for _, piece, _ in own],
+                    "names": [name for name, _, _ in own],
+                    "starts": [start for _, _, start in own],
+                }
+            )
         return held
 
     def complete_gradients(self, model: "nn.Module") -> None:

@@ -70,6 +70,10 @@ class Bucket:
         end = self._first + len(self._own)
         return max(start, self._first), min(start + parameter.numel(), end)
 
+    def first_number(self, parameter: nn.Parameter) -> int:
+        """Return which number of a parameter, in the order of memory, this rank's piece begins with."""
+        return self._slice(parameter)[0] - self._starts[parameter]
+
     def keep(self, parameter: nn.Parameter) -> None:
         """Let the gradient of a parameter lie in the buffer, where later ones are added to it."""
         view, gradient = self._views[parameter], parameter.grad

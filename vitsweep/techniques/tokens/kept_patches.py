@@ -20,7 +20,6 @@ def drop_after_embedding(
         image_by_image: pick them by a slow loop.
     """
     vit: Any = model
-    draws: Draws = vit.draws
     pick = _picked_one_by_one if image_by_image else _picked
 
     def drop(embedding: Any, inputs: object, tokens: Tensor) -> Tensor:
@@ -30,8 +29,11 @@ def drop_after_embedding(
         images, length, _ = x_BTD.shape
         first = embedding.num_prefix_tokens
         patches = length - first
+        if (stay := kept(patches)) == patches:
+            return tokens
+        draws: Draws = vit.draws
         numbers = draws.uniform(embedding, "drop_tokens", (images, patches), tokens)
-        places_BK = chosen(numbers, kept(patches)) + first
+        places_BK = chosen(numbers, stay) + first
         prefix = torch.arange(first, device=tokens.device).expand(images, -1)
         kept_BKD = pick(x_BTD, torch.cat([prefix, places_BK], dim=1))
         return kept_BKD if vit.batch_first else kept_BKD.transpose(0, 1).contiguous()

@@ -1,0 +1,265 @@
+"""Which boxes of the model's whole tensors lie in a rank's memory, whatever techniques split them.
+
+A checkpoint holds whole tensors under the plain model's names, in boxes. So it can be read by any
+number of ranks under any sharding: each reads the boxes that overlap with its own.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from vitsweep.collectives.parallel_linear import Block, SplitLinear, split_over_ranks
+from vitsweep.model.parameter_names import plain_name
+from vitsweep.techniques.optimizer.flat_buffer import FlatBuffer
+from vitsweep.training.trainer import Trainer
+
+Offsets = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A box of a whole tensor in this rank's memory.
+
+    Attributes:
+        name: of the whole tensor.
+        shape: of the whole tensor.
+        offsets: where the box begins in it, by axis.
+        values: view of this rank's memory with the shape of the box.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offsets: Offsets
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a rank has of a parameter before its data-parallel group shards it.
+
+    Attributes:
+        parameter: of the model, perhaps a DTensor.
+        shape: of the whole parameter.
+        blocks: of a matrix that is split over ranks; empty where the part is the whole.
+    """
+
+    parameter: nn.Parameter
+    shape: tuple[int, ...]
+    blocks: tuple[Block, ...] = ()
+
+    def in_whole(self, offsets: Offsets, values: Tensor) -> Iterator[tuple[Offsets, Tensor]]:
+        """Cut a box of the part where its blocks lie apart in the whole, and yield each with its place."""
+        if not self.blocks:
+            yield offsets, values
+        for block in self.blocks:
+            axis = block.axis
+            begin, length = offsets[axis], values.shape[axis]
+            low, high = (
+                max(begin, block.in_part),
+                min(begin + length, block.in_part + block.length),
+            )
+            if low < high:
+                place = list(offsets)
+                place[axis] = block.in_whole + low - block.in_part
+                yield tuple(place), values.narrow(axis, low - begin, high - low)
+
+
+@dataclass(frozen=True)
+class Updated:
+    """A tensor that the optimizer updates, and which parameters of the model lie in it.
+
+    Attributes:
+        tensor: a parameter or a shard of it, a slice of it (ZeRO-1), or many in a flat buffer.
+        names: plain names of these parameters.
+        views: a tensor of this rank's, of the shape of `tensor` -> the shards in it.
+        own: begins the names of what no other rank can read.
+        is_whole: whether every rank holds all of the parameter.
+    """
+
+    tensor: nn.Parameter
+    names: tuple[str, ...]
+    views: Callable[[Tensor], list[Shard]]
+    own: str
+    is_whole: bool
+
+    def shards(self, kind: str, values: Tensor) -> Iterator[Shard]:
+        """Yield the shards of a tensor such as `exp_avg` that belongs to this one.
+
+        Args:
+            kind: begins their names.
+            values: with the shape of `tensor`, or a single number that belongs to it as a whole.
+        """
+        held = local(values)
+        if held.shape == local(self.tensor).shape and is_plain(held):
+            for shard in self.views(held.detach()):
+                yield replace(shard, name=f"{kind}.{shard.name}")
+            return
+        own = "" if is_plain(held) or self.is_whole else self.own
+        for name in self.names:
+            yield whole(f"{own}{kind}.{name}", held)
+
+
+def whole(name: str, values: Tensor) -> Shard:
+    """Return the shard that is all of a tensor."""
+    return Shard(name, tuple(values.shape), (0,) * values.ndim, values.detach())
+
+
+def local(tensor: Any) -> Tensor:
+    """Return what this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def updated(trainer: Trainer) -> list[Updated]:
+    """Return what the optimizer of this rank updates, in its order."""
+    parts = dict(_parts(trainer.model))
+    buffers = {buffer.parameter: buffer for buffer in getattr(trainer.optimizer, "buffers", ())}
+    in_stages, own = isinstance(trainer.model, nn.ModuleList), f"rank{trainer.world.rank}."
+    found = []
+    views: Callable[[Tensor], list[Shard]]
+    for group in trainer.optimizer.param_groups:
+        starts = group.get("starts") or [None] * len(group["params"])
+        for index, tensor in enumerate(group["params"]):
+            if tensor in buffers:
+                names = [_unstaged(name, in_stages=in_stages) for name in buffers[tensor].names]
+                views = partial(_of_buffer, buffers[tensor], [(n, parts[n]) for n in names])
+                found.append(Updated(tensor, tuple(names), views, own, is_whole=False))
+                continue
+            name = _unstaged(group["names"][index], in_stages=in_stages)
+            part, start = parts[name], starts[index]
+            is_whole = start is None and not part.blocks and not isinstance(tensor, DTensor)
+            views = partial(_of_parameter, tensor, name, part, start)
+            found.append(Updated(tensor, (name,), views, own, is_whole))
+    return found
+
+
+def untouched(trainer: Trainer) -> Iterator[Shard]:
+    """Yield what no rank's optimizer updates of the model: frozen parameters and buffers."""
+    for name, part in _parts(trainer.model):
+        if not part.parameter.requires_grad:
+            place = _place(part.parameter)
+            for offsets, values in part.in_whole(place, local(part.parameter).detach()):
+                yield Shard(f"model.{name}", part.shape, offsets, values)
+    for stage in _stages(trainer.model):
+        parameters = {name for name, _ in stage.named_parameters(remove_duplicate=False)}
+        for name, value in stage.state_dict().items():
+            if name not in parameters and isinstance(value, Tensor):
+                yield whole(f"model.{plain_name(name)}", value)
+
+
+def _stages(model: nn.Module) -> list[nn.Module]:
+    return list(model) if isinstance(model, nn.ModuleList) else [model]
+
+
+def _unstaged(name: str, *, in_stages: bool) -> str:
+    """Drop the number of the stage from a name, where a rank has several."""
+    return name.partition(".")[2] if in_stages else name
+
+
+def _parts(model: nn.Module) -> Iterator[tuple[str, _Part]]:
+    for stage in _stages(model):
+        split, modules = split_over_ranks(stage), dict(stage.named_modules())
+        for name, parameter in stage.named_parameters():
+            part = _Part(parameter, tuple(parameter.shape))
+            if name in split:
+                path, _, own = name.rpartition(".")
+                linear = modules[path]
+                assert isinstance(linear, SplitLinear)
+                part = _Part(parameter, linear.whole_shape(own), tuple(linear.blocks(own)))
+            yield plain_name(name), part
+
+
+def _place(tensor: Tensor) -> Offsets:
+    """Return where this rank's numbers of a tensor begin, by axis."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.ndim
+    _, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return tuple(offsets)
+
+
+def _of_parameter(
+    tensor: Tensor, name: str, part: _Part, start: int | None, values: Tensor
+) -> list[Shard]:
+    """Return the shards in `values`, which is held as `tensor` is."""
+    boxes_of_part = (
+        [(_place(tensor), values)]
+        if start is None
+        else _boxes_of_run(values, part.parameter, start)
+    )
+    return [
+        Shard(name, part.shape, offsets, box)
+        for place, of_part in boxes_of_part
+        for offsets, box in part.in_whole(place, of_part)
+        if box.numel()
+    ]
+
+
+def _of_buffer(buffer: FlatBuffer, parts: list[tuple[str, _Part]], values: Tensor) -> list[Shard]:
+    return [
+        Shard(name, part.shape, offsets, box)
+        for (name, part), view in zip(parts, buffer.views(values), strict=True)
+        for offsets, box in part.in_whole((0,) * view.ndim, view)
+    ]
+
+
+def _boxes_of_run(values: Tensor, like: Tensor, start: int) -> list[tuple[Offsets, Tensor]]:
+    """Cut consecutive numbers of a tensor into boxes of it.
+
+    Args:
+        values: the numbers, (N,).
+        like: a tensor of the shape and the order in memory (channels_last) of that tensor.
+        start: which number in the order of memory the first one is.
+    """
+    strides = like.stride()
+    order = sorted(range(like.ndim), key=lambda axis: -strides[axis])
+    back = [order.index(axis) for axis in range(like.ndim)]
+    found, used = [], 0
+    for offsets, sizes in boxes(tuple(like.shape[a] for a in order), start, start + values.numel()):
+        view = values[used : used + prod(sizes)].view(sizes).permute(back)
+        found.append((tuple(offsets[axis] for axis in back), view))
+        used += prod(sizes)
+    return found
+
+
+def boxes(shape: tuple[int, ...], low: int, high: int) -> Iterator[tuple[Offsets, Offsets]]:
+    """Cut the numbers `low` to `high` of a row-major tensor into boxes.
+
+    Returns:
+        Offsets and sizes of each box, in the order of the numbers: at most 2 n - 1 for n axes.
+    """
+    if low >= high:
+        return
+    if not shape:
+        yield (), ()
+        return
+    row, rest = prod(shape[1:]), shape[1:]
+    first, last = -(-low // row), high // row  # whole rows
+    if first > last:  # all within one row
+        first = last = low // row
+        yield from _in_row(rest, first, low - first * row, high - first * row)
+        return
+    if low < first * row:
+        yield from _in_row(rest, first - 1, low - (first - 1) * row, row)
+    if first < last:
+        yield (first, *(0 for _ in rest)), (last - first, *rest)
+    if last * row < high:
+        yield from _in_row(rest, last, 0, high - last * row)
+
+
+def _in_row(
+    shape: tuple[int, ...], row: int, low: int, high: int
+) -> Iterator[tuple[Offsets, Offsets]]:
+    for offsets, sizes in boxes(shape, low, high):
+        yield (row, *offsets), (1, *sizes)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is made of numbers that can be cut anywhere, not of scaled blocks."""
+    return type(tensor) in (Tensor, nn.Parameter)
