@@ -1,6 +1,7 @@
 """The race beside other ways to spend the same runs, on simulated landscapes.
 
     python benchmarks/racing.py --cells 96 --noise 0.03 --races 200 [--rugged] [--only race] [--keep]
+                                [--front] [--predicted useful|useless] [--kills 20]
 
 The true log throughput of a cell is the sum of main effects (Student's t(3), 6 %), interactions of a
 quarter of the pairs of techniques (4 %) and a residual of its own (0.7 %, or 2.5 % with `--rugged`): heavier
@@ -9,112 +10,40 @@ slow, blocks drift (3 % from one to the next, 1 % within), and the first run of 
 
 Every method chooses one cell. Printed: how often its loss to the true best is at most 2 %, and its cost as a
 share of the full grid's runs at 5 blocks, baseline and confirmation included.
+
+`--front`: a Pareto front of throughput and peak memory. Half of the techniques change the memory (20 %), with
+a residual of 1 % and a noise of 0.5 %. The loss of a front is the larger of how far a cell is outside it and
+of how far a cell is better than one of its members in both figures.
+
+`--predicted`: the race is given predictions, which are off by 10 % at random and by half of the effect of
+each technique (useful), or are those of other cells (useless).
+
+`--kills`: so many blocks of each race, of its first 25, are cut off after a random run, and a race that knows
+nothing but the runs goes on.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from itertools import combinations, product
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from vitsweep.racing.design import Design, Ints
-from vitsweep.racing.model import Model, Runs
+from benchmarks.landscapes import NUM_LEVELS, Floats, Landscape, Machine
+from vitsweep.racing.design import Design
+from vitsweep.racing.front import front_of
+from vitsweep.racing.model import Model
 from vitsweep.racing.race import NEVER, Phase, Race
-
-Floats = NDArray[np.float64]
 
 INDIFFERENCE, RUNS_PER_BLOCK, GRID_BLOCKS, CONFIRM = 0.02, 8, 5, 5
 CELLS_PER_BLOCK = RUNS_PER_BLOCK - 1
 """Beside the baseline."""
-NUM_LEVELS = {96: [2] * 5 + [3], 2000: [2] * 8 + [3] * 2}
+BLOCKS_WITH_KILLS = 25
 CAP = {96: 1.0, 2000: 0.16}
 """Runs after which a race is stopped, as a share of the full grid's."""
-
-
-@dataclass(frozen=True)
-class Landscape:
-    """The truth: log throughput of each cell, cell 0 being the baseline."""
-
-    truth: Floats
-    levels: Ints
-
-    @classmethod
-    def drawn(cls, cells: int, rugged: bool, random: np.random.Generator) -> "Landscape":
-        """Draw one; of a grid with more combinations than cells, the others do not exist."""
-        num_levels = NUM_LEVELS[cells]
-        levels = np.array(list(product(*map(range, num_levels))))
-        if len(levels) > cells:
-            rest = random.choice(np.arange(1, len(levels)), cells - 1, replace=False)
-            levels = levels[np.r_[0, np.sort(rest)]]
-        truth = random.normal(0, 0.025 if rugged else 0.007, cells)
-        for factor, num in enumerate(num_levels):
-            effect = np.r_[0, 0.06 * random.standard_t(3, num - 1)].clip(-0.5, 0.5)
-            truth += effect[levels[:, factor]]
-        for a, b in combinations(range(len(num_levels)), 2):
-            if random.random() < 0.25:
-                both = random.normal(0, 0.04, (num_levels[a], num_levels[b]))
-                both[0], both[:, 0] = 0, 0
-                truth += both[levels[:, a], levels[:, b]]
-        return cls(truth, levels)
-
-    def loss(self, cell: int) -> float:
-        """Return how far a cell is below the best, log throughput."""
-        return float(self.truth.max() - self.truth[cell])
-
-
-@dataclass
-class Machine:
-    """Measures blocks of a landscape, with the faults of real machines."""
-
-    landscape: Landscape
-    noise: float
-    random: np.random.Generator
-    level: float = 0.0
-    _rows: list[tuple[int, int, float, float]] = field(default_factory=list)
-
-    def block(self, cells: Iterable[int]) -> None:
-        """Run some cells in a random order."""
-        random = self.random
-        order = random.permutation(np.array(list(dict.fromkeys(cells))))
-        num = len(order)
-        self.level += random.normal(0, 0.03)
-        log = self.landscape.truth[order] + self.level
-        log += random.normal(0, 0.01) * np.linspace(-0.5, 0.5, num)
-        log += random.normal(0, self.noise, num) + np.log(0.85) * (random.random(num) < 0.10)
-        log[0] += np.log(0.94)
-        number = self._rows[-1][1] + 1 if self._rows else 0
-        self._rows += [
-            (int(c), number, float(i == 0), y)
-            for i, (c, y) in enumerate(zip(order, log, strict=True))
-        ]
-
-    @property
-    def num_runs(self) -> int:
-        """Runs so far."""
-        return len(self._rows)
-
-    @property
-    def runs(self) -> Runs:
-        """All runs so far."""
-        cell, block, first, log = (
-            map(np.array, zip(*self._rows, strict=True)) if self._rows else [np.zeros(0)] * 4
-        )
-        return Runs(cell.astype(np.int64), block.astype(np.int64), first, log)
-
-    def mean_ratios(self) -> Floats:
-        """Return each cell's mean log ratio to the baseline of its blocks; -inf where it never ran."""
-        runs, num = self.runs, len(self.landscape.truth)
-        base = np.zeros(int(runs.block.max()) + 1)
-        of_base = runs.cell == 0
-        base[runs.block[of_base]] = runs.log[of_base]
-        counts = np.bincount(runs.cell, minlength=num)
-        sums = np.bincount(runs.cell, runs.log - base[runs.block], minlength=num)
-        return np.where(counts > 0, sums / np.maximum(counts, 1), -np.inf)
 
 
 @dataclass
@@ -126,20 +55,27 @@ class Outcome:
     settled: bool
     dropped: NDArray[np.bool_]
     seconds_per_round: float
+    front: tuple[int, ...] = ()
 
 
-def race(machine: Machine, seed: int, cap: float, **options: Any) -> Outcome:
+def race(
+    machine: Machine, seed: int, cap: float, predicted: Floats | None = None, kills: int = 0
+) -> Outcome:
     """Race until it is settled or `cap` runs are spent, confirmation included."""
     num = len(machine.landscape.truth)
     settings = [{str(f): str(v) for f, v in enumerate(row)} for row in machine.landscape.levels]
-    racing = Race(
-        design=Design.of(settings),
-        baseline_of=np.zeros(num, np.int64),
-        block_size=RUNS_PER_BLOCK,
-        indifference=INDIFFERENCE,
-        seed=seed,
-        **options,
-    )
+
+    def begun() -> Race:
+        return Race(
+            design=Design.of(settings, predicted),
+            baseline_of=np.zeros(num, np.int64),
+            block_size=RUNS_PER_BLOCK,
+            indifference=INDIFFERENCE,
+            seed=seed,
+        )
+
+    racing, num_blocks = begun(), 0
+    killed = machine.random.choice(BLOCKS_WITH_KILLS, kills, replace=False) if kills else []
     left, rounds, began = np.full(num, NEVER), 0, time.perf_counter()
     while True:
         step = racing.next(machine.runs, left)
@@ -148,16 +84,24 @@ def race(machine: Machine, seed: int, cap: float, **options: Any) -> Outcome:
         if step.phase not in (Phase.start, Phase.race) or spent:
             break
         for block in step.blocks:
+            num_blocks += 1
+            if num_blocks in killed:
+                machine.block(block, int(machine.random.integers(1, RUNS_PER_BLOCK)))
+                racing = begun()
+                break
             machine.block(block)
     seconds = (time.perf_counter() - began) / rounds
     verdict = step.verdict or racing.verdicts(machine.runs, left)[-1]
     confirmed = 3 * CONFIRM if verdict.leader else 2 * CONFIRM
+    if verdict.front:
+        confirmed = len({0, *verdict.front}) * CONFIRM
     return Outcome(
         verdict.leader,
         machine.num_runs + confirmed,
         step.phase is Phase.settled,
         ~verdict.alive,
         seconds,
+        verdict.front,
     )
 
 
@@ -229,6 +173,9 @@ def simulate(options: argparse.Namespace) -> DataFrame:
     for number in range(options.first, options.first + options.races):
         random = np.random.default_rng([options.seed, number])
         land = Landscape.drawn(options.cells, options.rugged, random)
+        if options.front:
+            rows.extend(_fronts(land.with_cost(random), options, number, random))
+            continue
 
         def new(land: Landscape = land, random: np.random.Generator = random) -> Machine:
             return Machine(land, options.noise, random)
@@ -236,7 +183,8 @@ def simulate(options: argparse.Namespace) -> DataFrame:
         def note(method: str, cell: int, runs: int, land: Landscape = land, **facts: Any) -> None:
             rows.append({"method": method, "loss": land.loss(cell), "share": runs / full, **facts})
 
-        found = race(new(), number, CAP[options.cells] * full)
+        predicted = land.predicted(options.predicted, np.random.default_rng([7, number]))
+        found = race(new(), number, CAP[options.cells] * full, predicted, options.kills)
         best = int(land.truth.argmax())
         note(
             "race",
@@ -257,6 +205,35 @@ def simulate(options: argparse.Namespace) -> DataFrame:
         if options.cells <= 100:
             note("full grid, 5 blocks, the race's model", _by_model(machine), machine.num_runs)
     return DataFrame(rows)
+
+
+def _fronts(
+    land: Landscape, options: argparse.Namespace, number: int, random: np.random.Generator
+) -> list[dict[str, Any]]:
+    """Return the rows of one race for a front, of random search at its cost, and of the full grid."""
+    full = GRID_BLOCKS * options.cells
+    found = race(Machine(land, options.noise, random), number, CAP[options.cells] * full)
+    rows: list[dict[str, Any]] = [
+        {
+            "method": "race",
+            "loss": land.front_loss(found.front),
+            "share": found.runs / full,
+            "settled": found.settled,
+            "lost_best": bool(found.dropped[land.truth.argmax()]),
+            "seconds_per_round": found.seconds_per_round,
+            "front": len(found.front),
+        }
+    ]
+    whole = round(full * (CELLS_PER_BLOCK + 1) / CELLS_PER_BLOCK)
+    budgets = {"random search, equal runs": found.runs, "full grid, 5 blocks": whole}
+    for method, budget in budgets.items() if options.only is None else ():
+        machine = Machine(land, options.noise, random)
+        at_random(machine, budget)
+        fast, ran = machine.mean_ratios(), np.isin(np.arange(options.cells), machine.runs.cell)
+        front = front_of(fast, -machine.mean_costs(), ran, float(np.log1p(INDIFFERENCE)))
+        loss, share = land.front_loss(front), machine.num_runs / full
+        rows.append({"method": method, "loss": loss, "share": share, "front": len(front)})
+    return rows
 
 
 def _others(budget: int, seed: int) -> dict[str, Callable[[Machine], int]]:
@@ -295,6 +272,7 @@ def summary(rows: DataFrame) -> DataFrame:
                 "loss_p95": float(some["loss"].quantile(0.95)),
                 "share_of_grid": float(some["share"].mean()),
                 "share_p90": float(some["share"].quantile(0.9)),
+                **({"cells_on_front": float(some["front"].mean())} if "front" in some else {}),
             }
         )
     return DataFrame(table)
@@ -309,6 +287,9 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.03)
     parser.add_argument("--races", type=int, default=100)
     parser.add_argument("--rugged", action="store_true")
+    parser.add_argument("--front", action="store_true")
+    parser.add_argument("--predicted", choices=["useful", "useless"])
+    parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--only", choices=["race"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first race")
@@ -331,7 +312,11 @@ def main() -> None:
         from benchmarks.kept import keep
 
         kind = "rugged" if options.rugged else "smooth"
-        name = f"racing-{options.cells}-{100 * options.noise:.0f}percent-{kind}"
+        more = [f"{options.predicted}-predictions"] if options.predicted else []
+        more += ["front"] if options.front else []
+        more += [f"{options.kills}-kills"] if options.kills else []
+        noise = f"{100 * options.noise:.0f}percent"
+        name = "-".join(["racing", str(options.cells), noise, kind, *more])
         keep(name, {"options": vars(options), "methods": table.to_dict("records"), "races": facts})
 
 

@@ -84,3 +84,34 @@ def test_its_named_sweep_runs_from_the_command_line(outside):
 )
 def test_a_reason_is_a_sentence_with_a_setting_in_it(reason, fine):
     assert is_sentence(reason) is fine
+
+
+SMALL_VITS = {
+    "timm": (
+        "model.name=vit_tiny_patch16_224", "++model.arguments.patch_size=4",
+        "++model.arguments.depth=2", "++model.arguments.embed_dim=32", "++model.arguments.num_heads=2",
+    ),
+    "transformers": (
+        "model.name=vit", "++model.arguments.patch_size=4", "++model.arguments.hidden_size=32",
+        "++model.arguments.num_hidden_layers=2", "++model.arguments.num_attention_heads=2",
+        "++model.arguments.intermediate_size=64",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("compilation", ["eager", "compile_blocks"])
+@pytest.mark.parametrize("library", SMALL_VITS)
+def test_a_vit_of_a_library_goes_through_a_sweep_of_techniques(library, compilation, tmp_path):
+    pytest.importorskip(library)
+    done = python(
+        tmp_path, "-m", "vitsweep", "-m", f"model={library}", *SMALL_VITS[library],
+        "sharding=ddp,fsdp", "precision=O1,O2", "memory=keep_all,recompute_blocks",
+        f"compilation={compilation}", "batch.images_per_step=16", "resources.threads_per_rank=1",
+        "sweep.name=library", "sweep.report=false", *QUICK,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = pd.read_parquet(tmp_path / "results" / "library" / "cells.parquet")
+    assert len(cells) == 9, "eight cells and their baseline"
+    assert set(cells["status"]) == {"measured"}, cells["reason"]
+    assert cells["proved"].str.startswith("twin ").all()

@@ -11,6 +11,7 @@ from nbclient import NotebookClient
 import vitsweep
 from tests.cells import TINY
 from tests.command import QUICK, ROOT
+from vitsweep.api import functions
 from vitsweep.api.settings import as_overrides
 
 SCRIPT = f"""
@@ -162,3 +163,40 @@ def test_a_notebook_measures_compares_and_shows_a_sweep(tmp_path):
     assert "<iframe" in shown[4][-1]["text/html"]
     assert "throughput of the default" in shown[5][-1]["text/html"]
     assert "<table" in shown[6][-1]["text/html"]
+
+
+def test_a_race_on_a_cluster_waits_for_its_rounds(monkeypatch):
+    asked = []
+    monkeypatch.setattr(functions, "sweep", lambda texts, **more: asked.append((texts, more)))
+    functions.race("precision=O1,O2", minutes=5, launcher="slurm")
+    functions.race(["precision=O1,O2", "hydra.launcher.wait=false"], launcher="slurm", name="mine")
+    assert asked[0][0] == [
+        "precision=O1,O2", "sweep.search=race", "sweep.minutes=5.0", "hydra.launcher.wait=true",
+    ]  # fmt: skip
+    assert asked[1][0][1:] == ["hydra.launcher.wait=false", "sweep.search=race"]
+    assert asked[1][1] == {"launcher": "slurm", "name": "mine"}
+
+
+def test_a_race_without_time_is_refused():
+    with pytest.raises(vitsweep.BadValueError, match="`minutes=0` must be a number above 0"):
+        vitsweep.race("precision=O1,O2", minutes=0)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's own libraries
+def test_a_notebook_races_and_shows_who_won(tmp_path):
+    grid = ["precision=fp32,O1", "optimizer=adamw_loop,adamw_foreach,adamw_fused"]
+    cells = [
+        "import vitsweep",
+        f"sweep = vitsweep.race({[*QUICK, *grid, 'sweep.confirm=3']}, minutes=3, name='race')",
+        "sweep",
+        "sweep.race()",
+        f"front = vitsweep.race({[*QUICK, *grid, 'sweep.objective=[throughput,peak_memory]']}, name='race')",
+        "front",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [[o.get("data", {}) for o in cell["outputs"]] for cell in notebook.cells]
+    assert "leads" in shown[2][-1]["text/html"]
+    assert "to_leader" in shown[3][-1]["text/html"]
+    assert "Pareto front of throughput against peak memory" in shown[5][-1]["text/html"]

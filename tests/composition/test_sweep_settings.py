@@ -66,10 +66,16 @@ def test_what_is_allowed_is_taken(override: str) -> None:
         ("sweep.indifference=0", "`sweep.indifference=0`: must be greater than 0"),
         ("sweep.minutes=0", "`sweep.minutes=0`: must be greater than 0"),
         ("sweep.objective=throughptu", "Did you mean `sweep.objective=throughput`?"),
-        ("sweep.objective=time_to_accuracy", "is no objective of a race: `throughput`"),
+        ("sweep.objective=time_to_accuracy", "is for a race, and a grid measures every cell"),
+        ("sweep.objective=peak_memory", "`sweep.objective=peak_memory` alone needs no race"),
         (
-            "sweep.objective=[throughput,peak_memory]",
-            "a race has one objective, not a Pareto front",
+            "sweep.objective=[throughput,throughput_per_cost]",
+            "is no Pareto front of a race: it is `peak_memory` beside one of `throughput`",
+        ),
+        ("sweep.objective=[peak_memory]", "is no Pareto front of a race"),
+        (
+            "sweep.objective=[peak_memory,throughput]",
+            "`sweep.objective=[peak_memory,throughput]` is for a race",
         ),
         ("sweep.minutes=5", "is for a race, and a grid measures every cell"),
         ("sweep.memory_limit_gib=5", "is for a race, and a grid measures every cell"),
@@ -110,9 +116,7 @@ def test_a_name_that_is_no_folder_of_its_own_is_refused(name: str, fault: str) -
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "override", ["sweep.replicate=seed", "sweep.limit.key=model.depth", "sweep.accept_code=any"]
-)
+@pytest.mark.parametrize("override", ["sweep.limit.key=model.depth", "sweep.accept_code=any"])
 def test_what_does_not_go_with_a_race_is_refused(override: str) -> None:
     with pytest.raises(BadValueError, match=r"does not go with `sweep.search=race`"):
         settings("sweep.search=race", override)

@@ -52,3 +52,19 @@ def test_a_race_killed_and_resumed_uses_every_run_and_ends_with_a_report(vitswee
     assert "fresh blocks that had no part in the choice" in page
     assert (vitsweep.store.root / "report" / "race.csv").exists()
     assert (vitsweep.store.root / "report" / "race.svg").exists()
+
+
+@pytest.mark.full
+def test_trainings_race_to_an_accuracy_with_a_seed_per_block(vitsweep: Command) -> None:
+    done = vitsweep(
+        *GRID[:2],
+        "optimizer=adamw_loop,adamw_fused",
+        *("task=train", "recipe=digits", "task.epochs=4", "task.target_accuracy=0.3"),
+        *("seed=0,1", "sweep.replicate=seed", "sweep.search=race", "sweep.minutes=3"),
+        *("sweep.objective=time_to_accuracy", "sweep.confirm=2"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Blocks took turns with the seeds 0, 1" in done.stdout
+    race = read_race(vitsweep.store.root)
+    assert len(race["cells"]) == 4
+    assert {run.spec["seed"] for run in vitsweep.store.runs()} == {0, 1}

@@ -12,7 +12,7 @@ from tests.predict.traces import NOTHING_HELD, trace_of
 from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.planning import prediction_before_run
-from vitsweep.planning.prediction_before_run import chosen
+from vitsweep.planning.prediction_before_run import chosen, traced_throughput
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
 from vitsweep.predict.trace_cache import TraceCache
 from vitsweep.spec.machine import HERE, Machine
@@ -130,6 +130,15 @@ def test_only_what_fits_and_only_so_many_hours_hold_on_any_machine() -> None:
     traced(plan, 1024)
     assert refused(plan, replace(settings, only="fits"), here)
     assert "predicted hours" in refused(plan, replace(settings, max_gpu_hours=1e-9), here)[0]
+
+
+def test_a_race_leaves_out_what_was_traced_and_takes_the_hours_as_its_budget() -> None:
+    here = replace(CLUSTER, described_by=HERE)
+    plan, settings = planned((LARGE, "sweep.search=race", "sweep.max_gpu_hours=1e-9"), machine=here)
+    assert not refused(plan, settings, here)
+    assert traced_throughput(plan) == {}
+    traced(plan, 1024)
+    assert "are predicted at the peak" in refused(plan, settings, here)[0]
 
 
 def _not_called(*_: Any, **__: Any) -> None:

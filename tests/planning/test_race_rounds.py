@@ -293,3 +293,104 @@ def test_fresh_blocks_choose_nothing_even_where_the_budget_ends_within_the_start
     )
     finish(rounds_of((grid[0], rounds.settings), tmp_path, machine.records), machine)
     assert read_race(tmp_path)["leader"] == chosen["leader"]
+
+
+def test_a_race_for_a_front_keeps_a_lean_cell_beside_a_fast_one(tmp_path: Path) -> None:
+    plan, settings = planned(*GRID, "sweep.objective=[throughput,peak_memory]")
+
+    def outcome(record: RunRecord) -> RunRecord:
+        choices = plan.entries[record.cell_id].composed.choices
+        peak = 1.0 if choices["memory"] == "recompute_blocks" else 2.0
+        return replace(record, metrics={**record.metrics, "peak_rss_gib": peak})
+
+    machine = Machine(plan, outcome)
+    told = describe_race(rounds_of((plan, settings), tmp_path))
+    assert "5 fresh blocks of the front and its baseline" in told
+    finish(rounds_of((plan, settings), tmp_path), machine)
+    race = read_race(tmp_path)
+    assert race["ended"] == "settled"
+    lean = ("O1", "adamw_fused", "recompute_blocks")
+    assert [choices_of(plan, cell) for cell in race["front"]] == [BEST, lean]
+    confirmed = race["confirmed"][race["front"][1]]
+    assert confirmed["num_blocks"] == 5
+    assert confirmed["memory"] == pytest.approx(0.5)
+    dropped = {c["cell_id"] for c in race["cells"] if "dropped_after" in c}
+    assert dropped
+    assert not dropped & set(race["front"])
+    assert len(machine.records) < race["grid_runs"] + 15
+    again = rounds_of((plan, settings), tmp_path, machine.records)
+    assert again.next(()) == []
+    assert read_race(tmp_path)["front"] == race["front"]
+
+
+TRAINING = ("task=train", "recipe=digits", "task.target_accuracy=0.9", "sweep.confirm=2")
+
+
+def test_a_race_for_the_time_to_an_accuracy_drops_what_does_not_reach_it(tmp_path: Path) -> None:
+    plan, settings = planned(*GRID, *TRAINING, "sweep.objective=time_to_accuracy")
+
+    def outcome(record: RunRecord) -> RunRecord:
+        seconds = 1e4 / record.metrics["images_per_second"]  # type: ignore[operator]
+        is_half = plan.entries[record.cell_id].composed.choices["precision"] == "O1"
+        reached = {"seconds_to_target": None if is_half else seconds, "accuracy_top1": 0.85}
+        return replace(record, metrics={**record.metrics, **reached})
+
+    machine = Machine(plan, outcome)
+    finish(rounds_of((plan, settings), tmp_path), machine)
+    race = read_race(tmp_path)
+    assert choices_of(plan, race["leader"]) == ("fp32", "adamw_fused", "keep_all")
+    reasons = [c["reason"] for c in race["cells"] if "reason" in c]
+    assert len(reasons) >= 3
+    assert all("did not reach task.target_accuracy=" in reason for reason in reasons)
+    assert all(reason.endswith("0.8500 at the end") for reason in reasons)
+
+
+def test_the_time_to_an_accuracy_needs_an_accuracy(tmp_path: Path) -> None:
+    for overrides in (GRID, (*GRID, "task=train", "recipe=digits")):
+        rounds = rounds_of(planned(*overrides, "sweep.objective=time_to_accuracy"), tmp_path)
+        with pytest.raises(BadValueError, match=r"needs `task=train` and an accuracy to reach"):
+            rounds.check()
+
+
+def test_blocks_take_turns_with_the_seeds_and_seeds_are_no_cells_of_their_own(
+    tmp_path: Path,
+) -> None:
+    plan, settings = planned(*GRID, "seed=0,1,2", "sweep.replicate=seed", "sweep.confirm=3")
+    machine, rounds = Machine(plan), rounds_of((plan, settings), tmp_path)
+    blocks = finish(rounds, machine)
+    seeds = [{entry.spec.seed for entry in block.entries} for block in blocks]
+    assert all(len(some) == 1 for some in seeds)
+    assert {seed for some in seeds for seed in some} == {0, 1, 2}
+    race = read_race(tmp_path)
+    assert len(race["cells"]) == 12
+    assert not any("seed" in cell["name"] for cell in race["cells"])
+    assert choices_of(plan, race["leader"]) == BEST
+    assert race["confirmed"][race["baseline"]]["num_blocks"] == 3
+    assert rounds_of((plan, settings), tmp_path, machine.records).next(()) == []
+
+
+def test_device_hours_are_a_budget_too(tmp_path: Path) -> None:
+    plan, settings = planned(*GRID, "resources.ranks_per_node=2", "sweep.max_gpu_hours=0.1")
+    machine, rounds = Machine(plan), rounds_of((plan, settings), tmp_path)
+    assert "as many blocks as sweep.max_gpu_hours=0.1 allows" in describe_race(rounds)
+    finish(rounds, machine)
+    race = read_race(tmp_path)
+    assert race["budget"] == "sweep.max_gpu_hours=0.1"
+    assert race["seconds"] <= 0.1 * 3600 / 2
+    with pytest.raises(BadValueError, match=r"`sweep.max_gpu_hours=0.001` is too small for one"):
+        rounds_of((plan, replace(settings, max_gpu_hours=0.001)), tmp_path / "none").check()
+
+
+def test_a_race_keeps_the_predictions_with_which_it_began(
+    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
+) -> None:
+    plan, settings = grid
+    predicted = {cell_id: float(number) for number, cell_id in enumerate(plan.entries)}
+    store = Store(tmp_path).create()
+    begun = RaceRounds(plan, settings, store, CODE, predicted=predicted)
+    plain = rounds_of(grid, tmp_path / "plain")
+    assert begun.race.design.num_main == plain.race.design.num_main + 1
+    begun.next(())
+    resumed = RaceRounds(plan, settings, store, CODE)
+    assert resumed.race.design.predicted is not None
+    assert resumed.predicted == predicted

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.racing import INDIFFERENCE, Landscape, Machine, race, simulate, summary
+from benchmarks.landscapes import Landscape, Machine
+from benchmarks.racing import INDIFFERENCE, race, simulate, summary
 from vitsweep.racing.design import Design
 from vitsweep.racing.model import Runs
 from vitsweep.racing.race import NEVER, Phase, Race
@@ -115,6 +116,9 @@ def options(**changed: object) -> object:
         "races": 8,
         "rugged": False,
         "only": "race",
+        "front": False,
+        "predicted": None,
+        "kills": 0,
         "seed": 5,
         "first": 0,
     }
@@ -136,6 +140,10 @@ def test_eight_races_of_96_cells_end_near_the_best_for_less_than_half_the_grid()
         ({"races": 30, "noise": 0.08}, 0.85, 0.70),
         ({"races": 40, "rugged": True}, 0.85, 0.40),
         ({"races": 10, "cells": 2000}, 0.80, 0.05),
+        ({"races": 40, "predicted": "useful"}, 0.90, 0.33),
+        ({"races": 40, "predicted": "useless"}, 0.90, 0.35),
+        ({"races": 20, "front": True}, 0.85, 0.80),
+        ({"races": 40, "kills": 20}, 0.90, 0.35),
     ],
 )
 def test_races_keep_their_promise_on_simulated_landscapes(

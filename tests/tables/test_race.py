@@ -42,10 +42,11 @@ def race() -> dict[str, Any]:
     ]
     return {
         "ended": "settled", "objective": "throughput", "indifference": 0.02, "level": 0.05,
-        "memory_limit_gib": None, "minutes": 30.0, "seconds": 300.0, "num_runs": 43, "num_blocks": 6,
+        "memory_limit_gib": None, "budget": "sweep.minutes=30", "seconds": 300.0, "num_runs": 43,
+        "num_blocks": 6,
         "num_start_blocks": 4, "grid_runs": 86, "grid_blocks": 5, "leader": "a", "runner_up": "b",
         "baseline": "p", "odd_runs": 0.1, "rounds": rounds, "cells": cells, "confirmed": confirmed,
-        "scales": {"main": 0.1, "pairs": 0.02, "residual": 0.01, "noise": 0.03},
+        "scales": {"main": 0.1, "pairs": 0.02, "residual": 0.01, "noise": 0.03}, "seeds": [0],
     }  # fmt: skip
 
 
@@ -90,7 +91,7 @@ def test_an_unsettled_race_names_what_is_still_open(race: dict[str, Any]) -> Non
     end = race_lines(race)[0]
     assert end.startswith("Not settled, the budget is spent: the probability")
     assert "Still open: x=b; x=e." in end
-    race["minutes"] = None
+    race["budget"] = None
     assert "Not settled, it cost as much as the full grid" in race_lines(race)[0]
 
 
@@ -119,3 +120,42 @@ def test_the_chart_has_a_line_per_cell_that_ran_and_a_dot_per_run(race: dict[str
     assert dots == {3, 6, 1}
     ends = [c.get_segments()[0][1][0] for c in axes.collections if isinstance(c, LineCollection)]
     assert {6.0, 5.0, 4.0} <= set(ends)
+
+
+@pytest.fixture
+def front(race: dict[str, Any]) -> dict[str, Any]:
+    """The same race for throughput against peak memory: `a` is fastest, `b` is on the front too."""
+    found = {"speedup": 1.31, "speedup_low": 1.27, "speedup_high": 1.35, "num_blocks": 5}
+    race["confirmed"] = {"a": {**found, "memory": 1.2}, "b": {**found, "memory": 0.5}}
+    race |= {"objective": ["throughput", "peak_memory"], "front": ["a", "b"]}
+    for round_ in race["rounds"]:
+        round_["front"] = ["a", "b"]
+    for cell in race["cells"]:
+        cell["memory_gain"] = -0.7 if cell["cell_id"] == "b" else 0.0
+    return race
+
+
+def test_a_front_is_told_with_the_throughput_and_the_memory_of_each_of_its_cells(
+    front: dict[str, Any],
+) -> None:
+    assert race_answer(front) == (
+        "The Pareto front of throughput against peak memory has 2 cells: x=a (1.31x [1.27, 1.35], 1.20x "
+        "the memory); x=b (1.31x [1.27, 1.35], 0.50x the memory); ratios to the baseline over 5 fresh "
+        "blocks that had no part in the choice."
+    )
+    assert "better than one of the front by more than 2 % in both" in race_lines(front)[0]
+    table = race_table(front).set_index("cell_id")
+    assert table["state"].to_dict()["b"] == "front"
+    assert "that needs no more memory" in table.loc["c", "reason"]
+    assert table.loc["b", "memory_to_leader"] == pytest.approx(0.497, abs=1e-3)
+    assert presented_race(race_table(front))["memory"].tolist()[:2] == ["1.00x", "0.50x"]
+    led = dict(zip(race_table(front)["cell_id"], race_history(front)["led"], strict=True))
+    assert led["b"] == [(1, 4), (5, 5), (6, 6)]
+    assert chart.draw(race_history(front)).axes
+
+
+def test_a_race_for_the_time_to_an_accuracy_names_its_seeds(race: dict[str, Any]) -> None:
+    race["objective"] = "time_to_accuracy"
+    assert any("All runs trained with seed 0: which cell" in line for line in race_lines(race))
+    race["seeds"] = [0, 1, 2]
+    assert any("took turns with the seeds 0, 1, 2" in line for line in race_lines(race))

@@ -180,19 +180,24 @@ def race(overrides: Overrides = (), *, minutes: float | None = None, **arguments
 
     Args:
         overrides: the grid, as for `sweep`.
-        minutes: budget; None races until the leader is settled.
-        arguments: further arguments of `sweep`.
+        minutes: budget; None races until the leader is settled, or until it cost as much as the grid.
+        arguments: further arguments of `sweep`. With `launcher="slurm"` the call waits for its jobs.
 
     Returns:
-        The sweep, as `sweep` does.
+        The sweep, as `sweep` does; `Sweep.race` is the table of the race.
 
     Raises:
         VitsweepError: as `sweep` does, or the budget is too small for one block.
     """
     if minutes is not None and not minutes > 0:
         raise BadValueError(f"`minutes={minutes:g}` must be a number above 0.")
-    budget = [] if minutes is None else [value_override("sweep.minutes", float(minutes))]
-    return sweep([*as_overrides(overrides, {}), "sweep.search=race", *budget], **arguments)
+    texts = as_overrides(overrides, {})
+    added = ["sweep.search=race"]
+    if minutes is not None:
+        added.append(value_override("sweep.minutes", float(minutes)))
+    if arguments.get("launcher") == "slurm" and not any(t.startswith(f"{WAIT}=") for t in texts):
+        added.append(f"{WAIT}=true")  # each round is chosen from the runs of those before
+    return sweep([*texts, *added], **arguments)
 
 
 def _session(

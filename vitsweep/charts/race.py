@@ -7,21 +7,24 @@ from vitsweep.charts import marks, style
 
 MOST = 30
 """Cells that are drawn: those that stayed longest."""
+COLOURS = {
+    "leader": style.PALETTE[2],
+    "front": style.PALETTE[2],
+    "runner-up": style.PALETTE[0],
+    "out": style.OUT_OF_MEMORY,
+}
 
 
 def draw(table: DataFrame) -> Figure:
     """Draw the table of `tables.race.race_table`, with each cell's `blocks` and `led`, blocks from 0.
 
-    A cell's line ends where it was dropped; dots are its runs, the thick part of a line is where it led.
+    A cell's line ends where it was dropped; dots are its runs, the thick part of a line is where it led,
+    or was on the front.
     """
     shown = table[table["runs"] > 0].head(MOST)
     figure, axes = style.new_figure(8.8, marks.height(len(shown)))
     for place, row in enumerate(shown.to_dict("records")):
-        colour = {"leader": style.PALETTE[2], "runner-up": style.PALETTE[0]}.get(
-            row["state"], style.QUIET
-        )
-        if row["state"] == "out":
-            colour = style.OUT_OF_MEMORY
+        colour = COLOURS.get(row["state"], style.QUIET)
         axes.hlines(place, row["first_block"], row["last_block"], color=colour, linewidth=1.2)
         for begin, end in row["led"]:
             axes.hlines(place, begin, end, color=colour, linewidth=5, alpha=0.45)

@@ -21,8 +21,9 @@ from vitsweep.spec.from_yaml import section_from_tree
 
 _NOT_IN_A_NAME = "/\\[]%"
 _LONGEST_NAME_BYTES = 200
-OBJECTIVES = ("throughput", "throughput_per_cost")
-"""What a race can maximize."""
+TIME_TO_ACCURACY, PEAK_MEMORY = "time_to_accuracy", "peak_memory"
+OBJECTIVES = ("throughput", "throughput_per_cost", TIME_TO_ACCURACY)
+"""What a race can look for the best of; each of them also beside `PEAK_MEMORY`, for a Pareto front."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,18 @@ class SweepSettings:
     def path(self) -> Path:
         """Folder of the sweep."""
         return Path(self.folder) / self.name
+
+    @property
+    def speed(self) -> str:
+        """What a race looks for the best of; of a Pareto front the objective beside peak memory."""
+        if isinstance(self.objective, str):
+            return self.objective
+        return next((name for name in self.objective if name != PEAK_MEMORY), PEAK_MEMORY)
+
+    @property
+    def is_front(self) -> bool:
+        """Whether a race looks for a Pareto front."""
+        return not isinstance(self.objective, str)
 
 
 def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:
@@ -165,9 +178,17 @@ def _objective_problem(objective: str | tuple[str, ...]) -> str:
         return ""
     listed = ", ".join(f"`{known}`" for known in OBJECTIVES)
     if isinstance(objective, tuple):
+        speeds = [name for name in objective if name in OBJECTIVES]
+        if len(objective) == 2 and len(speeds) == 1 and PEAK_MEMORY in objective:
+            return ""
         return (
-            f"`sweep.objective=[{','.join(objective)}]`: a race has one objective, not a Pareto front of "
-            f"several: {listed}. The report of any sweep draws throughput against peak memory."
+            f"`sweep.objective=[{','.join(objective)}]` is no Pareto front of a race: it is `{PEAK_MEMORY}` "
+            f"beside one of {listed}, such as `sweep.objective=[throughput,{PEAK_MEMORY}]`."
+        )
+    if objective == PEAK_MEMORY:
+        return (
+            f"`sweep.objective={PEAK_MEMORY}` alone needs no race, since one run shows it: use "
+            f"`sweep.objective=[throughput,{PEAK_MEMORY}]`, or `sweep.memory_limit_gib`."
         )
     return f"`sweep.objective={objective}` is no objective of a race: {listed}." + did_you_mean(
         objective, OBJECTIVES, lambda name: f"sweep.objective={name}"
@@ -179,7 +200,6 @@ def _race_problems(settings: SweepSettings) -> list[str]:
     if settings.search == "race":
         unfit = {
             "sweep.limit.key": settings.limit.key,
-            "sweep.replicate": settings.replicate,
             "sweep.accept_code": None if settings.accept_code == "same" else settings.accept_code,
         }
         return [
@@ -187,10 +207,12 @@ def _race_problems(settings: SweepSettings) -> list[str]:
             for key, value in unfit.items()
             if value is not None
         ]
+    objective = settings.objective
+    listed = objective if isinstance(objective, str) else f"[{','.join(objective)}]"
     only_race = {
         "sweep.minutes": settings.minutes,
         "sweep.memory_limit_gib": settings.memory_limit_gib,
-        "sweep.objective": None if settings.objective == OBJECTIVES[0] else settings.objective,
+        "sweep.objective": None if objective == OBJECTIVES[0] else listed,
     }
     return [
         f"`{key}={value}` is for a race, and a grid measures every cell: add `sweep.search=race`, or "

@@ -8,6 +8,7 @@ from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block, repeated_runs
 from vitsweep.planning.notices import print_notices
+from vitsweep.planning.prediction_before_run import traced_throughput
 from vitsweep.planning.race_plan import describe_refused
 from vitsweep.planning.race_rounds import RaceRounds
 from vitsweep.planning.sweep_plan import cell_labels
@@ -21,7 +22,8 @@ def run_race(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> boo
     """
     store, plan, console = sweep.store, sweep.plan, request.console
     earlier = list(store.runs())
-    rounds = RaceRounds(plan, request.settings, store, sweep.code, earlier)
+    predicted = traced_throughput(plan)
+    rounds = RaceRounds(plan, request.settings, store, sweep.code, earlier, predicted=predicted)
     rounds.check()
     if refused := describe_refused(plan):
         console.print(refused, highlight=False)
@@ -29,7 +31,7 @@ def run_race(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> boo
     begin = rounds.state(())
     print_notices(begin, plan, store, f"`vitsweep retry {store.name}` runs them again", console)
     runner.skipped |= set(begin.not_measured)
-    once = {cell_id: 1 for cell_id in begin.missing_blocks}
+    once = {e.cell_id: 1 for e in plan.runnable if e.cell_id not in begin.not_measured}
     resumed = runner.resume(plan, once, 1, console)
     progress = Progress(console, cell_labels(plan), 0)
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from math import log
 
 from rich.console import Console
 
@@ -82,6 +83,22 @@ def predict_before_submission(entries: Sequence[PlannedCell], store: Store) -> d
     return minutes
 
 
+def traced_throughput(plan: SweepPlan) -> dict[str, float]:
+    """Return cell id -> log of its predicted throughput, where all cells that can run were traced before.
+
+    `plan` in front of a command traces its cells, and so does a run of each. Nothing is traced here:
+    a race of thousands of cells would wait for cells that it never runs.
+    """
+    logs: dict[str, float] = {}
+    if predicts():
+        with suppress(Exception):
+            specs = {entry.cell_id: entry.spec for entry in plan.runnable}
+            for cell_id, found in predict_cells(specs, only_cached=True).items():
+                if found.step_time:
+                    logs[cell_id] = log(found.cell.images_per_step / found.step_time.step_time_ms)
+    return logs if len(logs) == len(plan.runnable) else {}
+
+
 def _store(found: CellPrediction, cell_id: str, store: Store) -> None:
     if found.trace is None:
         return
@@ -101,15 +118,21 @@ def chosen(
     `sweep.only` and `sweep.max_gpu_hours` are for any machine. Cells are counted towards the hours in the
     order of the command, each with its baseline. Cells without a prediction stay. Before jobs
     are submitted, cells that are too large for the cluster's GPUs, or for their own budget of memory,
-    are left out in any case, save by `sweep.try_anyway` and where a search wants to find what fits.
+    are left out in any case, save by `sweep.try_anyway` and where a search wants to find what fits. A race
+    leaves them out on any machine, as far as they were traced before, and takes the hours as its budget.
     """
     if settings.try_anyway:
         return plan
-    if settings.only is None and settings.max_gpu_hours is None:
+    is_race = settings.search == "race"
+    hours = None if is_race else settings.max_gpu_hours
+    if settings.only is None and hours is None:
         submitted = machine.described_by != HERE
         if submitted and settings.limit.key is None and predicts():
             with suppress(Exception):
                 return _without_too_large(plan, console, machine)
+        if is_race and not submitted and predicts():
+            with suppress(Exception):
+                return _without_known_too_large(plan, machine)
         return plan
     specs = {entry.cell_id: entry.spec for entry in plan.runnable}
     with _tracing(console) as progress:
@@ -117,8 +140,8 @@ def chosen(
     entries = dict(plan.entries)
     if settings.only == "fits":
         _refuse(entries, {key: f.why_not for key, f in found.items() if f.why_not})
-    if settings.max_gpu_hours is not None:
-        _within_hours(entries, found, settings.max_gpu_hours)
+    if hours is not None:
+        _within_hours(entries, found, hours)
     return SweepPlan(entries)
 
 
@@ -153,6 +176,15 @@ def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> S
             seconds=SECONDS_BEFORE_A_SUBMISSION,
             gib_per_device=machine.gib_per_device,
         )
+    entries = dict(plan.entries)
+    _refuse(entries, {key: f.why_not for key, f in found.items() if f.is_too_large})
+    return SweepPlan(entries)
+
+
+def _without_known_too_large(plan: SweepPlan, machine: Machine) -> SweepPlan:
+    """Refuse what will not fit, of the cells that were traced before."""
+    specs = {entry.cell_id: entry.spec for entry in plan.runnable}
+    found = predict_cells(specs, only_cached=True, gib_per_device=machine.gib_per_device)
     entries = dict(plan.entries)
     _refuse(entries, {key: f.why_not for key, f in found.items() if f.is_too_large})
     return SweepPlan(entries)

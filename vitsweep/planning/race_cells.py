@@ -1,7 +1,7 @@
 """The cells of a race as numbers: their settings, their runs so far, and why some are out."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from math import log
@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.composition.sweep_settings import TIME_TO_ACCURACY, SweepSettings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.racing.design import Design, Ints
 from vitsweep.racing.model import Runs
 from vitsweep.racing.race import NEVER
 from vitsweep.results.record import RunRecord, Status
 
+COLUMNS = {TIME_TO_ACCURACY: "seconds_to_target"}
+"""Objective -> column of a run, where it is not throughput."""
 PEAKS = ("peak_allocated_gib", "peak_rss_gib")
 """Peak memory of a run's worst rank, on a GPU and on CPU."""
 
@@ -24,23 +26,53 @@ PEAKS = ("peak_allocated_gib", "peak_rss_gib")
 class RaceCells:
     """The runnable cells of a plan, numbered.
 
+    With `sweep.replicate=seed` cells that differ in their seed alone are one cell of the race, and each
+    block trains all its cells with another of the seeds.
+
     Attributes:
-        entries: in the order of the plan.
+        groups: the cells of the plan that are one cell of the race, in the order of the plan.
         settings: of the sweep.
+        predicted: cell id -> log of its predicted throughput, for all cells or for none.
     """
 
-    entries: Sequence[PlannedCell]
+    groups: Sequence[Sequence[PlannedCell]]
     settings: SweepSettings
+    predicted: Mapping[str, float]
 
     @classmethod
-    def of(cls, plan: SweepPlan, settings: SweepSettings) -> "RaceCells":
+    def of(
+        cls, plan: SweepPlan, settings: SweepSettings, predicted: Mapping[str, float]
+    ) -> "RaceCells":
         """Number the cells that can run."""
-        return cls(plan.runnable, settings)
+        groups: dict[str, list[PlannedCell]] = {}
+        for entry in plan.runnable:
+            spec = replace(entry.spec, seed=0) if settings.replicate else entry.spec
+            groups.setdefault(spec.cell_id, []).append(entry)
+        return cls(list(groups.values()), settings, predicted)
+
+    @cached_property
+    def entries(self) -> Sequence[PlannedCell]:
+        """The first cell of each group, which stands for it."""
+        return [group[0] for group in self.groups]
 
     @cached_property
     def number(self) -> dict[str, int]:
         """Cell id -> number."""
-        return {entry.cell_id: number for number, entry in enumerate(self.entries)}
+        return {entry.cell_id: n for n, group in enumerate(self.groups) for entry in group}
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """Seeds of the cells, ascending."""
+        return sorted({entry.spec.seed for group in self.groups for entry in group})
+
+    def first_of(self, cell_id: str) -> str:
+        """Return the cell that stands for the group of a cell; the cell itself where it cannot run."""
+        return self.entries[self.number[cell_id]].cell_id if cell_id in self.number else cell_id
+
+    def with_seed(self, cell_id: str, turn: int) -> PlannedCell:
+        """Return the cell of a group whose seed it is in this turn, or the first where it has none."""
+        group, seed = self.groups[self.number[cell_id]], self.seeds[turn % len(self.seeds)]
+        return next((entry for entry in group if entry.spec.seed == seed), group[0])
 
     @cached_property
     def baselines(self) -> Ints:
@@ -56,10 +88,14 @@ class RaceCells:
             for text in entry.composed.overrides
         )
         kept = [key for key in keys if not key.startswith(("sweep", "hydra", "tracker", "~"))]
-        return Design.of([{key: _value(entry, key) for key in kept} for entry in self.entries])
+        if self.settings.replicate:
+            kept = [key for key in kept if key != self.settings.replicate]
+        settings = [{key: _value(entry, key) for key in kept} for entry in self.entries]
+        logs = [self._predicted_log(entry) for entry in self.entries]
+        return Design.of(settings, np.array(logs) if self.predicted else None)
 
     def runs(self, records: Iterable[RunRecord]) -> Runs:
-        """Return the measured runs as the race sees them: log of the objective, block, first of a block.
+        """Return the measured runs as the race sees them: log of the objectives, block, first of a block.
 
         Args:
             records: usable ones, oldest first.
@@ -71,6 +107,9 @@ class RaceCells:
             block=np.array([blocks[run.block] for run in measured], np.int64),
             first=np.array([float(run.position == 0) for run in measured]),
             log=np.array([self._log(run) for run in measured], float),
+            log_cost=np.array([log(peak_gib(run)) for run in measured], float)
+            if self.settings.is_front
+            else None,
         )
 
     def left(
@@ -84,18 +123,32 @@ class RaceCells:
         """
         names = dict.fromkeys(run.block for run in records if self._log(run) is not None)
         block = {name: i for i, name in enumerate(names)}
-        limit = self.settings.memory_limit_gib
         found = {
-            cell_id: (block.get(run.block, 0), f"{run.status}: {run.reason}")
+            self.first_of(cell_id): (block.get(run.block, 0), f"{run.status}: {run.reason}")
             for cell_id, run in not_measured.items()
             if cell_id in self.number
         }
         for run in records:
-            peak = peak_gib(run)
-            if limit is not None and run.status == Status.measured and peak > limit:
-                reason = f"used {peak:.3g} GiB, more than sweep.memory_limit_gib={limit:g}"
-                found.setdefault(run.cell_id, (block.get(run.block, 0), reason))
+            if run.cell_id in self.number and (reason := self._unfit(run)):
+                found.setdefault(self.first_of(run.cell_id), (block.get(run.block, 0), reason))
         return found
+
+    def _unfit(self, run: RunRecord) -> str:
+        """Return why a measured run takes its cell out of the race; "" where it does not."""
+        limit, peak = self.settings.memory_limit_gib, peak_gib(run)
+        if run.status != Status.measured:
+            return ""
+        if limit is not None and peak > limit:
+            return f"used {peak:.3g} GiB, more than sweep.memory_limit_gib={limit:g}"
+        if self.settings.is_front and not peak:
+            return "its peak memory was not measured"
+        if self.settings.speed == TIME_TO_ACCURACY and not run.metrics.get("seconds_to_target"):
+            best = run.metrics.get("accuracy_top1")
+            ended = "" if best is None else f", {best:.4f} at the end"
+            return (
+                f"did not reach task.target_accuracy={run.spec.get('task.target_accuracy')}{ended}"
+            )
+        return ""
 
     def left_numbers(self, left: Mapping[str, tuple[int, str]]) -> Ints:
         """Return for each cell the block in which it left, `NEVER` where it did not."""
@@ -105,12 +158,22 @@ class RaceCells:
         return found
 
     def _log(self, run: RunRecord) -> float | None:
-        speed = run.metrics.get("images_per_second") if run.status == Status.measured else None
-        if not speed or speed <= 0 or run.cell_id not in self.number:
+        column = COLUMNS.get(self.settings.speed, "images_per_second")
+        value = run.metrics.get(column) if run.status == Status.measured else None
+        if not value or value <= 0 or run.cell_id not in self.number:
             return None
-        if self.settings.objective == "throughput_per_cost":
-            speed /= self.entries[self.number[run.cell_id]].spec.resources.world_size
-        return log(speed)
+        if self.settings.is_front and not peak_gib(run):
+            return None
+        if self.settings.speed == TIME_TO_ACCURACY:
+            return -log(value)
+        return log(value) - self._log_price(self.entries[self.number[run.cell_id]])
+
+    def _log_price(self, entry: PlannedCell) -> float:
+        per_cost = self.settings.speed == "throughput_per_cost"
+        return log(entry.spec.resources.world_size) if per_cost else 0.0
+
+    def _predicted_log(self, entry: PlannedCell) -> float:
+        return self.predicted.get(entry.cell_id, 0.0) - self._log_price(entry)
 
 
 def peak_gib(run: RunRecord) -> float:

@@ -18,16 +18,22 @@ def describe_race(rounds: RaceRounds) -> str:
     done = seconds_of(rounds.earlier)
     most = -(-rounds.grid_runs // size)
     bound = f"at most {count(most, 'block')}, which cost as much as the full grid"
-    if settings.minutes is not None:
-        bound = f"as many blocks as sweep.minutes={settings.minutes:g} allows"
+    if rounds.budget is not None:
+        typed, seconds = rounds.budget
+        bound = f"as many blocks as {typed} allows"
         if done:
-            most = int(60 * settings.minutes / (size * done / max(len(rounds.earlier), 1)))
+            most = int(seconds / (size * done / max(len(rounds.earlier), 1)))
             bound += f", about {most} of {done / len(rounds.earlier):.2g} s per run"
+    sought = "leader, baseline and the cells most likely to beat them"
+    fresh = "leader, baseline and runner-up"
+    if settings.is_front:
+        sought = "leader, baseline and cells that may belong to the front, beside members of it"
+        fresh = "the front and its baseline"
     return (
         f"Race of {count(num, 'cell')} in blocks of {min(size, num)} runs: first {race.num_start_blocks} "
-        "that cover cells at random, then each with leader, baseline and the cells most likely to beat them; "
-        f"{bound}; then {settings.confirm} fresh blocks of leader, baseline and runner-up. The column `runs` "
-        f"is that of a grid; a full one of {rounds.grid_blocks} blocks takes {rounds.grid_runs:,} runs."
+        f"that cover cells at random, then each with {sought}; {bound}; then {settings.confirm} fresh "
+        f"blocks of {fresh}. The column `runs` is that of a grid; a full one of {rounds.grid_blocks} blocks "
+        f"takes {rounds.grid_runs:,} runs."
     )
 
 

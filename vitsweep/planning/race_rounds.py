@@ -1,8 +1,8 @@
 """The rounds of `sweep.search=race`: from the stored runs of a sweep to the next blocks, or to the end.
 
 What a race does next follows from the records alone, see `racing.race`: an interrupted race continues as
-if it had not been. Of `race.json`, which tables and charts read, only the names of the confirmation's
-blocks are read again: these never choose the leader.
+if it had not been. Of `race.json`, which tables and charts read, two things are read again: the names
+of the fresh blocks, since these never choose the leader, and the predictions with which the race began.
 """
 
 import secrets
@@ -10,29 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from math import ceil
 from typing import Any
 
 import numpy as np
-from pandas import DataFrame
 
-from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.composition.sweep_settings import TIME_TO_ACCURACY, SweepSettings
 from vitsweep.errors import BadValueError
 from vitsweep.planning.blocks import BalancedOrder, Block, runs_per_cell
 from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.race_cells import RaceCells, seconds_of
+from vitsweep.planning.race_confirmation import LEAST_CELLS, Confirmation
 from vitsweep.planning.race_state import state_of_race
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.planning.usable_runs import usable_runs
 from vitsweep.racing.race import Phase, Race, Step
 from vitsweep.results.race_file import read_race, write_race
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
-from vitsweep.tables.ratios import estimate
 
 START_UP_SECONDS = 1.0
 """Least time in which a run starts its processes, for a budget that is too small for anything."""
-LEAST_CELLS = 2
 GRID_BLOCKS = 5
 """Least blocks of a grid whose intervals one would publish."""
 
@@ -48,6 +45,7 @@ class RaceRounds:
         code: state of the code that would measure now.
         earlier: records that were in the store when the command began.
         at_once: blocks of a round at least.
+        predicted: cell id -> log of its predicted throughput, of all cells that can run or of none.
         ended: why no further block is run; empty while the race runs.
     """
 
@@ -57,18 +55,22 @@ class RaceRounds:
     code: Mapping[str, Any]
     earlier: Sequence[RunRecord] = ()
     at_once: int = 1
+    predicted: Mapping[str, float] = field(default_factory=dict)
     ended: str = ""
     _step: Step = field(default_factory=lambda: Step(Phase.start))
-    _confirmations: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._confirmations = list(read_race(self.store.root).get("confirmations", []))
+        stored = read_race(self.store.root)
+        if {entry.cell_id for entry in self.plan.runnable} <= stored.get("predicted", {}).keys():
+            self.predicted = stored["predicted"]
+        self._confirmation = Confirmation(self.cells, list(stored.get("confirmations", [])))
         self._order = BalancedOrder.after(self.earlier)
+        self._num_blocks = len({run.block for run in self.earlier})
 
     @cached_property
     def cells(self) -> RaceCells:
         """The cells that can run."""
-        return RaceCells.of(self.plan, self.settings)
+        return RaceCells.of(self.plan, self.settings, self.predicted)
 
     @cached_property
     def race(self) -> Race:
@@ -95,11 +97,24 @@ class RaceRounds:
         missing = dict.fromkeys(named, self.grid_blocks)
         return runs_per_cell(self.plan, missing, self.settings.cells_per_block).total()
 
+    @cached_property
+    def budget(self) -> tuple[str, float] | None:
+        """The setting that bounds the race, as typed, and seconds of all blocks; None without one."""
+        ranks = max(entry.spec.resources.world_size for entry in self.cells.entries)
+        minutes, hours = self.settings.minutes, self.settings.max_gpu_hours
+        found = []
+        if minutes is not None:
+            found.append((f"sweep.minutes={minutes:g}", 60 * minutes))
+        if hours is not None:
+            found.append((f"sweep.max_gpu_hours={hours:g}", 3600 * hours / ranks))
+        return min(found, key=lambda bound: bound[1], default=None)
+
     def check(self) -> None:
         """Refuse a race that cannot begin.
 
         Raises:
-            BadValueError: there is one cell only, or the budget is too small for one block.
+            BadValueError: there is one cell only, the budget is too small for one block, or cells
+                have no target accuracy to reach.
         """
         if len(self.cells.entries) < LEAST_CELLS:
             found = "no cell that can run" if not self.cells.entries else "one cell"
@@ -107,14 +122,25 @@ class RaceRounds:
                 f"`sweep.search=race` has {found}: a race needs two cells or more, such as "
                 "`-m precision=O1,O2 sharding=ddp,fsdp`."
             )
-        if self.settings.minutes is None:
+        if self.settings.speed == TIME_TO_ACCURACY:
+            self._check_target()
+        if self.budget is None:
             return
+        typed, seconds = self.budget
         size = min(self.race.block_size, len(self.cells.entries))
         needed = size * self._seconds_of_run(self._records(()))
-        if 60 * self.settings.minutes < needed:
+        if seconds < needed:
             raise BadValueError(
-                f"`sweep.minutes={self.settings.minutes:g}` is too small for one block: {size} runs take "
+                f"`{typed}` is too small for one block: {size} runs take "
                 f"about {needed / 60:.2g} min. Give more, or shorten runs (`measurement=smoke`)."
+            )
+
+    def _check_target(self) -> None:
+        tasks = [entry.spec.task for entry in self.cells.entries]
+        if not all(task.epochs and task.target_accuracy for task in tasks):
+            raise BadValueError(
+                "`sweep.objective=time_to_accuracy` needs `task=train` and an accuracy to reach, such as "
+                "`task.target_accuracy=0.9`, in every cell."
             )
 
     def next(self, records: Sequence[RunRecord]) -> list[Block]:
@@ -138,7 +164,8 @@ class RaceRounds:
         else:
             self.ended = str(step.phase)
         if self.ended:
-            blocks = self._confirmation(used, left)
+            fresh = self._confirmation.next(self._step.verdict, used, left)
+            blocks = [self._block(fresh[1], fresh[0])] if fresh else []
         write_race(self.store.root, self._document(used, left))
         return blocks
 
@@ -176,12 +203,13 @@ class RaceRounds:
 
     def _choosing(self, used: Sequence[RunRecord]) -> list[RunRecord]:
         """Return the runs that may choose the leader: all but those of fresh blocks."""
-        fresh = {name for some in self._confirmations for name in some["blocks"]}
+        fresh = self._confirmation.blocks
         return [run for run in used if run.block not in fresh]
 
     def _block(self, cells: Sequence[str], name: str = "") -> Block:
-        ordered = self._order.next_block(list(cells))
-        entries = tuple(self.plan.entries[cell_id] for cell_id in ordered)
+        turn, self._num_blocks = self._num_blocks, self._num_blocks + 1
+        seeded = [self.cells.with_seed(cell_id, turn).cell_id for cell_id in cells]
+        entries = tuple(self.plan.entries[c] for c in self._order.next_block(seeded))
         return Block(name or secrets.token_hex(5), entries)
 
     def _affordable(
@@ -192,14 +220,16 @@ class RaceRounds:
         Without a budget in minutes a race ends where it has cost what the full grid costs, the
         confirmation not counted.
         """
-        if self.settings.minutes is None:
+        if self.budget is None:
             room = self.grid_runs - len(self._choosing(used))
             sizes = np.cumsum([len(block) for block in wanted])
             return [
                 block for block, end in zip(wanted, sizes, strict=True) if end <= room or not used
             ]
-        budget, per_run = 60 * self.settings.minutes, self._seconds_of_run(used)
-        reserved = min(3 * self.settings.confirm * per_run, budget / 2)
+        budget, per_run = self.budget[1], self._seconds_of_run(used)
+        verdict = self._step.verdict
+        size = len(verdict.front) + 1 if verdict and verdict.front else 3  # of a fresh block
+        reserved = min(size * self.settings.confirm * per_run, budget / 2)
         left = budget - seconds_of(used) - reserved
         kept = []
         for block in wanted:
@@ -217,45 +247,6 @@ class RaceRounds:
         measurement = self.cells.entries[0].spec.measurement
         return START_UP_SECONDS + measurement.min_seconds + measurement.warmup_min_seconds
 
-    def _confirmation(
-        self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]
-    ) -> list[Block]:
-        """Return the next fresh block of the leader, its baseline and the runner-up, where one lacks."""
-        pair = self._confirmed_pair(left)
-        if pair is None:
-            return []
-        cells, confirmation = pair
-        measured = {(run.block, run.cell_id) for run in used if run.status == Status.measured}
-        complete = [
-            name
-            for name in confirmation["blocks"]
-            if all((name, cell) in measured for cell in cells)
-        ]
-        attempts = self.settings.confirm + ceil(self.settings.confirm / 2)
-        if len(complete) >= self.settings.confirm or len(confirmation["blocks"]) >= attempts:
-            return []
-        name = secrets.token_hex(5)
-        confirmation["blocks"].append(name)
-        if confirmation not in self._confirmations:
-            self._confirmations.append(confirmation)
-        return [self._block(cells, name)]
-
-    def _confirmed_pair(
-        self, left: Mapping[str, tuple[int, str]]
-    ) -> tuple[list[str], dict[str, Any]] | None:
-        verdict = self._step.verdict
-        if verdict is None or not self.settings.confirm:
-            return None
-        leader = self.cells.entries[verdict.leader]
-        runner_up = self.cells.entries[verdict.runner_up].cell_id
-        cells = [leader.cell_id, leader.baseline_id or "", runner_up]
-        cells = [c for c in dict.fromkeys(cells) if c in self.cells.number and c not in left]
-        if len(cells) < LEAST_CELLS or leader.cell_id not in cells:
-            return None
-        key = {"leader": leader.cell_id, "runner_up": runner_up}
-        known = [some for some in self._confirmations if key.items() <= some.items()]
-        return cells, (known[-1] if known else {**key, "blocks": []})
-
     def _document(
         self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]
     ) -> dict[str, Any]:
@@ -266,46 +257,15 @@ class RaceRounds:
             "objective": settings.objective,
             "indifference": settings.indifference,
             "memory_limit_gib": settings.memory_limit_gib,
-            "minutes": settings.minutes,
+            "budget": self.budget[0] if self.budget else None,
+            "seeds": self.cells.seeds,
             "seconds": seconds_of(used),
             "num_runs": len(used),
             "num_start_blocks": self.race.num_start_blocks,
             "grid_runs": self.grid_runs,
             "grid_blocks": self.grid_blocks,
-            "confirmations": self._confirmations,
-            "confirmed": self._confirmed(used, left),
+            "predicted": dict(self.predicted),
+            "confirmations": self._confirmation.known,
+            "confirmed": self._confirmation.ratios(self._step.verdict, used, left),
             **state_of_race(self.cells, cell_labels(self.plan), runs, self._step.verdicts, left),
         }
-
-    def _confirmed(
-        self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]
-    ) -> dict[str, dict[str, Any]]:
-        """Return the leader's ratio to its baseline and to the runner-up over the fresh blocks alone."""
-        pair = self._confirmed_pair(left)
-        if pair is None:
-            return {}
-        (leader, *others), confirmation = pair
-        found: dict[tuple[str, str], float] = {}
-        for run in used:
-            if run.block in confirmation["blocks"]:
-                log = self.cells.runs([run]).log
-                if len(log):
-                    found[run.block, run.cell_id] = float(log[0])
-        ratios = {}
-        for other in others:
-            logs = [
-                found[block, leader] - found[block, other]
-                for block in confirmation["blocks"]
-                if {(block, leader), (block, other)} <= found.keys()
-            ]
-            if logs:
-                table = estimate(DataFrame({"cell_id": leader, "log_ratio": logs}))
-                ratios[other] = {
-                    "num_blocks": len(logs),
-                    **{c: _number(table[c][0]) for c in ("speedup", "speedup_low", "speedup_high")},
-                }
-        return ratios
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if value == value else None

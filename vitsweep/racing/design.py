@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+USUAL_EFFECT = 0.08
+"""Standard deviation of main effects before there are data, log throughput."""
+
 
 @dataclass(frozen=True, eq=False)
 class Design:
@@ -18,12 +21,16 @@ class Design:
 
     Attributes:
         levels: cells x factors, the level of each factor as a number from 0.
+        predicted: log throughput of each cell as predicted before any run, up to a constant; None
+            where there are no predictions. It is one more main effect, whose size the runs decide: a
+            prediction that is right explains the cells by itself, one that is useless has no effect.
     """
 
     levels: Ints
+    predicted: Floats | None = None
 
     @classmethod
-    def of(cls, settings: Sequence[Mapping[str, str]]) -> "Design":
+    def of(cls, settings: Sequence[Mapping[str, str]], predicted: Floats | None = None) -> "Design":
         """Return the design of cells given as key -> value.
 
         A key without a value in some cell has a level of its own there. Keys that are the same in
@@ -31,6 +38,7 @@ class Design:
 
         Args:
             settings: one mapping per cell.
+            predicted: see `Design`.
         """
         columns: dict[tuple[int, ...], Ints] = {}
         for key in dict.fromkeys(key for cell in settings for key in cell):
@@ -40,7 +48,8 @@ class Design:
             if len(numbers) > 1:
                 columns.setdefault(level, np.array(level, np.int64))
         empty = np.zeros((len(settings), 0), np.int64)
-        return cls(np.column_stack(list(columns.values())) if columns else empty)
+        levels = np.column_stack(list(columns.values())) if columns else empty
+        return cls(levels, None if predicted is None else predicted - predicted.mean())
 
     @property
     def num_cells(self) -> int:
@@ -50,7 +59,7 @@ class Design:
     @property
     def num_main(self) -> int:
         """Number of columns of `main`."""
-        return sum(code.shape[1] for code in self._codes)
+        return sum(code.shape[1] for code in self._codes) + (self.predicted is not None)
 
     @property
     def num_pairs(self) -> int:
@@ -71,6 +80,8 @@ class Design:
     def main(self, cells: Ints) -> Floats:
         """Return cells x main effects."""
         coded = self._coded(cells)
+        if self.predicted is not None:  # a right one has the coefficient of a usual effect
+            coded.append(self.predicted[cells, None] / USUAL_EFFECT)
         return np.hstack(coded) if coded else np.zeros((len(cells), 0))
 
     def pairs(self, cells: Ints) -> Floats:

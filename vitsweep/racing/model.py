@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
-from vitsweep.racing.design import Design, Floats, Ints
+from vitsweep.racing.design import USUAL_EFFECT, Design, Floats, Ints
 
 DEGREES = 4.0
 """Of Student's t."""
@@ -48,7 +48,7 @@ class Scales:
         noise: of one run.
     """
 
-    main: float = 0.08
+    main: float = USUAL_EFFECT
     pairs: float = 0.02
     residual: float = 0.01
     noise: float = 0.03
@@ -75,13 +75,16 @@ class Runs:
         cell: number of its cell.
         block: number of its block, from 0 without gaps.
         first: 1.0 for the first run of a block.
-        log: log throughput.
+        log: log throughput, or of another figure that should be large.
+        log_cost: log of a second figure that should be small, such as peak memory, where a race looks
+            for the Pareto front of both; None in a race for one figure.
     """
 
     cell: Ints
     block: Ints
     first: Floats
     log: Floats
+    log_cost: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.cell)
@@ -93,8 +96,15 @@ class Runs:
 
     def part(self, rows: slice | NDArray[np.bool_]) -> "Runs":
         """Return some of the runs, blocks numbered anew."""
-        block = np.unique(self.block[rows], return_inverse=True)[1]
-        return Runs(self.cell[rows], block.astype(np.int64), self.first[rows], self.log[rows])
+        block = np.unique(self.block[rows], return_inverse=True)[1].astype(np.int64)
+        log_cost = None if self.log_cost is None else self.log_cost[rows]
+        return Runs(self.cell[rows], block, self.first[rows], self.log[rows], log_cost)
+
+    @property
+    def of_cost(self) -> "Runs":
+        """The same runs for the second figure, its sign turned so that larger is better."""
+        assert self.log_cost is not None
+        return Runs(self.cell, self.block, self.first, -self.log_cost)
 
 
 class Posterior:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitsweep.racing.design import Design, Ints
+from vitsweep.racing.front import judge_front
 from vitsweep.racing.model import Model, Runs
 from vitsweep.racing.rules import Verdict, judge, proposals
 
@@ -71,10 +72,11 @@ class Race:
     seed: int = 0
     at_once: int = 1
     _model: Model = field(init=False)
+    _cost_model: Model = field(init=False)
     _judged: dict[tuple[bytes, ...], Verdict] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._model = Model(self.design)
+        self._model, self._cost_model = Model(self.design), Model(self.design)
 
     @cached_property
     def num_start_blocks(self) -> int:
@@ -113,8 +115,9 @@ class Race:
     def verdicts(self, runs: Runs, left: Ints) -> list[Verdict]:
         """Return what the runs said after each round, and after all of them; the same for the same runs.
 
-        A cell that was dropped after a round stays dropped. Where rounds end is a function of the
-        number of blocks, so that the rounds of an interrupted race are found again.
+        A cell that was dropped after a round stays dropped in a race for one figure; one for a front
+        judges cells anew. Where rounds end is a function of the number of blocks, so that the rounds
+        of an interrupted race are found again.
         """
         ends = [self.num_start_blocks]
         while (end := ends[-1] + self._num_blocks(ends[-1])) < runs.num_blocks:
@@ -126,7 +129,7 @@ class Race:
         for end in ends:
             gone = gone | (left < (end if end < runs.num_blocks else NEVER))
             verdict = self._verdict(runs.part(runs.block < end), gone)
-            gone = ~verdict.alive
+            gone = ~verdict.alive if runs.log_cost is None else gone
             found.append(verdict)
         return found
 
@@ -135,7 +138,12 @@ class Race:
         if key not in self._judged:
             posterior = self._model.posterior(runs)
             random = np.random.default_rng([self.seed, len(runs)])
-            self._judged[key] = judge(posterior, runs, gone, self.indifference, random)
+            if runs.log_cost is None:
+                verdict = judge(posterior, runs, gone, self.indifference, random)
+            else:
+                lean = self._cost_model.posterior(runs.of_cost)
+                verdict = judge_front(posterior, lean, runs, gone, self.indifference, random)
+            self._judged[key] = verdict
         return self._judged[key]
 
     def _num_blocks(self, done: int) -> int:

@@ -45,6 +45,8 @@ class Verdict:
         num_runs: of each cell.
         is_settled: by these runs alone; a race asks for it twice running.
         challengers: cells by how soon they are run next.
+        front: of a race for two figures, the cells of the front, fastest first; else empty.
+        lean_gain: of a race for two figures, `gain` of the second, larger is better; else None.
     """
 
     leader: int
@@ -59,6 +61,8 @@ class Verdict:
     num_runs: Ints
     is_settled: bool
     challengers: tuple[int, ...]
+    front: tuple[int, ...] = ()
+    lean_gain: Floats | None = None
 
 
 def judge(

@@ -6,15 +6,15 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from vitsweep.tables.formatting import count, number, ratio, times
+from vitsweep.tables.formatting import count, missing, number, ratio, times
 
 Race = Mapping[str, Any]
 
 COLUMNS = (
     "cell_id", "name", "state", "runs", "first_block", "last_block", "to_leader", "to_leader_low",
-    "to_leader_high", "reason",
+    "to_leader_high", "memory_to_leader", "reason",
 )  # fmt: skip
-STATES = ("leader", "runner-up", "in the race", "dropped", "out", "never ran")
+STATES = ("leader", "front", "runner-up", "in the race", "dropped", "out", "never ran")
 """In the order of the table."""
 NORMAL_95 = 1.96
 RUGGED = 0.015
@@ -28,8 +28,9 @@ def race_table(race: Race) -> DataFrame:
 
     `to_leader` is the ratio to the leader's throughput (or another objective) by the race's model, with
     the model's 95 % interval: the estimates on which the race decided, and as such not corrected for
-    the choice of the leader. `first_block` and `last_block` count from 1; the last is that after which
-    a cell left, or the race's last.
+    the choice of the leader. `memory_to_leader` is the ratio of peak memory in a race for a Pareto
+    front, whose leader is its fastest cell, and else empty. `first_block` and `last_block` count from
+    1; the last is that after which a cell left, or the race's last.
     """
     rows = [_row(cell, race) for cell in race.get("cells", ())]
     table = DataFrame(rows, columns=list(COLUMNS)).astype({"first_block": "Int64"})
@@ -51,12 +52,17 @@ def _row(cell: Mapping[str, Any], race: Race) -> dict[str, Any]:
     }
     if "left_after" in cell:
         row |= {"state": "out", "last_block": cell["left_after"] + 1, "reason": cell["reason"]}
+    elif cell["cell_id"] in race.get("front", ()) and cell["cell_id"] != race["leader"]:
+        row |= {"state": "front", "last_block": last}
     elif cell["cell_id"] in (race.get("leader"), race.get("runner_up")):
         is_leader = cell["cell_id"] == race["leader"]
         row |= {"state": "leader" if is_leader else "runner-up", "last_block": last}
     elif "dropped_after" in cell:
         after = cell["dropped_after"]
-        reason = f"shown slower than the leader after block {after}"
+        than = (
+            "a cell of the front that needs no more memory" if race.get("front") else "the leader"
+        )
+        reason = f"shown slower than {than} after block {after}"
         reason += "" if blocks else ", without a run of its own"
         row |= {"state": "dropped", "last_block": after, "reason": reason}
     else:
@@ -68,6 +74,8 @@ def _row(cell: Mapping[str, Any], race: Race) -> dict[str, Any]:
             "to_leader_low": exp(gain - half),
             "to_leader_high": exp(gain + half),
         }
+    if "memory_gain" in cell:
+        row["memory_to_leader"] = exp(cell["memory_gain"])
     return row
 
 
@@ -78,7 +86,8 @@ def race_history(race: Race) -> DataFrame:
     led: dict[str, list[tuple[int, int]]] = {cell: [] for cell in blocks}
     begin = 0
     for round_ in race.get("rounds", ()):
-        led[round_["leader"]].append((begin + 1, round_["blocks"]))
+        for cell in round_.get("front") or [round_["leader"]]:
+            led[cell].append((begin + 1, round_["blocks"]))
         begin = round_["blocks"]
     return table.assign(
         blocks=[blocks[cell] for cell in table["cell_id"]],
@@ -101,6 +110,7 @@ def presented_race(table: DataFrame) -> DataFrame:
             )
         ],
         "to the leader": ["" if s == "leader" else ratio(*values) for s, *values in of_leader],
+        "memory": ["" if missing(value) else times(value) for value in table["memory_to_leader"]],
         "why": table["reason"],
     }
     shown = DataFrame(text, dtype=str)
@@ -113,6 +123,8 @@ def race_answer(race: Race) -> str:
     if leader is None:
         return "The race has no result yet: no two cells were measured."
     confirmed, baseline = race.get("confirmed", {}), race.get("baseline")
+    if race.get("front"):
+        return _front_answer(race)
     parts = []
     for cell, what in ((baseline, "the baseline"), (race.get("runner_up"), "the runner-up")):
         if cell in confirmed and cell != race["leader"]:
@@ -125,6 +137,33 @@ def race_answer(race: Race) -> str:
         sized = " and ".join(parts)
         return f"{leader} leads: {sized}, over {count(fresh, 'fresh block')} that had no part in the choice."
     return f"{leader} leads{_by_model(race, baseline)}; it was not measured again in fresh blocks."
+
+
+def _front_answer(race: Race) -> str:
+    """Return the cells of the front, fastest first, each with its throughput and its memory."""
+    names, confirmed = _names(race), race.get("confirmed", {})
+    baseline = race.get("baseline")
+    of = "the baseline" if baseline in names else "the fastest"
+    parts = []
+    for cell in race["front"]:
+        if found := confirmed.get(cell):
+            size = ratio(found["speedup"], found["speedup_low"], found["speedup_high"])
+            parts.append(f"{names[cell]} ({size}, {times(found['memory'])} the memory)")
+        else:
+            parts.append(names[cell] + (f" ({of} itself)" if cell == baseline else ""))
+    what = f"The Pareto front of {objective_words(race)} against peak memory"
+    listed = f"{what} has {count(len(parts), 'cell')}: {'; '.join(parts)}"
+    if not confirmed:
+        return f"{listed}. It was not measured again in fresh blocks."
+    fresh = max(found["num_blocks"] for found in confirmed.values())
+    return f"{listed}; ratios to {of} over {count(fresh, 'fresh block')} that had no part in the choice."
+
+
+def objective_words(race: Race) -> str:
+    """Return what a race looked for the best of, peak memory left out."""
+    objective = race.get("objective", "throughput")
+    names = [objective] if isinstance(objective, str) else objective
+    return next(name for name in names if name != "peak_memory").replace("_", " ")
 
 
 def _by_model(race: Race, baseline: Any) -> str:
@@ -150,19 +189,24 @@ def _end(race: Race) -> str:
         return "The race ended before its first round: a larger `sweep.minutes` continues it."
     chance, margin = race["rounds"][-1]["chance_of_better"], f"{100 * race['indifference']:g} %"
     what = f"a cell still in the race is faster than the leader by more than {margin}"
+    if race.get("front"):
+        what = (
+            f"a cell still in the race is better than one of the front by more than {margin} in both, or is "
+            f"not within {margin} of any"
+        )
     if race["ended"] == "settled":
         return f"Settled: the probability that {what} is {100 * chance:.0f} %, twice at most {_level(race)}."
     table = race_table(race)
     others = table[table["state"].isin(["runner-up", "in the race", "never ran"])]["name"]
     more = f" and {len(others) - MOST_OPEN} more" if len(others) > MOST_OPEN else ""
     named = "; ".join(others.head(MOST_OPEN)) + more
-    spent = "the budget is spent" if race["minutes"] else "it cost as much as the full grid"
+    spent = "the budget is spent" if race["budget"] else "it cost as much as the full grid"
     why = spent if race["ended"] == "budget" else "the race goes on"
     if race["ended"] == "alone":
         return "Settled: every other cell failed or was left out."
     return (
         f"Not settled, {why}: the probability that {what} is {100 * chance:.0f} %. Still open: {named}. "
-        "The same command, where the budget is spent with a larger `sweep.minutes`, continues."
+        "The same command, where the budget is spent with a larger one, continues."
     )
 
 
@@ -186,8 +230,9 @@ def _cost(race: Race) -> str:
 def _diagnostics(race: Race) -> list[str]:
     if not race.get("scales"):
         return []
+    lines = [] if objective_words(race) != "time to accuracy" else [_seeds(race)]
     scales = {name: f"{100 * value:.1f} %" for name, value in race["scales"].items()}
-    lines = [
+    lines += [
         f"The {_level(race)} is the race's model's, not a worst case. It found effects of techniques "
         f"of {scales['main']}, of pairs {scales['pairs']}, of cells beyond that {scales['residual']}, "
         f"and noise of {scales['noise']} from run to run; {100 * race['odd_runs']:.0f} % of runs were "
@@ -200,6 +245,19 @@ def _diagnostics(race: Race) -> list[str]:
             "`sweep.search=grid` over the best choices, is surer."
         )
     return lines
+
+
+def _seeds(race: Race) -> str:
+    """Return for which seeds the times to an accuracy hold."""
+    seeds = ", ".join(map(str, race["seeds"]))
+    if len(race["seeds"]) > 1:
+        return (
+            f"Blocks took turns with the seeds {seeds}: the times to the accuracy hold for these."
+        )
+    return (
+        f"All runs trained with seed {seeds}: which cell is fastest to the accuracy with other seeds is not "
+        "shown. `seed=0,1,2 sweep.replicate=seed` gives the blocks different seeds."
+    )
 
 
 def _names(race: Race) -> dict[str, str]:

@@ -1,16 +1,20 @@
 """A race on a cluster: rounds as job arrays, and what cannot be raced there."""
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.command import Command
-from tests.launchers.slurm.conftest import SlurmClient
-from tests.launchers.slurm.sweeps import Sweep
+from tests.launchers.slurm.conftest import SlurmClient, eventually
+from tests.launchers.slurm.sweeps import SMALL, Sweep
 from tests.launchers.slurm.test_packing import plan, settings
 from vitsweep.errors import BadValueError
 from vitsweep.launchers.slurm.submit.slurm_race import check_race, only_request
 from vitsweep.results.race_file import read_race
+
+KILLS = 20
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,30 @@ def test_rounds_are_job_arrays_until_the_race_has_ended(sweep: Sweep) -> None:
     arrays = sweep.arrays
     assert len(arrays) >= 2
     runs = [run for array in arrays for job in array.jobs() for run in job.runs()]
+    assert len(runs) == race["num_runs"] == len(list(sweep.command.store.runs()))
+
+
+@pytest.mark.full
+def test_a_race_whose_command_is_killed_after_each_round_goes_on_with_its_jobs(
+    sweep: Sweep,
+) -> None:
+    grid = ("-m", *SMALL, "precision=fp32,O1", "optimizer=adamw_loop,adamw_fused")
+    words = (*grid, "sweep.search=race", "sweep.confirm=1")
+    for _ in range(KILLS):
+        known = len(sweep.arrays)
+        running = sweep.command.start(*words)
+        begun = lambda n=known, r=running: len(sweep.arrays) > n or r.poll() is not None  # noqa: E731
+        eventually(begun, 300, "a round, or the end")
+        if running.poll() is not None:
+            break
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+    done = sweep.command(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    race = read_race(sweep.command.store.root)
+    assert race["ended"] in ("settled", "budget")
+    assert race["confirmed"]
+    runs = [run for array in sweep.arrays for job in array.jobs() for run in job.runs()]
     assert len(runs) == race["num_runs"] == len(list(sweep.command.store.runs()))
 
 

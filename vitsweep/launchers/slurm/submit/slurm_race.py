@@ -12,6 +12,7 @@ from vitsweep.launchers.slurm.submit.packing import PlannedJob
 from vitsweep.launchers.slurm.submit.sbatch import submit
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
 from vitsweep.planning.notices import print_notices
+from vitsweep.planning.prediction_before_run import traced_throughput
 from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.race_plan import describe_refused
 from vitsweep.planning.race_rounds import RaceRounds
@@ -54,7 +55,15 @@ def run_race(sweep: PreparedSweep, request: LaunchRequest, settings: SlurmSettin
         return False
     reconcile(store)
     earlier = list(store.runs())
-    rounds = RaceRounds(plan, request.settings, store, sweep.code, earlier, at_once=BLOCKS_AT_ONCE)
+    rounds = RaceRounds(
+        plan,
+        request.settings,
+        store,
+        sweep.code,
+        earlier,
+        at_once=BLOCKS_AT_ONCE,
+        predicted=traced_throughput(plan),
+    )
     rounds.check()
     resources = only_request(plan, settings)
     if refused := describe_refused(plan):
