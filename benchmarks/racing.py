@@ -1,7 +1,7 @@
 """The race beside other ways to spend the same runs, on simulated landscapes.
 
     python benchmarks/racing.py --cells 96 --noise 0.03 --races 200 [--rugged] [--only race] [--keep]
-                                [--front] [--predicted useful|useless] [--kills 20]
+                                [--front] [--predicted useful|useless] [--kills 20] [--rows FILE.csv]
 
 The true log throughput of a cell is the sum of main effects (Student's t(3), 6 %), interactions of a
 quarter of the pairs of techniques (4 %) and a residual of its own (0.7 %, or 2.5 % with `--rugged`): heavier
@@ -20,17 +20,21 @@ each technique (useful), or are those of other cells (useless).
 
 `--kills`: so many blocks of each race, of its first 25, are cut off after a random run, and a race that knows
 nothing but the runs goes on.
+
+`--rows FILE.csv` adds a line per race and method, and reports on all lines of the file: long simulations can
+be run in parts, with `--first`.
 """
 
 import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pandas import DataFrame
+from pandas import DataFrame, concat, read_csv
 
 from benchmarks.landscapes import NUM_LEVELS, Floats, Landscape, Machine
 from vitsweep.racing.design import Design
@@ -76,7 +80,7 @@ def race(
 
     racing, num_blocks = begun(), 0
     killed = machine.random.choice(BLOCKS_WITH_KILLS, kills, replace=False) if kills else []
-    left, rounds, began = np.full(num, NEVER), 0, time.perf_counter()
+    left, rounds, began = np.full(num, NEVER), 0, time.process_time()
     while True:
         step = racing.next(machine.runs, left)
         rounds += 1
@@ -90,7 +94,7 @@ def race(
                 racing = begun()
                 break
             machine.block(block)
-    seconds = (time.perf_counter() - began) / rounds
+    seconds = (time.process_time() - began) / rounds
     verdict = step.verdict or racing.verdicts(machine.runs, left)[-1]
     confirmed = 3 * CONFIRM if verdict.leader else 2 * CONFIRM
     if verdict.front:
@@ -180,8 +184,16 @@ def simulate(options: argparse.Namespace) -> DataFrame:
         def new(land: Landscape = land, random: np.random.Generator = random) -> Machine:
             return Machine(land, options.noise, random)
 
-        def note(method: str, cell: int, runs: int, land: Landscape = land, **facts: Any) -> None:
-            rows.append({"method": method, "loss": land.loss(cell), "share": runs / full, **facts})
+        def note(
+            method: str,
+            cell: int,
+            runs: int,
+            land: Landscape = land,
+            number: int = number,
+            **facts: Any,
+        ) -> None:
+            line = {"race": number, "method": method, "loss": land.loss(cell)}
+            rows.append(line | {"share": runs / full, **facts})
 
         predicted = land.predicted(options.predicted, np.random.default_rng([7, number]))
         found = race(new(), number, CAP[options.cells] * full, predicted, options.kills)
@@ -215,6 +227,7 @@ def _fronts(
     found = race(Machine(land, options.noise, random), number, CAP[options.cells] * full)
     rows: list[dict[str, Any]] = [
         {
+            "race": number,
             "method": "race",
             "loss": land.front_loss(found.front),
             "share": found.runs / full,
@@ -232,7 +245,8 @@ def _fronts(
         fast, ran = machine.mean_ratios(), np.isin(np.arange(options.cells), machine.runs.cell)
         front = front_of(fast, -machine.mean_costs(), ran, float(np.log1p(INDIFFERENCE)))
         loss, share = land.front_loss(front), machine.num_runs / full
-        rows.append({"method": method, "loss": loss, "share": share, "front": len(front)})
+        line = {"race": number, "method": method, "loss": loss}
+        rows.append(line | {"share": share, "front": len(front)})
     return rows
 
 
@@ -266,6 +280,7 @@ def summary(rows: DataFrame) -> DataFrame:
         table.append(
             {
                 "method": method,
+                "races": len(some),
                 "within_2_percent": within,
                 "standard_error": float(np.sqrt(within * (1 - within) / len(some))),
                 "median_loss": float(some["loss"].median()),
@@ -293,18 +308,23 @@ def main() -> None:
     parser.add_argument("--only", choices=["race"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first race")
+    parser.add_argument("--rows", type=Path, help="CSV to which this part of the races is added")
     parser.add_argument(
         "--keep", action="store_true", help="write benchmarks/results/racing-...json"
     )
     options = parser.parse_args()
-    began = time.process_time()
     rows = simulate(options)
+    if options.rows:
+        known = [read_csv(options.rows)] if options.rows.exists() else []
+        rows = concat([*known, rows], ignore_index=True)
+        rows.to_csv(options.rows, index=False)
     races = rows[rows["method"] == "race"]
     facts = {
+        "races": len(races),
         "settled": float(races["settled"].astype(float).mean()),
         "true_best_dropped": float(races["lost_best"].astype(float).mean()),
-        "seconds_per_round": float(races["seconds_per_round"].mean()),
-        "cpu_seconds_per_race": (time.process_time() - began) / options.races,
+        "cpu_seconds_per_round": float(races["seconds_per_round"].mean()),
+        "most_cpu_seconds_per_round": float(races["seconds_per_round"].max()),
     }
     table = summary(rows)
     print(f"{options}\n{table.to_string(float_format='{:.3f}'.format)}\n{facts}")
@@ -317,7 +337,14 @@ def main() -> None:
         more += [f"{options.kills}-kills"] if options.kills else []
         noise = f"{100 * options.noise:.0f}percent"
         name = "-".join(["racing", str(options.cells), noise, kind, *more])
-        keep(name, {"options": vars(options), "methods": table.to_dict("records"), "races": facts})
+        keep(
+            name,
+            {
+                "options": vars(options) | {"rows": None},
+                "methods": table.to_dict("records"),
+                "races": facts,
+            },
+        )
 
 
 if __name__ == "__main__":

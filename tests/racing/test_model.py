@@ -106,3 +106,24 @@ def test_scales_follow_from_the_runs_alone_however_often_the_model_was_fitted() 
     for num in (20, 30, 45, 61, len(runs)):
         scales = often.posterior(runs.part(slice(0, num))).scales
     assert scales == once.posterior(runs).scales
+
+
+def of_settings(predicted: Floats | None = None) -> Design:
+    return Design.of([dict(zip("xyz", level, strict=True)) for level in LEVELS], predicted)
+
+
+def test_a_right_prediction_tells_of_cells_that_never_ran_and_a_useless_one_does_no_harm() -> None:
+    random = np.random.default_rng(6)
+    mu = truth(random) + random.normal(0, 0.1, len(LEVELS))  # no sum of techniques and pairs
+    runs = measured(mu, 20, random)
+    seen = runs.part(runs.cell < 9)
+    never = np.arange(9, len(LEVELS))
+
+    def error(predicted: Floats | None) -> float:
+        mean = Model(of_settings(predicted)).posterior(seen).mean
+        difference = (mean - mu) - (mean - mu)[:9].mean()
+        return float(np.sqrt((difference[never] ** 2).mean()))
+
+    plain = error(None)
+    assert error(mu + 3.0) < 0.6 * plain
+    assert error(random.permutation(mu)) < 1.3 * plain
