@@ -340,7 +340,7 @@ def main() -> None:
         keep(
             name,
             {
-                "options": vars(options) | {"rows": None},
+                "options": vars(options) | {"rows": None, "races": len(races)},
                 "methods": table.to_dict("records"),
                 "races": facts,
             },
