@@ -84,9 +84,9 @@ class Confirmation:
             pairs = {c: (c, reference) for c in (leader, *others) if c != reference}
         values, peaks = {}, {}
         for run in used:
-            if run.block in found["blocks"] and len(logs := self.cells.runs([run]).log):
+            if run.block in found["blocks"] and len(measured := self.cells.runs([run]).log):
                 key = run.block, self.cells.first_of(run.cell_id)
-                values[key], peaks[key] = float(logs[0]), peak_gib(run)
+                values[key], peaks[key] = float(measured[0]), peak_gib(run)
         ratios = {}
         for name, (a, b) in pairs.items():
             both = [k for k in found["blocks"] if {(k, a), (k, b)} <= values.keys()]
