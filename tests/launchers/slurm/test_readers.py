@@ -23,7 +23,7 @@ def sweep(state_folder: Path, slurm_environ: SlurmClient) -> Iterator[Sweep]:
 def test_another_user_looks_at_a_sweep_that_a_job_is_filling(sweep: Sweep) -> None:
     other = OtherUser.found()
     if other is None:
-        pytest.skip("only root can become another user, who must reach this Python")
+        pytest.skip("only root can become another user, who must reach a Python")
     held = Held(sweep.command.folder)
     sweep.submit(*held.cell, "sharding=ddp,fsdp", "sweep.baseline=null")
     eventually(held.is_waiting, 120, "the run")

@@ -3,6 +3,7 @@
 import errno
 import json
 import multiprocessing
+import os
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -326,7 +327,7 @@ def test_nothing_is_concluded_about_jobs_that_slurm_hides_from_another_user(
 ):
     monkeypatch.setattr(poll, "controller_settings", lambda: {"PrivateData": private})
     assert [state.state for state in poll.poll(store)] == ["gone"], "its own user sees all"
-    monkeypatch.setattr(poll.os, "getuid", lambda: 4711)
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
     [state] = poll.poll(store)
     assert state.state == ("gone" if private == "none" else "unknown")
 
@@ -341,7 +342,7 @@ def test_another_user_neither_notes_an_id_nor_takes_an_array_without_one_for_dea
     asked: list[int] = []
     shown = {"/x/jobs/a/submission.sh": "7"}
     monkeypatch.setattr(poll, "submitted_scripts", lambda users: asked.extend(users) or shown)
-    monkeypatch.setattr(poll.os, "getuid", lambda: 4711)
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
     assert [state.state for state in poll.poll(store)] == ["unknown"]
     assert not path.exists()
     assert asked == [array.stat().st_uid], "whose jobs they are"
