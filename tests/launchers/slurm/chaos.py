@@ -62,8 +62,8 @@ class SlurmChaos(Chaos):
         return {**super().faults, **own}
 
     def run(self, seconds: float, pause: tuple[float, float] = (2.0, 5.0)) -> None:
-        """Do the same with a first command that dies while it submits."""
-        self._let_the_next_command_die()
+        """Do the same with a first command that dies before it notes the ids of its jobs."""
+        self._let_the_next_command_die("dies_after")
         super().run(seconds, pause)
 
     def calm(self) -> None:
@@ -115,13 +115,13 @@ class SlurmChaos(Chaos):
 
     def _kill_in_submit_window(self) -> bool:
         """Type the command once more; it dies if there is anything to submit."""
-        self._let_the_next_command_die()
+        self._let_the_next_command_die(self.dice.choice(["dies_before", "dies_after"]))
         self.start()
         return True
 
-    def _let_the_next_command_die(self) -> None:
-        """Let it die right before or right after it calls `sbatch`."""
-        folder = self.vitsweep.folder / self.dice.choice(["dies_before", "dies_after"])
+    def _let_the_next_command_die(self, when: str) -> None:
+        """Let it die right before or right after it calls `sbatch`; see `write_dying_sbatch`."""
+        folder = self.vitsweep.folder / when
         write_dying_sbatch(folder)
         self.next_environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
 
