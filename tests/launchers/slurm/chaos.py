@@ -73,8 +73,6 @@ class SlurmChaos(Chaos):
         for repair in list(self._repairs.values()):
             repair.join()
         persistently(self.client.cluster.start)
-        for node in self.client.names:
-            persistently(lambda node=node: self.client.start_node(node))
         self.client.run("scontrol", "update", "partition=scavenge", "gracetime=10")
 
     def losses(self) -> list[str]:
@@ -138,7 +136,7 @@ class SlurmChaos(Chaos):
             return False
         with suppress(local_cluster.ClusterError):  # a step was just starting there
             self.client.kill_node(node)
-        self._repair_later(node, lambda cluster: cluster.start_node(node))
+        self._repair_later(node)
         return True
 
     def _kill_the_controller(self) -> bool:
@@ -146,17 +144,19 @@ class SlurmChaos(Chaos):
         if not pid or not self._is_whole("slurmctld"):
             return False
         os.kill(pid, self.dice.choice([signal.SIGKILL, signal.SIGTERM]))
-        self._repair_later("slurmctld", lambda cluster: cluster.start())
+        self._repair_later("slurmctld")
         return True
 
     def _is_whole(self, name: str) -> bool:
         return name not in self._repairs or not self._repairs[name].is_alive()
 
-    def _repair_later(self, name: str, repair: Callable[[local_cluster.Cluster], None]) -> None:
-        """Bring a daemon back after some seconds, in a thread: Slurm takes its time to notice."""
+    def _repair_later(self, name: str) -> None:
+        """Bring it back after some seconds, in a thread: Slurm takes its time to notice.
+
+        Whatever else is down comes back too: a node does not serve without the controller.
+        """
         cluster = local_cluster.Cluster(self.client.cluster.folder.root)
-        delay_s = self.dice.uniform(2, 20)
-        thread = threading.Timer(delay_s, persistently, [lambda: repair(cluster)])
+        thread = threading.Timer(self.dice.uniform(2, 20), persistently, [cluster.start])
         self._repairs[name] = thread
         thread.start()
 
