@@ -46,6 +46,16 @@ REFUSED_BEFORE_HYDRA = [
     ("", "hydra.job.name=x", "no setting of Hydra's job reaches them"),
     ("", "+hydra.job.env_set.A=1", "`NAME=value python -m vitsweep ...`"),
     ("", "hydra.runtime.cwd=/x", "would change nothing"),
+    ("", "hydra.verbose=true", "vitsweep prints its own progress and help"),
+    ("", "hydra.help.template=x", "would change nothing"),
+    ("", "hydra/job_logging=default", "would change nothing"),
+    ("", "hydra.job_logging.version=2", "would change nothing"),
+    ("", "hydra.launcher.partition=gpu", "need `hydra/launcher=slurm` beside them"),
+    ("", "hydra.sweeper.n_trials=5", "add `hydra/sweeper=optuna`"),
+    ("", "hydra.searchpath=[file:///nosuch]", "`/nosuch` is no folder"),
+    ("plan", "--html /nosuch/x.html precision=O1", "`mkdir -p /nosuch` makes it"),
+    ("plan", "--parquet / precision=O1", "`--parquet /` is a folder"),
+    ("plan", "-m precision=O1,O2 --rows 2", "Unrecognized arguments: --rows"),
     ("", "precision=ü", "\"precision='ü'\""),
     ("", "sweep.name=über", "stands in quotes, and in others for the shell"),
     ("", "sweep.name=it's", r"sweep.name='it\'s'"),
@@ -114,6 +124,8 @@ def test_a_line_is_refused_in_a_sentence(
 
 
 REFUSED_IN_A_PLAN = [
+    ("measurement.blocks=1000000000", "must be at most 10000"),
+    ("sweep.name='~'", "begins with `~`"),
     ("~precision", "removes a group"),
     ("~model", "removes a group"),
     ("~sweep.name", "`sweep.name` is missing"),

@@ -9,10 +9,14 @@ import sys
 
 def main() -> None:
     """Run a verb, else compose and run cells."""
-    from vitsweep.cli.main import run
-    from vitsweep.cli.streams import as_typed, flush, prepare_streams
+    try:
+        from vitsweep.cli.main import run
+        from vitsweep.cli.streams import as_typed, flush, prepare_streams
 
-    prepare_streams()
+        prepare_streams()
+    except KeyboardInterrupt:
+        print("Stopped before anything ran.", file=sys.stderr)
+        sys.exit(130)
     sys.argv = [sys.argv[0], *as_typed(sys.argv[1:])]
     sys.exit(flush(run(sys.argv[1:], os.environ)))
 

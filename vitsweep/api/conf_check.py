@@ -75,6 +75,13 @@ def check_conf(folder: str | Path, console: Console) -> list[Finding]:
             f"`{folder}` holds no choices: put a YAML into a folder named like its group, such as "
             f"`{Path(folder) / 'precision' / 'mine.yaml'}`."
         )
+    groups = {*composer.default_choices, "sweep"}
+    if foreign := sorted({group for group, _ in choices} - groups):
+        raise BadValueError(
+            f"`{folder}`: {', '.join(f'`{name}`' for name in foreign)} in it are no groups; there are "
+            f"{', '.join(f'`{name}`' for name in sorted(groups))}. Name the folder that holds them, such as "
+            "`my_conf` with `my_conf/precision/mine.yaml`."
+        )
     found: list[Finding] = []
     runnable: list[str] = []
     for group, name in choices:

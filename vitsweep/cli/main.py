@@ -25,9 +25,10 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         full = disk_full_error(error)
         if full is None:
             raise
+        what = f"`{full.filename}`" if full.filename else "The output or the results folder"
         print(
-            f"`{full.filename or 'The results folder'}` cannot be written ({full.strerror}). What was "
-            "measured is kept: make room and type the same command again.",
+            f"{what} cannot be written ({full.strerror}). What was measured is kept: make room and "
+            "type the same command again.",
             file=sys.stderr,
         )
         return ExitCode.bad_input

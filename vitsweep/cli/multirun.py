@@ -19,6 +19,7 @@ from vitsweep.launchers.base import CellLauncher, LaunchResult, locked
 from vitsweep.launchers.dispatch import composer_of, launch_stock, refuse_plan_of
 from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.limit_search import Search, Searches
+from vitsweep.results.find import sweep_argument
 from vitsweep.spec.machine import Machine
 
 
@@ -97,7 +98,9 @@ def _summarize_stock(
     settings, console = sweep_settings(config), open_console()
     plan, store = plan_of(cells, Machine.here(), composer), store_of(settings)
     if any(not store.cell(cell_id).exists() for cell_id in plan.entries):
-        console.print(f"`vitsweep report {store.name}` shows what was measured.", highlight=False)
+        console.print(
+            f"`vitsweep report {sweep_argument(store)}` shows what was measured.", highlight=False
+        )
         return
     with locked(store, console):
         result = LaunchResult(store=store, plan=plan)

@@ -1,10 +1,30 @@
 """Options of the verbs: argparse, with the project's way of reporting errors."""
 
+import os
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from pathlib import Path
 from typing import NoReturn
 
 from vitsweep.cli.verbs import Verb
-from vitsweep.errors import VitsweepError
+from vitsweep.errors import BadValueError, VitsweepError
+
+
+def require_writable(option: str, file: Path) -> None:
+    """Refuse the file of an option before anything is computed for it.
+
+    Raises:
+        BadValueError: it is a folder, or its folder is missing or cannot be written.
+    """
+    folder = file.parent
+    if file.is_dir():
+        fault = "is a folder: add the name of a file"
+    elif not folder.is_dir():
+        fault = f"lies in no folder: `mkdir -p {folder}` makes it"
+    elif not os.access(file if file.exists() else folder, os.W_OK):
+        fault = "cannot be written: choose another place"
+    else:
+        return
+    raise BadValueError(f"`{option} {file}` {fault}.")
 
 
 class Options(ArgumentParser):

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitsweep.cli.hydra_entry import run_hydra
-from vitsweep.cli.options import Options
+from vitsweep.cli.hydra_entry import HYDRA_SHOWS, run_hydra
+from vitsweep.cli.options import Options, require_writable
 from vitsweep.cli.verbs import VERBS
 from vitsweep.errors import BadValueError
 from vitsweep.planning.plan_request import CURRENT, PlanRequest
@@ -35,11 +35,14 @@ def run(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         parser().print_help()
         return 0
-    from vitsweep.planning.prediction_before_run import (
-        predicts,
-    )  # loads torch, which help does not need
-
     known, overrides = _options().parse_known_args(list(arguments))
+    if unknown := [word for word in overrides if word.startswith("--") and not _is_hydras(word)]:
+        _options().error(f"Unrecognized arguments: {' '.join(unknown)}")
+    for option, file in (("--parquet", known.parquet), ("--html", known.html)):
+        if file is not None:
+            require_writable(option, file)
+    from vitsweep.planning.prediction_before_run import predicts  # loads torch
+
     if known.nodes:
         overrides.append(f"resources.nodes={_nodes(known.nodes)}")
     token = CURRENT.set(
@@ -76,6 +79,14 @@ def _options() -> Options:
         "--no-predict", action="store_true", help="states only, without memory and step time"
     )
     return options
+
+
+def _is_hydras(flag: str) -> bool:
+    """Tell whether Hydra reads a flag: those that choose a configuration, or show one."""
+    return (
+        flag.startswith(("--config-", "--package", "--resolve"))
+        or flag.partition("=")[0] in HYDRA_SHOWS
+    )
 
 
 def _parts(text: str | None) -> tuple[str, ...]:

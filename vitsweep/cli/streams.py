@@ -4,6 +4,7 @@ import io
 import os
 import select
 import sys
+import warnings
 from collections.abc import Sequence
 
 from vitsweep.errors import ExitCode
@@ -13,7 +14,9 @@ def prepare_streams() -> None:
     """Replace closed streams, and let text that the locale cannot show be printed escaped.
 
     A closed stream leaves its number free: the next file would get it, and receive what is printed.
+    Warnings are printed as sentences, without the lines of source that gave them.
     """
+    warnings.formatwarning = lambda message, *_, **__: f"Note: {message}\n"
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

@@ -12,6 +12,7 @@ from vitsweep.errors import ExitCode
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
+from vitsweep.results.find import sweep_argument
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import mirror
@@ -48,7 +49,7 @@ def summarize(
         show_race(store, console)
     else:
         key = replicate_key(store.commands())
-        console.print(ResultTable(replicates(mine, key) if key else mine, store.name))
+        console.print(ResultTable(replicates(mine, key) if key else mine, sweep_argument(store)))
     if with_report and (mine["status"] == Status.measured).any():
         with saying(console, lambda: "Drawing the charts of the report."):
             page = write_report(store)

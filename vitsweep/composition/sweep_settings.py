@@ -139,6 +139,8 @@ def _name_problem(name: str) -> str:
         fault = "is empty"
     elif name in (".", ".."):
         fault = "is no folder of its own"
+    elif name != name.strip() or name.startswith("~"):
+        fault = "begins or ends with a blank, or begins with `~`"
     elif name.startswith("-"):
         fault = "begins with `-`, like an option of a command"
     elif bad:

@@ -1,5 +1,6 @@
 """Where the sweeps are that a command names."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,12 @@ def find_sweep(name: str | None) -> "Store":
         if names
         else f"There is no {which}: `{RESULTS}/` in this folder holds none yet."
     )
+
+
+def sweep_argument(store: "Store") -> str:
+    """Return what to type for a sweep: its name, or its folder where that is not in `results/`."""
+    is_here = store.root.parent.resolve() == RESULTS.resolve()
+    return shlex.quote(store.name if is_here else str(store.root))
 
 
 def sweep_names() -> list[str]:

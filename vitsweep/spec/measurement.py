@@ -14,6 +14,7 @@ They belong to the command that measures, not to the cell: two commands may diff
 MIN_BLOCKS = 3
 """With fewer blocks no interval is shown: Student's t with one degree of freedom is too wide."""
 
+MOST_BLOCKS = 10_000
 MINUTES_PER_YEAR = 525_600
 AUTO_WARMUP_SECONDS = {"cpu": 0.2, "cuda": 3.0}
 AUTO_SECONDS = {"cpu": 0.5, "cuda": 5.0}
@@ -44,7 +45,7 @@ class Measurement:
     measured_steps: Annotated[int, Ge(1)]
     min_seconds: Annotated[float, Ge(0)] = field(metadata=NOT_IDENTITY)
     phase_steps: Annotated[int, Ge(0)]
-    blocks: Annotated[int, Ge(1)] = field(metadata=NOT_IDENTITY)
+    blocks: Annotated[int, Ge(1), Le(MOST_BLOCKS)] = field(metadata=NOT_IDENTITY)
     prove: Literal["twin", "none"] = field(metadata=NOT_IDENTITY)
     trace: bool = field(metadata=NOT_IDENTITY)
     timeout_min: Annotated[float, Gt(0), Le(MINUTES_PER_YEAR)] = field(metadata=NOT_IDENTITY)

@@ -1,6 +1,5 @@
 """What `vitsweep status` shows: jobs, the number of cells by status, and why cells have no result."""
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import JobState, pending_runs
 from vitsweep.launchers.slurm.state.reconcile import runs_to_record
 from vitsweep.launchers.unfinished_runs import KILLED, unfinished_runs
+from vitsweep.results.find import sweep_argument
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 
@@ -69,11 +69,6 @@ def reconcile_hint(store: Store, job_states: Sequence[JobState]) -> str:
         f"{len(dead)} jobs ended without recording all their runs ({ids}): `vitsweep collect "
         f"{sweep_argument(store)} --reconcile` records why; the same command runs them again."
     )
-
-
-def sweep_argument(store: Store) -> str:
-    """Return what to type for a sweep: its name, or its folder where that is not in `results/`."""
-    return store.name if store.root.parent.name == "results" else shlex.quote(str(store.root))
 
 
 def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outcome]:

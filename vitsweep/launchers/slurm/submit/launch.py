@@ -13,7 +13,6 @@ from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
 from vitsweep.launchers.slurm.state.slurm_cli import require_slurm
-from vitsweep.launchers.slurm.state.status_page import sweep_argument
 from vitsweep.launchers.slurm.state.watch import watch
 from vitsweep.launchers.slurm.submit.cluster import machine_of, max_array_size
 from vitsweep.launchers.slurm.submit.packing import pack, without_unpaired_baselines
@@ -27,6 +26,7 @@ from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.prediction_before_run import predict_before_submission
 from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.results.find import sweep_argument
 from vitsweep.results.store import Store
 
 
