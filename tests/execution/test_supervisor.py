@@ -5,6 +5,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,8 @@ from vitsweep.training.checkpoint_files import (
 pytestmark = pytest.mark.slow
 
 STEP = 7
+NOTHING: dict[str, Any] = {"mesh": {}, "sharding": "ddp", "course": {}, "scaler": {}, "groups": []}
+"""What else a checkpoint's info holds, which is not read here."""
 
 
 def saves_and_fails_on_rank_1(folder: Path, saves: bool, rank: int, local_rank: int) -> None:
@@ -42,7 +45,7 @@ def saves_and_fails_on_rank_1(folder: Path, saves: bool, rank: int, local_rank: 
     (folder / f"ready-{rank}").touch()
     signal.sigwait({STOP_SIGNAL})
     if saves and rank == 0:
-        info = CheckpointInfo(step=STEP, seconds=1.0, world_size=2, mesh={}, scaler={}, groups=[])
+        info = CheckpointInfo(step=STEP, seconds=1.0, world_size=2, **NOTHING)
         step_folder(folder, STEP).mkdir()
         write_info(step_folder(folder, STEP), info)
     while (
@@ -144,7 +147,7 @@ def test_a_later_run_goes_on_with_trainings_that_nothing_else_continues(tmp_path
         folder = attempt_folder(store.cell("c"), name, 1) / CHECKPOINT_FOLDER
         if name != "without-checkpoint":
             step_folder(folder, 4).mkdir(parents=True)
-            info = CheckpointInfo(step=4, seconds=1, world_size=1, mesh={}, scaler={}, groups=[])
+            info = CheckpointInfo(step=4, seconds=1, world_size=1, **NOTHING)
             write_info(step_folder(folder, 4), info)
         if name != "running":
             event = {"event": "end", "run_id": name, "saved_step": saved_step}
