@@ -49,6 +49,7 @@ def test_a_run_gives_every_number_of_a_measured_cell() -> None:
         "accuracy_top1",  # task=train
         "accuracy_top5",
         "train_seconds",
+        "train_flops_share",
         "seconds_to_target",
         "epochs_to_target",
         "steps_to_repay_compiling",  # compiled cells, over their baseline

@@ -38,6 +38,7 @@ SHARED = (
     "parallelize.py",
     "spec",
     "techniques/optimizer/adamw.py",
+    "techniques/optimizer/flat_buffer.py",
     "techniques/optimizer/parameter_groups.py",
     "techniques/optimizer/sgd.py",
     "techniques/precision/cast.py",

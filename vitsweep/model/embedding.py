@@ -33,6 +33,8 @@ class Embedding(nn.Module):
 
     Attributes:
         num_prefix_tokens: class token and registers, which come before the patches.
+        resizes_position: whether images of another size are taken, for which the grid of positions is
+            resized; an error otherwise.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Embedding(nn.Module):
         some = spec.registers > 0
         self.registers = nn.Parameter(torch.zeros(spec.registers, spec.width)) if some else None
         self.num_prefix_tokens = spec.registers + class_token
+        self.resizes_position = False
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Embed images; (B, C, H, W) -> (B, T, D), or (T, B, D) where the batch comes second."""
@@ -77,8 +80,10 @@ class Embedding(nn.Module):
         # residual stream through all blocks: every LayerNorm would copy.
         x = x.contiguous()
         if self.position is not None:
-            prefix = 0 if self.class_token is None else 1
-            position = resized_positions(self.position, x.shape[token_axis] - prefix, prefix)
+            position: Tensor = self.position
+            if self.resizes_position:
+                prefix = 0 if self.class_token is None else 1
+                position = resized_positions(position, x.shape[token_axis] - prefix, prefix)
             x = x + (position if self.batch_first else position.unsqueeze(1))
         return x if self.registers is None else self._with_registers(x, self.registers, token_axis)
 

@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 from torch import nn
 from torch.nn.functional import interpolate
 
 from vitsweep.model.flops import train_flops
+from vitsweep.model.kept_patches import drop_after_embedding
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import ViTSpec
 from vitsweep.spec.model_variant import EpochSize
-from vitsweep.techniques.tokens.kept_patches import drop_after_embedding
 from vitsweep.training.trainer import MicroBatch
 
 
@@ -25,6 +26,8 @@ class EpochSizes:
 
     def __init__(self, model: nn.Module) -> None:
         self._size: EpochSize | None = None
+        vit: Any = model
+        vit.embedding.resizes_position = True
         drop_after_embedding(model, self._kept)
 
     def _kept(self, patches: int) -> int:
