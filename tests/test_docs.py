@@ -231,7 +231,7 @@ def run(command: str, checkout: Path, folder: str = ".") -> "subprocess.Complete
     command = command.replace("/data/imagenet", str(checkout / "pictures"))
     if " compare " in command:
         command += " --minutes 0.01"
-    command = command.replace("sweep.minutes=30", "sweep.minutes=1")
+    command = re.sub(r"sweep\.minutes=\d+", "sweep.minutes=1", command)
     return subprocess.run(
         ["bash", "-c", f". {checkout}/.venv/bin/activate; {command}"],
         cwd=checkout / folder,
