@@ -171,7 +171,7 @@ def _train(
     """Train for `task.epochs` from new weights: the timed steps had no learning-rate schedule."""
     gc.collect()  # wrappers refer to each other: free the timed model before building another
     model = first_model(cell)
-    sizes = None if cell.schedule.name == "constant" else EpochSizes(model)
+    sizes = EpochSizes(model) if cell.schedule.changes_sizes else None
     trainer = parallelize(
         model, replace(cell, optimizer=cell.recipe.optimizer(cell)), world, cell.recipe.drop_path
     )

@@ -110,6 +110,9 @@ class EpochSize:
 class Schedule(Technique):
     """How large the images and how many the tokens of an epoch are; the timed steps have full size."""
 
+    changes_sizes: ClassVar[bool] = False
+    """True where some epoch differs from the others."""
+
     def size(self, cell: "CellSpec", epoch: int) -> EpochSize:
         """Return the size of an epoch, counted from 0."""
         return EpochSize(cell.batch.resolution_px)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import floor
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Gt, Le
 
@@ -48,6 +48,8 @@ class Progressive(Schedule):
     first_keep: Annotated[float, Gt(0), Le(1)]
     growth_epochs: Annotated[float, Gt(0), Le(1)]
     stages: Annotated[int, Gt(0)]
+
+    changes_sizes: ClassVar[bool] = True
 
     @property
     def needs_transformer(self) -> bool:
