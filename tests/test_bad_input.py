@@ -6,6 +6,7 @@ traceback, hang, or lose what was measured. A new way of failing gets a line her
 
 import json
 import math
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.builders import run as record_of
 from tests.cells import LAPTOP, composer, entry
 from vitsweep.cli.hydra_entry import _for_hydra
 from vitsweep.cli.main import run
+from vitsweep.cli.streams import prepare_streams
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import VitsweepError
@@ -95,6 +97,23 @@ REFUSED_BEFORE_HYDRA = [
     ("compare", "precision=O1 precision=O2 --nosuch", "--nosuch"),
 ]
 """(verb or "", the rest of the line, words of the message): refused without Hydra, in milliseconds."""
+
+
+def test_check_refuses_folders_that_are_no_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "gate.yaml").write_text("a: 1\n")
+    monkeypatch.chdir(tmp_path)
+    assert run(["check", "."], {}) == 2
+    assert "`.`: `benchmarks` in it are no groups" in capsys.readouterr().err
+
+
+def test_warnings_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    prepare_streams()
+    shown = warnings.formatwarning("a.json is damaged", UserWarning, "views.py", 26)
+    assert shown == "Note: a.json is damaged\n"
 
 
 def test_a_key_typed_twice_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.builders import run
 from vitsweep.cli.main import run as run_verb
 from vitsweep.errors import VitsweepError
-from vitsweep.results.find import find_sweep, sweep_names
+from vitsweep.results.find import find_sweep, sweep_argument, sweep_names
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
@@ -51,3 +51,13 @@ def test_all_sweeps_are_listed(two_sweeps, capsys) -> None:
     assert "1 measured, 1 out of memory" in shown
     assert "2026-10-22 10:00" in shown
     assert run_verb(["status", "ape", "--all"], {}) == 2
+
+
+def test_a_sweep_is_named_as_a_command_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sweep_argument(Store(Path("results") / "ape")) == "ape"
+    assert sweep_argument(Store(tmp_path / "results" / "ape")) == "ape"
+    assert sweep_argument(Store(Path("analysis") / "sample")) == "analysis/sample"
+    assert sweep_argument(Store(Path("other") / "results" / "ape")) == "other/results/ape"
