@@ -12,9 +12,7 @@ measurement, none may be thrown away, and no process or job may be left; the exi
 """
 
 import argparse
-import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -23,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from kept import keep  # noqa: E402
+from slurm_here import cluster  # noqa: E402
 
-from slurm import local_cluster  # noqa: E402
 from tests.command import Command  # noqa: E402
 from tests.launchers.slurm.chaos import PREEMPTED_WITHOUT_GRACE, SlurmChaos  # noqa: E402
 from tests.launchers.slurm.conftest import SlurmClient  # noqa: E402
@@ -45,15 +43,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="no faults after so long")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="vitsweep-") as folder:
-        Path(folder).chmod(0o755)
-        cluster = local_cluster.Cluster(Path(folder) / "cluster")
-        cluster.start(nodes=4)
-        os.environ |= cluster.env
-        try:
-            figures = soak(Command(Path(folder)), SlurmClient(cluster), options)
-        finally:
-            cluster.stop()
+    with cluster() as (folder, slurm):
+        figures = soak(Command(folder), SlurmClient(slurm), options)
     keep(f"soak_{options.cells}", figures)
     return 1 if figures["losses"] else 0
 

@@ -17,10 +17,7 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,8 +26,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from kept import keep  # noqa: E402
-
-from slurm import local_cluster  # noqa: E402
+from slurm_here import cluster  # noqa: E402
 
 SWEEP = "overhead"
 CELL = (
@@ -69,20 +65,6 @@ def vitsweep(folder: Path, *arguments: str) -> dict[str, float]:
         "cpu_seconds": round(cpu_s, 1),
         "peak_mib": round(after.ru_maxrss / 1024),
     }
-
-
-@contextmanager
-def cluster() -> Iterator[Path]:
-    """A Slurm of four nodes, and an empty folder."""
-    with tempfile.TemporaryDirectory(prefix="vitsweep-") as folder:
-        Path(folder).chmod(0o755)
-        slurm = local_cluster.Cluster(Path(folder) / "cluster")
-        slurm.start(nodes=4)
-        os.environ |= slurm.env
-        try:
-            yield Path(folder)
-        finally:
-            slurm.stop()
 
 
 def three_ways(folder: Path, cells: int) -> dict[str, Any]:
@@ -167,7 +149,7 @@ def main() -> None:
     parser.add_argument("--local", action="store_true", help="only the launcher of this machine")
     options = parser.parse_args()
     figures: dict[str, Any] = {}
-    with cluster() as folder:
+    with cluster() as (folder, _):
         if options.many:
             name, figures["many"] = f"sweep_many_{options.many}", many(folder, options.many)
         elif options.local:

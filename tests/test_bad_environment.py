@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from tests.builders import run as record_of
-from tests.cli.test_full_disk import fill
 from tests.command import QUICK, ROOT, Command, fault
 from tests.launchers.test_local_faults import ranks_in, wait_for
+from tests.small_disk import fill, small_disk
 from vitsweep.results.store import Store
 
 
@@ -82,12 +82,7 @@ def test_an_unusual_environment(
 @pytest.mark.full
 @pytest.mark.parametrize("free_kib", [0, 40, 400])
 def test_a_disk_that_fills_up_loses_nothing(vitsweep: Command, free_kib: int) -> None:
-    disk = vitsweep.folder / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs root to mount a small disk")
-    try:
+    with small_disk(vitsweep.folder / "disk") as disk:
         fill(disk / "filler")
         size = (disk / "filler").stat().st_size
         os.truncate(disk / "filler", size - 1024 * free_kib)
@@ -103,8 +98,6 @@ def test_a_disk_that_fills_up_loses_nothing(vitsweep: Command, free_kib: int) ->
         runs = list(Store(disk / "default").runs())
         assert kept <= {run.run_id for run in runs}
         assert any(run.status == "measured" for run in runs)
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
 
 
 @pytest.mark.full

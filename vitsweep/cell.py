@@ -169,17 +169,17 @@ def _train(
     cell: CellSpec, world: World, batches: Batches, checkpoints: CheckpointManager | None
 ) -> Training:
     """Train for `task.epochs` from new weights: the timed steps had no learning-rate schedule."""
+    if cell.task.resume_from and checkpoints is None:
+        raise VitsweepError(
+            f"`task.resume_from={cell.task.resume_from}` needs ranks that vitsweep starts: leave out "
+            "torchrun or srun, or train from the beginning."
+        )
     gc.collect()  # wrappers refer to each other: free the timed model before building another
     model = first_model(cell)
     sizes = EpochSizes(model) if cell.schedule.changes_sizes else None
     trainer = parallelize(
         model, replace(cell, optimizer=cell.recipe.optimizer(cell)), world, cell.recipe.drop_path
     )
-    if cell.task.resume_from and checkpoints is None:
-        raise VitsweepError(
-            f"`task.resume_from={cell.task.resume_from}` needs ranks that vitsweep starts: leave out "
-            "torchrun or srun, or train from the beginning."
-        )
     scheduled = cell.runtime.collects_garbage == "scheduled"
     with garbage_collector_off() if scheduled else contextlib.nullcontext():
         training = train_epochs(trainer, batches, checkpoints, sizes)

@@ -142,6 +142,13 @@ def test_a_script_without_a_main_guard_measures_a_sweep(tmp_path):
     assert done.stdout.count("] precision=") == 2, "one line of progress per run"
 
 
+def shown_in_a_notebook(cells: list[str], folder: Path) -> list[list[dict[str, str]]]:
+    """Execute a notebook; return what each of its cells shows, by MIME type."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(folder)}}).execute()
+    return [[o.get("data", {}) for o in cell["outputs"]] for cell in notebook.cells]
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's own libraries
 def test_a_notebook_measures_compares_and_shows_a_sweep(tmp_path):
@@ -154,9 +161,7 @@ def test_a_notebook_measures_compares_and_shows_a_sweep(tmp_path):
         f"vitsweep.compare('precision=O1', '', {list(QUICK)}, minutes=0.01)",
         "vitsweep.load('mine').speedups()",
     ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    shown = [[o.get("data", {}) for o in cell["outputs"]] for cell in notebook.cells]
+    shown = shown_in_a_notebook(cells, tmp_path)
     assert "table" in shown[1][-1]["text/html"]
     assert shown[2], "progress"
     assert "<svg" in shown[3][-1]["text/html"]
@@ -194,9 +199,7 @@ def test_a_notebook_races_and_shows_who_won(tmp_path):
         f"front = vitsweep.race({[*QUICK, *grid, 'sweep.objective=[throughput,peak_memory]']}, name='race')",
         "front",
     ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    shown = [[o.get("data", {}) for o in cell["outputs"]] for cell in notebook.cells]
+    shown = shown_in_a_notebook(cells, tmp_path)
     assert "leads" in shown[2][-1]["text/html"]
     assert "to_leader" in shown[3][-1]["text/html"]
     assert "Pareto front of throughput against peak memory" in shown[5][-1]["text/html"]

@@ -1,13 +1,12 @@
 """Verbs on a full disk end in a sentence, and work again once there is room."""
 
 import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.small_disk import fill, small_disk
 from vitsweep.cli.main import run
 
 SAMPLE = Path(__file__).parents[2] / "analysis" / "sample"
@@ -16,25 +15,12 @@ SAMPLE = Path(__file__).parents[2] / "analysis" / "sample"
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of its own with a copy of the sample sweep whose tables are missing, and no space left."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("needs root to mount a small disk")
-    shutil.copytree(SAMPLE, folder / "sample")
-    for view in ("cells.parquet", "cells.csv", "runs.parquet", "samples.parquet"):
-        (folder / "sample" / view).unlink()
-    fill(folder / "filler")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as handle, suppress(OSError):
-        while True:
-            handle.write(b"x" * 4096)
+    with small_disk(tmp_path / "disk") as folder:
+        shutil.copytree(SAMPLE, folder / "sample")
+        for view in ("cells.parquet", "cells.csv", "runs.parquet", "samples.parquet"):
+            (folder / "sample" / view).unlink()
+        fill(folder / "filler")
+        yield folder
 
 
 @pytest.mark.parametrize("verb", ["collect", "report"])

@@ -67,6 +67,15 @@ class Chaos:
             "collect": lambda: self.read("collect"),
         }
 
+    def check(self, seconds: float) -> None:
+        """Strike the sweep, let the same command finish it, and fail where anything was lost."""
+        try:
+            self.run(seconds)
+            self.recover()
+            assert self.losses() == [], self.struck
+        finally:
+            self.close()
+
     def run(self, seconds: float, pause: tuple[float, float] = (2.0, 5.0)) -> None:
         """Start the sweep and strike it until time is over, or all its cells are measured.
 

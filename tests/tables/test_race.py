@@ -159,3 +159,9 @@ def test_a_race_for_the_time_to_an_accuracy_names_its_seeds(race: dict[str, Any]
     assert any("All runs trained with seed 0: which cell" in line for line in race_lines(race))
     race["seeds"] = [0, 1, 2]
     assert any("took turns with the seeds 0, 1, 2" in line for line in race_lines(race))
+
+
+def test_the_chart_names_cells_by_what_tells_them_apart() -> None:
+    cells = ["precision=O1 model.depth=2 sharding=none", "precision=O2 model.depth=4 sharding=none"]
+    assert chart._short([*cells, "plain"]) == ["O1 · depth=2", "O2 · depth=4", "plain"]
+    assert chart._short(["plain"]) == ["plain"]

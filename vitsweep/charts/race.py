@@ -1,5 +1,7 @@
 """Who was in a race when: a line per cell, a mark per run."""
 
+from collections.abc import Sequence
+
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -32,9 +34,29 @@ def draw(table: DataFrame) -> Figure:
         axes.plot(runs, [place] * len(runs), "o", color=colour, markersize=3.5)
         if row["state"] in ("dropped", "out"):
             axes.plot(row["last_block"], place, "|", color=colour, markersize=10, mew=2)
-    axes.set_yticks(range(len(shown)), style.shorten(shown["name"]))
+    axes.set_yticks(range(len(shown)), style.shorten(_short(shown["name"])))
     axes.set_ylim(max(len(shown), 1) - 0.4, -0.6)
     axes.set_xlim(left=0.5)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("block of the race")
     return figure
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Return choices without their groups, and without those that all cells share.
+
+    `precision=O1 model.depth=2 sharding=none` -> `O1 · depth=2`; a name without settings (`plain`) stays.
+    """
+    typed = [name.split() for name in names]
+    swept = [set(texts) for texts in typed if any("=" in text for text in texts)]
+    shared = set.intersection(*swept) if len(swept) > 1 else set()
+    return [
+        " · ".join(_last_part(text) for text in texts if text not in shared) or name
+        for name, texts in zip(names, typed, strict=True)
+    ]
+
+
+def _last_part(text: str) -> str:
+    """Return the choice of a group, or a field's own name with its value."""
+    key, _, value = text.partition("=")
+    return f"{key.rpartition('.')[2]}={value}" if "." in key else value or key

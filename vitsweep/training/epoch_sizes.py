@@ -46,12 +46,14 @@ class EpochSizes:
 
 def flops_share(cell: CellSpec) -> float:
     """Return the model FLOPs of an image, mean over the epochs, over those of an epoch of full size."""
-    sizes = [cell.schedule.size(cell, epoch) for epoch in range(cell.task.epochs)]
-    full = EpochSize(cell.batch.resolution_px)
-    if all(size == full for size in sizes):
+    if not cell.schedule.changes_sizes:
         return 1.0
-    flops = [_flops(cell, size) for size in sizes]
-    return sum(flops) / len(flops) / _flops(cell, full)
+    flops = [_flops(cell, size) for size in _sizes(cell)]
+    return sum(flops) / len(flops) / _flops(cell, EpochSize(cell.batch.resolution_px))
+
+
+def _sizes(cell: CellSpec) -> list[EpochSize]:
+    return [cell.schedule.size(cell, epoch) for epoch in range(cell.task.epochs)]
 
 
 def _flops(cell: CellSpec, size: EpochSize) -> int:
@@ -63,17 +65,15 @@ def _flops(cell: CellSpec, size: EpochSize) -> int:
 
 
 def described(cell: CellSpec) -> str | None:
-    """Return the sizes of all epochs as text; None where all are of full size.
+    """Return the sizes of all epochs as text; None where they are the same.
 
     "0-3: 16 px, 50 % of the patches; 4-9: 32 px"
     """
-    full = EpochSize(cell.batch.resolution_px)
-    epochs = [(cell.schedule.size(cell, epoch), epoch) for epoch in range(cell.task.epochs)]
-    if all(size == full for size, _ in epochs):
+    if not cell.schedule.changes_sizes:
         return None
     runs = []
-    for size, group in groupby(epochs, key=lambda pair: pair[0]):
-        numbers = [epoch for _, epoch in group]
+    for size, group in groupby(enumerate(_sizes(cell)), key=lambda pair: pair[1]):
+        numbers = [epoch for epoch, _ in group]
         which = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
         kept = f", {100 * size.keep:.0f} % of the patches" if size.keep < 1 else ""
         runs.append(f"{which}: {size.resolution_px} px{kept}")

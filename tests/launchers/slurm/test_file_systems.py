@@ -13,6 +13,7 @@ import pytest
 from tests.command import Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Held, Sweep
+from tests.small_disk import fill, small_disk
 from vitsweep.launchers.slurm.node.remote_ranks import SECONDS_UNTIL_LOST
 from vitsweep.results.store import Store
 
@@ -24,29 +25,22 @@ def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A results folder on a disk of its own, which a test can fill."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("needs root to mount a small disk")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A results folder on a disk of its own."""
+    with small_disk(tmp_path / "disk", mib=8) as folder:
+        yield folder
 
 
 @pytest.mark.full
-def test_a_full_disk_ends_the_job_and_its_cells_run_again(sweep: Sweep, small_disk: Path) -> None:
-    asked = [*fault("Slow"), "sharding=fsdp", "sweep.baseline=null", f"sweep.folder={small_disk}"]
+def test_a_full_disk_ends_the_job_and_its_cells_run_again(sweep: Sweep, disk: Path) -> None:
+    asked = [*fault("Slow"), "sharding=fsdp", "sweep.baseline=null", f"sweep.folder={disk}"]
     sweep.submit(*asked)
-    store = Store(small_disk / "default")
+    store = Store(disk / "default")
     eventually(lambda: any(store.root.glob("cells/*/attempts/*")), 120, "the run")
-    fill(small_disk / "filler")
+    fill(disk / "filler")
     job = next(store.root.glob("jobs/*/slurm_id")).read_text() + "_0"
     sweep.client.wait(job, "FAILED", seconds=120)
-    (small_disk / "filler").unlink()
+    (disk / "filler").unlink()
 
     told = sweep.command("collect", str(store.root), "--reconcile", quick=False)
     assert "killed" in told.stdout, told.stderr
@@ -54,15 +48,6 @@ def test_a_full_disk_ends_the_job_and_its_cells_run_again(sweep: Sweep, small_di
     assert record.reason.endswith("could not write its results: No space left on device.")
     assert sweep.command("-m", *asked, *SMALL).returncode == 0
     assert sorted(str(run.status) for run in store.runs()) == ["killed", "measured"]
-
-
-def fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as handle:
-        try:
-            while True:
-                handle.write(b"x" * 4096)
-        except OSError:
-            pass
 
 
 class SharedDisk:

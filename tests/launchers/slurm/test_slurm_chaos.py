@@ -24,10 +24,4 @@ def test_random_faults_lose_nothing_and_double_nothing(
         "resources.ranks_per_node=1", "measurement.min_seconds=2", "sweep.baseline=null",
         "hydra.launcher.cells_per_job=6", PREEMPTED_WITHOUT_GRACE,
     )  # fmt: skip
-    chaos = SlurmChaos(Command(state_folder.parent), asked, NUM_CELLS, seed, slurm_environ)
-    try:
-        chaos.run(SECONDS)
-        chaos.recover()
-        assert chaos.losses() == [], chaos.struck
-    finally:
-        chaos.close()
+    SlurmChaos(Command(state_folder.parent), asked, NUM_CELLS, seed, slurm_environ).check(SECONDS)
