@@ -34,7 +34,10 @@ def draw(table: DataFrame) -> Figure:
         axes.plot(runs, [place] * len(runs), "o", color=colour, markersize=3.5)
         if row["state"] in ("dropped", "out"):
             axes.plot(row["last_block"], place, "|", color=colour, markersize=10, mew=2)
-    axes.set_yticks(range(len(shown)), style.shorten(_short(shown["name"])))
+    names = list(shown["name"])
+    if any(len(name) > style.LONGEST_LABEL for name in names):
+        names = _short(names)
+    axes.set_yticks(range(len(shown)), style.shorten(names))
     axes.set_ylim(max(len(shown), 1) - 0.4, -0.6)
     axes.set_xlim(left=0.5)
     axes.grid(axis="y", visible=False)

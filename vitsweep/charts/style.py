@@ -43,6 +43,9 @@ PHASES = {
 MARKERS = "osD^vPX*"
 """Markers besides the colour, for print in grey."""
 
+LONGEST_LABEL = 56
+"""Characters of a label beside an axis."""
+
 
 LATER = ("loader", "runtime", "vit_block", "tokens", "averaging", "recipe", "schedule")
 GROUPS = (*(group for group in CHOICES if group not in LATER), *LATER)
@@ -126,7 +129,7 @@ def legend(axes: Axes, title: str = "", columns: int = 1) -> None:
         ).get_title().set_color(INK)
 
 
-def shorten(labels: Iterable[str], limit: int = 56) -> list[str]:
+def shorten(labels: Iterable[str], limit: int = LONGEST_LABEL) -> list[str]:
     """Cut long labels in the middle, where combinations differ least."""
     half = (limit - 1) // 2
     return [t if len(t) <= limit else f"{t[:half]}…{t[-half:]}" for t in labels]
