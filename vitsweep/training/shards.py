@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from vitsweep.collectives.parallel_linear import Block, SplitLinear, split_over_ranks
 from vitsweep.model.parameter_names import plain_name
@@ -178,6 +177,9 @@ def _place(tensor: Tensor) -> Offsets:
     """Return where this rank's numbers of a tensor begin, by axis."""
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.ndim
+    # Private to torch, and imported only where a checkpoint of shards is written.
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     _, offsets = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )

@@ -254,3 +254,27 @@ def test_a_dead_node_of_several_is_noticed_at_once(sweep: Sweep) -> None:
     cells = sweep.until_ended(240)
     assert cells["status"].tolist() == ["measured"]
     assert cells["attempt"].tolist() == [2]
+
+
+@pytest.mark.full
+def test_a_job_that_comes_back_after_another_took_its_place_measures_nothing_twice(
+    sweep: Sweep,
+) -> None:
+    folder = sweep.command.folder
+    asked = (*hang_once(folder), "sharding=ddp,fsdp", "sweep.baseline=null")
+    [first] = sweep.submit(*asked)
+    eventually(has_struck(folder), 120, "the fault")
+    for process in psutil.process_iter(["cmdline"]):
+        if str(first.folder) in (process.info["cmdline"] or [])[-1:]:
+            process.kill()
+    sweep.until_ended()
+    [_, second] = sweep.submit(*asked)
+    assert sweep.until_ended()["status"].tolist() == ["measured", "measured"]
+
+    [job], [other] = first.jobs(), second.jobs()
+    sweep.client.run("scontrol", "requeue", job.slurm_id)
+    eventually(lambda: job.events().is_done, 180, "the end of the job that came back")
+    [taken_over] = job.events().of_kind("taken_over")
+    assert taken_over["cells"] == sorted(run.cell_id for run in other.runs())
+    runs = sweep.command.runs()
+    assert runs["status"].tolist().count("measured") == 2

@@ -246,6 +246,30 @@ def test_a_restarted_job_records_the_run_that_its_earlier_start_left(store, is_m
     assert (start["cell_id"] in left) == (not is_measured)
 
 
+def test_a_job_that_comes_back_leaves_what_was_submitted_anew_to_the_other_job(store, slurm):
+    """Slurm may start a job again that it had listed as failed: its controller lost its state."""
+    write_events(store, START, first_run_start(store))
+    slurm["7_0"] = SlurmJob(state="FAILED", exit_code=137)
+    reconcile(store)
+    [job] = JobArray(store.root / "jobs" / "a").jobs()
+    again, other = job.runs()
+    submitted = store.root / "jobs" / "b"
+    submitted.mkdir()
+    facts = job.array.facts | {"time": time.time() + 1}
+    (submitted / "array.json").write_text(json.dumps(facts))
+    run = {"cell_id": again.cell_id, "run_id": "c-1"}
+    (submitted / "tasks.jsonl").write_text(json.dumps({"blocks": [{"name": "c", "runs": [run]}]}))
+
+    coordinator = restarted(job, store)
+    coordinator._leave_cells_taken_over()
+    assert coordinator.event_log.remaining_runs == [other]
+    write_events(store, START | {"restart": 1})
+    slurm["7_0"] = SlurmJob(state="RUNNING", restarts=1)
+    found = {state.job.array.folder.name: state for state in poll.poll(store)}
+    assert pending_runs([found["a"]]) == [other], "others see what it still does"
+    assert restarted(job, store).event_log.remaining_runs == [other], "so does a third start"
+
+
 def restarted(job: ArrayJob, store: Store) -> Coordinator:
     """The coordinator of the second start of a job, whose agents have connected."""
     place = {"job_id": "8", "array_id": "7", "index": 0, "restart": 1, "node_index": 0}

@@ -17,7 +17,7 @@ from vitsweep.launchers.slurm.node.remote_ranks import Nodes
 from vitsweep.launchers.slurm.node.signals import JobEnding, Signals, requeue
 from vitsweep.launchers.slurm.node.transport import SECONDS_TO_CONNECT, AgentListener
 from vitsweep.launchers.slurm.state.job_events import CAUSE_CANCELLED, CAUSE_DONE, Run
-from vitsweep.launchers.slurm.state.job_files import ArrayJob
+from vitsweep.launchers.slurm.state.job_files import ArrayJob, cells_submitted_since
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 
@@ -90,6 +90,7 @@ class Coordinator:
             code=self.facts.get("code", {}),
             measurements={c: facts["measurement"] for c, facts in self._cells.items()},
         )
+        self._leave_cells_taken_over()
         self._record_orphan()
 
     def run_all(self) -> None:
@@ -194,6 +195,17 @@ class Coordinator:
 
     def _record(self, request: RunRequest, status: Status, reason: str) -> RunRecord:
         return publish(request, self.runner.cell(request.cell_id), RunFailure(status, reason))
+
+    def _leave_cells_taken_over(self) -> None:
+        """Do not measure again what was submitted anew while this job was taken for dead.
+
+        Slurm starts a job again that it had listed as failed where an operator requeues it, or where
+        its controller comes back with an older state.
+        """
+        own = {run.cell_id for run in self.event_log.remaining_runs}
+        given_up_at = self.event_log.earlier.reconciled_at
+        if cells := own & cells_submitted_since(self.runner.store, given_up_at):
+            self.event_log.leave_to_other_jobs(cells)
 
     def _record_orphan(self) -> None:
         """Record the run that an earlier start left in flight, so that nothing records it later."""

@@ -1,6 +1,7 @@
 """Writes the events of a job: the coordinator does, and nobody else while the job is alive."""
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 from vitsweep.launchers.slurm.state.job_events import Run
@@ -26,6 +27,7 @@ class JobEventWriter:
     def __init__(self, job: ArrayJob, restart: int) -> None:
         self.job, self.restart = job, restart
         self.earlier = job.events()
+        self._taken_over: set[str] = set()
         self.final_statuses = self.earlier.final_statuses()
         self._written_at = 0.0
 
@@ -33,7 +35,7 @@ class JobEventWriter:
     def remaining_runs(self) -> list[Run]:
         """Runs that are still to be done, in order."""
         runs = self.job.runs()
-        skipped_cells = self.earlier.cells_to_skip(runs, self.final_statuses)
+        skipped_cells = self.earlier.cells_to_skip(runs, self.final_statuses) | self._taken_over
         return [
             run
             for run in runs
@@ -61,6 +63,11 @@ class JobEventWriter:
         """Show that the job is alive, where no other event has for a while."""
         if time.monotonic() > self._written_at + HEARTBEAT_SECONDS:
             self.write("heartbeat")
+
+    def leave_to_other_jobs(self, cells: Collection[str]) -> None:
+        """Do no further run of some cells, neither in this start of the job nor in a later one."""
+        self._taken_over |= set(cells)
+        self.write("taken_over", cells=sorted(cells))
 
     def run_ended(
         self, run: Run, record: RunRecord, will_repeat: bool = False, saved_step: int | None = None

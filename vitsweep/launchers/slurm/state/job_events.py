@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ class JobEvents:
     """All events of one job, oldest first.
 
     Kinds: `job_start`, `warm_up_start`, `warm_up_end`, `run_start`, `run_end`, `heartbeat`, `signal`,
-    `job_end`, written by the job; `reconciled`, written by whoever recorded the runs that a dead job
-    did not finish.
+    `job_end`, written by the job; `taken_over`, written by a job that was taken for dead and starts
+    again; `reconciled`, written by whoever recorded the runs that a dead job did not finish.
     """
 
     events: list[dict[str, Any]]
@@ -83,6 +84,14 @@ class JobEvents:
         """Whether the runs that the job did not finish are recorded already."""
         last = self._last_of_kind("job_start", "reconciled")
         return last is not None and last["event"] == "reconciled"
+
+    @property
+    def reconciled_at(self) -> float:
+        """When these runs were first recorded since the latest start, in seconds since 1970; inf before."""
+        times: list[float] = []
+        for event in self.of_kind("job_start", "reconciled"):
+            times = [] if event["event"] == "job_start" else [*times, event["time"]]
+        return min(times, default=inf)
 
     @property
     def has_ended(self) -> bool:
@@ -128,13 +137,14 @@ class JobEvents:
 
         One that ended by itself without being measured would end the same way again. One that was
         killed or preempted still has its other blocks, until that has happened `MAX_KILLS` times.
+        Other jobs have those that were submitted again while this job was taken for dead.
 
         Args:
             runs: of the job.
             final_statuses: run name -> status, of the runs that have ended.
         """
         kills: Counter[str] = Counter()
-        found = set()
+        found = {cell_id for event in self.of_kind("taken_over") for cell_id in event["cells"]}
         for run in runs:
             status = final_statuses.get(run.name, Status.measured)
             if status in STOPPED_FROM_OUTSIDE:

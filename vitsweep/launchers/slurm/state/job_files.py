@@ -108,6 +108,12 @@ class ArrayJob:
         ]
 
 
+def cells_submitted_since(store: Store, since: float) -> set[str]:
+    """Return the cells of the arrays that were submitted after a time, in seconds since 1970."""
+    later = (array for array in job_arrays(store) if array.facts["time"] > since)
+    return {run.cell_id for array in later for job in array.jobs() for run in job.runs()}
+
+
 def job_arrays(store: Store) -> list[JobArray]:
     """Return the job arrays of a sweep, oldest first."""
     return [JobArray(path.parent) for path in sorted(store.root.glob("jobs/*/array.json"))]
