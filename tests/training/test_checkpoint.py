@@ -1,8 +1,9 @@
 """A training that is interrupted and goes on ends as if nothing had happened."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -26,8 +27,11 @@ from vitsweep.training.checkpoint import Progress
 from vitsweep.training.checkpoint_files import (
     INFO_FILE,
     TrainingInterrupted,
+    altered_file,
+    damage,
     read_info,
     whole_checkpoints,
+    write_info,
 )
 from vitsweep.training.checkpoint_manager import CheckpointManager
 from vitsweep.training.epochs import Training, train_epochs
@@ -242,6 +246,24 @@ def overwrite(folder: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
+def zero_in_the_middle(folder: Path) -> None:
+    """What a bad disk block leaves: everything still unpickles, and some weights are zero."""
+    path = max(folder.glob("*.distcp"), key=lambda file: file.stat().st_size)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 4096] = bytes(len(content[middle : middle + 4096]))
+    path.write_bytes(content)
+
+
+def of_another_type(folder: Path) -> None:
+    path = folder / INFO_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), "files": None}))
+
+
+def of_one_number(folder: Path) -> None:
+    (folder / INFO_FILE).write_text("7")
+
+
 def garble(folder: Path) -> None:
     path = folder / ".metadata"
     path.write_bytes(b"x" * path.stat().st_size)
@@ -257,9 +279,12 @@ def halve(folder: Path) -> None:
     [
         (cut, r"bytes instead of"),
         (lose, r"its file .* is missing"),
-        (overwrite, r"cannot be read"),
-        (garble, r"its metadata cannot be read"),
+        (overwrite, r"has other bytes than were written"),
+        (zero_in_the_middle, r"its file .*distcp has other bytes than were written"),
+        (garble, r"its file .metadata has other bytes than were written"),
         (halve, r"its trained.json cannot be read"),
+        (of_another_type, r"its trained.json cannot be read \(`files`: "),
+        (of_one_number, r"its trained.json cannot be read"),
     ],
 )
 def test_of_a_damaged_checkpoint_the_one_before_is_used_and_it_is_said(
@@ -280,6 +305,26 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used_and_it_is_said(
     assert re.search(rf"step-000000007.*{said}", checkpoints.resumed), checkpoints.resumed
     for name, value in again.model.state_dict().items():
         assert torch.equal(value, whole[name])
+
+
+def test_ranks_share_the_reading_of_a_checkpoints_files(tmp_path: Path) -> None:
+    """It costs each of them a part: one finds the damage, and `first_of_all_ranks` tells the others."""
+    folder = saved(trainer_of(alone()), 5, tmp_path)
+    parts = len(read_info(folder).files)
+    assert parts >= 2
+    assert not any(altered_file(folder, part, parts) for part in range(parts))
+    zero_in_the_middle(folder)
+    assert damage(folder) == ""
+    assert [bool(altered_file(folder, part, parts)) for part in range(parts)].count(True) == 1
+
+
+def test_a_checkpoint_from_before_there_were_checksums_is_used(tmp_path: Path) -> None:
+    trainer = trainer_of(alone())
+    folder = saved(trainer, 5, tmp_path)
+    document = json.loads((folder / INFO_FILE).read_text())
+    del document["checksums"]
+    (folder / INFO_FILE).write_text(json.dumps(document))
+    assert resuming(trainer, tmp_path).resume(trainer).step == 5
 
 
 def test_the_checkpoint_of_another_model_is_passed_over(tmp_path: Path) -> None:
@@ -303,7 +348,9 @@ def test_a_training_without_another_checkpoint_does_not_go_on_with_half_of_one(
     tmp_path: Path,
 ) -> None:
     trainer = trainer_of(alone())
-    overwrite(saved(trainer, 5, tmp_path))
+    folder = saved(trainer, 5, tmp_path)
+    overwrite(folder)
+    write_info(folder, replace(read_info(folder), checksums={}))  # written before there were any
     with pytest.raises(VitsweepError, match="Delete the folder to train from the beginning"):
         resuming(trainer, tmp_path).resume(trainer)
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.alone import alone, trainer_of
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.epochs import learning_rate, set_learning_rate
+from vitsweep.training.epochs import learning_rate, set_learning_rate, summarized
 
 PEAK = 0.5
 
@@ -58,3 +58,12 @@ def test_every_group_of_the_optimizer_gets_the_rate() -> None:
     assert len(trainer.optimizer.param_groups) == 2
     set_learning_rate(trainer.optimizer, trainer.cell, 60, 100)
     assert [g["lr"] for g in trainer.optimizer.param_groups] == pytest.approx([PEAK / 2] * 2)
+
+
+def test_where_a_training_diverged_the_target_was_missed_in_the_epochs_that_were_trained() -> None:
+    spec = task(epochs=30, warmup_epochs=5)
+    spec = replace(spec, task=replace(spec.task, target_accuracy=0.9))
+    point = {"seconds": 1.0, "accuracy_top1": 0.25, "accuracy_top5": 0.5}
+    curve = [{**point, "epoch": 1}, {**point, "epoch": 2}]
+    said = summarized(spec, curve, 2.0).reasons["seconds_to_target_reason"]
+    assert said == "`task.target_accuracy=0.9` was not reached: 0.2500 at most in 2 epochs"

@@ -1,5 +1,6 @@
 """A training goes on with other ranks, shardings and meshes, from the same images and state."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
@@ -19,9 +20,11 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training import checkpoint
 from vitsweep.training.checkpoint import Progress
 from vitsweep.training.checkpoint_files import (
+    INFO_FILE,
     TrainingInterrupted,
 )
 from vitsweep.training.checkpoint_manager import CheckpointManager
+from vitsweep.training.course import other_course
 from vitsweep.training.epochs import train_epochs
 from vitsweep.training.shards import boxes
 from vitsweep.training.stop_consensus import StopConsensus
@@ -203,6 +206,11 @@ def test_what_cannot_be_gone_on_from_is_refused_before_a_process_starts(tmp_path
     assert "`optimizer.kind=AdamW`" in reasons(tmp_path, "optimizer=sgd_foreach")
     measured = entry(*ALONE, f"task.resume_from='{tmp_path}'").reasons
     assert "has no effect with `task=measure`" in " ".join(measured)
+    document = json.loads((folder / INFO_FILE).read_text())
+    (folder / INFO_FILE).write_text(json.dumps({**document, "course": [1]}))
+    assert "is damaged (its trained.json cannot be read (`course`: " in reasons(tmp_path)
+    assert "is damaged: its trained.json" in other_course(alone(*TRAIN), folder)
+    (folder / INFO_FILE).write_text(json.dumps(document))
     next(folder.glob("*.distcp")).unlink()
     assert "is damaged (its file" in reasons(tmp_path)
 
@@ -229,7 +237,7 @@ def test_a_training_that_was_to_go_on_never_begins_anew_unseen(tmp_path: Path) -
         StopConsensus(Event(), trainer.world.device),
         resume_from=str(tmp_path),
     )
-    with pytest.raises(VitsweepError, match=r"no checkpoint to go on from.*of another model"):
+    with pytest.raises(VitsweepError, match=r"no checkpoint to go on from.*`model.depth=1`, and"):
         manager.resume(trainer)
 
 

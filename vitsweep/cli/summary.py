@@ -51,7 +51,8 @@ def summarize(
         key = replicate_key(store.commands())
         console.print(ResultTable(replicates(mine, key) if key else mine, sweep_argument(store)))
     if with_report and (mine["status"] == Status.measured).any():
-        with saying(console, lambda: "Drawing the charts of the report."):
+        said = iter(["Drawing the charts of the report."])  # once
+        with saying(console, lambda: next(said, "")):
             page = write_report(store)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
     if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]

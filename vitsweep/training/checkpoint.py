@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from vitsweep.errors import VitsweepError
 from vitsweep.training.checkpoint_files import (
     CheckpointInfo,
+    checksum,
     drop_old_checkpoints,
     read_info,
     step_folder,
@@ -153,8 +154,9 @@ def _info(trainer: Trainer, progress: Progress) -> CheckpointInfo:
 
 def _complete(folder: Path, info: CheckpointInfo) -> None:
     """Write the info file, which makes the checkpoint whole, and remove old ones; on rank 0."""
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-    write_info(folder, replace(info, files=sizes))
+    files = [path for path in folder.iterdir() if path.is_file()]
+    sizes = {path.name: path.stat().st_size for path in files}
+    write_info(folder, replace(info, files=sizes, checksums={p.name: checksum(p) for p in files}))
     drop_old_checkpoints(folder.parent)
 
 
@@ -164,14 +166,14 @@ def load(trainer: Trainer, folder: Path) -> Progress:
     Ranks, mesh and sharding may be others than those that saved it.
 
     Raises:
-        VitsweepError: it is damaged, of another model, or holds optimizer state that cannot be dealt
-            out anew; no weights are changed then.
+        VitsweepError: on all ranks, if one of them finds that it is damaged, of another model, or holds
+            optimizer state that cannot be dealt out anew; no weights are changed then.
         CheckpointException: a tensor cannot be read; some may have been loaded.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-    if reason := refusal(trainer, folder):
+    if reason := first_of_all_ranks(refusal(trainer, folder)):
         raise VitsweepError(reason)
     info, reader = read_info(folder), FileSystemReader(folder)
     saved = reader.read_metadata().state_dict_metadata

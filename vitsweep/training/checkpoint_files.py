@@ -3,10 +3,14 @@
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 CHECKPOINT_FOLDER = "checkpoint"
 """Inside the folder of an attempt, so that no attempt overwrites another's."""
@@ -18,6 +22,9 @@ STEP_FOLDER = "step-"
 """Begins the name of a checkpoint's own folder, which its optimizer steps end."""
 KEPT_CHECKPOINTS = 2
 """Of a training: the one before the newest is used where that proves to be damaged."""
+
+READ_BYTES = 2**22
+"""Of a file at once, for its checksum."""
 
 
 class TrainingInterrupted(Exception):
@@ -39,6 +46,7 @@ class CheckpointInfo:
         groups: numbers that the optimizer keeps in its parameter groups.
         curve: evaluations so far (see `epochs.Evaluation`).
         files: sizes in bytes of the files with its tensors, by name.
+        checksums: CRC-32 of the same files, by name; {} in checkpoints from before there were any.
     """
 
     step: int
@@ -51,6 +59,7 @@ class CheckpointInfo:
     groups: list[dict[str, float]]
     curve: list[dict[str, float]] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
+    checksums: dict[str, int] = field(default_factory=dict)
 
 
 def newest(folders: Iterable[Path], name: str) -> Path | None:
@@ -77,10 +86,13 @@ def drop_old_checkpoints(training: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """Return why a checkpoint cannot be read, as far as its files show; "" where they are whole."""
+    """Return why a checkpoint cannot be read, as far as sizes of files show; "" where they are whole.
+
+    It reads none of the tensors (see `altered_file`).
+    """
     try:
         info = read_info(folder)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         return f"its {INFO_FILE} cannot be read ({error})"
     for name, size in info.files.items():
         path = folder / name
@@ -91,9 +103,57 @@ def damage(folder: Path) -> str:
     return ""
 
 
+def altered_file(folder: Path, part: int = 0, parts: int = 1) -> str:
+    """Return which file of a checkpoint has other bytes than were written; "" where none has.
+
+    It reads the files, which takes seconds per GB: several ranks share the work.
+
+    Args:
+        folder: of a checkpoint without `damage`.
+        part: of the files, from 0, that is read here.
+        parts: into which the files are divided.
+    """
+    for name, written in sorted(read_info(folder).checksums.items())[part::parts]:
+        try:
+            found = checksum(folder / name)
+        except OSError as error:
+            return f"its file {name} cannot be read ({error.strerror})"
+        if found != written:
+            return f"its file {name} has other bytes than were written (checksum)"
+    return ""
+
+
+def checksum(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    found = 0
+    with path.open("rb") as handle:
+        while part := handle.read(READ_BYTES):
+            found = zlib.crc32(part, found)
+    return found
+
+
 def read_info(folder: Path) -> CheckpointInfo:
-    """Return the numbers of a checkpoint."""
-    return CheckpointInfo(**read_json(folder / INFO_FILE))
+    """Return the numbers of a checkpoint.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not what `write_info` writes.
+    """
+    document = read_json(folder / INFO_FILE)
+    try:
+        _info_type().validate_python(document)
+        return CheckpointInfo(**document)  # validation makes floats of integers
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"`{place}`: {first['msg']}" if place else first["msg"]) from None
+    except TypeError as error:  # a setting that this version does not know
+        raise ValueError(str(error)) from None
+
+
+@cache
+def _info_type() -> TypeAdapter[CheckpointInfo]:
+    return TypeAdapter(CheckpointInfo)
 
 
 def write_info(folder: Path, info: CheckpointInfo) -> None:

@@ -7,16 +7,20 @@ from typing import Any
 
 import torch.distributed as dist
 
-from vitsweep.training.checkpoint_files import damage, read_info
+from vitsweep.training.checkpoint_files import altered_file, damage, read_info
 from vitsweep.training.trainer import Trainer
 from vitsweep.training.training_state import OPTIMIZER, shards_of_training
 
 
 def refusal(trainer: Trainer, folder: Path) -> str:
-    """Return why a checkpoint is none of this trainer's, from its files alone; "" where it fits."""
+    """Return why a checkpoint is none of this trainer's, from its files alone; "" where it fits.
+
+    Each rank reads its part of the files for their checksums: the answers of all ranks count.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    if reason := damage(folder):
+    world = trainer.world
+    if reason := damage(folder) or altered_file(folder, world.rank, world.size):
         return f"`{folder}` is damaged: {reason}."
     try:
         saved = FileSystemReader(folder).read_metadata().state_dict_metadata
@@ -80,7 +84,8 @@ def _quoted(kinds: set[str]) -> str:
 
 def _described(size: int, mesh: Mapping[str, int], sharding: str) -> str:
     degrees = [f"{axis}={degree}" for axis, degree in mesh.items() if degree > 1]
-    return f"{size} ranks ({', '.join([f'sharding={sharding}', *degrees])})"
+    ranks = "1 rank" if size == 1 else f"{size} ranks"
+    return f"{ranks} ({', '.join([f'sharding={sharding}', *degrees])})"
 
 
 def _described_trainer(trainer: Trainer) -> str:

@@ -20,7 +20,7 @@ from vitsweep.training.checkpoint_files import (
     whole_checkpoints,
     write_json_atomically,
 )
-from vitsweep.training.checkpoint_fit import first_of_all_ranks, refusal, saved_by
+from vitsweep.training.checkpoint_fit import first_of_all_ranks, saved_by
 from vitsweep.training.course import checkpoints_in, other_course
 from vitsweep.training.stop_consensus import Decision, StopConsensus
 from vitsweep.training.trainer import Trainer
@@ -86,14 +86,15 @@ class CheckpointManager:
         refused: list[str] = []
         half_loaded = False
         for path in (*own, *others):
-            reason = refusal(trainer, path)
-            if not reason and path in others:
-                reason = other_course(trainer.cell, path)
+            reason = other_course(trainer.cell, path) if path in others else ""
             if reason := first_of_all_ranks(reason):
                 refused.append(reason)
                 continue
             try:
                 progress = checkpoint.load(trainer, path)
+            except VitsweepError as error:  # nothing was loaded
+                refused.append(str(error))
+                continue
             except (Exception, CheckpointException) as error:  # the same on every rank
                 half_loaded = True
                 refused.append(f"`{path}` cannot be read ({type(error).__name__}).")

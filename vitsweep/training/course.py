@@ -55,8 +55,10 @@ def other_course(cell: CellSpec, folder: Path) -> str:
 
     Args:
         cell: that would go on from it.
-        folder: of the checkpoint, whose files are whole.
+        folder: of the checkpoint; damaged ones are of none.
     """
+    if reason := damage(folder):
+        return f"`{folder}` is damaged: {reason}."
     here, there = course(cell), read_info(folder).course
     keys = [key for key in {**there, **here} if here.get(key) != there.get(key)]
     if not keys:

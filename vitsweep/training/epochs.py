@@ -144,10 +144,9 @@ def summarized(cell: CellSpec, curve: list[dict[str, float]], seconds: float) ->
         metrics |= {"seconds_to_target": reached["seconds"], "epochs_to_target": reached["epoch"]}
         return Training(metrics=metrics, reasons={}, curve=curve)
     best = max((point["accuracy_top1"] for point in curve), default=0.0)
-    reason = (
-        f"`task.target_accuracy={target:g}` was not reached: {best:.4f} at most in "
-        f"{cell.task.epochs} epochs"
-    )
+    trained = last.get("epoch") or 0  # fewer than `task.epochs` where it diverged
+    epochs = f"{trained:g} epoch{'' if trained == 1 else 's'}"
+    reason = f"`task.target_accuracy={target:g}` was not reached: {best:.4f} at most in {epochs}"
     return Training(metrics=metrics, reasons={"seconds_to_target_reason": reason}, curve=curve)
 
 
