@@ -162,7 +162,7 @@ REFUSED_IN_A_PLAN = [
     ("precision._target_=nosuch", "must name a class"),
     ("precision._target_=no.such.X", "cannot be imported"),
     ("batch=1", "`batch` has no choice `1`"),
-    ("batch.nosuch=1", "`batch` has no key `nosuch`"),
+    ("batch.nosuch=1", "`batch=base` has no key `nosuch`"),
     ("nosuch.x=1", "there is no group or key `nosuch`"),
     ("batch.images_per_step=range(2,9,0)", "cannot be enumerated"),
     ("batch.images_per_step=range(9,2)", "holds no value"),

@@ -1,6 +1,7 @@
 """Proof of equality: a tiny twin of a cell, trained with its techniques, must match plain training."""
 
 from dataclasses import replace
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ class WrongResultError(VitsweepError):
 def twin_of(cell: CellSpec) -> CellSpec:
     """Return the cell with a nano model and a few images per replica, everything else kept.
 
-    FP8 products need a number of rows divisible by 16: 16 images are, whatever the tokens.
+    FP8 products need a number of rows divisible by 16: 16 computed images are, whatever the tokens.
     """
     model = cell.model.twin(
         depth=cell.mesh.pipeline * cell.pipeline_parallel.stages_per_rank,
@@ -40,7 +41,9 @@ def twin_of(cell: CellSpec) -> CellSpec:
     )
     parts = cell.pipeline_parallel.microbatches
     least = max(cell.vit_block.least_images, cell.tokens.least_images)
-    images = 16 if cell.precision.float8 else max(-(-4 // parts), least)  # of one forward pass
+    images = max(-(-4 // parts), least)  # of one forward pass
+    if cell.precision.float8:
+        images = next(n for n in count(max(16, least)) if cell.vit_block.kept(n) % 16 == 0)
     batch = Batch(
         name="twin",
         images_per_step=parts * images * cell.batch.accumulation_steps,

@@ -198,7 +198,11 @@ def test_every_group_node_carries_its_choice(tmp_path: Path) -> None:
         ("precision=O1.yaml", "`precision` has no choice `O1.yaml`"),
         (
             "batch.image_per_step=3",
-            "`batch` has no key `image_per_step`; there are `images_per_step`",
+            "`batch=base` has no key `image_per_step`; there are `images_per_step`",
+        ),
+        (
+            "schedule.growth_epochs=0.7",
+            "`schedule=constant` has no key `growth_epochs`, nor any other: give",
         ),
         ("batch.image_per_step=3", "Did you mean `batch.images_per_step=3`?"),
         ("+precison=O1", "`+precison=O1`: there is no group or key `precison`"),

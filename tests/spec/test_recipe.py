@@ -72,6 +72,10 @@ def test_the_learning_rate_grows_with_the_batch(images: int, rate: float) -> Non
             "mixes images of a micro-batch, and there is 1 in each",
         ),
         (
+            ("task=train", "recipe.drop_path=0.1", "vit_block=drop_samples"),
+            "are both stochastic depth, and a branch would be left out twice: use `recipe.drop_path=0`",
+        ),
+        (
             ("task=train", "recipe.drop_path=0.1", "tensor_parallel=megatron"),
             "the ranks of `tensor_parallel=megatron` share an image: use `recipe.drop_path=0`",
         ),

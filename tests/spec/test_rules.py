@@ -250,6 +250,18 @@ FP8 = (*FP8_OF_ALL, "resources.ranks_per_node=2")
             "15 x 8",
             "batch.images_per_step=16",
         ),
+        # 8 of 16 patches are kept: any even number of images will do.
+        (
+            ["classifier=pooled", "tokens=drop", "batch.images_per_step=18"],
+            "9 x 8",
+            "batch.images_per_step=20",
+        ),
+        # 19 of 32 images are computed; of 27 images 16 are.
+        (
+            ["vit_block=drop_samples", "batch.images_per_step=64"],
+            "19 x 17",
+            "batch.images_per_step=54",
+        ),
     ],
 )
 def test_fp8_is_refused_where_its_rows_are_no_multiple_of_16_and_the_hint_runs(
@@ -265,9 +277,11 @@ def test_emulated_fp8_takes_any_number_of_rows() -> None:
     assert reasons(*FP8_OF_ALL, "precision.emulate=true") == ()
 
 
-def test_the_twin_of_an_fp8_cell_has_rows_that_its_products_take() -> None:
-    twin = twin_of(entry(*TINY, *FP8, "batch.images_per_step=32", machine=GPU_NODE).spec)
-    assert twin.micro_batch * (twin.num_tokens or 0) % 16 == 0
+@pytest.mark.parametrize("choice", ["vit_block=plain", "vit_block=drop_samples", "tokens=drop"])
+def test_the_twin_of_an_fp8_cell_has_rows_that_its_products_take(choice: str) -> None:
+    planned = entry(*TINY, *FP8, choice, "batch.images_per_step=54", machine=GPU_NODE)
+    twin = twin_of(planned.spec)
+    assert twin.vit_block.kept(twin.micro_batch) * (twin.num_tokens or 0) % 16 == 0
     assert not [reason for reason in conflicts(twin) if "divisible by 16" in reason]
 
 

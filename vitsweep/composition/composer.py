@@ -99,7 +99,7 @@ class Composer:
         for group, choice in chosen:
             tree[group], choices[group] = copy_tree(self._cache.node(group, choice, texts)), choice
         for override in [o for o, kind in local if kind is Kind.value]:
-            set_value(tree, override)
+            set_value(tree, override, choices)
         return tree, choices
 
     def _refuse_unread_keys(self, tree: Tree, parsed: list[Override]) -> None:

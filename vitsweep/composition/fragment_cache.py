@@ -69,6 +69,7 @@ class FragmentCache:
         self._kinds: dict[str, Kind] = {}
         self._nodes: dict[tuple[str, str], Any] = {}
         self._bases: dict[tuple[str, ...], HydraComposition] = {}
+        self._sources: dict[tuple[str, ...], list[tuple[str, str]]] = {}
         self._owners: dict[tuple[str, tuple[str, ...]], list[str]] = {}
 
     def parse(self, texts: Iterable[str]) -> list[Override]:
@@ -116,9 +117,11 @@ class FragmentCache:
             NotLocalError: in that configuration another file writes into the node as well.
         """
         if (group, base) not in self._owners:
-            found = hydra_internals.sources(
-                self.loader, self.config_name, [*self.hydra_overrides, *base]
-            )
+            if base not in self._sources:
+                self._sources[base] = hydra_internals.sources(
+                    self.loader, self.config_name, [*self.hydra_overrides, *base]
+                )
+            found = self._sources[base]
             self._owners[group, base] = [path for path, at in found if self._fills(path, at, group)]
         if self._owners[group, base] != [f"{group}/{self.base(base).choices.get(group)}"]:
             raise NotLocalError(group)

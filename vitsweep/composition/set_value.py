@@ -1,6 +1,7 @@
 """Setting one value in a plain tree exactly as Hydra sets it in a composed configuration."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
@@ -39,8 +40,15 @@ def is_plain_value(override: Override) -> bool:
     )
 
 
-def set_value(tree: dict[str, Any], override: Override) -> None:
+def set_value(
+    tree: dict[str, Any], override: Override, choices: Mapping[str, str] | None = None
+) -> None:
     """Set the value of an override in `tree`.
+
+    Args:
+        tree: the configuration.
+        override: of one value.
+        choices: group -> choice that filled its node, for errors.
 
     Raises:
         BadValueError: the key does not exist, or `+` meets one that does.
@@ -48,14 +56,15 @@ def set_value(tree: dict[str, Any], override: Override) -> None:
     """
     *path, last = override.key_or_group.split(".")
     node, adds = tree, override.type is not OverrideType.CHANGE
+    chosen = (choices or {}).get(path[0], "") if path else ""
     for depth, key in enumerate(path):
         if key not in node and not adds:
-            raise unknown_key(override, path[:depth], key, node)
+            raise unknown_key(override, path[:depth], key, node, chosen if depth == 1 else "")
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
             raise NotLocalError(path[0])
     if last not in node and not adds:
-        raise unknown_key(override, path, last, node)
+        raise unknown_key(override, path, last, node, chosen if len(path) == 1 else "")
     _set(node, last, override)
 
 

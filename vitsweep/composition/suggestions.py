@@ -20,11 +20,26 @@ def unknown_choice(group: str, choice: str, valid: Iterable[str]) -> BadValueErr
 
 
 def unknown_key(
-    override: Override, path: Sequence[str], key: str, node: Mapping[str, Any]
+    override: Override, path: Sequence[str], key: str, node: Mapping[str, Any], choice: str = ""
 ) -> BadValueError:
-    """Say which keys stand where `key` was looked for."""
+    """Say which keys stand where `key` was looked for.
+
+    Args:
+        override: as typed.
+        path: keys down to `node`, a group or a section of the configuration; empty for its root.
+        key: what `node` lacks.
+        node: part of the configuration.
+        choice: which choice of its group filled `node`; "" where it is no group.
+    """
     typed, names = str(override.input_line), [name for name in node if not name.startswith("_")]
     where = ".".join(path)
+    if not names:
+        return BadValueError(
+            f"`{typed}`: `{where}{f'={choice}' if choice else ''}` has no key `{key}`, nor any other: "
+            f"give `{key}` to a choice of `{where}` that has it, in a command of its own where several "
+            "choices are swept."
+        )
+    where = f"{where}={choice}" if choice else where
     fault = f"`{where}` has no key `{key}`" if where else f"there is no group or key `{key}`"
     _, _, value = typed.partition("=")
     rest = override.key_or_group.split(".")[len(path) + 1 :]

@@ -41,11 +41,6 @@ class ModelVariant(Technique):
         if not self.draws:
             return
         me = f"{self.group}={self.name}"
-        if cell.precision.float8 and not getattr(cell.precision, "emulate", False):
-            yield (
-                f"`precision={cell.precision.name}` needs products whose number of rows is divisible "
-                f"by 16, which what `{me}` keeps is not: use `precision=bf16`."
-            )
         if cell.compilation.captures_step or cell.compilation.scope == "model":
             yield (
                 f"`{me}` draws anew in each forward pass, from a generator of its own, which "
@@ -70,6 +65,10 @@ class BlockVariant(ModelVariant):
     """How the branches of a transformer block, attention and MLP, are put together."""
 
     group: ClassVar[str] = "vit_block"
+
+    def kept(self, images: int) -> int:
+        """Return how many of the images of a forward pass a branch computes; all by default."""
+        return images
 
 
 class TokenVariant(ModelVariant):

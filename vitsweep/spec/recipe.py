@@ -126,6 +126,12 @@ class Recipe:
     def _drop_path_conflicts(self, cell: "CellSpec") -> Iterator[str]:
         if not self.drop_path:
             return
+        if cell.vit_block.draws:
+            yield (
+                f"`recipe.drop_path={self.drop_path:g}` and `vit_block={cell.vit_block.name}` are both "
+                "stochastic depth, and a branch would be left out twice: use `recipe.drop_path=0`, or "
+                "`vit_block=plain`."
+            )
         for group in ("sequence_parallel", "tensor_parallel", "pipeline_parallel"):
             choice = getattr(cell, group).name
             if choice != "none":

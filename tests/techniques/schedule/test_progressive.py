@@ -148,6 +148,13 @@ def test_what_cannot_change_size_is_refused(overrides: list[str], said: str) -> 
     assert said in " ".join(entry(*ONE, *GROWING, "model.depth=2", *overrides).reasons)
 
 
+def test_the_share_that_a_refusal_names_is_enough() -> None:
+    three = (*ONE, *GROWING, "model.depth=2", "task.epochs=3")
+    (reason,) = entry(*three, "schedule.growth_epochs=0.9").reasons
+    assert "at most `schedule.growth_epochs=0.666`" in reason
+    assert not entry(*three, "schedule.growth_epochs=0.666").reasons
+
+
 def test_a_schedule_without_a_training_or_without_patches_is_refused() -> None:
     measured = entry(*ONE, "schedule=progressive").reasons
     assert "has no effect with `task=measure`" in " ".join(measured)

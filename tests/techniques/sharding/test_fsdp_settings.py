@@ -123,6 +123,11 @@ def test_real_ranks_send_what_was_predicted(tmp_path: Path) -> None:
         (("sharding.reshard_after_forward=3",), "must divide the 4 shards of a copy"),
         (("sharding.reshard_after_forward=4",), "and be less: use 2."),
         (("sharding.blocks_per_unit=3",), "`model.depth=2` blocks that there are: use at most 2"),
+        (("sharding.prefetch_forward=2",), "use at most `sharding.prefetch_forward=1`"),
+        (
+            ("sharding.prefetch_backward=1", "sharding.blocks_per_unit=2"),
+            "use at most `sharding.prefetch_backward=0`",
+        ),
         (("sharding.whole_norms=true", "precision=bf16_params"), "has bfloat16 norms"),
         (("sharding.symmetric_memory=true",), "needs `resources.device=cuda`, since NCCL"),
         (
@@ -134,6 +139,14 @@ def test_real_ranks_send_what_was_predicted(tmp_path: Path) -> None:
 def test_what_units_cannot_be_is_named(overrides: tuple[str, ...], part: str) -> None:
     four = "resources.ranks_per_node=4"
     assert part in " ".join(entry(*TINY, "sharding=fsdp", four, *overrides).reasons)
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "fsdp"])
+def test_a_dtype_of_gradients_that_nobody_exchanges_is_refused(sharding: str) -> None:
+    half = (f"sharding={sharding}", "sharding.gradient_dtype=bfloat16")
+    (reason,) = entry(*TINY, *half, "resources.ranks_per_node=1").reasons
+    assert "no two ranks exchange gradients" in reason
+    assert not entry(*TINY, *half, "resources.ranks_per_node=2").reasons
 
 
 def test_master_weights_of_shards_have_float32_gradients_and_those_of_replicas_have_not() -> None:

@@ -102,7 +102,7 @@ REFUSED = {
     ): "`tokens.keep=0.01` of 16 patches leaves no token: use at least `tokens.keep=",
     (
         "tokens.keep=0.99",
-    ): "`tokens.keep=0.99` of 16 patches drops none: use at most `tokens.keep=0.938`",
+    ): "`tokens.keep=0.99` of 16 patches drops none: use at most `tokens.keep=0.937`",
     ("data=synthetic_field", "model.head=dense"): "`tokens=drop` leaves patches out",
     ("model=axial_vit_nano",): "`tokens=drop` changes the number of tokens",
     ("sequence_parallel=ulysses", "task=train"): "`tokens=drop` has fewer tokens in training",
@@ -118,8 +118,13 @@ def test_what_cannot_drop_tokens_is_refused(overrides: tuple[str, ...]) -> None:
     assert all(reason.endswith(".") for reason in reasons)
 
 
-def test_the_least_share_that_a_refusal_names_is_enough() -> None:
-    assert not entry("tokens=drop", "tokens.keep=0.063").reasons
+def test_the_shares_that_a_refusal_names_are_enough() -> None:
+    for keep in (0.063, 0.937):
+        assert not entry("tokens=drop", f"tokens.keep={keep}").reasons
+    large = ("tokens=drop", "model.patch_px=1", "batch.resolution_px=48")
+    (reason,) = entry(*large, "tokens.keep=0.9999").reasons
+    assert "of 2304 patches drops none: use at most `tokens.keep=0.999`" in reason
+    assert not entry(*large, "tokens.keep=0.999").reasons
 
 
 def test_registers_need_a_number() -> None:

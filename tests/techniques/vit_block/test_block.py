@@ -129,7 +129,7 @@ REFUSED = {
     "model=resnet_nano": "use `vit_block=plain`",
     "compilation=compile_model": "use `compilation=compile_blocks`",
     "compilation=cuda_graphs": "which `compilation=cuda_graphs` cannot hold in its graph",
-    "precision=fp8": "divisible by 16, which what `vit_block=drop_samples` keeps is not",
+    "precision=fp8": "must be divisible by 16; got 5 x 17: try `batch.images_per_step=",
 }
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from math import gcd, lcm
+from itertools import count
+from math import ceil, floor, gcd, lcm
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
@@ -129,7 +130,7 @@ class Float8(Precision):
 
 
 def _row_conflicts(cell: CellSpec) -> Iterator[str]:
-    """Refuse products whose rows, images x tokens, are no multiple of 16.
+    """Refuse products whose rows, computed images x kept tokens, are no multiple of 16.
 
     The gradient of a weight is a product over the rows.
     """
@@ -137,16 +138,25 @@ def _row_conflicts(cell: CellSpec) -> Iterator[str]:
         return  # tokens cannot be divided among ranks, which has a reason of its own
     counts = set(cell.sequence_parallel.tokens_per_rank(cell))
     parts = cell.pipeline_parallel.microbatches
-    images = cell.micro_batch // parts
+    images = cell.images_per_forward
+    computed = cell.vit_block.kept(images)
     unit = lcm(*(MULTIPLE // gcd(MULTIPLE, tokens) for tokens in counts))
-    if images % unit == 0:
+    if computed % unit == 0:
         return
-    tokens = next(t for t in sorted(counts) if images * t % MULTIPLE)
-    per_replica = unit * parts * cell.batch.accumulation_steps
-    step = per_replica * (1 if cell.batch.scope == "per_replica" else cell.mesh.data_parallel_size)
-    nearest = max(1, round(cell.batch.images_per_step / step)) * step
+    tokens = next(t for t in sorted(counts) if computed * t % MULTIPLE)
+    replicas = 1 if cell.batch.scope == "per_replica" else cell.mesh.data_parallel_size
+    per_image = parts * cell.batch.accumulation_steps * replicas
+    nearest = per_image * _nearest(cell.batch.images_per_step / per_image, unit, cell)
     yield (
         f"`precision={cell.precision.name}` multiplies matrices of images x tokens rows, which must "
-        f"be divisible by {MULTIPLE}; got {images} x {tokens}: try "
+        f"be divisible by {MULTIPLE}; got {computed} x {tokens}: try "
         f"`batch.images_per_step={nearest}`."
     )
+
+
+def _nearest(images: float, unit: int, cell: CellSpec) -> int:
+    """Return how many images of a forward pass, near `images`, have a multiple of `unit` computed."""
+    kept = cell.vit_block.kept
+    fewer = next((n for n in range(floor(images), 0, -1) if kept(n) % unit == 0), None)
+    more = next(n for n in count(ceil(images)) if n and kept(n) % unit == 0)
+    return fewer if fewer is not None and images - fewer < more - images else more

@@ -98,7 +98,9 @@ class Progressive(Schedule):
                 "use `schedule=constant`."
             )
         if last != EpochSize(cell.batch.resolution_px, 1.0):
-            fits = max(0.0, 1 - 1 / cell.task.epochs)
+            fits = (
+                floor(1000 * (1 - 1 / cell.task.epochs)) / 1000
+            )  # rounded up it would be too much
             way_out = f"at most `schedule.growth_epochs={fits:.3g}`" if fits else "more epochs"
             yield (
                 f"`schedule.growth_epochs={self.growth_epochs:g}` of `task.epochs={cell.task.epochs}` "

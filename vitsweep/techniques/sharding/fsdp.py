@@ -116,6 +116,7 @@ class Fsdp(Sharding):
                 f"`sharding.blocks_per_unit={self.blocks_per_unit}` is more than the `model.depth={depth}` "
                 f"blocks that there are: use at most {depth}."
             )
+        yield from self._prefetch_conflicts(depth)
         if self.symmetric_memory and cell.resources.device == "cpu":
             yield (
                 "`sharding.symmetric_memory=true` needs `resources.device=cuda`, since NCCL gathers from "
@@ -130,6 +131,20 @@ class Fsdp(Sharding):
                 "`sharding.whole_norms=false`."
             )
         yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
+
+    def _prefetch_conflicts(self, depth: int | None) -> Iterator[str]:
+        """Refuse more units than come after the first one."""
+        if depth is None:
+            return
+        units = -(-depth // self.blocks_per_unit)
+        for key in ("prefetch_forward", "prefetch_backward"):
+            ahead = getattr(self, key)
+            if ahead >= max(1, units):
+                yield (
+                    f"`sharding.{key}={ahead}` gathers more units ahead than follow the first of the "
+                    f"{units} (`model.depth={depth}`, `sharding.blocks_per_unit={self.blocks_per_unit}`): "
+                    f"use at most `sharding.{key}={units - 1}`."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

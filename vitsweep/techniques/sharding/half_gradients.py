@@ -15,9 +15,14 @@ HALF_GRADIENTS = 1e-2
 def half_gradient_conflicts(
     sharding: Sharding, gradient_dtype: str | None, cell: "CellSpec"
 ) -> Iterator[str]:
-    """Refuse a dtype for gradients that are half precision anyway."""
+    """Refuse a dtype for gradients that no other rank needs, or that are half precision anyway."""
     if gradient_dtype is None:
         return
+    if cell.mesh.gradient_shares == 1:
+        yield (
+            f"`sharding.gradient_dtype={gradient_dtype}` saves nothing, since no two ranks exchange "
+            "gradients: use `resources.ranks_per_node=2` or more, or `sharding.gradient_dtype=null`."
+        )
     plan = cell.precision.plan()
     held = "float32" if sharding.shards_parameters and plan.master_weights else plan.param_dtype
     if held in ("float16", "bfloat16"):

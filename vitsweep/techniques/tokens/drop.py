@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import floor
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Gt, Lt
@@ -61,9 +62,10 @@ class DropTokens(TokenVariant):
                 f"`tokens.keep={least:g}`."
             )
         if kept >= patches > 0:
+            most = floor(1000 * (patches - 1) / patches) / 1000  # rounded up it may drop none
+            way_out = f"at most `tokens.keep={most:g}`, or " if most else ""
             yield (
-                f"`tokens.keep={self.keep:g}` of {patches} patches drops none: use at most "
-                f"`tokens.keep={(patches - 1) / patches:.3g}`, or `tokens=all`."
+                f"`tokens.keep={self.keep:g}` of {patches} patches drops none: use {way_out}`tokens=all`."
             )
         if spec.head == "dense":
             yield (
