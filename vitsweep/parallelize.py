@@ -25,7 +25,7 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
 from vitsweep.techniques.precision.cast import allow_tf32, autocast, cast_model
-from vitsweep.training.drop_path import drop_paths
+from vitsweep.training.drop_path import StochasticDepth
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
 from vitsweep.training.trainer import Trainer, criterion_of
@@ -56,8 +56,8 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World, drop_path: float
     model = cell.tensor_parallel.apply(model, world)  # splits those linears
     model = cell.attention.apply(model)  # the kernel that sequence parallelism will call
     model = cell.sequence_parallel.apply(model, world)  # replaces `attend`, splits tokens
-    if drop_path:  # on the attention modules as they are now
-        model = drop_paths(model, drop_path, batch_first=cell.layout.batch_first)
+    # On the attention modules as they are now.
+    depth = StochasticDepth(model, drop_path, cell, world) if drop_path else None
     forward_context = partial(autocast, plan, world.device)
     stages = cell.pipeline_parallel.stages(model, world, forward_context)  # of finished blocks
     if not sharded:
@@ -72,7 +72,9 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World, drop_path: float
         _materialize(stages, world)  # no rank ever holds the whole model
     groups = groups_before or _groups(stages, cell)  # FSDP2 replaces parameters by shards
     groups = cell.sharding.optimizer_groups(groups, stages)
-    return _trainer(stages, groups, cell, plan, world, draws)
+    trainer = _trainer(stages, groups, cell, plan, world, draws)
+    trainer.depth = depth
+    return trainer
 
 
 def _materialize(stages: list[nn.Module], world: World) -> None:

@@ -1,4 +1,4 @@
-"""What a command says about the records it found, before anything runs."""
+"""What a command says about its cells and the records it found, before anything runs."""
 
 from collections.abc import Collection, Mapping
 
@@ -19,6 +19,8 @@ def print_notices(
 ) -> None:
     """Say which cells are measured anew and why, which are used as they are, and which not repeated.
 
+    And what of their tasks is probably not meant.
+
     Args:
         state: of the cells.
         plan: the cells of the command.
@@ -33,7 +35,8 @@ def print_notices(
 
 
 def _lines(state: ResumeState, plan: SweepPlan, store: Store, how_to_repeat: str) -> list[str]:
-    lines = []
+    tasks = [entry.spec.task for entry in plan.entries.values() if not entry.reasons]
+    lines = list(dict.fromkeys(line for task in tasks for line in task.doubts()))
     if state.changed_code:
         lines.append(
             f"{_cells(state.changed_code)} measured anew, because code that computes them has "

@@ -116,10 +116,10 @@ class Recipe:
                 f"`recipe={self.name}` changes single images with one label each, which "
                 f"`data={cell.data.name}` has not: use `recipe=none`."
             )
-        if self.mixes and cell.micro_batch < 2:
+        if self.mixes and cell.micro_batch % 2:
             yield (
-                f"`recipe={self.name}` mixes images of a micro-batch, and there is {cell.micro_batch} in "
-                "each: use a larger `batch.images_per_step`, or "
+                f"`recipe={self.name}` mixes pairs of neighbouring images, and a micro-batch of "
+                f"{cell.micro_batch} has no whole number of them: use another `batch.images_per_step`, or "
                 "`recipe.mixup_alpha=0 recipe.cutmix_alpha=0`."
             )
 
@@ -136,6 +136,6 @@ class Recipe:
             choice = getattr(cell, group).name
             if choice != "none":
                 yield (
-                    f"`recipe.drop_path={self.drop_path:g}` draws by image and rank, and the ranks of "
-                    f"`{group}={choice}` share an image: use `recipe.drop_path=0`."
+                    f"`recipe.drop_path={self.drop_path:g}` is for ranks with images of their own, and the "
+                    f"ranks of `{group}={choice}` share an image: use `recipe.drop_path=0`."
                 )

@@ -16,6 +16,7 @@ def conflicts(cell: CellSpec) -> list[str]:
         _batch(cell),
         cell.model.conflicts(cell),
         cell.data.conflicts(cell),
+        cell.task.conflicts(),
         cell.recipe.conflicts(cell),
     ]
     refused = cell.model.refused(cell)

@@ -1,11 +1,17 @@
 """What a cell does with its model: a few measured steps, or training to an accuracy."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
 from vitsweep.spec.identity import added_later
+
+WITHOUT_EFFECT = {
+    "evaluate_every_epochs": 1, "target_accuracy": None, "checkpoint_minutes": 10.0,
+}  # fmt: skip
+"""Settings that nothing reads without a training, as `task=measure` has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +39,33 @@ class Task:
         metadata=added_later(10.0) | {"identity": False}
     )
     resume_from: str | None = field(metadata=added_later(None))
+
+    def conflicts(self) -> Iterator[str]:
+        """Yield which settings of a training have no effect, where there is none."""
+        if self.epochs:
+            return
+        for key, default in WITHOUT_EFFECT.items():
+            value = getattr(self, key)
+            if value != default:
+                shown = "null" if value is None else f"{value:g}"
+                yield (
+                    f"`task.{key}={shown}` has no effect with `task={self.name}`, which does not train: "
+                    "use `task=train`, or leave it out."
+                )
+
+    def doubts(self) -> Iterator[str]:
+        """Yield what is possible, and probably not meant."""
+        if 0 < self.epochs <= self.warmup_epochs:
+            yield (
+                f"`task.warmup_epochs={self.warmup_epochs:g}` is not shorter than "
+                f"`task.epochs={self.epochs}`: the learning rate never reaches its peak. Give a shorter "
+                f"one, as `task.warmup_epochs={self.epochs / 6:.2g}`."
+            )
+        if self.target_accuracy is not None and self.epochs > 1:
+            every = self.evaluate_every_epochs
+            if not every or every >= self.epochs:
+                yield (
+                    f"`task.evaluate_every_epochs={every}` evaluates the trained model only: the time to "
+                    f"`task.target_accuracy={self.target_accuracy:g}` can only be that of all "
+                    f"`task.epochs={self.epochs}`."
+                )

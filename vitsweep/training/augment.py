@@ -1,9 +1,10 @@
 """Augmentation of training batches on their device: RandAugment, random erasing, mixup and CutMix.
 
 All random numbers follow from the seed and the optimizer step, for the whole global batch at once, of
-which a replica takes its part: they do not depend on the number of replicas, and a training that is
-resumed draws what it would have drawn. Only the partner in mixup and CutMix is another image of the
-same micro-batch.
+which a replica takes its part: they do not depend on the number of replicas and micro-batches, and a
+training that is resumed draws what it would have drawn. Mixup and CutMix mix neighbours of the global
+batch, which is shuffled: a micro-batch has an even number of images. The noise of random erasing is
+drawn on the device, and a GPU draws other numbers than a CPU.
 """
 
 from collections.abc import Iterator
@@ -115,11 +116,13 @@ def erased(
     area = generator.uniform(*ERASED_AREA, num_images)
     aspect = np.exp(generator.uniform(log(ERASED_ASPECT[0]), log(ERASED_ASPECT[1]), num_images))
     centres = generator.random((2, num_images))
-    seed = int(generator.integers(2**62)) + rows.start
-    noise = torch.Generator(images.device).manual_seed(seed)
+    seed = int(generator.integers(2**62))
     half = np.stack([np.sqrt(area * aspect), np.sqrt(area / aspect)]) / 2 * chosen
     inside = _boxes(images, centres[:, rows], half[:, rows])
-    drawn = torch.empty_like(images).normal_(generator=noise)
+    drawn, noise = torch.zeros_like(images), torch.Generator(images.device)
+    for place, row in enumerate(range(rows.start, rows.stop)):
+        if chosen[row]:  # each image has noise of its own, whoever holds it
+            drawn[place].normal_(generator=noise.manual_seed(seed + row))
     return torch.where(inside, drawn, images)
 
 
@@ -146,10 +149,10 @@ def _chooses_cutmix(recipe: Recipe, generator: np.random.Generator) -> bool:
 def mixed(
     images: Tensor, labels: Tensor, recipe: Recipe, generator: np.random.Generator, num_classes: int
 ) -> Pair:
-    """Mix each image with the one as far from the other end of the batch (mixup or CutMix).
+    """Mix the images of each pair of neighbours, the first and second, third and fourth (mixup or CutMix).
 
     One of both is drawn for the whole step, and one share: of the first image in the average, or of
-    its pixels. Labels become shares of the classes.
+    its pixels. Labels become shares of the classes. The number of images is even.
     """
     if not recipe.mixes:
         return images, labels
@@ -157,7 +160,7 @@ def mixed(
     alpha = recipe.cutmix_alpha if cuts else recipe.mixup_alpha
     share = float(generator.beta(alpha, alpha))
     centre = generator.random((2, 1))
-    others = images.flip(0)
+    others = _neighbours(images)
     if cuts:
         half = np.full((2, 1), sqrt(1 - share) / 2)
         inside = _boxes(images, centre, half)
@@ -166,4 +169,9 @@ def mixed(
     else:
         images = share * images + (1 - share) * others
     targets = F.one_hot(labels, num_classes).to(images.dtype)
-    return images, share * targets + (1 - share) * targets.flip(0)
+    return images, share * targets + (1 - share) * _neighbours(targets)
+
+
+def _neighbours(rows: Tensor) -> Tensor:
+    """Return rows with those of each pair swapped: 1, 0, 3, 2, ..."""
+    return rows.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)

@@ -19,6 +19,7 @@ from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.precision.cast import autocast
 from vitsweep.training.captured_step import CapturedStep
 from vitsweep.training.clip import clip_gradients
+from vitsweep.training.drop_path import StochasticDepth
 from vitsweep.training.garbage import ScheduledCollection
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
@@ -52,6 +53,7 @@ class Trainer:
         skipped: per step, 1 where an overflow made all ranks skip the update; on the device.
         captured: replays steps as recorded kernels, where the compilation asks for it.
         draws: random choices of the forward passes.
+        depth: leaves out branches for some images, where the recipe asks for it.
         average: of the weights, where `averaging` asks for it.
         steps_taken: optimizer steps so far; whoever resumes a training sets it.
         non_finite: whether any loss so far was inf or NaN; on the device, so that no step waits.
@@ -69,6 +71,7 @@ class Trainer:
     skipped: list[Tensor]
     non_finite: Tensor
     draws: Draws
+    depth: StochasticDepth | None = None
     average: WeightAverage | None = None
     steps_taken: int = 0
     captured: CapturedStep | None = None
@@ -89,10 +92,14 @@ class Trainer:
         Returns:
             The mean loss over this rank's images, detached, still on the device.
         """
+        taken = self.steps_taken
+        if self.depth:
+            self.depth.draw(taken)
         if self.captured:
             loss = self.captured(list(islice(batches, self.cell.batch.accumulation_steps)))
         else:
             loss = self._eager_step(batches, marks)
+        self.steps_taken = taken + 1  # a replayed step runs no Python
         self._collection.after_step()
         return loss
 
@@ -113,6 +120,8 @@ class Trainer:
         self.draws.begin(self.steps_taken)
         for index in range(micro_batches):
             images, labels = next(batches)
+            if self.depth:
+                self.depth.select(index)
             marks.end("data")
             with self._sync(index == micro_batches - 1), self.cell.memory.saved_activations():
                 total += self._add_gradients(images, labels, micro_batches, marks)
