@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import socket
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -117,11 +119,105 @@ def test_pixels_of_other_images_are_found_and_remade_on_request(root: Path) -> N
     assert_same(opened(root, cached(root.parent)).train(0), opened(root).train(0))
 
     path.unlink()
-    with pytest.raises(BadValueError, match="1 of 24 differ"):
+    with pytest.raises(BadValueError, match=r"1 of 24 differ"):
         opened(root, cached(root.parent))
     files.cache_clear()
     with pytest.raises(BadValueError, match="24 images were decoded, and there are 23"):
         opened(root, cached(root.parent))
+
+
+def overwrite(path: Path, content: bytes, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+def zeros(path: Path) -> None:
+    overwrite(path, bytes(path.stat().st_size), 0)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGE = [
+    ("pixels.bin", zeros, "24 images of pixels.bin are not what was written"),
+    ("pixels.bin", cut, r"pixels.bin has \d+ bytes, and \d+ were written"),
+    ("pixels.bin", Path.unlink, "they cannot be read"),
+    ("index.npz", cut, "they cannot be read"),
+    ("index.npz", lambda path: path.write_bytes(b""), "they cannot be read"),
+    ("facts.json", lambda path: path.write_text("[]"), "they cannot be read"),
+    ("facts.json", lambda path: path.write_text('{"layout": 1}'), "another version of vitsweep"),
+]
+
+
+def test_damage_is_named_and_repaired_on_request(root: Path) -> None:
+    opened(root, cached(root.parent))
+    plain = list(opened(root).train(0))
+    train = next(path.parent for path in pixel_files(root) if "train" in str(path))
+    for name, damage, told in DAMAGE:
+        damage(train / name)
+        with pytest.raises(BadValueError, match=f"{told}.*`loader.remake=true`"):
+            opened(root, cached(root.parent))
+        opened(root, cached(root.parent, remake=True))
+        assert_same(opened(root, cached(root.parent)).train(0), plain)
+
+
+def test_an_image_that_changes_after_the_check_is_named_when_it_is_read(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "SAMPLE", 2)
+    opened(root, cached(root.parent))
+    train = next(path.parent for path in pixel_files(root) if "train" in str(path))
+    overwrite(train / "pixels.bin", b"other", (train / "pixels.bin").stat().st_size - 5)
+    batches = opened(root, cached(root.parent))  # the last image is not among the sample
+    with pytest.raises(BadValueError, match=r"image 23 of pixels.bin .*`loader.remake=true`"):
+        list(batches.train(0))
+    again = opened(root, cached(root.parent, remake=True))
+    assert_same(again.train(0), opened(root).train(0))
+
+
+def test_finished_pixels_are_read_without_writing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(root, cached(root.parent))
+    for lock in (root.parent / "decoded").glob("*.lock"):
+        lock.unlink()
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refused)  # root may write into a read-only folder
+    monkeypatch.setattr(cache_module, "open", refused, raising=False)
+    assert_same(opened(root, cached(root.parent)).train(0), opened(root).train(0))
+    picture(2, 99).save(root / "train" / "cat" / "cat_1.jpg")
+    monkeypatch.undo()
+    monkeypatch.setattr(cache_module, "open", refused, raising=False)
+    with pytest.raises(
+        BadValueError, match=r"1 of 24 differ.*name a `loader.folder` that can be written"
+    ):
+        opened(root, cached(root.parent))
+
+
+def test_a_folder_that_is_a_file_is_named(root: Path) -> None:
+    (root.parent / "decoded").write_text("mine")
+    with pytest.raises(BadValueError, match="decoded` is a file, or lies below one"):
+        opened(root, cached(root.parent))
+
+
+def test_what_killed_decodings_left_is_removed(root: Path) -> None:
+    name = cache_module._name(files(str(root), "train"), None)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    host = socket.gethostname()
+    dead, alive, elsewhere = (
+        root.parent / "decoded" / f"{name}.{tail}"
+        for tail in (f"{host}-{ended.pid}", f"{host}-1", f"other{host}-{ended.pid}")
+    )
+    for path in (dead, alive, elsewhere):
+        path.mkdir(parents=True)
+    opened(root, cached(root.parent))
+    assert [path.exists() for path in (dead, alive, elsewhere)] == [False, True, True]
 
 
 def test_a_decoding_that_fails_half_way_leaves_nothing(

@@ -1,18 +1,25 @@
-"""Pixels of decoded images in one file, mapped into memory by all who read them."""
+"""Pixels of decoded images in one file, mapped into memory by all who read them.
+
+What is checked, since a disk can lose what was written and people copy files: the size of the file and the
+checksums of `SAMPLE` images spread over it whenever a process opens it; the checksum of every image
+when a process first reads it; all of them where `loader.remake=true` asks for a repair.
+"""
 
 import fcntl
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import socket
+import zipfile
+import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +32,17 @@ from vitsweep.spec.host import PixelCache
 
 LOG = logging.getLogger(__name__)
 PIXELS, INDEX, FACTS = "pixels.bin", "index.npz", "facts.json"
-LAYOUT = 1
-"""Number of the layout of these files; another one is made anew."""
+LAYOUT = 2
+"""Number of the layout of these files; another one is refused, or made anew."""
 CHANNELS = 3
+SAMPLE = 64
+"""Images whose checksums are compared whenever a process opens the files."""
+UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error
+)  # fmt: skip
+"""What JSON, NumPy and zipfile raise for damaged files."""
+OF_FILES, OF_PIXELS = ("names", "labels", "bytes", "changed"), ("starts", "sizes", "checksums")
+"""Arrays of the index: what was decoded, and what came of it."""
 
 
 class DecodedImages:
@@ -43,6 +58,8 @@ class DecodedImages:
         self._pixels: Any = None
         self._starts: Any = None
         self._sizes: Any = None
+        self._checksums: Any = None
+        self._is_checked: Any = None
         self._damaged: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -52,43 +69,92 @@ class DecodedImages:
         DecodedImages.__init__(self, state["folder"])
 
     def image(self, row: int) -> Image.Image | str:
-        """Return an image as RGB, or why its file could not be read."""
+        """Return an image as RGB, or why its file could not be read.
+
+        Raises:
+            BadValueError: these files are damaged.
+        """
         if self._pixels is None:
             self._open()
         height, width = self._sizes[row].tolist()
         if not height:
             return self._damaged[str(row)]
-        start = self._starts[row]
-        pixels = self._pixels[start : start + height * width * CHANNELS]
+        pixels = self._of_row(row)
+        if not self._is_checked[row]:
+            if zlib.crc32(pixels) != self._checksums[row]:
+                raise _damage(self.folder, f"image {row} of {PIXELS} is not what was written")
+            self._is_checked[row] = True
         return Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1)
 
+    def difference(self, rows: Iterator[int]) -> str:
+        """Return which of `rows` have other pixels than were written, "" where none has."""
+        self._open()
+        wrong = [row for row in rows if zlib.crc32(self._of_row(row)) != self._checksums[row]]
+        first = f", the first of them {wrong[0]}" if wrong else ""
+        return f"{len(wrong)} images of {PIXELS} are not what was written{first}" if wrong else ""
+
+    def _of_row(self, row: int) -> Any:
+        start = self._starts[row]
+        return self._pixels[start : start + self._sizes[row].prod() * CHANNELS]
+
     def _open(self) -> None:
-        with np.load(self.folder / INDEX) as index:
-            self._starts, self._sizes = index["starts"], index["sizes"]
-        self._damaged = _facts(self.folder)["damaged"]
-        path = self.folder / PIXELS
-        empty = not path.stat().st_size  # nothing can be mapped
-        self._pixels = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
+        try:
+            self._starts, self._sizes, self._checksums = _arrays(self.folder, OF_PIXELS).values()
+            self._damaged = _facts(self.folder)["damaged"]
+            path = self.folder / PIXELS
+            empty = not path.stat().st_size  # nothing can be mapped
+            self._pixels = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
+        except UNREADABLE as error:
+            raise _damage(self.folder, f"{error}") from error
+        self._is_checked = np.zeros(len(self._sizes), bool)
+
+
+def _damage(folder: Path, what: str) -> BadValueError:
+    return BadValueError(
+        f"`loader.folder`: the decoded images in {folder} are damaged ({what}): `loader.remake=true` "
+        "decodes them anew, once."
+    )
 
 
 def decoded_images(files: Files, cache: PixelCache) -> DecodedImages:
     """Return the pixels of a split; whoever comes first decodes them, and all others wait for it.
 
+    Finished pixels are read without a lock, so that their folder may be read-only.
+
     Raises:
-        BadValueError: other images were decoded than are there now, and `cache.remake` is False.
+        BadValueError: what is kept is damaged or of other images than are there now, and `cache.remake` is
+            False; or `cache.folder` cannot hold it.
         OSError: the pixels cannot be written.
     """
     folder = Path(cache.folder).expanduser() / _name(files, cache.shorter_side_px)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
-        difference = _difference(folder, files)
+    difference = _difference(folder, files, cache.remake)
+    if not difference:
+        return DecodedImages(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(folder.with_name(folder.name + ".lock"), "a", encoding="utf-8")
+    except (FileExistsError, NotADirectoryError) as error:
+        raise BadValueError(
+            f"`loader.folder={cache.folder}` is a file, or lies below one, and decoded images need a "
+            "folder: name another."
+        ) from error
+    except PermissionError as error:
+        raise BadValueError(
+            f"`loader.folder={cache.folder}`: the decoded images in {folder} cannot be used ("
+            f"{difference}), and none can be written there ({error}): name a `loader.folder` that can "
+            "be written."
+        ) from error
+    with lock:
+        _wait_for(lock)
+        difference = _difference(folder, files, cache.remake)  # another process may have made it
         if difference and folder.exists() and not cache.remake:
             raise BadValueError(
-                f"`loader.folder={cache.folder}` keeps pixels of other images than {files.folder} "
-                f"holds now ({difference}): `loader.remake=true` decodes them anew, another "
-                "`loader.folder` keeps both."
+                f"`loader.folder={cache.folder}`: the decoded images in {folder} are not those of "
+                f"{files.folder} as it is now: {difference}. `loader.remake=true` decodes them anew, "
+                "another `loader.folder` keeps both."
             )
         if difference:
+            _remove_leftovers(folder)
             _make(folder, files, cache.shorter_side_px)
     return DecodedImages(folder)
 
@@ -100,37 +166,71 @@ def _name(files: Files, shorter_side_px: int | None) -> str:
     return f"{split.parent.name}-{split.name}-{shorter_side_px or 'all'}px-{place}"
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time look at a folder and make it."""
-    with open(folder.with_name(folder.name + ".lock"), "a", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:  # a file system without locks: two may decode, one of them in vain
-            LOG.warning("%s cannot be locked (%s).", lock.name, error)
-        yield
+def _wait_for(lock: TextIO) -> None:
+    """Let one process at a time make a folder."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:  # a file system without locks: two may decode, one of them in vain
+        LOG.warning("%s cannot be locked (%s).", lock.name, error)
 
 
-def _difference(folder: Path, files: Files) -> str:
-    """Return how the decoded images differ from the files, "" where they do not."""
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what decodings of this host left that were killed half way."""
+    name = re.compile(re.escape(f"{folder.name}.{socket.gethostname()}-") + r"(\d+)(\.old)?")
+    for path in folder.parent.iterdir():
+        if (match := name.fullmatch(path.name)) and not _is_alive(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
+
+
+def _difference(folder: Path, files: Files, all_pixels: bool) -> str:
+    """Return how the decoded images differ from the files or from what was written, "" where they do not.
+
+    Args:
+        folder: of the decoded images.
+        files: to be decoded.
+        all_pixels: compare the checksums of all images, not of a sample.
+    """
     try:
         facts = _facts(folder)
-        with np.load(folder / INDEX) as index:
-            kept = {key: index[key] for key in ("names", "labels", "bytes", "changed")}
-    except (OSError, ValueError, KeyError) as error:
-        return f"its index cannot be read: {error}"
-    if facts.get("layout") != LAYOUT or facts.get("classes") != list(files.classes):
-        return "other classes"
+        kept = _arrays(folder, OF_FILES)
+        rows = {len(values) for values in (kept | _arrays(folder, OF_PIXELS)).values()}
+        if facts.get("layout") != LAYOUT:
+            return "another version of vitsweep decoded them"
+        num_bytes, found = int(facts["pixel_bytes"]), (folder / PIXELS).stat().st_size
+        damaged = dict(facts["damaged"])
+    except UNREADABLE as error:
+        return f"they cannot be read ({type(error).__name__}: {error})"
+    if facts.get("classes") != list(files.classes):
+        return "they are of other classes"
+    if rows != {len(kept["names"])}:
+        return f"{INDEX} has lists of different lengths"
+    if found != num_bytes:
+        return f"{PIXELS} has {found} bytes, and {num_bytes} were written"
     now = _state(files)
     if len(kept["names"]) != len(files):
         return f"{len(kept['names'])} images were decoded, and there are {len(files)}"
     differs = np.zeros(len(files), bool)
     for key, value in kept.items():
         differs |= value != now[key]
-    if not differs.any():
-        return ""
-    first = files.path(int(np.flatnonzero(differs)[0]))
-    return f"{int(differs.sum())} of {len(files)} differ, such as {first}"
+    if differs.any():
+        first = files.path(int(np.flatnonzero(differs)[0]))
+        return f"{int(differs.sum())} of {len(files)} differ, such as {first}"
+    step = 1 if all_pixels else max(1, len(files) // SAMPLE)
+    readable = (row for row in range(0, len(files), step) if str(row) not in damaged)
+    try:
+        return DecodedImages(folder).difference(readable)
+    except (BadValueError, *UNREADABLE) as error:
+        return str(error)
 
 
 def _state(files: Files) -> dict[str, NDArray[Any]]:
@@ -153,8 +253,16 @@ def _size_and_time(path: str) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
+def _arrays(folder: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    # np.load alone leaves a damaged file open
+    with (folder / INDEX).open("rb") as file, np.load(file) as index:
+        return {name: index[name] for name in names}
+
+
 def _facts(folder: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    if not isinstance(facts, dict):
+        raise ValueError(f"{FACTS} is {facts!r:.40}")
     return facts
 
 
@@ -166,11 +274,18 @@ def _make(folder: Path, files: Files, shorter_side_px: int | None) -> None:
     beside.mkdir()
     LOG.warning("Decoding %d images of %s, once, into %s.", len(files), files.folder, folder)
     try:
-        sizes, damaged = _write_pixels(beside / PIXELS, files, shorter_side_px)
+        sizes, checksums, damaged = _write_pixels(beside / PIXELS, files, shorter_side_px)
         ends = np.cumsum(sizes.prod(1, dtype=np.int64) * CHANNELS)
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(files)]
-        np.savez(beside / INDEX, **(state | {"starts": starts, "sizes": sizes}))  # type: ignore[arg-type]
-        facts = {"layout": LAYOUT, "classes": files.classes, "damaged": damaged}
+        arrays: dict[str, Any] = {"starts": starts, "sizes": sizes, "checksums": checksums}
+        np.savez(beside / INDEX, **(state | arrays))
+        num_bytes = (beside / PIXELS).stat().st_size
+        facts = {
+            "layout": LAYOUT,
+            "classes": files.classes,
+            "damaged": damaged,
+            "pixel_bytes": num_bytes,
+        }
         (beside / FACTS).write_text(json.dumps(facts), encoding="utf-8")
         old = beside.with_name(beside.name + ".old")
         if folder.exists():
@@ -183,9 +298,10 @@ def _make(folder: Path, files: Files, shorter_side_px: int | None) -> None:
 
 def _write_pixels(
     path: Path, files: Files, shorter_side_px: int | None
-) -> tuple[NDArray[np.int64], dict[str, str]]:
-    """Write all pixels; return height and width of each image, and row -> why it has none."""
+) -> tuple[NDArray[np.int64], NDArray[np.uint32], dict[str, str]]:
+    """Write all pixels; return height, width and CRC-32 of each image, and row -> why it has none."""
     sizes: NDArray[np.int64] = np.zeros((len(files), 2), np.int64)
+    checksums: NDArray[np.uint32] = np.zeros(len(files), np.uint32)
     damaged: dict[str, str] = {}
     with open(path, "wb") as file:
         for row, pixels in enumerate(_decoded_in_order(files, shorter_side_px)):
@@ -193,10 +309,12 @@ def _write_pixels(
                 damaged[str(row)] = pixels
             else:
                 sizes[row] = pixels.shape[:2]
-                file.write(pixels.tobytes())
+                content = pixels.tobytes()
+                checksums[row] = zlib.crc32(content)
+                file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    return sizes, damaged
+    return sizes, checksums, damaged
 
 
 def _decoded_in_order(

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vitsweep.errors import disk_full_error
+from vitsweep.errors import VitsweepError, disk_full_error
 from vitsweep.execution.failures import write_failure
 from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.outcome import RECORD_DRAFT
@@ -21,6 +21,7 @@ from vitsweep.results.store import Store, write_atomically
 from vitsweep.results.user_metrics import with_user_metrics
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.flatten import flatten
+from vitsweep.spec.rules import lacking_here
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, TrainingInterrupted
 from vitsweep.world import World
 
@@ -43,7 +44,7 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
         request.folder.mkdir(parents=True, exist_ok=True)
         log_to(request.folder / f"rank{rank}.log")
         cell = read_cell(Store(request.sweep_folder), request.cell_id, request.measurement)
-        cell.runtime.set_up(cell, local_rank)
+        _set_up(cell, local_rank)
         with joined_process_group(cell, rank, local_rank, request.init_method) as world:
             record = _run(request, cell, world, _checkpoint_manager(request, cell, world))
             if record is not None:
@@ -64,13 +65,24 @@ def run_rank_in_process(request: RunRequest, cell: CellSpec, rank: int, local_ra
     """
     import torch.distributed as dist
 
-    cell.runtime.set_up(cell, local_rank)
+    _set_up(cell, local_rank)
     with joined_process_group(cell, rank, local_rank, request.init_method) as world:
         name = [f"in-place-{secrets.token_hex(4)}"]
         dist.broadcast_object_list(name)
         record = _run(replace(request, run_id=name[0], block=name[0]), cell, world, None)
         if record is not None:
             Store(request.sweep_folder).publish(record)
+
+
+def _set_up(cell: CellSpec, local_rank: int) -> None:
+    """Prepare the process of a rank.
+
+    Raises:
+        VitsweepError: this node lacks what the cell needs.
+    """
+    for reason in lacking_here(cell):
+        raise VitsweepError(reason)
+    cell.runtime.set_up(cell, local_rank)
 
 
 def _run(

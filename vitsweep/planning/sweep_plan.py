@@ -12,7 +12,7 @@ from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.machine import HERE, Machine
 from vitsweep.spec.recipe import OPTIMIZER_FIELDS
 from vitsweep.spec.resolve import resolve
-from vitsweep.spec.rules import conflicts
+from vitsweep.spec.rules import conflicts, lacking_here
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.training.course import resume_conflicts
 
@@ -115,7 +115,7 @@ def plan_cell(
     _require_single_choices(composed)
     tree = resolve(composed.tree, machine)
     cell = cell_from_tree(tree)
-    lacking = cell.runtime.lacking_here(cell) if machine.described_by == HERE else ()
+    lacking = lacking_here(cell) if machine.described_by == HERE else ()
     return PlannedCell(
         composed=composed,
         tree=tree,

@@ -65,14 +65,6 @@ class Runtime(Technique):
         """Steps between two collections where they are scheduled."""
         return 0
 
-    def lacking_here(self, cell: "CellSpec") -> Iterator[str]:
-        """Yield one full sentence for each thing that `cell` needs and this machine lacks.
-
-        Unlike `conflicts` it depends on the machine: a command asks where it runs the cells itself, and
-        each rank asks on its node.
-        """
-        return iter(())
-
     def environment(self) -> Mapping[str, str]:
         """Variables that a rank must find when it starts; the ranks are new processes then."""
         return {}

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cache
 
 from vitsweep.spec.resources import Device
 
@@ -53,3 +54,22 @@ def count_gpus() -> int:
     return min(
         present, len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
     )
+
+
+@cache
+def gpu_capability() -> tuple[int, int] | None:
+    """Return the compute capability of this machine's newest GPU; None without one.
+
+    Without loading torch. NVML and CUDA may number the GPUs of a mixed machine in other orders, so that a
+    rank on its older GPU hears of it from torch.
+    """
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        found = [pynvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles]
+        pynvml.nvmlShutdown()
+    except Exception:  # no driver, no library, no permission: nothing is known
+        return None
+    return max(((int(major), int(minor)) for major, minor in found), default=None)

@@ -25,6 +25,12 @@ def conflicts(cell: CellSpec) -> list[str]:
     return list(dict.fromkeys(reasons))
 
 
+def lacking_here(cell: CellSpec) -> Iterator[str]:
+    """Yield all reasons why this machine cannot run a cell that others can."""
+    for technique in cell.techniques.values():
+        yield from technique.lacking_here(cell)
+
+
 def _mesh(cell: CellSpec) -> Iterator[str]:
     mesh, world = cell.mesh, cell.resources.world_size
     if mesh.world_size != world:

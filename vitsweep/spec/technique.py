@@ -56,6 +56,14 @@ class Technique(ABC):
         """
         return iter(())
 
+    def lacking_here(self, cell: "CellSpec") -> Iterator[str]:
+        """Yield one full sentence for each thing that `cell` needs and this machine lacks.
+
+        Unlike `conflicts` it depends on the machine: a command asks where it runs the cells itself, and
+        each rank asks on its node.
+        """
+        return iter(())
+
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
         """Let a plain model in one process compute what this technique does, if it changes that.
 

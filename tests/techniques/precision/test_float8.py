@@ -1,5 +1,7 @@
 """Which linears FP8 converts, and what the record says of it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torchao.float8.float8_linear_utils import _auto_filter_for_recipe
@@ -8,6 +10,7 @@ from tests.cells import GPU_NODE, TINY, entry
 from tests.choices import choice
 from vitsweep.equivalence import twin_of
 from vitsweep.measure.float8_layers import converted_layers
+from vitsweep.spec.machine import HERE
 from vitsweep.techniques.precision.float8 import gains
 
 SIZES = (16, 24, 768, 1024, 1040, 2048, 2064, 3072, 4096, 4112, 5120)
@@ -70,3 +73,42 @@ def test_a_model_of_which_nothing_gains_is_refused() -> None:
         entry(*TINY, *WIDE, *fp8, "precision.recipe=rowwise", machine=GPU_NODE).reasons
     )
     assert "none gains from `precision.recipe=rowwise`" in rowwise
+
+
+GENERATIONS = {
+    (8, 0): (
+        "needs a GPU with FP8 units",
+        "needs a GPU of Hopper (9.0)",
+        "needs a GPU of Hopper (9.0) or",
+    ),
+    (8, 9): ("", "needs a GPU of Hopper (9.0),", "needs a GPU of Hopper (9.0) or newer"),
+    (9, 0): ("", "", ""),
+    (10, 0): ("", "has compute capability 10.0", ""),
+}
+
+
+@pytest.mark.parametrize("capability", GENERATIONS)
+def test_a_generation_of_gpus_that_lacks_a_kernel_is_named(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("precision.float8", "attention.sdpa"):
+        monkeypatch.setattr(f"vitsweep.techniques.{module}.gpu_capability", lambda: capability)
+    here = replace(GPU_NODE, described_by=HERE)
+    typed = (
+        ("precision=fp8", "batch.images_per_step=1024"),
+        ("attention.flash_kernel=FA3", "precision=bf16"),
+        ("attention.flash_kernel=FA4", "precision=bf16"),
+    )
+    for overrides, told in zip(typed, GENERATIONS[capability], strict=True):
+        planned = [entry(*TINY, *WIDE, *overrides, machine=m) for m in (here, GPU_NODE)]
+        reasons, elsewhere = (" ".join(p.reasons) for p in planned)
+        assert told in reasons
+        assert bool(told) == ("compute capability" in reasons)
+        assert "compute capability" not in elsewhere
+
+
+def test_a_flash_kernel_beside_another_backend_is_refused() -> None:
+    typed = ("attention=sdpa_math", "attention.flash_kernel=FA3", "precision=bf16")
+    assert "which never runs a flash kernel" in " ".join(
+        entry(*TINY, *typed, machine=GPU_NODE).reasons
+    )

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from vitsweep.spec.identity import added_later
+from vitsweep.spec.machine import gpu_capability
 from vitsweep.spec.technique import AttentionKernel
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ ON_CPU = ("auto", "math", "flash")
 
 HALF_ONLY = ("flash", "cudnn")
 """Backends that take float16 and bfloat16 only, on CUDA (flash on CPU takes every float type)."""
+
+MAY_BE_FLASH = ("auto", "flash", "cudnn_first")
+"""Backends that run a flash kernel, or may."""
 
 FLASH_PACKAGES = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute"}
 """Kernel -> module that torch takes it from."""
@@ -74,6 +78,12 @@ class ScaledDotProduct(AttentionKernel):
                     "cpu. Use `attention.flash_kernel=torch`."
                 )
             return
+        if self.flash_kernel != "torch" and self.backend not in MAY_BE_FLASH:
+            yield (
+                f"`attention.flash_kernel={self.flash_kernel}` has no effect with `attention={self.name}`, "
+                "which never runs a flash kernel: use `attention=sdpa_flash`, or "
+                "`attention.flash_kernel=torch`."
+            )
         dtype = compute_dtype(cell)
         if self.backend in HALF_ONLY and dtype not in ("float16", "bfloat16"):
             yield (
@@ -90,6 +100,18 @@ class ScaledDotProduct(AttentionKernel):
             )
         if self.backend == "cudnn":
             yield from _uneven_heads(cell, self.name)
+
+    def lacking_here(self, cell: "CellSpec") -> Iterator[str]:
+        """Say where the GPU is older than Hopper, or for FlashAttention-3 newer."""
+        found = gpu_capability()
+        if self.flash_kernel == "torch" or found is None:
+            return
+        if found < (9, 0) or (self.flash_kernel == "FA3" and found >= (10, 0)):
+            runs_on = "Hopper (9.0)" if self.flash_kernel == "FA3" else "Hopper (9.0) or newer"
+            yield (
+                f"`attention.flash_kernel={self.flash_kernel}` needs a GPU of {runs_on}, and this machine's "
+                f"has compute capability {found[0]}.{found[1]}: use `attention.flash_kernel=torch`."
+            )
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Ask for the named kernel in every block; `auto` leaves the model as it is."""

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.identity import added_later
+from vitsweep.spec.machine import gpu_capability
 from vitsweep.spec.technique import Precision, PrecisionPlan
 
 if TYPE_CHECKING:
     from torch import nn
 
+FP8_CAPABILITY = (8, 9)
 MULTIPLE = 16
 """FP8 matrix units take operands whose inner sides are multiples of it (`torch._scaled_mm`)."""
 
@@ -126,6 +128,15 @@ class Float8(Precision):
                 f"`precision={self.name}` needs a GPU with FP8 units (Hopper, Ada or newer), and this "
                 "cell has `resources.device=cpu`: use `precision.emulate=true` to see its rounding, "
                 "not its speed."
+            )
+
+    def lacking_here(self, cell: CellSpec) -> Iterator[str]:
+        """Say where the GPU has no FP8 units."""
+        found = gpu_capability()
+        if not self.emulate and found is not None and found < FP8_CAPABILITY:
+            yield (
+                f"`precision={self.name}` needs a GPU with FP8 units, of compute capability 8.9 (Ada), 9.0 "
+                f"(Hopper) or newer, and this machine's has {found[0]}.{found[1]}: use `precision=bf16`."
             )
 
 
