@@ -142,7 +142,7 @@ def _hold_once() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class KilledTraining(Memory):
-    """Rank 1 kills itself in a training, once, as soon as there is a checkpoint.
+    """Rank 1 kills itself in a training, once, as soon as there is a checkpoint of trained steps.
 
     Then there is a file `killed` in the working directory.
     """
@@ -155,7 +155,7 @@ class KilledTraining(Memory):
 def _kill_once() -> None:
     import torch.distributed as dist
 
-    whole = f"results/*/cells/*/attempts/*/{CHECKPOINT_FOLDER}/step-*/{INFO_FILE}"
+    whole = f"results/*/cells/*/attempts/*/{CHECKPOINT_FOLDER}/step-*[1-9]*/{INFO_FILE}"
     if dist.get_rank() == 1 and not Path("killed").exists() and any(Path().glob(whole)):
         Path("killed").touch()
         os.kill(os.getpid(), signal.SIGKILL)

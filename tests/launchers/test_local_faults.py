@@ -1,6 +1,7 @@
 """Commands on this machine that are interrupted, killed, repeated or started twice lose nothing."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -140,8 +141,8 @@ def test_a_killed_training_goes_on_from_its_latest_checkpoint_and_ends_as_withou
     done = vitsweep(*training)
     assert done.returncode == 0, done.stderr + done.stdout
     runs = vitsweep.runs().set_index("status")
-    assert list(runs.index) == ["killed", "measured"]
-    assert runs.loc["measured", "resumed"].startswith("Training went on after ")
+    assert sorted(runs.index) == ["killed", "measured"]
+    assert re.match(r"Training went on after [1-9]\d* steps", runs.loc["measured", "resumed"])
     assert not list(vitsweep.store.cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}"))
 
     whole = vitsweep(
