@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from vitsweep.errors import VitsweepError
 from vitsweep.execution import process_group
 from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
+from vitsweep.launchers.slurm.node.remote_ranks import Nodes
 from vitsweep.launchers.slurm.node.transport import AgentListener, connect, receive, send
 
 TWO = ("127.0.0.2", "127.0.0.3")
@@ -131,3 +133,19 @@ def test_the_store_of_torch_listens_on_the_address_of_the_rendezvous_only() -> N
     assert process_group._listening(socket.gethostname(), 0) is None or not (
         socket.gethostbyname(socket.gethostname()).startswith("127.")
     )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.5", "localhost", "::1"])
+def test_the_port_of_a_rendezvous_is_kept_for_rank_0(address: str) -> None:
+    _, connection = multiprocessing.Pipe()
+    nodes = Nodes([({"node": "n1", "address": address}, connection)], lambda: None)
+    init_method = nodes.rendezvous()
+    port = urlsplit(init_method).port or 0
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind(("", port))
+    store = process_group._store(init_method, 0, 1, timedelta(seconds=60))
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    assert urlsplit(nodes.rendezvous()).port != port
+    nodes.shut_down()

@@ -74,6 +74,7 @@ class Nodes:
         self.all = [Node(hello["node"], connection) for hello, connection in agents]
         self.on_wait = on_wait
         self.kill_timeout_s = KILL_TIMEOUT_SECONDS
+        self._kept_port = socket.socket()
         reached_at = [hello["address"] for hello, _ in agents]
         self.address = max(reached_at, key=lambda a: (a != self.all[0].name, a))
 
@@ -100,14 +101,22 @@ class Nodes:
             node.send({"do": "shut_down"})
             with suppress(OSError):
                 node.connection.close()
+        self._kept_port.close()
 
     def rendezvous(self) -> str:
-        """Return an `init_method` for one run: the first node, and a port that is free there."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-        address = f"[{self.address}]" if ":" in self.address else self.address
-        return f"tcp://{address}:{port}"
+        """Return an `init_method` for one run: the first node, and a port that is kept for it there.
+
+        The port stays bound until the next run, so that no other program of the node gets it before
+        rank 0 listens on it. Rank 0 may: both sockets have SO_REUSEADDR, and this one never listens.
+        """
+        is_ipv6 = ":" in self.address
+        kept = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("", 0))
+        self._kept_port.close()
+        self._kept_port = kept
+        address = f"[{self.address}]" if is_ipv6 else self.address
+        return f"tcp://{address}:{kept.getsockname()[1]}"
 
 
 class RemoteRanks:
