@@ -7,36 +7,58 @@ as computed unless the conditions say that it is credited.
     python -m analysis.menu_2026 results/SWEEP
 """
 
-from pandas import DataFrame
+from pandas import DataFrame, to_numeric
 
 from analysis.study import main, with_conditions
+from vitsweep.tables.columns import varying
+from vitsweep.tables.formatting import missing, number
 from vitsweep.tables.load import Sweep
 from vitsweep.tables.published import published
 
 SOURCE = ["sure", "source"]
+CONDITIONS = ("model", "world_size", "device", "images_per_step", "resolution_px", "num_tokens")
+"""Settings that the conditions of a row say already."""
 
 
 def throughput(sweep: Sweep) -> DataFrame:
-    """Published settings, then the measured cells, by MFU."""
+    """Published settings, then the measured cells, each by MFU, the largest first.
+
+    `doubt` is `about` where the source rounds, or says no more than "1 day".
+    """
     figures = (
-        published(experiment="vit_throughput")
-        .assign(conditions=lambda t: t["conditions"].str.replace("; 3 x forward.*", "", regex=True))
-        .pivot(index=["system", "conditions", *SOURCE], columns="metric", values="value")
+        published(experiment="vit_throughput", doubtful=True)
+        .assign(
+            conditions=lambda t: t["conditions"].str.replace("; 3 x forward.*", "", regex=True),
+            doubt=lambda t: t["doubt"].fillna(""),
+        )
+        .pivot(index=["system", "conditions", *SOURCE, "doubt"], columns="metric", values="value")
         .reset_index()
         .rename(columns={"system": "model", "mfu": "mfu_percent"})
+        .sort_values("mfu_percent", ascending=False, key=to_numeric, kind="stable")
     )
-    cells = sweep.cells.pipe(with_conditions)
+    ran = sweep.cells.dropna(subset=["images_per_second_per_rank"])
+    cells = ran.pipe(with_conditions).sort_values("mfu", ascending=False, kind="stable")
     measured = DataFrame(
         {
             "model": cells["model"],
-            "conditions": cells["conditions"],
-            "images_per_second_per_gpu": cells["images_per_second_per_rank"],
-            "mfu_percent": 100 * cells["mfu"].astype(float),
+            "conditions": _with_settings(cells),
+            "images_per_second_per_gpu": cells["images_per_second_per_rank"].map(number),
+            "mfu_percent": (100 * cells["mfu"].astype(float)).map(number),
             "sure": "measured",
             "source": cells["cell_id"],
+            "doubt": "",
         }
     )
     return DataFrame([*figures.to_dict("records"), *measured.to_dict("records")])
+
+
+def _with_settings(cells: DataFrame) -> list[str]:
+    """Return the conditions of each cell with the settings that tell the cells apart."""
+    names = [name for name in varying(cells) if name not in CONDITIONS]
+    return [
+        "; ".join([row["conditions"], *(f"{n} {row[n]}" for n in names if not missing(row[n]))])
+        for _, row in cells.iterrows()
+    ]
 
 
 def techniques(sweep: Sweep) -> DataFrame:

@@ -72,8 +72,25 @@ def test_what_was_not_found_stays_empty(sweeps):
 
 def test_doubtful_rows_are_left_out_unless_asked_for():
     doubtful = published(doubtful=True).query("doubt.notna()")
-    assert sorted(doubtful["value"]) == ["0.39", "0.41", "0.44", "121.83", "129.44", "137.48"]
+    about = doubtful["doubt"] == "about"
+    assert sorted(doubtful[~about]["value"]) == [
+        "0.39", "0.41", "0.44", "121.83", "129.44", "137.48"
+    ]  # fmt: skip
+    assert sorted(doubtful[about]["value"]) == ["18.5", "34", "57", "93"]
     assert not published()["value"].isin(["121.83", "129.44", "137.48"]).any()
+
+
+def test_rows_of_the_menu_are_sorted_rounded_and_told_apart(sweeps):
+    rows = menu_2026.throughput(sweeps["speedups"])
+    about = rows[rows["doubt"] == "about"]
+    assert set(about["model"]) == {"DINOv3 7B", "DINOv2 ViT-L/16"}
+    is_measured = rows["sure"] == "measured"
+    shares = pd.to_numeric(rows[~is_measured]["mfu_percent"]).dropna()
+    assert shares.is_monotonic_decreasing
+    assert shares.iloc[0] == 57
+    measured = rows[is_measured]
+    assert not measured["conditions"].duplicated().any()
+    assert measured["images_per_second_per_gpu"].str.fullmatch(r"[\d,]+(\.\d{1,2})?").all()
 
 
 def test_doubtful_figures_appear_in_no_table(sweeps):
