@@ -41,7 +41,8 @@ class DecodedCache(Loader):
         folder: where the files of pixels are kept, one folder per data set and split; made where missing.
         shorter_side_px: larger images are shrunk to it (bilinear) before they are kept; None keeps all
             pixels.
-        remake: True decodes anew where files were made from other images; False refuses such files.
+        remake: True compares the checksums of all kept pixels, and decodes anew where they are damaged or of
+            other images; False compares a sample, and refuses such files.
     """
 
     folder: str
