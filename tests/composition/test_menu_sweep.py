@@ -2,6 +2,8 @@
 
 from dataclasses import fields
 
+import pytest
+
 from tests.cells import GPU_NODE, composer
 from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.grid import expand
@@ -12,6 +14,7 @@ from vitsweep.spec.cell_spec import CellSpec
 OF_ALL = {"model", "data", "batch.images_per_step", "resources.ranks_per_node"}
 
 
+@pytest.mark.full
 def test_both_sides_have_the_fast_choices_and_only_the_technique_between_them() -> None:
     cells = expand(["+sweep=menu_2026_cluster"], composer())
     assert len({cell.key for cell in cells}) == len(cells)
