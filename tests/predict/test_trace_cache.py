@@ -1,10 +1,14 @@
 """Traces on disk: found again, replaced when damaged, written by several at once."""
 
 import gzip
+import subprocess
+import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cells import GPU_NODE, cell
@@ -80,3 +84,25 @@ def test_cells_of_equal_shape_share_a_trace_and_no_others_do(tmp_path: Path) -> 
 def test_the_cache_lies_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert traces_folder() == Path("/somewhere/vitsweep/traces")
+
+
+@pytest.mark.full
+def test_processes_that_trace_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    script = (
+        "from pathlib import Path; from tests.cells import cell; "
+        "from vitsweep.predict.trace_cache import TraceCache; "
+        "from vitsweep.predict.trace_pool import trace_cells; "
+        "cells = {str(d): cell(f'model.depth={d}') for d in range(60, 100)}; "
+        f"trace_cells(cells, TraceCache(Path({str(tmp_path)!r})))"
+    )
+    asking = subprocess.Popen([sys.executable, "-c", script])
+    while not any(tmp_path.rglob("*.json.gz")):
+        assert asking.poll() is None
+        time.sleep(0.1)
+    children = psutil.Process(asking.pid).children()
+    tracing = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    assert tracing
+    asking.kill()
+    asking.wait()
+    _, alive = psutil.wait_procs(tracing, timeout=60)
+    assert not alive

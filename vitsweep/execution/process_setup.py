@@ -1,4 +1,4 @@
-"""Set-up of a rank's process: its log, its memory limit, its end together with the launcher."""
+"""Set-up of a process that this one starts: its log, its memory limit, its end with the launcher."""
 
 import ctypes
 import multiprocessing

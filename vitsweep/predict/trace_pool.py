@@ -10,6 +10,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from vitsweep.execution.process_setup import end_with_launcher
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_cache import TraceCache
 from vitsweep.spec.cell_spec import CellSpec
@@ -97,11 +98,12 @@ def _results(futures: dict[Future[Any], str], seconds: float | None) -> Iterable
 
 
 def _prepare() -> None:
-    """Set up a process of the pool."""
+    """Set up a process of the pool, which ends with the process that asked for traces."""
     import warnings
 
     import torch
 
+    end_with_launcher()
     os.nice(NICENESS)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
