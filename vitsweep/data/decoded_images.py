@@ -1,42 +1,23 @@
 """Pixels of decoded images in one file, mapped into memory by all who read them.
 
-What is checked, since a disk can lose what was written and people copy files: the size of the file and the
-checksums of `SAMPLE` images spread over it whenever a process opens it; the checksum of every image
-when a process first reads it; all of them where `loader.remake=true` asks for a repair.
+The checksum of an image is compared when a process first reads it (see `decoded_cache` for the rest).
 """
 
-import fcntl
-import hashlib
 import json
-import logging
-import os
-import re
-import shutil
-import socket
 import zipfile
 import zlib
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitsweep.data.folder_scan import Files
-from vitsweep.data.image_crop import decode
 from vitsweep.errors import BadValueError
-from vitsweep.spec.host import PixelCache
 
-LOG = logging.getLogger(__name__)
 PIXELS, INDEX, FACTS = "pixels.bin", "index.npz", "facts.json"
-LAYOUT = 2
-"""Number of the layout of these files; another one is refused, or made anew."""
 CHANNELS = 3
-SAMPLE = 64
-"""Images whose checksums are compared whenever a process opens the files."""
 UNREADABLE = (
     OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error
 )  # fmt: skip
@@ -99,8 +80,8 @@ class DecodedImages:
 
     def _open(self) -> None:
         try:
-            self._starts, self._sizes, self._checksums = _arrays(self.folder, OF_PIXELS).values()
-            self._damaged = _facts(self.folder)["damaged"]
+            self._starts, self._sizes, self._checksums = arrays_of(self.folder, OF_PIXELS).values()
+            self._damaged = facts_of(self.folder)["damaged"]
             path = self.folder / PIXELS
             empty = not path.stat().st_size  # nothing can be mapped
             self._pixels = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
@@ -116,230 +97,16 @@ def _damage(folder: Path, what: str) -> BadValueError:
     )
 
 
-def decoded_images(files: Files, cache: PixelCache) -> DecodedImages:
-    """Return the pixels of a split; whoever comes first decodes them, and all others wait for it.
-
-    Finished pixels are read without a lock, so that their folder may be read-only.
-
-    Raises:
-        BadValueError: what is kept is damaged or of other images than are there now, and `cache.remake` is
-            False; or `cache.folder` cannot hold it.
-        OSError: the pixels cannot be written.
-    """
-    folder = Path(cache.folder).expanduser() / _name(files, cache.shorter_side_px)
-    difference = _difference(folder, files, cache.remake)
-    if not difference:
-        return DecodedImages(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(folder.with_name(folder.name + ".lock"), "a", encoding="utf-8")
-    except (FileExistsError, NotADirectoryError) as error:
-        raise BadValueError(
-            f"`loader.folder={cache.folder}` is a file, or lies below one, and decoded images need a "
-            "folder: name another."
-        ) from error
-    except PermissionError as error:
-        raise BadValueError(
-            f"`loader.folder={cache.folder}`: the decoded images in {folder} cannot be used ("
-            f"{difference}), and none can be written there ({error}): name a `loader.folder` that can "
-            "be written."
-        ) from error
-    with lock:
-        _wait_for(lock)
-        difference = _difference(folder, files, cache.remake)  # another process may have made it
-        if difference and folder.exists() and not cache.remake:
-            raise BadValueError(
-                f"`loader.folder={cache.folder}`: the decoded images in {folder} are not those of "
-                f"{files.folder} as it is now: {difference}. `loader.remake=true` decodes them anew, "
-                "another `loader.folder` keeps both."
-            )
-        if difference:
-            _remove_leftovers(folder)
-            _make(folder, files, cache.shorter_side_px)
-    return DecodedImages(folder)
-
-
-def _name(files: Files, shorter_side_px: int | None) -> str:
-    """Return the name of a folder: one per split and size."""
-    split = Path(files.folder).absolute()
-    place = hashlib.sha256(os.fsencode(split)).hexdigest()[:8]
-    return f"{split.parent.name}-{split.name}-{shorter_side_px or 'all'}px-{place}"
-
-
-def _wait_for(lock: TextIO) -> None:
-    """Let one process at a time make a folder."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError as error:  # a file system without locks: two may decode, one of them in vain
-        LOG.warning("%s cannot be locked (%s).", lock.name, error)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what decodings of this host left that were killed half way."""
-    name = re.compile(re.escape(f"{folder.name}.{socket.gethostname()}-") + r"(\d+)(\.old)?")
-    for path in folder.parent.iterdir():
-        if (match := name.fullmatch(path.name)) and not _is_alive(int(match[1])):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # of another user
-        return True
-    return True
-
-
-def _difference(folder: Path, files: Files, all_pixels: bool) -> str:
-    """Return how the decoded images differ from the files or from what was written, "" where they do not.
-
-    Args:
-        folder: of the decoded images.
-        files: to be decoded.
-        all_pixels: compare the checksums of all images, not of a sample.
-    """
-    try:
-        facts = _facts(folder)
-        kept = _arrays(folder, OF_FILES)
-        rows = {len(values) for values in (kept | _arrays(folder, OF_PIXELS)).values()}
-        if facts.get("layout") != LAYOUT:
-            return "another version of vitsweep decoded them"
-        num_bytes, found = int(facts["pixel_bytes"]), (folder / PIXELS).stat().st_size
-        damaged = dict(facts["damaged"])
-    except UNREADABLE as error:
-        return f"they cannot be read ({type(error).__name__}: {error})"
-    if facts.get("classes") != list(files.classes):
-        return "they are of other classes"
-    if rows != {len(kept["names"])}:
-        return f"{INDEX} has lists of different lengths"
-    if found != num_bytes:
-        return f"{PIXELS} has {found} bytes, and {num_bytes} were written"
-    now = _state(files)
-    if len(kept["names"]) != len(files):
-        return f"{len(kept['names'])} images were decoded, and there are {len(files)}"
-    differs = np.zeros(len(files), bool)
-    for key, value in kept.items():
-        differs |= value != now[key]
-    if differs.any():
-        first = files.path(int(np.flatnonzero(differs)[0]))
-        return f"{int(differs.sum())} of {len(files)} differ, such as {first}"
-    step = 1 if all_pixels else max(1, len(files) // SAMPLE)
-    readable = (row for row in range(0, len(files), step) if str(row) not in damaged)
-    try:
-        return DecodedImages(folder).difference(readable)
-    except (BadValueError, *UNREADABLE) as error:
-        return str(error)
-
-
-def _state(files: Files) -> dict[str, NDArray[Any]]:
-    """Return names, labels, sizes in bytes and times of change of all files."""
-    found = np.array([_size_and_time(files.path(row)) for row in range(len(files))], np.int64)
-    found = found.reshape(-1, 2)
-    return {
-        "names": files.names,
-        "labels": files.labels,
-        "bytes": found[:, 0],
-        "changed": found[:, 1],
-    }
-
-
-def _size_and_time(path: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return -1, -1  # as for any other damage, the reader of the file says why
-    return found.st_size, found.st_mtime_ns
-
-
-def _arrays(folder: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+def arrays_of(folder: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return some arrays of the index; raises any of `UNREADABLE`."""
     # np.load alone leaves a damaged file open
     with (folder / INDEX).open("rb") as file, np.load(file) as index:
         return {name: index[name] for name in names}
 
 
-def _facts(folder: Path) -> dict[str, Any]:
+def facts_of(folder: Path) -> dict[str, Any]:
+    """Return what the pixels were made from; raises any of `UNREADABLE`."""
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     if not isinstance(facts, dict):
         raise ValueError(f"{FACTS} is {facts!r:.40}")
     return facts
-
-
-def _make(folder: Path, files: Files, shorter_side_px: int | None) -> None:
-    """Decode all files into a folder beside, and rename it: nobody sees half of it."""
-    state = _state(files)  # before: a file that changes meanwhile is found to differ later
-    beside = folder.with_name(f"{folder.name}.{socket.gethostname()}-{os.getpid()}")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
-    LOG.warning("Decoding %d images of %s, once, into %s.", len(files), files.folder, folder)
-    try:
-        sizes, checksums, damaged = _write_pixels(beside / PIXELS, files, shorter_side_px)
-        ends = np.cumsum(sizes.prod(1, dtype=np.int64) * CHANNELS)
-        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(files)]
-        arrays: dict[str, Any] = {"starts": starts, "sizes": sizes, "checksums": checksums}
-        np.savez(beside / INDEX, **(state | arrays))
-        num_bytes = (beside / PIXELS).stat().st_size
-        facts = {
-            "layout": LAYOUT,
-            "classes": files.classes,
-            "damaged": damaged,
-            "pixel_bytes": num_bytes,
-        }
-        (beside / FACTS).write_text(json.dumps(facts), encoding="utf-8")
-        old = beside.with_name(beside.name + ".old")
-        if folder.exists():
-            folder.rename(old)  # who has mapped it keeps its pixels
-        beside.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def _write_pixels(
-    path: Path, files: Files, shorter_side_px: int | None
-) -> tuple[NDArray[np.int64], NDArray[np.uint32], dict[str, str]]:
-    """Write all pixels; return height, width and CRC-32 of each image, and row -> why it has none."""
-    sizes: NDArray[np.int64] = np.zeros((len(files), 2), np.int64)
-    checksums: NDArray[np.uint32] = np.zeros(len(files), np.uint32)
-    damaged: dict[str, str] = {}
-    with open(path, "wb") as file:
-        for row, pixels in enumerate(_decoded_in_order(files, shorter_side_px)):
-            if isinstance(pixels, str):
-                damaged[str(row)] = pixels
-            else:
-                sizes[row] = pixels.shape[:2]
-                content = pixels.tobytes()
-                checksums[row] = zlib.crc32(content)
-                file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return sizes, checksums, damaged
-
-
-def _decoded_in_order(
-    files: Files, shorter_side_px: int | None
-) -> Iterator[NDArray[np.uint8] | str]:
-    """Yield what `_pixels` returns for each file; threads on all cores of this process are ahead."""
-    Image.preinit()  # threads would register Pillow's formats at the same time
-    num_threads = len(os.sched_getaffinity(0))
-    ahead: deque[Future[NDArray[np.uint8] | str]] = deque()
-    with ThreadPoolExecutor(num_threads) as pool:
-        for row in range(len(files)):
-            ahead.append(pool.submit(_pixels, files.path(row), shorter_side_px))
-            if len(ahead) > 4 * num_threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-
-
-def _pixels(path: str, shorter_side_px: int | None) -> NDArray[np.uint8] | str:
-    """Return the pixels (H, W, 3) of a file, or why it cannot be read."""
-    image = decode(path)
-    if isinstance(image, str):
-        return image
-    if shorter_side_px is not None and min(image.size) > shorter_side_px:
-        share = shorter_side_px / min(image.size)
-        size = (round(image.width * share), round(image.height * share))
-        image = image.resize(size, Image.Resampling.BILINEAR)
-    return np.asarray(image)

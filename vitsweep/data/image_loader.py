@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vitsweep.data.decoded_images import DecodedImages, decoded_images
+from vitsweep.data.decoded_cache import decoded_images
+from vitsweep.data.decoded_images import DecodedImages
 from vitsweep.data.folder_scan import Files, files
 from vitsweep.data.image_reader import ImageReader, Read
 from vitsweep.data.image_threads import ThreadedReads

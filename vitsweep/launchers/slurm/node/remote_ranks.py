@@ -74,7 +74,7 @@ class Nodes:
         self.all = [Node(hello["node"], connection) for hello, connection in agents]
         self.on_wait = on_wait
         self.kill_timeout_s = KILL_TIMEOUT_SECONDS
-        self._kept_port = socket.socket()
+        self._kept_port: socket.socket | None = None
         reached_at = [hello["address"] for hello, _ in agents]
         self.address = max(reached_at, key=lambda a: (a != self.all[0].name, a))
 
@@ -101,7 +101,7 @@ class Nodes:
             node.send({"do": "shut_down"})
             with suppress(OSError):
                 node.connection.close()
-        self._kept_port.close()
+        self._free_port()
 
     def rendezvous(self) -> str:
         """Return an `init_method` for one run: the first node, and a port that is kept for it there.
@@ -113,10 +113,14 @@ class Nodes:
         kept = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         kept.bind(("", 0))
-        self._kept_port.close()
+        self._free_port()
         self._kept_port = kept
         address = f"[{self.address}]" if is_ipv6 else self.address
         return f"tcp://{address}:{kept.getsockname()[1]}"
+
+    def _free_port(self) -> None:
+        if self._kept_port:
+            self._kept_port.close()
 
 
 class RemoteRanks:
