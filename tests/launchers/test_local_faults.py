@@ -123,7 +123,7 @@ def test_an_interrupted_training_goes_on_as_another_cell_under_another_sharding(
     assert done.returncode == 0, done.stderr
     [run] = vitsweep.store.runs()
     assert "saved by 2 ranks (sharding=fsdp, shard=2)" in run.environment["resumed"]
-    assert "read by 1 ranks (sharding=zero1)" in run.environment["resumed"]
+    assert "read by 1 rank (sharding=zero1)" in run.environment["resumed"]
     assert len(run.samples["training"]) == 25
     refused = vitsweep(*zero1, f"task.resume_from={folder}", "model.depth=1")
     assert "`model.depth=2`, and this one has `model.depth=1`" in refused.stdout + refused.stderr

@@ -156,6 +156,7 @@ class SlurmChaos(Chaos):
         Whatever else is down comes back too: a node does not serve without the controller.
         """
         cluster = local_cluster.Cluster(self.client.cluster.folder.root)
+        self.client.beside.append(cluster)
         thread = threading.Timer(self.dice.uniform(2, 20), persistently, [cluster.start])
         self._repairs[name] = thread
         thread.start()

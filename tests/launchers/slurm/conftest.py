@@ -26,6 +26,8 @@ class SlurmClient:
 
     def __init__(self, cluster: local_cluster.Cluster) -> None:
         self.cluster = cluster
+        self.beside: list[local_cluster.Cluster] = []
+        """Other objects for the same cluster that started daemons; `stop` reaps these."""
         self.names = cluster.settings.names
 
     @property
@@ -106,10 +108,12 @@ def cluster(slurm_packages: None) -> Iterator[SlurmClient]:
         Path(folder).chmod(0o755)
         local = local_cluster.Cluster(Path(folder) / "cluster")
         local.start(nodes=4)
+        client = SlurmClient(local)
         try:
-            yield SlurmClient(local)
+            yield client
         finally:
-            local.stop()
+            for each in (local, *client.beside):
+                each.stop()
 
 
 @pytest.fixture
