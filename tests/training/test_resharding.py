@@ -248,3 +248,15 @@ def test_going_on_is_a_cell_of_its_own_and_other_cells_keep_their_id(tmp_path: P
     plain = alone(*TRAIN)
     assert alone(*TRAIN, f"task.resume_from='{tmp_path}'").cell_id != plain.cell_id
     assert alone(*TRAIN, "task.resume_from=null").cell_id == plain.cell_id
+
+
+@pytest.mark.slow
+def test_evaluating_the_averaged_weights_changes_no_step_under_fsdp(tmp_path: Path) -> None:
+    cells = [asked(2, EXACT, ADAMW, "averaging=ema", f"sharding={s}") for s in ("ddp", "fsdp")]
+    [ddp, fsdp] = on_ranks(2, _learned, cells[0], cells, folder=tmp_path)[0]
+    assert fsdp[0] == pytest.approx(ddp[0], rel=1e-9, abs=0)
+    assert fsdp[1] == ddp[1]
+
+
+def _learned(world: World, cells: Sequence[CellSpec]) -> list[Learned]:
+    return [learned_by(spec, placed(world, spec), None) for spec in cells]

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
@@ -194,6 +195,9 @@ class Trainer:
         finally:
             self.average.leave()
             self.publish()
+            for module in self.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()  # units that a forward pass alone leaves gathered hold averages
 
     def publish(self) -> None:
         """Hand what the optimizer holds, masters or slices, to the model; every rank calls it."""
