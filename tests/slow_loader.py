@@ -15,7 +15,7 @@ from vitsweep.spec.data import Batches
 if TYPE_CHECKING:
     from vitsweep.world import World
 
-SECONDS_PER_BATCH = 0.08
+SECONDS_PER_BATCH = 0.2
 BURST = 4
 """Batches that become ready at once, as from so many loader workers in step."""
 AHEAD = 8
@@ -24,10 +24,10 @@ AHEAD = 8
 
 @dataclass(frozen=True, kw_only=True)
 class SlowDigits(Digits):
-    """Digits whose loader makes a batch every 80 ms and writes when each one was asked for."""
+    """Digits whose loader makes a batch every 200 ms and writes when each one was asked for."""
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
-        log = Path.cwd() / f"requests-{cell.optimizer.name}-rank{world.rank}.log"
+        log = Path.cwd() / f"requests-rank{world.rank}.log"
         return SlowBatches(super().open(cell, world), log)
 
 

@@ -83,8 +83,9 @@ SLOW = {
     "compilation=compile_blocks": pytest.mark.full,  # tests/techniques/compilation
     "compilation=compile_model": pytest.mark.full,
     "memory=budget": pytest.mark.full,  # tests/techniques/memory
+    "model=resnet_50": pytest.mark.full,  # tests/model/test_resnet.py
 }
-"""Choices that compile for a minute; where those marked `full` are tested besides."""
+"""Choices that take long, and where they are tested besides."""
 
 PICTURES = ["data=image_folder", "data.folder={pictures}", "batch.resolution_px=8"]
 BESIDE = {

@@ -63,8 +63,7 @@ import torch
 touched = []
 torch.cuda._lazy_init = lambda: touched.append("initialised")
 torch.cuda.is_available = torch.cuda.device_count = lambda: touched.append("counted") or 0
-for name in {PRELOADED!r}:
-    __import__(name)
+__import__({PRELOADED!r})
 raise SystemExit(", ".join(touched) or 0)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

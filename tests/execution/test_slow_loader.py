@@ -10,29 +10,27 @@ from vitsweep.results.record import RunRecord
 @pytest.mark.slow
 def test_throughput_is_images_over_the_wall_time_of_the_window(vitsweep: Command) -> None:
     done = vitsweep(
-        "-m", "optimizer=adamw_loop,adamw_foreach", "sweep.baseline=null",
+        "sweep.baseline=null",
         "data._target_=tests.slow_loader.SlowDigits", "resources.threads_per_rank=1",
-        "measurement.measured_steps=24", "measurement.min_seconds=2",
+        "measurement.measured_steps=16", "measurement.min_seconds=2",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    records = list(vitsweep.store.runs())
-    assert len(records) == 2
-    for record in records:
-        wall = max(wall_seconds(vitsweep, record, rank) for rank in range(2))
-        images = 16 * record.validity["steps_counted"]
-        found = record.metrics["images_per_second"]
-        assert found == pytest.approx(images / wall, rel=0.03)
-        assert found < 1.15 * 16 / SECONDS_PER_BATCH, "no faster than the loader"
-        assert record.metrics["window_seconds"] >= 2
-        assert record.validity["uneven_steps"] is True
-        assert record.validity["uneven_steps_cause"] == "data"
-        median = 16e3 / record.metrics["step_time_median_ms"]
-        assert median > 1.2 * found, "a median over steps would not see the loader"
+    [record] = vitsweep.store.runs()
+    wall = max(wall_seconds(vitsweep, record, rank) for rank in range(2))
+    images = 16 * record.validity["steps_counted"]
+    found = record.metrics["images_per_second"]
+    assert found == pytest.approx(images / wall, rel=0.1)
+    assert found < 1.15 * 16 / SECONDS_PER_BATCH, "no faster than the loader"
+    assert record.metrics["window_seconds"] >= 2
+    assert record.validity["uneven_steps"] is True
+    assert record.validity["uneven_steps_cause"] == "data"
+    median = 16e3 / record.metrics["step_time_median_ms"]
+    assert median > 1.2 * found, "a median over steps would not see the loader"
 
 
 def wall_seconds(vitsweep: Command, record: RunRecord, rank: int) -> float:
     """From the request of the first batch of the window to the request after its last one."""
-    name = f"requests-{record.spec['optimizer']}-rank{rank}.log"
+    name = f"requests-rank{rank}.log"
     requests = [float(line) for line in (vitsweep.folder / name).read_text().split()]
     steps = len(record.samples["step_time_ms"][rank])
     return requests[steps] - requests[record.samples["warm_up_steps"]]

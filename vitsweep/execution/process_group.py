@@ -1,5 +1,6 @@
 """Joining the process group and device mesh of a run."""
 
+import gc
 import ipaddress
 import os
 import socket
@@ -34,6 +35,8 @@ def joined_process_group(
     import torch
     import torch.distributed as dist
 
+    if cell.runtime.collects_garbage != "automatic":
+        gc.freeze()  # a collection looks at 400,000 objects of imports otherwise: 0.2 s, twice a run
     resources = cell.resources
     device = _device(resources, local_rank)
     torch.set_num_threads(resources.threads_per_rank)

@@ -23,19 +23,8 @@ from vitsweep.execution.cgroup_memory import num_oom_kills
 from vitsweep.execution.failures import killed_for_memory, read_failure
 from vitsweep.spec.cell_spec import CellSpec
 
-PRELOADED = (
-    "torch",
-    "torch.distributed",
-    "torch.distributed.fsdp",
-    "torch.distributed.device_mesh",
-    "torch.profiler",
-    "torch._dynamo",
-    "vitsweep.cell",
-    "vitsweep.execution.worker",
-    "sklearn.datasets",
-    "scipy.stats",
-)
-"""Imported once by the fork server, which runs no tensor operation: a child forked after one hangs."""
+PRELOADED = "vitsweep.execution.preloaded"
+"""Imported once by the fork server, so that ranks need not."""
 
 EXIT_SAVED = os.EX_TEMPFAIL
 """Exit code of a rank that was requested to stop and has saved a checkpoint to resume from."""
@@ -227,7 +216,7 @@ def _kill_orphans(handles: Sequence[psutil.Process]) -> None:
 def fork_server() -> ForkServerContext:
     """Return the context whose server has imported torch; every run is forked from it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload([PRELOADED])
     return context
 
 

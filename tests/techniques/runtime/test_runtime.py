@@ -8,10 +8,12 @@ import pytest
 
 from tests.cells import GPU_NODE, LAPTOP, THIS_LAPTOP, TINY, cell, entry
 from tests.choices import choice
+from tests.ranks import on_ranks
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.rank_processes import context_for, variables
 from vitsweep.techniques.runtime import memory, process
 from vitsweep.training.garbage import ScheduledCollection, garbage_collector_off
+from vitsweep.world import World
 
 
 def refusals(*overrides: str, gpu: bool = False) -> str:
@@ -133,3 +135,16 @@ def test_garbage_is_collected_every_few_steps_and_not_between() -> None:
     finally:
         gc.callbacks.remove(note)
     assert gc.isenabled()
+
+
+def _num_left_out(world: World) -> int:
+    return gc.get_freeze_count()
+
+
+@pytest.mark.parametrize(("name", "left_out"), [("plain", True), ("gc_automatic", False)])
+def test_collections_look_at_imported_modules_only_where_a_script_alone_would(
+    name: str, left_out: bool, tmp_path: Path
+) -> None:
+    spec = cell(f"runtime={name}", "resources.ranks_per_node=1")
+    [found] = on_ranks(1, _num_left_out, spec, folder=tmp_path)
+    assert (found > 100_000) is left_out
