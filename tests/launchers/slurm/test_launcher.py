@@ -26,7 +26,7 @@ def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
 @pytest.mark.parametrize(
     "sizes",
     [
-        pytest.param((1, 2), marks=pytest.mark.slow),
+        pytest.param((2,), marks=pytest.mark.slow),
         pytest.param((1, 2, 4), marks=pytest.mark.full),
     ],
 )
