@@ -7,13 +7,16 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
 
-from tests.cells import GPU_NODE, cell
+from tests.cells import GPU_NODE, cell, entry
 from tests.predict.test_step_trace import TRACE
+from vitsweep.execution.rank_processes import fork_server
 from vitsweep.predict.trace_cache import TraceCache, traces_folder
+from vitsweep.predict.trace_pool import trace_cells
 
 
 def test_a_trace_is_found_again(tmp_path: Path) -> None:
@@ -84,6 +87,20 @@ def test_cells_of_equal_shape_share_a_trace_and_no_others_do(tmp_path: Path) -> 
 def test_the_cache_lies_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert traces_folder() == Path("/somewhere/vitsweep/traces")
+
+
+def test_processes_that_trace_do_not_run_the_script_that_started_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = ModuleType("__main__")
+    script.__file__ = str(tmp_path / "script.py")
+    Path(script.__file__).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    context = fork_server()  # has torch, and imports the main module as new interpreters do
+    mine = entry("model=module", "model.target=tests.user_modules.raises").spec
+    found = trace_cells({"mine": mine}, TraceCache(tmp_path / "traces"), context=context)
+    assert "width must be even" in str(found["mine"])
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.full

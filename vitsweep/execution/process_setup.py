@@ -1,4 +1,4 @@
-"""Set-up of a process that this one starts: its log, its memory limit, its end with the launcher."""
+"""Set-up of a process that this one starts: its main module, log, memory limit and end with the launcher."""
 
 import ctypes
 import multiprocessing
@@ -7,8 +7,10 @@ import resource
 import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from vitsweep.spec.resources import Resources
@@ -26,6 +28,21 @@ def log_to(path: Path) -> None:
     os.close(descriptor)
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)
+
+
+@contextmanager
+def main_module_left_alone() -> Iterator[None]:
+    """Keep processes that start inside the block from running the user's script once more.
+
+    multiprocessing lets each child import the main module of its parent, so that a script would need
+    `if __name__ == "__main__":` around all that it does. Ranks and processes that trace need nothing of it.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def end_with_launcher() -> None:

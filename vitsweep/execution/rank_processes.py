@@ -14,13 +14,13 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 import psutil
 
 from vitsweep.execution.cgroup_memory import num_oom_kills
 from vitsweep.execution.failures import killed_for_memory, read_failure
+from vitsweep.execution.process_setup import main_module_left_alone
 from vitsweep.spec.cell_spec import CellSpec
 
 PRELOADED = "vitsweep.execution.preloaded"
@@ -235,21 +235,6 @@ def start_fork_server() -> None:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def main_module_left_alone() -> Iterator[None]:
-    """Keep processes that start inside the block from running the user's script once more.
-
-    multiprocessing lets each child import the main module of its parent, so that a script would need
-    `if __name__ == "__main__":` around all that it does. Ranks need nothing of it.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 @contextmanager

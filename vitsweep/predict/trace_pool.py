@@ -10,7 +10,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from vitsweep.execution.process_setup import end_with_launcher
+from vitsweep.execution.process_setup import end_with_launcher, main_module_left_alone
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_cache import TraceCache
 from vitsweep.spec.cell_spec import CellSpec
@@ -70,7 +70,8 @@ def _trace_missing(
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare)
     processes: Mapping[int, BaseProcess] = {}
     try:
-        futures = {pool.submit(_trace, cell): key for key, cell in missing.items()}
+        with main_module_left_alone():  # `submit` starts the processes
+            futures = {pool.submit(_trace, cell): key for key, cell in missing.items()}
         processes = dict(pool._processes or {})  # private: there is no other way to end them
         for done, (key, result) in enumerate(_results(futures, seconds), start=1):
             if isinstance(result, str):
