@@ -1,8 +1,11 @@
 """Columns of the user's: checked, computed from a run, empty with a reason where they fail."""
 
+import json
+
 import pytest
 
 import vitsweep
+from tests.command import ROOT
 from vitsweep.errors import BadValueError
 from vitsweep.results import metrics
 from vitsweep.results.record import RunRecord, Status
@@ -19,6 +22,21 @@ def joules(record, samples):
 
 def breaks(record, samples):
     return samples["nosuch"]
+
+
+def text(record, samples):
+    return "3.0"
+
+
+def nothing(record, samples):
+    return None
+
+
+def half_of_nothing(record, samples):
+    return float("nan")
+
+
+no_function = 3.0
 
 
 @pytest.fixture
@@ -49,6 +67,54 @@ def test_a_function_gives_a_column_and_one_that_raises_an_empty_one_with_its_rea
     assert record.status == Status.measured
 
 
+@pytest.mark.parametrize(
+    ("function", "shown"), [("text", "'3.0'"), ("nothing", "None"), ("half_of_nothing", "nan")]
+)
+def test_what_is_no_number_leaves_the_column_empty_and_is_shown(function, shown, tmp_path):
+    store = Store(tmp_path / "mine").create()
+    node = NODE | {"function": f"{__name__}.{function}"}
+    store.append_command({"metrics": {"mine": node}, "cells": ["a"]})
+    record = with_user_metrics(run(), store)
+    assert record.metrics["mine"] is None
+    assert record.environment["mine_reason"].endswith(
+        f"{function} returned {shown}, which is no finite number"
+    )
+
+
+@pytest.mark.parametrize("table", ["cells", "runs"])
+def test_no_column_of_a_record_or_table_can_be_replaced(table):
+    columns = json.loads((ROOT / "tests/analysis/sample_schema.json").read_text())[table]
+    for column in (c for c in columns if "." not in c):
+        with pytest.raises(BadValueError, match=f"`metric.columns.{column}`"):
+            check_metrics({column: NODE})
+    for column in ("mfu_reason", "predicted_energy", "cell"):
+        with pytest.raises(BadValueError, match="use another one"):
+            check_metrics({column: NODE})
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def f(:", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("import no_such_module", "no_such"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_refused(code, words, tmp_path, monkeypatch):
+    (tmp_path / "broken_metrics.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BadValueError, match="cannot be imported") as refused:
+        check_metrics({"joules": NODE | {"function": "broken_metrics.f"}})
+    assert words in str(refused.value)
+
+
+def test_a_plan_refuses_a_metric_that_cannot_be_computed():
+    with pytest.raises(
+        BadValueError, match=r"`metric\.columns\.energy\.function=nosuch\.f` cannot be"
+    ):
+        vitsweep.plan(["++metric.columns.energy={function:nosuch.f,unit:J,label:E,better:null}"])
+
+
 def test_tables_show_it_with_its_label_and_unit(store):
     store.freeze("a", {"cell_id": "a", "cell": {}})
     store.publish(with_user_metrics(run(), store))
@@ -65,7 +131,9 @@ def test_tables_show_it_with_its_label_and_unit(store):
         ("Energy J", {}, "is no name of a column"),
         ("joules", {"better": "more"}, "must be `higher`, `lower` or null"),
         ("joules", {"function": "joules"}, "must name a function"),
+        ("joules", {"function": ".joules"}, "must name a function"),
         ("joules", {"function": f"{__name__}.nosuch"}, "cannot be imported"),
+        ("joules", {"function": f"{__name__}.no_function"}, "is a float, which cannot be called"),
         ("joules", {"scale": 2}, "must have the keys"),
     ],
 )

@@ -39,6 +39,9 @@ class Session:
         launcher: measures cells.
         console: where progress and notices are printed.
         command: what to type for the same; empty where `sys.argv` says so.
+
+    Raises:
+        BadValueError: a column of the user's is wrong, or its function cannot be imported.
     """
 
     cells: Sequence[ComposedCell]
@@ -47,6 +50,9 @@ class Session:
     launcher: CellLauncher
     console: Console
     command: str = ""
+
+    def __post_init__(self) -> None:
+        check_metrics(self.metrics)
 
     @property
     def settings(self) -> SweepSettings:
@@ -63,14 +69,8 @@ class Session:
 
     @property
     def metrics(self) -> Mapping[str, Any]:
-        """Definitions of the user's columns, checked.
-
-        Raises:
-            BadValueError: one is wrong, or its function cannot be imported.
-        """
-        definitions: Mapping[str, Any] = (self.config.get("metric") or {}).get("columns") or {}
-        check_metrics(definitions)
-        return definitions
+        """Definitions of the user's columns."""
+        return (self.config.get("metric") or {}).get("columns") or {}
 
     def request(self, cells: Sequence[ComposedCell] = ()) -> LaunchRequest:
         """Return what the launcher is given: all cells, or some of a search."""
@@ -95,7 +95,8 @@ def open_session(
         config_dir: folder with more choices, groups and named sweeps (`--config-dir`).
 
     Raises:
-        BadValueError: an override is wrong, or chooses a launcher or sweeper that is not vitsweep's.
+        BadValueError: an override is wrong, or chooses a launcher or sweeper that is not vitsweep's;
+            a column of the user's cannot be computed.
     """
     overrides = list(overrides)
     refuse_ignored(overrides, has_own_conf=config_dir is None)

@@ -8,9 +8,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
+from math import isfinite
 from typing import Any
 
 from vitsweep.errors import BadValueError
+from vitsweep.results.columns import RESERVED, RESERVED_PATTERN
 from vitsweep.results.metrics import COLUMN_OF, METRICS, Metric
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
@@ -20,6 +22,7 @@ Definitions = Mapping[str, Mapping[str, Any]]
 
 KEYS = {"function", "unit", "label", "better"}
 _COLUMN = re.compile(r"[a-z][a-z0-9_]*")
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _BUILT_IN = frozenset(METRICS)
 
 
@@ -30,15 +33,35 @@ class UserMetric:
     metric: Metric
     function: str
 
+    def imported(self) -> Any:
+        """Return what stands at the path.
+
+        Raises:
+            Exception: whatever importing its module raises, or there is no such name in it.
+        """
+        module, _, name = self.function.rpartition(".")
+        return getattr(import_module(module), name)
+
     def compute(self, record: RunRecord) -> float:
         """Call the function with a copy of the record and its samples.
 
         Raises:
+            NoNumberError: it returned something else than a finite number.
             Exception: whatever importing or calling it raises.
         """
-        module, _, name = self.function.rpartition(".")
         own = replace(record, metrics=dict(record.metrics))
-        return float(getattr(import_module(module), name)(own, record.samples))
+        value = self.imported()(own, record.samples)
+        try:
+            number = float("nan" if isinstance(value, (str, bytes)) else value)
+        except (TypeError, ValueError, OverflowError):
+            number = float("nan")
+        if not isfinite(number):
+            raise NoNumberError(f"returned {value!r:.80}, which is no finite number")
+        return number
+
+
+class NoNumberError(Exception):
+    """A function of a user's returned something that is no value of a metric."""
 
 
 def user_metrics(definitions: Definitions) -> list[UserMetric]:
@@ -78,7 +101,7 @@ def _checked(column: str, node: Any) -> UserMetric:
         raise BadValueError(f"`{path}`: `{column}` {fault}: use another one, in small letters.")
     if node["better"] not in ("higher", "lower", None):
         raise BadValueError(f"`{path}.better={node['better']}` must be `higher`, `lower` or null.")
-    if "." not in str(node["function"]):
+    if not _FUNCTION.fullmatch(str(node["function"])):
         raise BadValueError(
             f"`{path}.function={node['function']}` must name a function, like `package.module.function`."
         )
@@ -88,32 +111,46 @@ def _checked(column: str, node: Any) -> UserMetric:
 
 
 def check_metrics(definitions: Definitions) -> None:
-    """Refuse functions that cannot be imported, before anything runs.
+    """Refuse columns that exist already and functions that cannot be imported, before anything runs.
 
     Raises:
-        BadValueError: a definition is wrong or its function cannot be imported.
+        BadValueError: a definition is wrong, its column is one of a record or table, or its function
+            cannot be imported or called.
     """
     for metric in user_metrics(definitions):
-        module, _, name = metric.function.rpartition(".")
-        try:
-            getattr(import_module(module), name)
-        except (ImportError, AttributeError) as error:
+        column = metric.metric.column
+        typed = f"metric.columns.{column}.function={metric.function}"
+        if column in RESERVED or RESERVED_PATTERN.fullmatch(column):
             raise BadValueError(
-                f"`metric.columns.{metric.metric.column}.function={metric.function}` cannot be imported "
-                f"({error})."
+                f"`metric.columns.{column}`: tables have a column `{column}` already, or keep the name "
+                "for one: use another one."
+            )
+        try:
+            function = metric.imported()
+        except Exception as error:  # the module is the user's
+            raise BadValueError(
+                f"`{typed}` cannot be imported ({type(error).__name__}: {error})."
             ) from error
+        if not callable(function):
+            raise BadValueError(
+                f"`{typed}` is a {type(function).__name__}, which cannot be called: name a function of "
+                "(record, samples) that returns a number."
+            )
 
 
 def with_user_metrics(record: RunRecord, store: Store) -> RunRecord:
     """Return the record of a measured run with the columns that the sweep's commands name.
 
-    Where a function raises or returns no number, its column is empty and `<column>_reason` says why.
+    Where a function raises or returns no finite number, its column is empty and `<column>_reason` says why.
     """
     metrics, reasons = dict(record.metrics), {}
     for metric in user_metrics(definitions_of(store)):
         column = metric.metric.column
         try:
             metrics[column] = metric.compute(record)
+        except NoNumberError as error:
+            metrics[column] = None
+            reasons[f"{column}_reason"] = f"{metric.function} {error}"
         except Exception as error:  # the code is the user's
             metrics[column] = None
             reasons[f"{column}_reason"] = (

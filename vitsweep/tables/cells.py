@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 from pandas import DataFrame, Series
 
+from vitsweep.results.columns import COMPARISON, HEAD, RUN_ONLY, VALIDITY
 from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.tables import columns as col
 from vitsweep.tables.checks import checked_cells, checked_runs, separated
@@ -14,7 +15,7 @@ from vitsweep.tables.speedup import Families, compare_rows
 from vitsweep.tables.status import counted, final_status, in_order
 
 COMPARED = (
-    "sweep", "device", "world_size", "images_per_step", "images_per_second", *col.COMPARISON,
+    "sweep", "device", "world_size", "images_per_step", "images_per_second", *COMPARISON,
 )  # fmt: skip
 """Columns that an empty table of cells has, for tables that are made from it."""
 
@@ -123,13 +124,13 @@ def in_record_order(table: DataFrame) -> DataFrame:
     metrics = col.metric_columns(table)
     before = [m for m in metrics if list(METRICS).index(m) < list(METRICS).index("speedup")]
     order = [
-        *(c for c in col.HEAD if c in table),
+        *(c for c in HEAD if c in table),
         *col.spec_columns(table),
         *before,
-        *(c for c in col.COMPARISON if c in table),
-        *(m for m in metrics if m not in before and m not in col.COMPARISON),
+        *(c for c in COMPARISON if c in table),
+        *(m for m in metrics if m not in before and m not in COMPARISON),
         *col.predicted_columns(table),
-        *(c for c in col.VALIDITY if c in table),
+        *(c for c in VALIDITY if c in table),
     ]
     return table[[*order, *(c for c in col.environment_columns(table) if c not in order)]]
 
@@ -147,7 +148,7 @@ def _latest(runs: DataFrame) -> DataFrame:
         in_order(runs)
         .groupby("cell_id", sort=False, observed=True)
         .tail(1)
-        .drop(columns=[*measured, *outcome & set(runs.columns), *col.RUN_ONLY], errors="ignore")
+        .drop(columns=[*measured, *outcome & set(runs.columns), *RUN_ONLY], errors="ignore")
     )
 
 

@@ -6,56 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame, Series, factorize
 
-from vitsweep.results.metrics import FLAGS, METRICS
+from vitsweep.results.columns import COMPARISON, HEAD, PLAIN_SPEC, RUN_ONLY, VALIDITY
+from vitsweep.results.metrics import METRICS
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
-HEAD = (
-    "schema_version",
-    "cell_id",
-    "sweep",
-    "status",
-    "reason",
-    "attempt",
-    "failed_rank",
-    "blocks",
-)
-RUN_ONLY = ("run_id", "block", "position")
 CHOICES = (*TECHNIQUE_GROUPS, "model", "data", "task", "recipe", "batch", "measurement")
-PLAIN_SPEC = (
-    "half_dtype",
-    "images_per_step",
-    "accumulation_steps",
-    "resolution_px",
-    "num_tokens",
-    "nodes",
-    "ranks_per_node",
-    "world_size",
-    "seed",
-)
-COMPARISON = (
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "claim",
-    "p_value",
-    "p_holm",
-    "claim_low",
-    "claim_high",
-    "family_size",
-    "selection_adjusted_speedup",
-    "num_pairs",
-    "baseline_cell_id",
-    "speedup_note",
-)
-VALIDITY = (
-    *FLAGS,
-    "uneven_steps_cause",
-    "throughput_from",
-    "proved",
-    "steps_skipped",
-    "steps_counted",
-    "warmup_steps_added",
-)
 SET_FIELDS = ("resolution_px", *(f"{group}." for group in (*TECHNIQUE_GROUPS, "model")))
 """Spec columns that a user sets, besides the choices of groups."""
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
