@@ -189,9 +189,8 @@ class Chaos:
                 self.records[path] = path.read_bytes()
 
     def _is_done(self) -> bool:
-        """Whether the latest command found nothing left to do."""
-        last = self._commands[-1]
-        return last.poll() == 0 and DONE in self._said(last)
+        """Whether a command found nothing left to do."""
+        return any(c.poll() == 0 and DONE in self._said(c) for c in self._commands)
 
     def _said(self, command: "subprocess.Popen[str]") -> str:
         command.wait(SECONDS_OF_A_COMMAND)
