@@ -40,11 +40,17 @@ class BadValueError(VitsweepError):
 
 
 class ImpossibleCellError(VitsweepError):
-    """A combination that cannot run, with all its reasons."""
+    """One cell, or all cells of a command, that cannot run.
 
-    def __init__(self, reasons: Sequence[str]) -> None:
+    Args:
+        reasons: all of them.
+        lines: the same, each with the cells that it is about, where there are several cells.
+    """
+
+    def __init__(self, reasons: Sequence[str], lines: Sequence[str] = ()) -> None:
         self.reasons = tuple(reasons)
-        super().__init__("This cell cannot run:\n" + "\n".join(f"  - {r}" for r in self.reasons))
+        head = "None of the cells can run:" if lines else "This cell cannot run:"
+        super().__init__("\n".join([head, *(f"  - {line}" for line in lines or reasons)]))
 
 
 class SweepStopped(KeyboardInterrupt):

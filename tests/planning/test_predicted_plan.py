@@ -7,6 +7,11 @@ import pytest
 
 from tests.cells import TINY
 from tests.command import Command
+from vitsweep.cli.plan import run
+from vitsweep.errors import BadValueError
+from vitsweep.planning.predicted_plan import machine_with
+from vitsweep.predict.hardware import hardware_named
+from vitsweep.report.plan_page import plan_page
 
 
 def test_a_plan_predicts_and_writes_all_columns(
@@ -35,7 +40,6 @@ def test_a_plan_predicts_and_writes_all_columns(
     ("arguments", "words"),
     [
         (["--hardware", "h1000"], "Did you mean"),
-        (["--nodes", "two"], "whole numbers"),
         (["--columns", "peak_gb", "--no-predict"], "there is no such column"),
         (["--frob"], "--frob"),
     ],
@@ -44,3 +48,20 @@ def test_wrong_options_are_refused(arguments: list[str], words: str, vitsweep: C
     done = vitsweep("plan", *TINY, *arguments)
     assert done.returncode == 2
     assert words in done.stderr
+
+
+@pytest.mark.parametrize("nodes", ["two", "0", "-1", ""])
+def test_nodes_are_whole_numbers_from_one_on(nodes: str) -> None:
+    with pytest.raises(BadValueError, match="whole numbers from 1 on"):
+        run([f"--nodes={nodes}"])
+
+
+def test_a_node_of_named_hardware_has_as_many_devices_as_its_profile_says() -> None:
+    for name in ("h100", "rtx_4090"):
+        assert machine_with(name).devices_per_node == hardware_named(name)["devices_per_node"]
+
+
+def test_counts_on_the_page_are_whole_numbers() -> None:
+    page = plan_page("x", pd.DataFrame({"state": ["runnable"], "runs": [5], "hours": [5.0]}))
+    assert '<td class="number">5</td>' in page
+    assert '<td class="number">5.000</td>' in page

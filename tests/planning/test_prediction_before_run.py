@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.cells import GPU_NODE, TINY, composer
+from tests.cells import GPU_NODE, THIS_LAPTOP, TINY, composer
 from tests.predict.traces import NOTHING_HELD, trace_of
+from vitsweep.api.measure import all_refused
 from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.planning import prediction_before_run
-from vitsweep.planning.prediction_before_run import chosen, traced_throughput
+from vitsweep.planning.prediction_before_run import chosen, predict_before_run, traced_throughput
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
 from vitsweep.predict.trace_cache import TraceCache
+from vitsweep.results.store import Store
 from vitsweep.spec.machine import HERE, Machine
 
 MIB = 2**20
+NO_STORE = Store(Path("a sweep that has no folder"))
 CLUSTER = replace(GPU_NODE, described_by="partition gpu", gib_per_device=100 / 1024)
 ALONE = ("resources.ranks_per_node=1", "data=synthetic", "batch.resolution_px=8")
 LARGE = "batch.images_per_step=4096"
@@ -44,7 +47,7 @@ def traced(plan: SweepPlan, mib: float, **changes: Any) -> None:
 
 
 def refused(plan: SweepPlan, settings: SweepSettings, machine: Machine = CLUSTER) -> list[str]:
-    found = chosen(plan, settings, Console(quiet=True), machine)
+    found = chosen(plan, settings, Console(quiet=True), machine, NO_STORE)
     return [" ".join(entry.reasons) for entry in found.entries.values() if entry.reasons]
 
 
@@ -64,7 +67,7 @@ def test_cells_keep_no_baseline_that_is_refused() -> None:
     for entry in plan.runnable:
         own = SweepPlan({entry.cell_id: entry})
         traced(own, 1024 if entry.is_added_baseline else 1)
-    found = chosen(plan, settings, Console(quiet=True), CLUSTER)
+    found = chosen(plan, settings, Console(quiet=True), CLUSTER, NO_STORE)
     [runnable] = found.runnable
     assert runnable.baseline_id is None
 
@@ -139,6 +142,28 @@ def test_a_race_leaves_out_what_was_traced_and_takes_the_hours_as_its_budget() -
     assert traced_throughput(plan) == {}
     traced(plan, 1024)
     assert "are predicted at the peak" in refused(plan, settings, here)[0]
+
+
+def test_why_a_cell_has_no_prediction_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction_before_run, "SECONDS_BEFORE_A_RUN", 0.0)
+    [entry] = planned(("sweep.baseline=null",), machine=THIS_LAPTOP)[0].runnable
+    assert predict_before_run(entry, Store(tmp_path)) == "its step was not traced within 0 s"
+    monkeypatch.setenv("VITSWEEP_PREDICT", "never")
+    assert not predict_before_run(entry, Store(tmp_path))
+
+
+def test_cells_that_are_all_refused_are_named_with_their_reasons() -> None:
+    plan, settings = planned(("precision=O1",), ("precision=O2",), machine=THIS_LAPTOP)
+    traced(plan, 1)
+    plan = chosen(
+        plan, replace(settings, max_gpu_hours=1e-9), Console(quiet=True), THIS_LAPTOP, NO_STORE
+    )
+    text = str(all_refused(plan))
+    assert text.startswith("None of the cells can run:")
+    assert "2 cells: needs" in text or "1 cell with `precision=O2`: needs" in text
+    assert text.count("sweep.max_gpu_hours=1e-09") == len(text.splitlines()) - 1
 
 
 def _not_called(*_: Any, **__: Any) -> None:

@@ -1,9 +1,11 @@
 """Profiles of devices: every figure has a source, unknown ones say what to do."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.predict.traces import product
 from vitsweep.errors import BadValueError
 from vitsweep.measure.hardware import PEAKS
 from vitsweep.predict.hardware import (
@@ -15,6 +17,7 @@ from vitsweep.predict.hardware import (
     known_hardware,
     most_usable_bytes,
 )
+from vitsweep.predict.table_rates import TableRates
 
 
 @pytest.mark.parametrize("name", known_hardware())
@@ -80,10 +83,33 @@ def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(
     assert mine["dispatch_us"] == generic_gpu()["dispatch_us"]
 
 
+def test_one_measured_number_format_stands_for_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "half.yaml"
+    path.write_text(
+        "{peak_tflops: {float32: 10, float16: 80}, figures: {memory_gib: {value: 80, %s}, "
+        "memory_tb_s: {value: 2, %s}, matmul_fraction: {value: {float16: 0.8}, %s}}}".replace(
+            "%s", "source: me, confidence: measured"
+        ),
+        encoding="utf-8",
+    )
+    half = hardware_named(str(path))
+    assert half.matmul_fraction("float32") == half.matmul_fraction("bfloat16") == 0.8
+
+
+def test_a_format_without_units_of_its_own_is_computed_in_float32() -> None:
+    rates = TableRates(hardware_named("v100"))
+    times = {
+        dtype: rates.operator_us(replace(product(4096, 4096, 4096), dtype=dtype))
+        for dtype in ("float32", "bfloat16", "float16")
+    }
+    assert times["bfloat16"] > 4 * times["float16"]
+    assert times["float32"] == pytest.approx(times["bfloat16"], rel=0.3)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("peak_tflops: {bfloat16: 100}", "lacks memory_gib, memory_tb_s"),
+        ("peak_tflops: {float32: 10}", "lacks memory_gib, memory_tb_s"),
         ("figures: {memory_gib: 80}", "`memory_gib` needs `value`, `source` and `confidence`"),
         ("peaks_of: H1000", "`peaks_of: H1000` is none of"),
         ("- a list", "is no hardware profile"),
@@ -92,11 +118,35 @@ def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(
             "figures: {memory_gib: {value: 80, source: me, confidence: sure}}",
             "`memory_gib.confidence: sure` is none of measured, published",
         ),
+        (
+            "figures: {memory_gib: {value: {1: 80}, %s}}",
+            "`memory_gib.value: {1: 80}` must be one number",
+        ),
+        ("figures: {matmul_fraction: {value: 0.8, %s}}", "must be a table {position: number}"),
+        (
+            "figures: {matmul_fraction: {value: {half: 0.8}, %s}}",
+            "`matmul_fraction.half` is none of",
+        ),
+        ("figures: {all_reduce_gb_s: {value: {}, %s}}", "`all_reduce_gb_s` is an empty table"),
+        ("figures: {memory_tb_s: {value: 0, %s}}", "`memory_tb_s: 0` must be above 0"),
+        ("figures: {memory_tb_s: {value: -2.0, %s}}", "`memory_tb_s: -2.0` must be above 0"),
+        ("figures: {memory_tb_s: {value: fast, %s}}", "`memory_tb_s: fast` is no number"),
+        ("figures: {sustained_fraction: {value: 90, %s}}", "is a share, at most 1"),
+        ("figures: {devices_per_node: {value: 1.5, %s}}", "must be a whole number"),
+        ("figures: {memoryy_tb_s: {value: 5, %s}}", "Did you mean `memory_tb_s`?"),
+        ("figures: {price_low_usd_per_hour: {value: 1, %s}}", "needs `price_high_usd_per_hour`"),
+        ("peak_tflops: {bfloat16: 312}", "`peak_tflops` lacks `float32`"),
+        ("peak_tflops: {half: 312}", "`peak_tflops.half` is none of float32"),
+        ("peaks: A100 SXM", "`peaks` is nothing that a profile has"),
+        (
+            "{peaks_of: A100 SXM, figures: {memory_tb_s: {value: 2, %s}, memory_gib: {value: 2, %s}}}",
+            "`reserved_gib` leaves nothing of `memory_gib`",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "wrong.yaml"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text.replace("%s", "source: me, confidence: published"), encoding="utf-8")
     with pytest.raises(BadValueError) as refused:
         hardware_named(str(path))
     assert str(path) in str(refused.value)

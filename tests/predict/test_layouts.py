@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from vitsweep.cli.layouts import _compose, parser, search
+from vitsweep.cli.layouts import _assumed, _compose, parser, search
 from vitsweep.composition.composer import Composer
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
@@ -152,6 +152,18 @@ def test_what_cannot_be_searched_is_refused(words: list[str], said: str) -> None
     with pytest.raises(BadValueError) as refused:
         search(["--search", "layouts", "--hardware", "h100", *words])
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "computes_in"), [("h100", "bfloat16"), ("v100", "float16"), ("mi250x", "bfloat16")]
+)
+def test_without_a_precision_one_is_taken_that_the_device_has_units_for(
+    device: str, computes_in: str
+) -> None:
+    hardware = hardware_named(device)
+    base, _ = _compose([*SHAPE, *_assumed(SHAPE, hardware)], hardware)
+    assert formats_of(base).compute == computes_in
+    assert computes_in in hardware.peak_tflops
 
 
 def test_hardware_must_be_named() -> None:

@@ -66,11 +66,22 @@ def _assumed(overrides: Sequence[str], hardware: Hardware) -> list[str]:
     typed = {text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in overrides}
     nodes = int(typed.get("resources.nodes", "1"))
     per_node = int(typed.get("resources.ranks_per_node", hardware["devices_per_node"]))
-    choices = {"data": "synthetic", "precision": "bf16", "optimizer": "adamw_fused"}
+    choices = {
+        "data": "synthetic",
+        "precision": half_precision(hardware),
+        "optimizer": "adamw_fused",
+    }
     assumed = [f"{group}={choice}" for group, choice in choices.items() if group not in typed]
     if not {"batch", "batch.images_per_step"} & set(typed):
         assumed.append(f"batch.images_per_step={IMAGES_PER_GPU * nodes * per_node}")
     return assumed
+
+
+def half_precision(hardware: Hardware) -> str:
+    """Return the choice of `precision` by which the device's fastest usual products are used."""
+    if "bfloat16" in hardware.peak_tflops:
+        return "bf16"
+    return "O1" if "float16" in hardware.peak_tflops else "fp32"  # O1 is float16 on a GPU
 
 
 def _refuse_searched(overrides: Sequence[str]) -> None:

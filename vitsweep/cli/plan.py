@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
             require_writable(option, file)
     from vitsweep.planning.prediction_before_run import predicts  # loads torch
 
-    if known.nodes:
+    if known.nodes is not None:
         overrides.append(f"resources.nodes={_nodes(known.nodes)}")
     token = CURRENT.set(
         PlanRequest(
@@ -66,7 +66,7 @@ def _options() -> Options:
         "-m", "--multirun", action="store_true", help="as in the sweep; always implied"
     )
     options.add_argument(
-        "--hardware", metavar="A,B", help="plan for nodes of eight of these GPUs, or profile files"
+        "--hardware", metavar="A,B", help="plan for nodes of these GPUs, or profile files"
     )
     options.add_argument("--search", choices=["layouts"], help="rank all parallel layouts instead")
     options.add_argument("--nodes", metavar="N,M", help="the same as `resources.nodes=N,M`")
@@ -90,10 +90,15 @@ def _is_hydras(flag: str) -> bool:
 
 
 def _parts(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+    """Return the parts of a list, each once."""
+    parts = (part.strip() for part in (text or "").split(","))
+    return tuple(dict.fromkeys(part for part in parts if part))
 
 
 def _nodes(text: str) -> str:
-    if not all(part.isdigit() and int(part) for part in _parts(text)):
-        raise BadValueError(f"`--nodes {text}` must be whole numbers, such as `--nodes 1,8`.")
-    return ",".join(_parts(text))
+    parts = _parts(text)
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise BadValueError(
+            f"`--nodes {text}` must be whole numbers from 1 on, such as `--nodes 1,8`."
+        )
+    return ",".join(parts)

@@ -13,6 +13,8 @@ from vitsweep.spec.data import Batches, Data
 if TYPE_CHECKING:
     from vitsweep.world import World
 
+NUM_TRAIN, NUM_TEST = 1198, 599
+
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(Data):
@@ -41,7 +43,11 @@ class Digits(Data):
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse a dense head, and more images per step than the 1,198 of an epoch."""
         yield from head_conflicts(cell, "classify")
-        yield from image_count_conflicts(cell, 1198, 599, "`data=synthetic`")
+        yield from image_count_conflicts(cell, NUM_TRAIN, NUM_TEST, "`data=synthetic`")
+
+    def split_sizes(self) -> tuple[int, int]:
+        """Two thirds to train on, one third held out."""
+        return NUM_TRAIN, NUM_TEST
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Read the file and put both parts on the device."""
@@ -87,12 +93,16 @@ class MovingDigits(Data):
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse a dense head, too large a batch, and motion of less than a pixel per frame."""
         yield from head_conflicts(cell, "classify")
-        yield from image_count_conflicts(cell, 1198, 599, "`data=synthetic_video`")
+        yield from image_count_conflicts(cell, NUM_TRAIN, NUM_TEST, "`data=synthetic_video`")
         if round(self.step_share * (cell.batch.resolution_px // 2)) < 1:
             yield (
                 f"`data.step_share={self.step_share}` moves a digit by less than a pixel at "
                 f"`batch.resolution_px={cell.batch.resolution_px}`: use a larger one of both."
             )
+
+    def split_sizes(self) -> tuple[int, int]:
+        """As many videos as there are digits."""
+        return NUM_TRAIN, NUM_TEST
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Make the videos on this rank's device; the same on every rank."""

@@ -53,6 +53,10 @@ class Glyphs(Data):
         yield from head_conflicts(cell, "classify")
         yield from image_count_conflicts(cell, NUM_TRAIN, NUM_TEST, "`data=synthetic`")
 
+    def split_sizes(self) -> tuple[int, int]:
+        """All glyphs of the fonts to train on, and of the others."""
+        return NUM_TRAIN, NUM_TEST
+
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Render the images, or read them where that was done before, and put them on the device."""
         from vitsweep.data.glyph_rendering import open_glyphs

@@ -1,5 +1,6 @@
 """A folder of images in ImageNet's layout."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -65,6 +66,13 @@ class ImageFolder(Data):
             train = count_up_to(self.folder, "train", cell.images_per_step)
             test = count_up_to(self.folder, "val", cell.mesh.data_parallel_size)
             yield from image_count_conflicts(cell, train, test, "more images in `data.folder`")
+
+    def split_sizes(self) -> tuple[int, int] | None:
+        """Count the files, once in the life of the process."""
+        if self.folder is None:
+            return None
+        train, test = (count_up_to(self.folder, split, sys.maxsize) for split in ("train", "val"))
+        return train, test
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """List the files and prepare the loader."""

@@ -83,6 +83,15 @@ class ModuleData(Data):
             more = "more images from `data.target`"
             yield from image_count_conflicts(cell, found.num_train, found.num_test, more)
 
+    def split_sizes(self) -> tuple[int, int] | None:
+        """As the factory's data sets say."""
+        if self.target is None:
+            return None
+        from vitsweep.data.module_batches import inspected
+
+        found = inspected(self)
+        return None if found.num_train is None else (found.num_train, found.num_test)
+
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Call the factory, and prepare workers where it is map-style."""
         from vitsweep.data.module_batches import open_module_data

@@ -41,6 +41,10 @@ class Synthetic(Data):
         yield from head_conflicts(cell, "classify")
         yield from enough_images(self, cell)
 
+    def split_sizes(self) -> tuple[int, int]:
+        """As configured."""
+        return self.num_train, self.num_test
+
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Make the images on this rank's device; the same on every rank."""
         from vitsweep.data.synthetic_tensors import open_synthetic

@@ -138,7 +138,7 @@ def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:
 def _frozen(
     store: Store, plan: SweepPlan, request: LaunchRequest, machine: Machine
 ) -> PreparedSweep:
-    plan = chosen(plan, request.settings, request.console, machine)
+    plan = chosen(plan, request.settings, request.console, machine, store)
     code = code_state()
     metrics = {"metrics": dict(request.metrics)} if request.metrics else {}
     command = request.command or command_line()

@@ -126,7 +126,7 @@ class BlockRunner:
             progress.dropped(1)
             return
         progress.started(entry)
-        self._predict(entry)
+        self._predict(entry, progress)
         record = self._supervised(block, position, entry)
         if record.status == Status.measured:
             self._proved[entry.cell_id] = str(record.validity.get("proved") or "")
@@ -135,11 +135,12 @@ class BlockRunner:
         self.records.append(record)
         progress.ended(entry, record)
 
-    def _predict(self, entry: PlannedCell) -> None:
+    def _predict(self, entry: PlannedCell, progress: Progress) -> None:
         """Predict a cell before this command runs it for the first time."""
         if entry.cell_id not in self._predicted:
             self._predicted.add(entry.cell_id)
-            predict_before_run(entry, self.store)
+            if reason := predict_before_run(entry, self.store):
+                progress.not_predicted(entry, reason)
 
     def _warm_up(self, block: Block, progress: Progress) -> None:
         """Run a cell once before the first block and discard what it measures.

@@ -68,6 +68,14 @@ class Progress:
         self._states[entry.cell_id] = RUNNING
         self._started[entry.cell_id] = time.monotonic()
 
+    def not_predicted(self, entry: PlannedCell, reason: str) -> None:
+        """Say that the record of a cell will have no prediction beside it."""
+        self.console.print(
+            f"No prediction for {self._labels[entry.cell_id]}: {reason}.",
+            highlight=False,
+            markup=False,
+        )
+
     def ended(self, entry: PlannedCell, record: RunRecord) -> None:
         """Note how a run of this cell ended."""
         self.reported(entry, record.status, record.reason, record.metrics.get("images_per_second"))

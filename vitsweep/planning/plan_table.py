@@ -9,7 +9,7 @@ from rich.console import Console
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.console import open_console, saying
+from vitsweep.console import open_console
 from vitsweep.measure.device_name import device_name
 from vitsweep.planning.blocks import runs_per_cell
 from vitsweep.planning.detectable_effect import (
@@ -19,15 +19,18 @@ from vitsweep.planning.detectable_effect import (
 )
 from vitsweep.planning.earlier_errors import earlier_errors
 from vitsweep.planning.freeze import plan_of, store_of
+from vitsweep.planning.left_out import without_left_out
 from vitsweep.planning.notices import print_notices
 from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.plan_request import PlanRequest
 from vitsweep.planning.plan_view import show_plan
 from vitsweep.planning.predicted_plan import as_columns, machine_with, sums, with_predictions
+from vitsweep.planning.prediction_before_run import tracing
 from vitsweep.planning.provenance import code_state
 from vitsweep.planning.race_plan import describe_race
 from vitsweep.planning.race_rounds import RaceRounds
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings
+from vitsweep.predict.cell_prediction import predict_cells
 from vitsweep.predict.hardware import hardware_named
 from vitsweep.report.plan_page import plan_page
 from vitsweep.results.store import Store
@@ -68,7 +71,7 @@ def plan(
             found = replace(found, rows=[row | {"hardware": hardware} for row in found.rows])
             title += f" on {node.described_by}"
         if request.predict:
-            found = replace(found, rows=_predicted(found, hardware, machine, console))
+            found = replace(found, rows=_predicted(found, settings, hardware, machine, console))
         show_plan(found.rows, title, request.columns, console)
         if request.predict:
             _show_sums(found.rows, node, console)
@@ -83,21 +86,24 @@ def plan(
 
 
 def _predicted(
-    found: "PlanOverview", hardware: str | None, machine: Machine, console: Console
+    found: "PlanOverview",
+    settings: SweepSettings,
+    hardware: str | None,
+    machine: Machine,
+    console: Console,
 ) -> list[dict[str, Any]]:
-    done_of = [0, 0]
-
-    def progress(done: int, of: int) -> None:
-        done_of[:] = [done, of]
-
-    def line() -> str:
-        return f"{done_of[0]} of {done_of[1]} steps traced" if done_of[1] else ""
-
-    with saying(console, line):
-        here = machine.described_by == HERE and not hardware
-        residuals = earlier_errors(found.store, device_name(machine.device) if here else None)
-        size = machine.gib_per_device
-        return with_predictions(found.rows, found.plan, hardware, residuals, progress, size)
+    """Return the rows with their predictions, and without what the settings leave out because of them."""
+    plan, missing = found.plan, found.state.missing_blocks
+    here = machine.described_by == HERE and not hardware
+    residuals = earlier_errors(found.store, device_name(machine.device) if here else None)
+    specs = {entry.cell_id: entry.spec for entry in plan.runnable}
+    with tracing(console) as progress:
+        predictions = predict_cells(
+            specs, hardware, residuals, progress, gib_per_device=machine.gib_per_device
+        )
+    kept = without_left_out(plan, settings, predictions, missing)
+    runs = runs_per_cell(kept, missing, settings.cells_per_block)
+    return with_predictions(found.rows, plan, kept, predictions, runs)
 
 
 def _show_sums(rows: list[dict[str, Any]], node: Machine, console: Console) -> None:

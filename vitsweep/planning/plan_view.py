@@ -39,6 +39,8 @@ def show_plan(
     if shown:
         table = DataFrame(text).fillna("")
         console.print(as_table(table.loc[:, (table != "").any()], title))
+    else:
+        console.print(title, highlight=False, markup=False)
     if tuple(columns) == ("all",):
         for row in shown:
             console.print(f"\n{row['cell']}", highlight=False, style="bold")
@@ -56,7 +58,7 @@ def show_plan(
 
 def _short(row: Mapping[str, Any]) -> dict[str, str]:
     text = {
-        "cell": row["cell"] + (" (baseline)" if row["is_baseline"] else ""),
+        "cell": _cell(row),
         "state": row["state"],
         "runs": str(row["runs"] or ""),
     }
@@ -73,8 +75,12 @@ def _short(row: Mapping[str, Any]) -> dict[str, str]:
     return text
 
 
+def _cell(row: Mapping[str, Any]) -> str:
+    return str(row["cell"]) + (" (baseline)" if row["is_baseline"] else "")
+
+
 def _named(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
-    return {"cell": row["cell"], **{name: _text(row.get(name)) for name in columns}}
+    return {"cell": _cell(row), **{name: _text(row.get(name)) for name in columns}}
 
 
 def _text(value: Any) -> str:

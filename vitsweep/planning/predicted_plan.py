@@ -1,35 +1,35 @@
 """Predictions beside the cells of a plan, and their sums."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pandas import DataFrame
 
 from vitsweep.planning.sweep_plan import SweepPlan
-from vitsweep.predict.cell_prediction import CellPrediction, predict_cells
+from vitsweep.predict.cell_prediction import CellPrediction
 from vitsweep.predict.hardware import hardware_named
-from vitsweep.predict.residuals import NO_RESIDUALS, ResidualModel
 from vitsweep.spec.machine import Machine
 from vitsweep.tables.formatting import number
 
 WILL_NOT_FIT = "will not fit"
 RUNNABLE = "runnable"
-GPUS_PER_NODE = 8
-"""Of a machine that is not here: a usual node, unless `resources.ranks_per_node` says otherwise."""
-CORES_PER_NODE = 96
+OVER_BUDGET = "over budget"
+CORES_PER_GPU = 12
+"""Of a node that is not here."""
 
 
 def machine_with(hardware: str) -> Machine:
-    """Return a node of eight of the named devices.
+    """Return a node of the named devices, with as many as its profile says.
 
     Raises:
         BadValueError: the hardware is unknown.
     """
     profile = hardware_named(hardware)
+    devices = int(profile["devices_per_node"])
     return Machine(
         device="cuda",
-        cores_per_node=CORES_PER_NODE,
-        devices_per_node=GPUS_PER_NODE,
+        cores_per_node=CORES_PER_GPU * devices,
+        devices_per_node=devices,
         described_by=profile.title,
     )
 
@@ -37,28 +37,39 @@ def machine_with(hardware: str) -> Machine:
 def with_predictions(
     rows: Sequence[Mapping[str, Any]],
     plan: SweepPlan,
-    hardware: str | None = None,
-    residuals: ResidualModel = NO_RESIDUALS,
-    progress: Callable[[int, int], None] = lambda done, of: None,
-    gib_per_device: float | None = None,
+    kept: SweepPlan,
+    found: Mapping[str, CellPrediction],
+    runs: Mapping[str, int],
 ) -> list[dict[str, Any]]:
     """Add the columns of the predictions to the rows of a plan; invalid cells have none.
 
-    A runnable cell that needs more memory than there is becomes `will not fit`, with the reason.
-    For the arguments see `predict.cell_prediction.predict_cells`.
+    A runnable cell that needs more memory than there is becomes `will not fit`, and one that
+    `sweep.max_gpu_hours` does not cover `over budget`, with the reason. Baselines that no cell needs any more
+    have no row.
+
+    Args:
+        rows: of all cells.
+        plan: all cells.
+        kept: without those that the settings of the sweep leave out, see `left_out`.
+        found: cell id -> prediction.
+        runs: cell id -> runs that it lacks in `kept`.
     """
-    specs = {key: entry.spec for key, entry in plan.entries.items() if not entry.reasons}
-    predictions = predict_cells(specs, hardware, residuals, progress, gib_per_device=gib_per_device)
-    return [_with_prediction(dict(row), predictions.get(row["cell_id"])) for row in rows]
-
-
-def _with_prediction(row: dict[str, Any], prediction: CellPrediction | None) -> dict[str, Any]:
-    if prediction is None:
-        return row
-    row |= prediction.columns(int(row["runs"] or 0))
-    if row["state"] == RUNNABLE and prediction.why_not:
-        row |= {"state": WILL_NOT_FIT, "reasons": [prediction.why_not]}
-    return row
+    added = []
+    for row in rows:
+        key = row["cell_id"]
+        if key not in kept.entries:
+            continue
+        row = {**row, "runs": runs.get(key, 0)}
+        if prediction := found.get(key):
+            row |= prediction.columns(row["runs"])
+        refused = kept.entries[key].reasons[len(plan.entries[key].reasons) :]
+        too_large = prediction.why_not if prediction else ""
+        if row["state"] == RUNNABLE and too_large:
+            row |= {"state": WILL_NOT_FIT, "reasons": [too_large]}
+        elif row["state"] == RUNNABLE and refused:
+            row |= {"state": OVER_BUDGET, "reasons": list(refused)}
+        added.append(row)
+    return added
 
 
 def as_columns(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
@@ -94,6 +105,12 @@ def sums(rows: Sequence[Mapping[str, Any]], device: str) -> list[str]:
             ]
             line += f", {cost[0]} to {cost[1]} USD at published prices"
         lines.append(line + ".")
+    endless = [row["cell"] for row in rows if row["runs"] and row.get("device_hours", 0) is None]
+    if endless:
+        lines.append(
+            f"Trainings of unknown length are not counted: {', '.join(endless)}: their `data` does not say "
+            "how many images it has."
+        )
     for reason in dict.fromkeys(
         row["why_not_predicted"] for row in rows if "why_not_predicted" in row
     ):

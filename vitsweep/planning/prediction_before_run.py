@@ -5,9 +5,8 @@ A prediction never stops a command: whatever goes wrong in it leaves the cell wi
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from math import log
 
 from rich.console import Console
@@ -16,6 +15,11 @@ from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import saying
 from vitsweep.execution.prediction_file import write_prediction
 from vitsweep.execution.rank_processes import fork_server, start_fork_server
+from vitsweep.measure.device_name import device_name
+from vitsweep.planning.earlier_errors import earlier_errors
+from vitsweep.planning.left_out import bounded_hours, without, without_left_out
+from vitsweep.planning.pending import resume_state
+from vitsweep.planning.provenance import code_state
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.predict.cell_prediction import (
     CellPrediction,
@@ -24,6 +28,7 @@ from vitsweep.predict.cell_prediction import (
     process_bytes,
 )
 from vitsweep.predict.closed_cell import surely_fits
+from vitsweep.predict.run_duration import run_seconds
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import HERE, Machine
 
@@ -52,18 +57,28 @@ def predicts() -> bool:
     return os.environ.get("VITSWEEP_PREDICT", "always") != "never"
 
 
-def predict_before_run(entry: PlannedCell, store: Store) -> None:
-    """Keep the prediction of one cell in its folder; torch is there in the fork server already."""
-    if predicts():
-        with suppress(Exception):
-            context = fork_server()  # says what the server imports, before it starts
-            start_fork_server()
-            found = predict_cells(
-                {entry.cell_id: entry.spec},
-                context=context,
-                seconds=SECONDS_BEFORE_A_RUN,
-            )
-            _store(found[entry.cell_id], entry.cell_id, store)
+def predict_before_run(entry: PlannedCell, store: Store) -> str:
+    """Keep the prediction of one cell in its folder; torch is there in the fork server already.
+
+    Returns:
+        Why there is no prediction, or "".
+    """
+    if not predicts():
+        return ""
+    try:
+        context = fork_server()  # says what the server imports, before it starts
+        start_fork_server()
+        found = predict_cells(
+            {entry.cell_id: entry.spec},
+            context=context,
+            seconds=SECONDS_BEFORE_A_RUN,
+        ).get(entry.cell_id)
+        if found is None:
+            return f"its step was not traced within {SECONDS_BEFORE_A_RUN:.0f} s"
+        _store(found, entry.cell_id, store)
+    except Exception as error:  # a run is never held back by its prediction
+        return f"{type(error).__name__}: {error}"
+    return found.reason
 
 
 def predict_before_submission(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
@@ -79,7 +94,8 @@ def predict_before_submission(entries: Sequence[PlannedCell], store: Store) -> d
             for cell_id, found in predict_cells(specs, only_cached=True).items():
                 _store(found, cell_id, store)
                 if found.step_time and not found.cell.task.epochs:
-                    minutes[cell_id] = found.run_seconds(found.step_time.high_ms) / 60
+                    seconds = run_seconds(found.cell, found.step_time.high_ms)
+                    minutes[cell_id] = (seconds or 0.0) / 60
     return minutes
 
 
@@ -111,49 +127,65 @@ def _store(found: CellPrediction, cell_id: str, store: Store) -> None:
 
 
 def chosen(
-    plan: SweepPlan, settings: SweepSettings, console: Console, machine: Machine
+    plan: SweepPlan,
+    settings: SweepSettings,
+    console: Console,
+    machine: Machine,
+    store: Store,
 ) -> SweepPlan:
     """Leave out cells that predictions exclude: they become invalid, with the figures.
 
-    `sweep.only` and `sweep.max_gpu_hours` are for any machine. Cells are counted towards the hours in the
-    order of the command, each with its baseline. Cells without a prediction stay. Before jobs
-    are submitted, cells that are too large for the cluster's GPUs, or for their own budget of memory,
-    are left out in any case, save by `sweep.try_anyway` and where a search wants to find what fits. A race
-    leaves them out on any machine, as far as they were traced before, and takes the hours as its budget.
+    `sweep.only` and `sweep.max_gpu_hours` are for any machine, see `left_out`. Before jobs are submitted,
+    cells that are too large for the cluster's GPUs, or for their own budget of memory, are left out in any
+    case, save by `sweep.try_anyway` and where a search wants to find what fits. A race leaves them out on
+    any machine, as far as they were traced before, and takes the hours as its budget.
+
+    Args:
+        plan: the cells.
+        settings: of the sweep.
+        console: for what the user should know while cells are traced.
+        machine: on which the cells will run.
+        store: of the sweep; its records say which runs are missing, and how far predictions are off.
     """
     if settings.try_anyway:
         return plan
-    is_race = settings.search == "race"
-    hours = None if is_race else settings.max_gpu_hours
-    if settings.only is None and hours is None:
+    if settings.only is None and bounded_hours(settings) is None:
         submitted = machine.described_by != HERE
         if submitted and settings.limit.key is None and predicts():
             with suppress(Exception):
                 return _without_too_large(plan, console, machine)
-        if is_race and not submitted and predicts():
+        if settings.search == "race" and not submitted and predicts():
             with suppress(Exception):
                 return _without_known_too_large(plan, machine)
         return plan
-    specs = {entry.cell_id: entry.spec for entry in plan.runnable}
-    with _tracing(console) as progress:
-        found = predict_cells(specs, progress=progress, gib_per_device=machine.gib_per_device)
-    entries = dict(plan.entries)
-    if settings.only == "fits":
-        _refuse(entries, {key: f.why_not for key, f in found.items() if f.why_not})
-    if hours is not None:
-        _within_hours(entries, found, hours)
-    return SweepPlan(entries)
+    here = machine.described_by == HERE
+    residuals = earlier_errors(store, device_name(machine.device) if here else None)
+    with tracing(console) as progress:
+        found = predict_cells(
+            {entry.cell_id: entry.spec for entry in plan.runnable},
+            residuals=residuals,
+            progress=progress,
+            gib_per_device=machine.gib_per_device,
+        )
+    runs = list(store.runs()) if store.cells.is_dir() else []
+    missing = resume_state(plan, runs, settings, code_state()).missing_blocks
+    return without_left_out(plan, settings, found, missing)
 
 
 @contextmanager
-def _tracing(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Say how many steps are traced, while it lasts."""
-    traced = [0, 0]
+def tracing(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Say how many steps are traced, while it lasts and whenever there are more."""
+    traced, said = [0, 0], [""]
 
     def progress(done: int, of: int) -> None:
         traced[:] = [done, of]
 
-    with saying(console, lambda: f"{traced[0]} of {traced[1]} steps traced" if traced[1] else ""):
+    def line() -> str:
+        text = f"{traced[0]} of {traced[1]} steps traced" if traced[1] else ""
+        news, said[0] = text != said[0], text
+        return text if news else ""
+
+    with saying(console, line):
         yield progress
 
 
@@ -169,70 +201,18 @@ def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> S
             doubtful[entry.cell_id] = entry.spec
     if not doubtful:
         return plan
-    with _tracing(console) as progress:
+    with tracing(console) as progress:
         found = predict_cells(
             doubtful,
             progress=progress,
             seconds=SECONDS_BEFORE_A_SUBMISSION,
             gib_per_device=machine.gib_per_device,
         )
-    entries = dict(plan.entries)
-    _refuse(entries, {key: f.why_not for key, f in found.items() if f.is_too_large})
-    return SweepPlan(entries)
+    return without(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})
 
 
 def _without_known_too_large(plan: SweepPlan, machine: Machine) -> SweepPlan:
     """Refuse what will not fit, of the cells that were traced before."""
     specs = {entry.cell_id: entry.spec for entry in plan.runnable}
     found = predict_cells(specs, only_cached=True, gib_per_device=machine.gib_per_device)
-    entries = dict(plan.entries)
-    _refuse(entries, {key: f.why_not for key, f in found.items() if f.is_too_large})
-    return SweepPlan(entries)
-
-
-def _refuse(entries: dict[str, PlannedCell], reasons: Mapping[str, str]) -> None:
-    """Make cells invalid; those whose baseline is among them have none."""
-    for cell_id, entry in list(entries.items()):
-        if cell_id in reasons:
-            entries[cell_id] = _refused(entry, reasons[cell_id])
-        elif entry.baseline_id in reasons:
-            entries[cell_id] = replace(entry, baseline_id=None)
-
-
-def _within_hours(
-    entries: dict[str, PlannedCell], found: dict[str, CellPrediction], most: float
-) -> None:
-    """Refuse cells once the predicted hours of those before reach `most`."""
-    spent, counted = 0.0, set[str]()
-    for cell_id, entry in list(entries.items()):
-        if entry.reasons or entry.is_added_baseline:
-            continue
-        needed = [
-            key for key in (cell_id, entry.baseline_id) if key in found and key not in counted
-        ]
-        hours = sum(_device_hours(found[key]) for key in needed if key)
-        if spent + hours > most:
-            entries[cell_id] = _refused(
-                entry,
-                f"needs {hours:.2g} of the {max(0.0, most - spent):.2g} predicted hours of devices that "
-                f"`sweep.max_gpu_hours={most:g}` leaves it: raise it, or measure fewer cells.",
-            )
-            continue
-        spent += hours
-        counted.update(key for key in needed if key)
-    wanted = {entry.baseline_id for entry in entries.values() if not entry.reasons}
-    for cell_id, entry in list(entries.items()):
-        if entry.is_added_baseline and cell_id not in wanted:
-            del entries[cell_id]
-
-
-def _device_hours(found: CellPrediction) -> float:
-    if found.step_time is None:
-        return 0.0
-    runs = found.cell.measurement.blocks
-    seconds = runs * found.run_seconds(found.step_time.step_time_ms)
-    return seconds / 3600 * found.cell.resources.world_size
-
-
-def _refused(entry: PlannedCell, reason: str) -> PlannedCell:
-    return replace(entry, reasons=(*entry.reasons, reason), baseline_id=None)
+    return without(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})

@@ -10,6 +10,7 @@ from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
 from vitsweep.predict.cell_step_time import predict_cell
 from vitsweep.predict.hardware import Hardware, hardware_named, hardware_of_device
 from vitsweep.predict.residuals import NO_RESIDUALS, ResidualModel
+from vitsweep.predict.run_duration import SETUP_INTERVAL_SECONDS, SETUP_SECONDS, run_seconds
 from vitsweep.predict.step_time import PARTS, StepTimePrediction
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
@@ -20,11 +21,10 @@ PROCESS_GIB = 0.41
 """Resident memory of a Python process with PyTorch, before it holds a model (torch 2.13 for CPU)."""
 MEMORY_LOG_ERROR = 0.05
 """Largest error of a traced peak beside torch's trackers, as a share (see `benchmarks/README.md`)."""
-SETUP_SECONDS = 15.0
-"""Start of the processes, imports, rendezvous, model and proof of one run."""
-INSTRUMENTED_STEPS = 4
-"""Steps after the timed ones that measure memory and communication."""
 PURPOSES = ("parameter", "gradient", "activation")
+HOURS = (
+    "hours", "device_hours", "device_hours_low", "device_hours_high", "cost_low_usd", "cost_high_usd",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +87,29 @@ class CellPrediction:
             "`sharding=fsdp`, or `sweep.try_anyway=true`"
         )
 
-    def run_seconds(self, step_time_ms: float) -> float:
-        """Duration of one run of the cell, epochs of training left out."""
-        m, step = self.cell.measurement, step_time_ms / 1e3
-        warm_up = max(m.warmup_steps * step, m.warmup_min_seconds)
-        window = max(m.measured_steps * step, m.min_seconds)
-        after = (m.phase_steps + INSTRUMENTED_STEPS) * step
-        return SETUP_SECONDS + warm_up + window + after
+    @property
+    def is_of_unknown_length(self) -> bool:
+        """Whether the cell trains on a number of images that only a run can tell."""
+        return self.step_time is not None and self.run_device_hours is None
+
+    @property
+    def run_device_hours(self) -> tuple[float, float, float] | None:
+        """(expected, low, high) hours x ranks of one run with its training, the ends of an interval of 80 %.
+
+        None where the step time or the length of the training is unknown.
+        """
+        if self.step_time is None:
+            return None
+        ends = (
+            (self.step_time.step_time_ms, SETUP_SECONDS),
+            (self.step_time.low_ms, SETUP_INTERVAL_SECONDS[0]),
+            (self.step_time.high_ms, SETUP_INTERVAL_SECONDS[1]),
+        )
+        expected, low, high = (run_seconds(self.cell, *each) for each in ends)
+        if expected is None or low is None or high is None:
+            return None
+        ranks = self.cell.resources.world_size
+        return expected / 3600 * ranks, low / 3600 * ranks, high / 3600 * ranks
 
     def columns(self, runs: int = 0) -> dict[str, float | str | bool | None]:
         """Return the columns of a plan; None where a figure is not known.
@@ -138,10 +154,6 @@ class CellPrediction:
             return {}
         step = self.step_time
         images_per_second = self.cell.images_per_step / step.step_time_ms * 1e3
-        ranks = self.cell.resources.world_size
-        hours = runs * self.run_seconds(step.step_time_ms) / 3600
-        low, high = (runs * self.run_seconds(ms) / 3600 for ms in (step.low_ms, step.high_ms))
-        price = self.price_usd_per_hour
         return {
             "step_time_ms": step.step_time_ms,
             "step_time_low_ms": step.low_ms,
@@ -150,13 +162,23 @@ class CellPrediction:
             "regime": step.regime,
             "images_per_second": images_per_second,
             "epoch_hours_imagenet1k": IMAGENET_1K_IMAGES / images_per_second / 3600,
-            "hours": hours,
-            "device_hours": hours * ranks,
-            "device_hours_low": low * ranks,
-            "device_hours_high": high * ranks,
-            "cost_low_usd": low * ranks * price[0] if price else None,
-            "cost_high_usd": high * ranks * price[1] if price else None,
+            **self._hours_columns(runs),
             "rates": step.rates,
+        }
+
+    def _hours_columns(self, runs: int) -> dict[str, float | str | bool | None]:
+        """Hours and cost of `runs` runs; None where their length is unknown."""
+        per_run, price = self.run_device_hours, self.price_usd_per_hour
+        if per_run is None:
+            return dict.fromkeys(HOURS)
+        expected, low, high = (runs * hours for hours in per_run)
+        return {
+            "hours": expected / self.cell.resources.world_size,
+            "device_hours": expected,
+            "device_hours_low": low,
+            "device_hours_high": high,
+            "cost_low_usd": low * price[0] if price else None,
+            "cost_high_usd": high * price[1] if price else None,
         }
 
 
@@ -188,12 +210,22 @@ def predict_cells(
         BadValueError: the hardware is unknown.
     """
     profile = hardware_named(hardware) if hardware else None
+    on_cpu = {n for n, cell in cells.items() if profile and cell.resources.device == "cpu"}
     traces = trace_cells(
-        cells, progress=progress, only_cached=only_cached, context=context, seconds=seconds
+        {name: cell for name, cell in cells.items() if name not in on_cpu},
+        progress=progress,
+        only_cached=only_cached,
+        context=context,
+        seconds=seconds,
+    )
+    traces |= dict.fromkeys(
+        on_cpu,
+        f"`resources.device=cpu` runs on no `--hardware {hardware}`: leave out one of them",
     )
     return {
-        name: _predict(cells[name], trace, hardware, profile, residuals, gib_per_device)
-        for name, trace in traces.items()
+        name: _predict(cells[name], traces[name], hardware, profile, residuals, gib_per_device)
+        for name in cells
+        if name in traces
     }
 
 

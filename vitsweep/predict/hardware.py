@@ -13,23 +13,22 @@ from others, or taken from a similar device) or `assumed`. What a file leaves ou
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import yaml
 
 from vitsweep.composition.suggestions import did_you_mean
 from vitsweep.errors import BadValueError
-from vitsweep.measure.hardware import PEAKS, Peak
+from vitsweep.measure.hardware import PEAKS
 from vitsweep.predict.interpolate import Curve
+from vitsweep.predict.profile_checks import Confidence, problems
 
-Confidence = Literal["measured", "published", "derived", "assumed"]
 PROFILES = Path(__file__).parent / "profiles"
 GENERIC = "generic_gpu"
-FLOAT_FORMATS = ("float32", "tf32", "bfloat16", "float16", "float8")
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,8 @@ class Hardware:
         """Share of the dense peak that the best shape of a product reaches."""
         fractions = self.figures["matmul_fraction"].value
         assert isinstance(fractions, dict)
-        return float(fractions.get(dtype, fractions["bfloat16"]))
+        similar = (dtype, "bfloat16", "float16")
+        return next((fractions[d] for d in similar if d in fractions), min(fractions.values()))
 
     @cached_property
     def usable_bytes(self) -> float:
@@ -195,52 +195,55 @@ def most_usable_bytes(gpu_type: str) -> float | None:
 def _read(path: Path, name: str) -> Hardware:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-        figures = {key: _figure(key, node) for key, node in (tree.get("figures") or {}).items()}
-        peak = _peak(tree)
-    except (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise BadValueError(
-            f"`{path}` is no hardware profile: {error}. It needs `name`, `peaks_of` or `peak_tflops`, and "
-            f"`figures` with `value`, `source` and `confidence` each: see {PROFILES / 'h100.yaml'}."
-        ) from error
-    if name != GENERIC:
+    except (ValueError, yaml.YAMLError) as error:
+        raise _no_profile(path, [str(error)]) from error
+    if not isinstance(tree, dict):
+        raise _no_profile(path, [f"it holds {str(tree)[:40]!r} instead of keys with values"])
+    base = {} if name == GENERIC else generic_gpu().figures
+    known = {key: isinstance(figure.value, dict) for key, figure in base.items()}
+    found = list(problems(tree, known)) if base else []
+    by_device = {peak.device: peak for peak in PEAKS}
+    like = tree.get("peaks_of")
+    if like is not None and like not in by_device:
+        found.append(f"`peaks_of: {like}` is none of {', '.join(by_device)}")
+    if found:
+        raise _no_profile(path, found)
+    figures = {key: _figure(node) for key, node in (tree.get("figures") or {}).items()}
+    if base:
         _require(path, tree, figures)
-        figures = {**_read(PROFILES / f"{GENERIC}.yaml", GENERIC).figures, **figures}
+    peak = by_device.get(str(like))
     peaks = dict(tree.get("peak_tflops") or {}) | (dict(peak.tflops) if peak else {})
-    return Hardware(
+    hardware = Hardware(
         name=name,
         title=str(tree.get("name", name)),
         peak_tflops={dtype: float(value) for dtype, value in peaks.items()},
-        figures=figures,
+        figures={**base, **figures},
         drivers_name=str(tree.get("drivers_name") or (peak.pattern if peak else "")),
+    )
+    if hardware.usable_bytes <= 0:
+        raise _no_profile(path, ["`reserved_gib` leaves nothing of `memory_gib`"])
+    return hardware
+
+
+def _no_profile(path: Path, faults: Sequence[str]) -> BadValueError:
+    return BadValueError(
+        f"`{path}` is no hardware profile: {'; '.join(faults)}. It needs `name`, `peaks_of` or "
+        "`peak_tflops`, and `figures` with `value`, `source` and `confidence` each: see "
+        f"{PROFILES / 'h100.yaml'}, and {PROFILES / GENERIC}.yaml for all figures."
     )
 
 
-def _require(path: Path, tree: dict[str, Any], figures: Mapping[str, Figure]) -> None:
+def _require(path: Path, tree: Mapping[str, Any], figures: Mapping[str, Figure]) -> None:
     lacking = [key for key in ("memory_gib", "memory_tb_s") if key not in figures]
     lacking += ["peaks_of or peak_tflops"] * (not {"peaks_of", "peak_tflops"} & set(tree))
     if lacking:
         raise BadValueError(f"`{path}` lacks {', '.join(lacking)}: no other device has the same.")
 
 
-def _peak(tree: dict[str, Any]) -> Peak | None:
-    if "peaks_of" not in tree:
-        return None
-    by_device = {peak.device: peak for peak in PEAKS}
-    if tree["peaks_of"] not in by_device:
-        raise ValueError(f"`peaks_of: {tree['peaks_of']}` is none of {', '.join(by_device)}")
-    return by_device[tree["peaks_of"]]
-
-
-def _figure(key: str, node: dict[str, Any]) -> Figure:
-    if not isinstance(node, dict) or {"value", "source", "confidence"} - set(node):
-        raise ValueError(f"`{key}` needs `value`, `source` and `confidence`")
-    if node["confidence"] not in get_args(Confidence):
-        raise ValueError(
-            f"`{key}.confidence: {node['confidence']}` is none of {', '.join(get_args(Confidence))}"
-        )
+def _figure(node: Mapping[str, Any]) -> Figure:
     value = node["value"]
     if isinstance(value, dict):
-        return Figure(
-            {str(k): float(v) for k, v in value.items()}, node["source"], node["confidence"]
-        )
-    return Figure(float(value), node["source"], node["confidence"])
+        value = {str(k): float(v) for k, v in value.items()}
+    else:
+        value = float(value)
+    return Figure(value, str(node["source"]), node["confidence"])

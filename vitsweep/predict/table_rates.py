@@ -149,15 +149,8 @@ class TableRates(Rates):
         peaks = self.hardware.peak_tflops
         if wanted in peaks:
             return wanted
-        chain = {
-            "float8": "bfloat16",
-            "bfloat16": "float32",
-            "float16": "float32",
-            "tf32": "float32",
-        }
-        while wanted in chain and wanted not in peaks:
-            wanted = chain[wanted]
-        return wanted if wanted in peaks else next(iter(peaks))
+        others = {"float8": ("bfloat16",), "float16": ("bfloat16",)}
+        return next((dtype for dtype in others.get(wanted, ()) if dtype in peaks), "float32")
 
     def _peak(self, dtype: str) -> float:
         return self.hardware.peak_tflops[dtype]

@@ -1,10 +1,13 @@
 """A page of a plan: every cell with its predictions."""
 
+from collections.abc import Hashable
+from typing import Any
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from pandas import DataFrame
-from pandas.api.types import is_bool_dtype, is_numeric_dtype
+from pandas.api.types import is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
-from vitsweep.tables.formatting import number, plain
+from vitsweep.tables.formatting import number, plain, whole
 
 
 def plan_page(name: str, table: DataFrame) -> str:
@@ -16,9 +19,15 @@ def plan_page(name: str, table: DataFrame) -> str:
     """
     shown = table.loc[:, table.notna().any() & (table.astype(str) != "").any()]
     numeric = {c for c in shown if is_numeric_dtype(shown[c]) and not is_bool_dtype(shown[c])}
+    counts = {c for c in numeric if is_integer_dtype(shown[c])}
+
+    def text(column: Hashable, value: Any) -> str:
+        if column in counts:
+            return whole(value)
+        return number(value, 4) if column in numeric else plain(value)
+
     rows = [
-        [(number(v, 4) if c in numeric else plain(v), c in numeric) for c, v in row.items()]
-        for row in shown.to_dict("records")
+        [(text(c, v), c in numeric) for c, v in row.items()] for row in shown.to_dict("records")
     ]
     environment = Environment(
         loader=PackageLoader("vitsweep.report"), autoescape=True, undefined=StrictUndefined

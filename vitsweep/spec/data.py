@@ -39,6 +39,13 @@ class Data(Technique):
         """Modules outside of vitsweep that give the images, for the hash of the code."""
         return ()
 
+    def split_sizes(self) -> tuple[int, int] | None:
+        """Return the number of training and of held-out images; None where only opening them tells.
+
+        How long a training takes is predicted from them.
+        """
+        return None
+
     @abstractmethod
     def open(self, cell: "CellSpec", world: "World") -> "Batches":
         """Return the batches of this rank."""
