@@ -24,7 +24,7 @@ from vitsweep.model.initialize import materialize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
-from vitsweep.techniques.precision.cast import allow_tf32, autocast, cast_model
+from vitsweep.techniques.precision.cast import autocast, cast_model, set_process_flags
 from vitsweep.training.drop_path import StochasticDepth
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
@@ -44,8 +44,7 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World, drop_path: float
         drop_path: rate of stochastic depth at the last block, of a recipe that trains.
     """
     plan = cell.precision.plan()
-    allow_tf32(plan.tf32)
-    torch.backends.cudnn.benchmark = cell.layout.cudnn_benchmark  # before the first convolution
+    set_process_flags(cell)  # before the first convolution
     sharded = cell.sharding.shards_parameters
     draws = Draws(cell.seed, world.data_parallel_rank)
     vars(model)["draws"] = draws  # stages of a pipeline and wrappers share it

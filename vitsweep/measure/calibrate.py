@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from vitsweep.techniques.precision.cast import allow_tf32
 from vitsweep.world import World
 
 MIN_SECONDS = {"cpu": 0.2, "cuda": 1.0}
@@ -32,11 +33,12 @@ def calibrate(world: World) -> dict[str, float]:
         if world.device.type == "cpu"
         else ("float32", "bfloat16", "float16")
     )
+    allow_tf32(False)
     result = {dtype: _matmul_tflops(getattr(torch, dtype), world) for dtype in dtypes}
     if world.device.type == "cuda":
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        allow_tf32(True)
         result["tf32"] = _matmul_tflops(torch.float32, world)
-        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        allow_tf32(False)
     result["copy_gb_per_s"] = _copy_gb_per_s(world)
     if world.size > 1:
         result["all_reduce_gb_per_s"] = _all_reduce_gb_per_s(world)

@@ -7,6 +7,7 @@ from torch import nn
 
 from vitsweep.model.layer import NORMS
 from vitsweep.model.norm import Float32LayerNorm, HalfLayerNorm
+from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
 
 
@@ -34,9 +35,19 @@ def cast_model(model: nn.Module, plan: PrecisionPlan, *, sharded_masters: bool) 
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Switch TensorFloat-32 in matmul and cuDNN, by one API only (mixing two raises in torch)."""
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
-    torch.backends.cudnn.conv.fp32_precision = "tf32" if allowed else "ieee"  # type: ignore[attr-defined]
+    """Switch TensorFloat-32 in cuBLAS and in cuDNN's convolutions and RNNs, for the whole process.
+
+    torch has older and newer flags, and reading one kind raises where only the other was set. These two
+    setters change both kinds together, so that TorchInductor and other libraries may read either.
+    """
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def set_process_flags(cell: CellSpec) -> None:
+    """Set what torch keeps per process and not per model: TF32, and cuDNN's search for algorithms."""
+    allow_tf32(cell.precision.plan().tf32)
+    torch.backends.cudnn.benchmark = cell.layout.cudnn_benchmark
 
 
 def autocast(plan: PrecisionPlan, device: torch.device) -> AbstractContextManager[object]:
