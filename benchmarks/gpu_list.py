@@ -5,54 +5,104 @@ from dataclasses import dataclass
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
-START_S = 12.0
-"""Seconds of a part in which Python imports torch and CUDA starts."""
+LATEST_START = 0.85
+"""Share of a part's time after which nothing more is begun; what is under way then may end."""
+DEVICE_LOST, NO_DEVICE = 75, 76
+"""Exit codes of a part's process: after a fault that no later kernel survives; where it sees no GPU."""
 BASE = ("precision=bf16", "optimizer=adamw_fused")
 NEEDS = {
     "attention=sdpa_causal": ("classifier=pooled",),
     "attention=sdpa_cudnn": ("precision=bf16",),
     "attention=sdpa_cudnn_first": ("precision=bf16",),
     "attention=sdpa_flash": ("precision=bf16",),
+    "compilation=cuda_graphs": BASE,
     "memory=budget": ("compilation=compile_blocks",),
-    "optimizer=adamw_stochastic": ("precision=bf16_params",),
-    "precision=fp8": ("compilation=compile_blocks",),
-    "sequence_parallel=dsp": ("model=video_vit_nano", "data=synthetic_video"),
-    "sequence_parallel=lasp": ("attention=linear", "attention.causal=true", "classifier=pooled"),
-    "sequence_parallel=lasp2": ("attention=linear",),
-    "sequence_parallel=segment_local": ("classifier=pooled",),
+    "optimizer=adamw_4bit": ("optimizer.compiled=false",),
+    "optimizer=adamw_8bit": ("optimizer.compiled=false",),
+    "optimizer=adamw_bf16_state": ("optimizer.compiled=false",),
+    "optimizer=adamw_stochastic": ("precision=bf16_params", "optimizer.compiled=false"),
+    "precision=fp8": ("precision.layers=all",),
+    "sequence_parallel=dsp": ("precision=bf16", "model=video_vit_nano", "data=synthetic_video"),
+    "sequence_parallel=lasp": (
+        *("precision=bf16", "attention=linear", "attention.causal=true", "classifier=pooled"),
+    ),
+    "sequence_parallel=lasp2": ("precision=bf16", "attention=linear"),
+    "sequence_parallel=lss": ("precision=bf16",),
+    "sequence_parallel=megatron_sp": ("precision=bf16",),
+    "sequence_parallel=ring": ("precision=bf16",),
+    "sequence_parallel=segment_local": ("precision=bf16", "classifier=pooled"),
+    "sequence_parallel=ulysses": ("precision=bf16",),
+    "sequence_parallel=usp": ("precision=bf16",),
 }
-"""Technique -> choices without which it is refused, or slow."""
+"""Technique -> choices without which it is refused, slow, or computed by other kernels than on a GPU."""
+OF_THE_PROCESS = ("runtime", "loader")
+"""Groups that change how processes start or batches are read: a step on a batch in memory shows neither."""
 KNOBS = ("layout.patch_embedding=linear", "layout.cudnn_benchmark=true")
 """Settings of a choice that take another way through the code."""
+RING_KERNELS = {"ring of 8 ranks": (8, 1), "zigzag ring of 4 ranks": (4, 2)}
+"""Causal rings over 196 tokens, which neither divides: name -> (ranks, parts of each rank)."""
+RISKY = (
+    "precision=fp8",
+    "compilation=cuda_graphs",
+    "sequence_parallel=ring",
+    "sequence_parallel=usp",
+)
+"""Choices whose kernels run on GPUs only; tried first."""
+COMPILED: tuple[tuple[str, ...], ...] = (
+    ("compilation=compile_blocks",),
+    ("precision=fp8", "precision.layers=all", "compilation=compile_blocks"),
+    ("attention=flex",),
+    ("memory=budget", "compilation=compile_blocks"),
+    ("compilation=compile_model",),
+    ("compilation=compile_model", "compilation.mode=reduce_overhead", *BASE),
+    ("optimizer=adamw_stochastic", "precision=bf16_params", "optimizer.compiled=true"),
+    ("optimizer=adamw_8bit", "optimizer.compiled=true"),
+    ("optimizer=adamw_4bit", "optimizer.compiled=true"),
+)
+"""Cases for which kernels are compiled, for seconds each; tried last."""
+ONLY_COMPILED = (
+    "compilation=compile_blocks",
+    "compilation=compile_model",
+    "attention=flex",
+    "memory=budget",
+)
+"""Choices of which `COMPILED` has all there is."""
 OURS = ("eager", "compile_blocks")
 """Compilations beside which the peers are measured."""
 PEERS = ("timm", "torchvision", "transformers")
 SINGLE_CHOICES: tuple[tuple[str, ...], ...] = (
     (),
     ("compilation=compile_blocks",),
-    ("compilation=compile_model",),
     ("compilation=cuda_graphs",),
-    *((f"precision={p}",) for p in ("fp32", "tf32", "O1", "O2", "O3", "bf16_params")),
-    ("precision=bf16_params", "optimizer=adamw_stochastic"),
-    ("precision=bf16_masters",),
     ("precision=fp8", "compilation=compile_blocks"),
-    ("layout=batch_second",),
-    ("layout.channels_last=true",),
-    ("layout.patch_embedding=linear",),
-    ("layout.cudnn_benchmark=true",),
-    ("classifier=pooled",),
+    ("precision=tf32",),
+    *((f"precision={p}",) for p in ("O2", "bf16_params", "O1", "O3")),
     ("memory=recompute_blocks",),
     ("memory=offload_activations",),
     *((f"optimizer=adamw_{each}",) for each in ("loop", "foreach", "contiguous")),
+    ("layout=batch_second",),
+    ("layout.patch_embedding=linear",),
+    ("classifier=pooled",),
+    ("precision=bf16_masters",),
+    ("precision=bf16_params", "optimizer=adamw_stochastic"),
     ("optimizer=muon",),
+    ("layout.channels_last=true",),
+    ("layout.cudnn_benchmark=true",),
+    ("precision=fp32",),
+    ("compilation=compile_model",),
 )
-"""What is measured alone over `BASE`."""
+"""What is measured alone over `BASE`, the most wanted first: time may end before the list does."""
 UPDATES = ("loop", "foreach", "fused", "contiguous")
 """Implementations of AdamW that are measured at a small batch too."""
 BLOG = ("precision=tf32", "optimizer=adamw_loop", "attention=mha_module")
 BLOG_NAME = "the blog's baseline as torch 1.11 ran it"
 LENGTHS = (197, 1024, 4096, 16384, 65536)
-KERNELS = ("sdpa_auto", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math", "flex")
+KERNELS = ("sdpa_auto", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math")
+ATTENTION = (
+    *((kernel, tokens) for tokens in LENGTHS for kernel in KERNELS),
+    *(("flex", tokens) for tokens in LENGTHS),
+)
+"""(kernel, tokens); what is compiled for every length comes last."""
 PROFILED: dict[str, tuple[str, ...]] = {
     "eager": (),
     "compile_blocks": ("compilation=compile_blocks",),
@@ -78,7 +128,7 @@ class Part:
 
     Attributes:
         name: of its file.
-        seconds: of eight minutes, with its start.
+        seconds: of eight minutes.
         question: what it answers.
         items: what it runs, in this order as far as the time goes.
     """
@@ -89,29 +139,36 @@ class Part:
     items: tuple[str, ...]
 
     def plan(self, scale: float) -> list[str]:
-        """Return the lines of `--dry`; each item has an equal share of what the start leaves."""
+        """Return the lines of `--dry`; each item has an equal share of the time in which items begin."""
         seconds = self.seconds * scale
-        share = max(seconds - START_S, 0.2 * seconds) / len(self.items)
+        share = LATEST_START * seconds / len(self.items)
         head = f"{seconds:6.0f} s  {self.name:14} {self.question}"
         return [head, *(f"        - {share:4.1f} s  {item}" for item in self.items)]
 
 
 def choices() -> list[str]:
-    """Return every choice of every group of techniques, and `KNOBS`."""
+    """Return every choice of every group of techniques that a step shows, and `KNOBS`."""
     found = [
         f"{group}={path.stem}"
         for group in TECHNIQUE_GROUPS
+        if group not in OF_THE_PROCESS
         for path in sorted((conf_dir() / group).glob("*.yaml"))
     ]
     return [*found, *KNOBS]
 
 
+def smoke_cases() -> list[tuple[str, ...]]:
+    """Return the overrides of each case, the most wanted first, the longest last."""
+    others = [choice for choice in choices() if choice not in (*RISKY, *ONLY_COMPILED)]
+    return [*((choice, *NEEDS.get(choice, ())) for choice in (*RISKY, *others)), *COMPILED]
+
+
 PARTS = (
     Part(
         "smoke",
-        60,
-        "Does one step of every technique run, and the causal kernel with padding?",
-        (*choices(), "causal kernel of rings, with and without padding"),
+        75,
+        "Do the causal kernel of rings, and one step of every technique, run?",
+        (*RING_KERNELS, *(" ".join(case) for case in smoke_cases())),
     ),
     Part(
         "peers",
@@ -121,29 +178,31 @@ PARTS = (
             "sustained rates of products and copies",
             *(f"vitsweep {name}" for name in OURS),
             *(f"{name}, where it is installed" for name in PEERS),
+            *(f"{name} with compiled blocks" for name in PEERS),
+            "vitsweep compile_model",
             *(f"{name} compiled" for name in PEERS),
         ),
     ),
     Part(
         "one_at_a_time",
-        160,
+        150,
         "What does each technique bring, alone?",
         (
             *(" ".join(each) or "base" for each in SINGLE_CHOICES),
-            *(f"optimizer=adamw_{each} at 32 images" for each in UPDATES),
             BLOG_NAME,
+            *(f"optimizer=adamw_{each} at 32 images" for each in UPDATES),
         ),
     ),
     Part(
         "attention",
-        45,
+        40,
         "Which attention kernel is fastest at which length?",
-        tuple(f"{kernel} at {tokens} tokens" for tokens in LENGTHS for kernel in KERNELS),
+        tuple(f"{kernel} at {tokens} tokens" for kernel, tokens in ATTENTION),
     ),
-    Part("profile", 40, "Where does the time of a step go?", tuple(PROFILED)),
+    Part("profile", 35, "Where does the time of a step go?", tuple(PROFILED)),
     Part(
         "prediction",
-        45,
+        50,
         "How far are predicted from measured steps and peaks of memory?",
         tuple(f"model={m} at {n} images {' '.join(c)}".strip() for m, n, c in PREDICTED),
     ),

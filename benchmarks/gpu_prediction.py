@@ -3,13 +3,22 @@
 import math
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from gpu_list import BASE, PREDICTED
-from gpu_steps import Size, cell_of, our_step, reason_of, release, seconds_of
+from gpu_steps import (
+    NO_TIME,
+    Run,
+    Size,
+    cell_of,
+    end_if_lost,
+    our_step,
+    reason_of,
+    release,
+    seconds_of,
+)
 
 from vitsweep.measure.memory import peak_memory, reset_peak
 from vitsweep.predict.cell_step_time import predict_cell
@@ -22,15 +31,14 @@ TRACING = 0.6
 """Share of the part's time after which tracing ends; what is not traced by then is not measured."""
 SHORT_S = 0.5
 """Timed steps of one cell."""
-Write = Callable[[dict[str, Any]], None]
 
 
-def prediction(size: Size, deadline: float, write: Write) -> None:
+def prediction(run: Run) -> None:
     """Predict cells from this machine's calibration or its device's published figures, then measure them.
 
     Every prediction is written before the first cell runs. Errors are predicted over measured, minus 1.
     """
-    rows, cells = [], {}
+    size, rows, cells = run.size, [], {}
     for model, images, choices in PREDICTED:
         name = f"{model} at {images} {' '.join(choices)}".strip()
         row: dict[str, Any] = {"name": name}
@@ -42,20 +50,21 @@ def prediction(size: Size, deadline: float, write: Write) -> None:
             cells[name] = cell_of(shape, *BASE, *choices, images=images)
         except SystemExit as refused:
             row["reason"] = reason_of(refused)
-    left = deadline - time.monotonic()
-    traces = trace_cells(cells, seconds=TRACING * left)
+    left = run.deadline - time.monotonic()
+    traces = trace_cells(cells, seconds=None if left == math.inf else max(0.0, TRACING * left))
     for row in rows:
         if row["name"] in cells:
             row |= _predicted(cells[row["name"]], traces.get(row["name"]))
-    write({"rows": rows})
+    run.write({"rows": rows})
     for row in rows:
         if "predicted_ms" not in row:
             continue
-        if time.monotonic() > deadline:
-            row["reason"] = "no time was left"
+        if run.is_late:
+            row["reason"] = NO_TIME
             continue
         row |= _measured(cells[row["name"]], size)
-        write({"rows": rows, "summary": _summary(rows)})
+        run.write({"rows": rows, "summary": _summary(rows)})
+        end_if_lost(size)
 
 
 def _predicted(cell: CellSpec, trace: StepTrace | str | None) -> dict[str, Any]:

@@ -1,33 +1,41 @@
-"""Training steps of vitsweep's cells and of other libraries' ViTs in one process, timed in turns.
+"""Training steps of vitsweep's cells in one process of `gpu.py`, and how they are timed.
 
 Starting a process per run, as sweeps do, takes 10 s on a GPU; in eight minutes that is most of it.
 """
 
 import gc
+import json
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-import peers
 import torch
+from gpu_list import DEVICE_LOST
+from torch import Tensor
 
 from vitsweep.composition.composer import Composer
 from vitsweep.execution.failures import classify
 from vitsweep.measure.clocks import StepClock
-from vitsweep.measure.memory import peak_memory, reset_peak
-from vitsweep.measure.utilization import throughput
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.machine import Machine
+from vitsweep.training.garbage import garbage_collector_off
 from vitsweep.world import World
 
 Step = Callable[[], Any]
+Figures = dict[str, Any]
 WARM_UP_STEPS = 3
+NO_TIME = "no time was left"
+ENDED = "failed: the process ended here"
+"""Result of what has begun, until it has another one."""
 
 
 @dataclass(frozen=True)
@@ -53,42 +61,50 @@ SMOKE = Size("cpu", "vit_tiny", 32, ("model.depth=2",), 0.0)
 
 
 @dataclass
-class Contender:
-    """Something that trains, built when its turn comes.
+class Run:
+    """One part's process.
 
     Attributes:
-        name: in the tables.
-        build: returns its training step.
-        images: of a step.
-        model_tflop: of a step, 10^12 floating-point operations of forward and backward.
-        step_ms: median of each turn.
-        peak_gib: allocated for it at most.
-        reason: why it was not measured, or "".
+        size: what is trained.
+        path: of the part's figures.
+        deadline: of `time.monotonic`; nothing is begun after it.
+        earlier: figures of a process of this part that a fault ended.
     """
 
-    name: str
-    build: Callable[[], Step]
-    images: int
-    model_tflop: float
-    step_ms: list[float] = field(default_factory=list)
-    peak_gib: float | None = None
-    reason: str = ""
+    size: Size
+    path: Path
+    deadline: float
+    earlier: Figures = field(default_factory=dict)
 
-    def row(self, sustained: float | None) -> dict[str, Any]:
-        """Return its figures; `sustained` is the rate of large matrix products in TFLOP/s."""
-        row: dict[str, Any] = {"name": self.name, "images": self.images, "reason": self.reason}
-        if self.step_ms:
-            milliseconds = statistics.median(self.step_ms)
-            tflops = self.model_tflop / milliseconds * 1e3
-            row |= {
-                "step_ms": milliseconds,
-                "turns_ms": self.step_ms,
-                "images_per_second": self.images / milliseconds * 1e3,
-                "tflops": tflops,
-                "share_of_sustained": tflops / sustained if sustained else None,
-                "peak_gib": self.peak_gib,
-            }
-        return row
+    def write(self, figures: Figures) -> None:
+        """Keep all that there is so far; at any moment the file is whole."""
+        draft = self.path.with_suffix(".tmp")
+        draft.write_text(json.dumps(figures, indent=1) + "\n")
+        draft.replace(self.path)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether nothing more may be begun."""
+        return time.monotonic() > self.deadline
+
+    def figures_of(self, part: str) -> Figures:
+        """Return what an earlier part has found."""
+        path = self.path.with_name(f"{part}.json")
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def end_if_lost(size: Size) -> None:
+    """End this process if a fault (an illegal access, say) has made its GPU refuse all that follows.
+
+    Another process goes on after what has a result by now.
+    """
+    if size.device != "cuda":
+        return
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:
+        print(f"The GPU refuses all that follows: {error}", file=sys.stderr, flush=True)
+        os._exit(DEVICE_LOST)
 
 
 @cache
@@ -123,6 +139,7 @@ def our_step(cell: CellSpec, world: World | None = None) -> Step:
     torch.manual_seed(cell.seed)
     with torch.device("meta"):
         model = build_model(cell)
+    _draw_once(model)
     trainer = parallelize(model, cell, world)
     shape = (cell.micro_batch, *cell.model.input_shape(cell.batch.resolution_px))
     images = torch.randn(shape, device=device)
@@ -131,85 +148,44 @@ def our_step(cell: CellSpec, world: World | None = None) -> Step:
     return lambda: trainer.step(iter(micro_batches))
 
 
-def ours(name: str, size: Size, *overrides: str, images: int) -> Contender:
-    """A cell; what keeps it from running is its reason."""
+_drawn: dict[tuple[str, torch.Size], Tensor] = {}
+
+
+def _draw_once(model: Any) -> None:
+    """Let weights be copied from the first model of the same shape: drawing a ViT-L's takes seconds."""
+    draw = model.draw
+
+    def copied(name: str, weight: Tensor, generator: torch.Generator) -> None:
+        key = name, weight.shape
+        if key not in _drawn:
+            draw(name, weight, generator)
+            _drawn[key] = weight.clone()
+        weight.copy_(_drawn[key])
+
+    vars(model)["draw"] = copied
+
+
+def largest_batch(size: Size, *overrides: str) -> int:
+    """Return how many images of a cell can be trained beside other contenders, a multiple of 16."""
+    if size.seconds == 0:
+        return 8
+    for images in (256, 192, 128, 96, 64, 32, 16):
+        if _fits(size, *overrides, images=images):
+            return images * 3 // 4 // 16 * 16 or 16  # peers need more, and some stay on the device
+    return 16
+
+
+def _fits(size: Size, *overrides: str, images: int) -> bool:
     try:
-        cell = cell_of(size, *overrides, images=images)
-    except SystemExit as refused:
-        return Contender(name, list, images, 0.0, reason=reason_of(refused))
-    tflops = throughput(cell, 1e3)["model_tflops_per_rank"] or 0.0  # a step of one second
-    return Contender(name, lambda: our_step(cell), images, tflops)
-
-
-def theirs(name: str, size: Size, images: int, *, compiled: bool, model_tflop: float) -> Contender:
-    """Another library's ViT under bfloat16 autocast and fused AdamW."""
-
-    def build() -> Step:
-        setting = peers.Setting(
-            name.removesuffix(" compiled"),
-            size.model,
-            "bf16",
-            size.device,
-            size.resolution_px,
-            0,
-            0,
-        )
-        model = peers.recipe(setting)().to(size.device).train()
-        if compiled:
-            model.compile(dynamic=False)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-        side = size.resolution_px
-        inputs = torch.randn(images, 3, side, side, device=size.device)
-        labels = torch.randint(1000, (images,), device=size.device)
-
-        def step() -> None:
-            with torch.autocast(size.device, torch.bfloat16):
-                logits = model(inputs)
-            torch.nn.functional.cross_entropy(logits.float(), labels).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
-
-    return Contender(name, build, images, model_tflop)
-
-
-def time_in_turns(
-    contenders: Sequence[Contender],
-    size: Size,
-    turns: int,
-    deadline: float,
-    finished: Callable[[], None],
-) -> None:
-    """Measure all contenders, first to last and back again, until the time is over.
-
-    Those that fit are kept on the device between their turns, others are built anew.
-
-    Args:
-        contenders: filled with their figures.
-        size: device and seconds of a turn.
-        turns: at most.
-        deadline: of `time.monotonic`; what has not begun by then is left out, with that reason.
-        finished: called after every measurement, to write what there is.
-    """
-    kept: dict[str, Step] = {}
-    for turn in range(turns):
-        for contender in contenders if turn % 2 == 0 else reversed(contenders):
-            if contender.reason:
-                continue
-            if time.monotonic() > deadline:
-                contender.reason = "" if contender.step_ms else "no time was left"
-                continue
-            try:
-                _take_turn(contender, size, kept)
-            except (Exception, SystemExit) as error:  # the others go on
-                contender.reason = reason_of(error)
-                kept.pop(contender.name, None)
-            finished()
-        if time.monotonic() > deadline:
-            break
-    kept.clear()
-    release(size)
+        our_step(cell_of(size, *overrides, images=images))()
+        torch.cuda.synchronize()
+    except Exception as error:
+        if reason_of(error).startswith("out_of_memory"):
+            return False
+        raise
+    finally:
+        release(size)
+    return True
 
 
 def reason_of(error: BaseException) -> str:
@@ -218,36 +194,20 @@ def reason_of(error: BaseException) -> str:
     return f"{status}: {text}"
 
 
-def _take_turn(contender: Contender, size: Size, kept: dict[str, Step]) -> None:
-    device, before = torch.device(size.device), 0.0
-    step = kept.get(contender.name)
-    if step is None:
-        release(size)
-        before = _allocated_gib(size)
-        step = contender.build()
-    reset_peak(device)
-    contender.step_ms.append(seconds_of(step, size) * 1e3)
-    if contender.peak_gib is None:
-        peaks = (gib for gib in peak_memory(device).values() if gib is not None)
-        contender.peak_gib = next(peaks) - before
-    if size.device == "cuda" and _free_share() > 0.5:
-        kept[contender.name] = step
-
-
 def seconds_of(step: Step, size: Size) -> float:
     """Return the median time of a step in seconds, after warm-up steps that pay for compilation."""
-    device = torch.device(size.device)
     for _ in range(WARM_UP_STEPS):
         step()
-    clock, until = StepClock(device), time.monotonic() + size.seconds
-    clock.mark()
-    while True:
-        for _ in range(WARM_UP_STEPS):  # the queue of a GPU is emptied once in three steps
-            step()
-            clock.mark()
-        times = clock.times_ms()
-        if time.monotonic() >= until:
-            return statistics.median(times) / 1e3
+    with garbage_collector_off():
+        clock, until = StepClock(torch.device(size.device)), time.monotonic() + size.seconds
+        clock.mark()
+        while True:
+            for _ in range(WARM_UP_STEPS):  # the queue of a GPU is emptied once in three steps
+                step()
+                clock.mark()
+            times = clock.times_ms()
+            if time.monotonic() >= until:
+                return statistics.median(times) / 1e3
 
 
 def release(size: Size) -> None:
@@ -255,12 +215,3 @@ def release(size: Size) -> None:
     gc.collect()
     if size.device == "cuda":
         torch.cuda.empty_cache()
-
-
-def _allocated_gib(size: Size) -> float:
-    return torch.cuda.memory_allocated() / 2**30 if size.device == "cuda" else 0.0
-
-
-def _free_share() -> float:
-    free, total = torch.cuda.mem_get_info()
-    return free / total

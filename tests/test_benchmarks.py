@@ -7,8 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
+
+from vitsweep.techniques.sequence_parallel.block_attention import Plain
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the parts of `gpu.py` import one another, as in its processes."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
 
 
 def run(script: str, *arguments: str | Path, timeout: float = 900) -> None:
@@ -54,6 +66,74 @@ def test_the_parts_of_the_gpu_benchmark_fill_its_minutes() -> None:
         assert [name for _, _, name, *_ in heads] == PARTS
         assert 0.2 * 60 * minutes < sum(float(seconds) for seconds, *_ in items) < 60 * minutes
         assert {"memory=offload_activations", "sequence_parallel=ring"} <= {i[2] for i in items}
+
+
+@pytest.mark.usefixtures("beside")
+def test_ranges_that_a_program_names_are_no_kernels() -> None:
+    import gpu_profile
+
+    def on_gpu(name: str, start_us: int, end_us: int, *, named: bool = False) -> FunctionEvent:
+        return FunctionEvent(
+            0, name, 0, start_us, end_us, device_type=DeviceType.CUDA, is_user_annotation=named
+        )
+
+    found = gpu_profile.shares(
+        [
+            on_gpu("nvjet_sm90_tst", 0, 2000),
+            on_gpu("Optimizer.step#AdamW.step", 3000, 10_000, named=True),
+            on_gpu("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 3000, 4000),
+            on_gpu("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 9000, 10_000),
+        ],
+        on_gpu=True,
+    )
+    assert found["ms by kind"] == {"matmul": 2.0, "optimizer": 2.0}
+    assert found["share of time between kernels"] == pytest.approx(0.6)
+
+
+class NoMask(Plain):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        return super().forward(q, k, v, False)
+
+
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize(("ranks", "per_rank"), [(8, 1), (4, 2)])
+def test_the_check_of_causal_rings_passes_the_kernel_here_and_finds_a_wrong_mask(
+    ranks: int, per_rank: int
+) -> None:
+    import gpu_smoke
+
+    apart = gpu_smoke.ring_differences("cpu", ranks, per_rank)
+    assert max(apart.values()) < gpu_smoke.MOST_ROUNDING / 4
+    wrong = gpu_smoke.ring_differences("cpu", ranks, per_rank, NoMask())
+    assert wrong["out"] > 5 * gpu_smoke.MOST_ROUNDING
+
+
+@pytest.mark.usefixtures("beside")
+def test_what_only_gpus_run_is_tried_first_and_what_compiles_last() -> None:
+    import gpu_list
+
+    names = [" ".join(case) for case in gpu_list.smoke_cases()]
+    assert len(names) == len(set(names))
+    assert [name.split()[0] for name in names[:4]] == [*gpu_list.RISKY]
+    compiling = [i for i, n in enumerate(names) if "compile_" in n or "compiled=true" in n]
+    assert min(compiling) == len(names) - len(gpu_list.COMPILED)
+    tried = {choice for case in gpu_list.smoke_cases() for choice in case}
+    assert tried >= {*gpu_list.choices()}
+
+
+@pytest.mark.full
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_benchmark_names_torchs_build_and_leaves_no_old_figures(
+    tmp_path: Path,
+) -> None:
+    old = tmp_path / "peers.json"
+    old.write_text("{}")
+    command = [sys.executable, BENCHMARKS / "gpu.py", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"torch {torch.__version__}, " in done.stdout
+    assert "sees no GPU: " in done.stdout
+    assert not old.exists()
 
 
 PARTS = ["smoke", "peers", "one_at_a_time", "attention", "profile", "prediction"]
