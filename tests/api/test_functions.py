@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
 
@@ -49,6 +50,11 @@ def python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
         ((), {"model": {"arguments": {"depth": [2, 4]}}}, ["++model.arguments.depth=2,4"]),
         ((), {"sweep": {"baseline": None}}, ["sweep.baseline=null"]),
         ((), {"sweep": {"question": "Is it, then?"}}, ["sweep.question='Is it, then?'"]),
+        ((), {"batch": {"images_per_step": range(8, 33, 8)}}, ["batch.images_per_step=8,16,24,32"]),
+        ((), {"seed": np.arange(3)}, ["seed=0,1,2"]),
+        ((), {"seed": np.int64(8)}, ["seed=8"]),
+        ((), {"seed": (n for n in (1, 2))}, ["seed=1,2"]),
+        ((), {"data": {"folder": Path("/data/imagenet")}}, ["data.folder='/data/imagenet'"]),
     ],
 )
 def test_settings_by_name_are_overrides(overrides, settings, expected):
@@ -60,6 +66,43 @@ def test_a_list_without_values_is_refused_by_its_key():
         as_overrides((), {"batch": {"images_per_step": []}})
     with pytest.raises(vitsweep.BadValueError, match="`3` is no override"):
         as_overrides([3], {})
+
+
+@pytest.mark.parametrize("value", [object(), b"O1", [1, {2: object}], np.datetime64("2026-01-01")])
+def test_a_value_that_no_setting_can_have_is_refused_by_its_key(value):
+    with pytest.raises(
+        vitsweep.BadValueError, match=r"`batch\.images_per_step=.* no value of a setting"
+    ):
+        as_overrides((), {"batch": {"images_per_step": value}})
+
+
+def test_a_key_that_is_given_twice_is_refused():
+    with pytest.raises(
+        vitsweep.BadValueError, match="`precision=O1` and `precision=O2` set the same"
+    ):
+        vitsweep.plan(["precision=O1"], precision="O2")
+    with pytest.raises(
+        vitsweep.BadValueError, match=r"`sweep\.name=a` and `sweep\.name=b` set the same"
+    ):
+        vitsweep.plan("sweep.name=a", name="b")
+    with pytest.raises(
+        vitsweep.BadValueError, match=r"`sweep\.minutes=1` and `sweep\.minutes=2.0` set"
+    ):
+        vitsweep.race("sweep.minutes=1", minutes=2)
+
+
+def test_a_folder_without_a_sweep_is_refused():
+    with pytest.raises(vitsweep.VitsweepError, match="`/nonexistent` holds no sweep"):
+        vitsweep.Sweep("/nonexistent").report()
+
+
+def test_a_race_that_is_refused_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        vitsweep.BadValueError, match="has one cell: a race needs two cells or more"
+    ):
+        vitsweep.race(TINY, name="lonely", show=False)
+    assert not (tmp_path / "results").exists()
 
 
 def test_importing_it_loads_nothing_else():
@@ -182,9 +225,12 @@ def test_a_race_on_a_cluster_waits_for_its_rounds(monkeypatch):
     assert asked[1][1] == {"launcher": "slurm", "name": "mine"}
 
 
-def test_a_race_without_time_is_refused():
-    with pytest.raises(vitsweep.BadValueError, match="`minutes=0` must be a number above 0"):
-        vitsweep.race("precision=O1,O2", minutes=0)
+@pytest.mark.parametrize("minutes", [0, "1", float("nan")])
+def test_a_race_without_time_is_refused(minutes):
+    with pytest.raises(
+        vitsweep.BadValueError, match=f"`minutes={minutes!r}` must be a number above 0"
+    ):
+        vitsweep.race("precision=O1,O2", minutes=minutes)
 
 
 @pytest.mark.full

@@ -1,6 +1,7 @@
 """The functions of `import vitsweep`."""
 
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from vitsweep.api.comparisons import ComparisonResult, compared_settings, compar
 from vitsweep.api.handle import Sweep, load
 from vitsweep.api.measure import collected, measured, search_limits, searches_of
 from vitsweep.api.session import Session, open_session
-from vitsweep.api.settings import Overrides, as_overrides
+from vitsweep.api.settings import Overrides, as_overrides, refuse_second
 from vitsweep.composition.override_text import value_override
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, SweepStopped, VitsweepError
@@ -165,8 +166,8 @@ def compare(
         variant=tuple(as_overrides(a, {})),
         baseline=tuple(as_overrides(b, {})),
         common=tuple(as_overrides(overrides, settings)),
-        width=width,
-        minutes=minutes,
+        width=_positive("width", width),
+        minutes=_positive("minutes", minutes),
     )
     with compared_settings(request, _console(show)) as (_, result):
         pass
@@ -189,12 +190,12 @@ def race(overrides: Overrides = (), *, minutes: float | None = None, **arguments
     Raises:
         VitsweepError: as `sweep` does, or the budget is too small for one block.
     """
-    if minutes is not None and not minutes > 0:
-        raise BadValueError(f"`minutes={minutes:g}` must be a number above 0.")
     texts = as_overrides(overrides, {})
     added = ["sweep.search=race"]
     if minutes is not None:
-        added.append(value_override("sweep.minutes", float(minutes)))
+        added.append(value_override("sweep.minutes", _positive("minutes", minutes)))
+    for text in added:
+        refuse_second(texts, text)
     if arguments.get("launcher") == "slurm" and not any(t.startswith(f"{WAIT}=") for t in texts):
         added.append(f"{WAIT}=true")  # each round is chosen from the runs of those before
     return sweep([*texts, *added], **arguments)
@@ -215,8 +216,21 @@ def _session(
         if launcher == "slurm" and WAIT not in typed:
             texts.append(f"{WAIT}=false")
     if name is not None:
-        texts.append(value_override("sweep.name", name))
+        named = value_override("sweep.name", name)
+        refuse_second(texts, named)
+        texts.append(named)
     return open_session(texts, _console(show), config_dir)
+
+
+def _positive(name: str, value: Any) -> float:
+    """Return an argument as a float.
+
+    Raises:
+        BadValueError: it is no number above 0.
+    """
+    if not isinstance(value, Real) or not value > 0:
+        raise BadValueError(f"`{name}={value!r}` must be a number above 0.")
+    return float(value)
 
 
 def _console(show: bool) -> Console:

@@ -4,6 +4,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitsweep.errors import VitsweepError
 from vitsweep.results.find import find_sweep
 from vitsweep.results.store import Store
 
@@ -24,9 +25,16 @@ class Sweep:
     Args:
         folder: of the sweep; it holds `cells/`.
         command_cells: ids of the cells that a call of `vitsweep.sweep` named; empty for all.
+
+    Raises:
+        VitsweepError: there is no sweep in the folder.
     """
 
     def __init__(self, folder: str | Path | Store, command_cells: tuple[str, ...] = ()) -> None:
+        if not isinstance(folder, Store) and not (Path(folder) / "cells").is_dir():
+            raise VitsweepError(
+                f"`{folder}` holds no sweep: name a folder with `cells/`, such as `results/default`."
+            )
         self._store = folder if isinstance(folder, Store) else Store(Path(folder))
         self.command_cells = command_cells
 

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vitsweep.composition.override_text import sweep_override, value_override
+from vitsweep.composition.override_text import plain_value, sweep_override, value_override
 from vitsweep.errors import BadValueError
 
 Overrides = str | Sequence[str]
@@ -16,11 +16,12 @@ def as_overrides(overrides: Overrides, settings: Mapping[str, Any]) -> list[str]
 
     Args:
         overrides: in Hydra's grammar, such as `["precision=O1,O2"]`.
-        settings: key -> value. A list or tuple sweeps the key, a mapping sets keys below it:
+        settings: key -> value. A list, range or array sweeps the key, a mapping sets keys below it:
             `batch={"images_per_step": [32, 64]}` is `batch.images_per_step=32,64`.
 
     Raises:
-        BadValueError: `overrides` is neither a text nor a list of texts, or a list is empty.
+        BadValueError: `overrides` is neither a text nor a list of texts, a list is empty, a value is none
+            that a setting can have, or a key is given in both.
     """
     texts = shlex.split(overrides) if isinstance(overrides, str) else list(overrides)
     for text in texts:
@@ -29,7 +30,25 @@ def as_overrides(overrides: Overrides, settings: Mapping[str, Any]) -> list[str]
                 f"`{text!r}` is no override: give texts such as 'precision=O1,O2', or settings by "
                 "name, such as precision=['O1', 'O2']."
             )
-    return [*texts, *_of_settings(settings, "")]
+    named = list(_of_settings(settings, ""))
+    for text in named:
+        refuse_second(texts, text)
+    return [*texts, *named]
+
+
+def refuse_second(texts: Sequence[str], added: str) -> None:
+    """Refuse an override whose key some texts have as well: one of them would be dropped silently.
+
+    Raises:
+        BadValueError: both are named.
+    """
+    for text in texts:
+        if text != added and _key(text) == _key(added):
+            raise BadValueError(f"`{text}` and `{added}` set the same key: give one of them.")
+
+
+def _key(text: str) -> str:
+    return text.lstrip("+").partition("=")[0]
 
 
 def _of_settings(settings: Mapping[str, Any], above: str) -> Iterator[str]:
@@ -39,9 +58,9 @@ def _of_settings(settings: Mapping[str, Any], above: str) -> Iterator[str]:
             key = f"++{key.removeprefix('++')}"
         if isinstance(value, Mapping):
             yield from _of_settings(value, f"{key}.")
-        elif isinstance(value, (list, tuple)):
-            if not value:
+        elif isinstance(plain := plain_value(key, value), list):
+            if not plain:
                 raise BadValueError(f"`{key}=[]` holds no value: give at least one.")
-            yield sweep_override(key, list(value))
+            yield sweep_override(key, plain)
         else:
-            yield value_override(key, value)
+            yield value_override(key, plain)

@@ -1,7 +1,8 @@
 """Between text and overrides: texts are parsed with Hydra's grammar, values are written as texts."""
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -57,13 +58,50 @@ def _unreadable(text: str, error: HydraException) -> str:
 
 
 def value_override(key: str, value: Any) -> str:
-    """Return the override that sets `key` to `value`: one value, never read as a sweep."""
-    return f"{key}={hydra_internals.value_text(_quoted(value))}"
+    """Return the override that sets `key` to `value`: one value, never read as a sweep.
+
+    Raises:
+        BadValueError: no setting can have such a value.
+    """
+    return f"{key}={hydra_internals.value_text(_quoted(plain_value(key, value)))}"
 
 
 def sweep_override(key: str, values: list[Any]) -> str:
-    """Return the override that sweeps `key` over `values`."""
-    return f"{key}=" + ",".join(hydra_internals.value_text(_quoted(value)) for value in values)
+    """Return the override that sweeps `key` over `values`.
+
+    Raises:
+        BadValueError: no setting can have such a value.
+    """
+    plain = (_quoted(plain_value(key, value)) for value in values)
+    return f"{key}=" + ",".join(map(hydra_internals.value_text, plain))
+
+
+def plain_value(key: str, value: Any) -> Any:
+    """Return a value of Python's as Hydra's grammar has them: None, bool, number, text, list or dict.
+
+    Numbers and arrays of numpy, pandas and torch, ranges and other iterables, and paths are converted.
+
+    Args:
+        key: of the setting, for the error.
+        value: that a setting should have.
+
+    Raises:
+        BadValueError: it is none of these.
+    """
+    if hasattr(value, "tolist"):  # of numpy, pandas, torch: the number or list in Python's types
+        value = value.tolist()
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {name: plain_value(key, part) for name, part in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
+        return [plain_value(key, part) for part in value]
+    raise BadValueError(
+        f"`{key}={value!r:.80}`: a {type(value).__name__} is no value of a setting: give a number, a text, "
+        "a path, True, False or None, or a list of these."
+    )
 
 
 def _quoted(value: Any) -> Any:

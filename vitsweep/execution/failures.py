@@ -103,8 +103,13 @@ def classify(error: BaseException) -> tuple[Status, str]:
 
 
 def _essence(text: str) -> str:
-    """Return the first line of a message, and the last one of NCCL's, which says what happened."""
+    """Return the first line of a message, with its end where the sentence goes on in the next.
+
+    Of NCCL's messages the last line as well, which says what happened.
+    """
     first, *rest = text.splitlines()
+    while rest and first[-1:] not in ".:!?" and rest[0][:1].islower():  # DDP's break lines anywhere
+        first = f"{first.rstrip()} {rest.pop(0).strip()}"
     return (f"{first} {rest[-1]}" if rest and "NCCL" in first else first)[:500]
 
 

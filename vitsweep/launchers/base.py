@@ -15,9 +15,10 @@ from rich.console import Console
 from vitsweep.composition.composed_cell import ComposedCell
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.planning.freeze import freeze, open_store, plan_of
+from vitsweep.planning.freeze import freeze, open_store, plan_of, store_of
 from vitsweep.planning.prediction_before_run import chosen
 from vitsweep.planning.provenance import code_state, command_line
+from vitsweep.planning.race_rounds import RaceRounds
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.store import Store
 from vitsweep.spec.machine import Machine
@@ -121,6 +122,8 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
         VitsweepError: the folder cannot be written.
     """
     plan = plan_of(request.cells, machine, request.composer)
+    if request.settings.search == "race" and not store_of(request.settings).root.exists():
+        RaceRounds(plan, request.settings, store_of(request.settings), code_state()).check()
     store = open_store(request.settings)
     request.console.print(
         f"{count(len(plan.entries), 'cell')} in {store.root}", highlight=False, markup=False
