@@ -23,6 +23,11 @@ class MapStyle:
         return image(self.first + index, self.side), index % 10
 
 
+class Coloured(MapStyle):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return image(index, self.side).expand(3, -1, -1), index % 10
+
+
 class LabelsTooLarge(MapStyle):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return image(index), 10 + index
@@ -43,3 +48,9 @@ def unpaired() -> Any:
 
 def nothing() -> Any:
     return 7
+
+
+def imports_what_is_missing() -> Any:
+    import no_such_package
+
+    return no_such_package

@@ -59,6 +59,16 @@ def raises() -> Any:
     raise ValueError("width must be even")
 
 
+def misspells() -> Any:
+    return nn.Lineer(64, 10)
+
+
+def imports_what_is_missing() -> Any:
+    import no_such_package
+
+    return no_such_package
+
+
 def without_blocks() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 

@@ -31,7 +31,8 @@ def indices(batches):
 @pytest.mark.parametrize(
     ("target", "overrides", "words"),
     [
-        ("nosuch", (), "`data.target=tests.user_data.nosuch` raised AttributeError"),
+        ("nosuch", (), "`data.target=tests.user_data.nosuch` cannot be imported"),
+        ("imports_what_is_missing", (), "raised ModuleNotFoundError with the arguments {}"),
         ("nothing", (), "returned a int, which is neither a map-style dataset"),
         ("unpaired", (), "an item must be a pair of an image, a tensor (C, H, W), and a label; got a tensor"),
         ("stream", (), "say with `data.num_images` how many images one pass"),

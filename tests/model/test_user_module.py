@@ -35,6 +35,8 @@ def only_reason(target: str, *overrides: str) -> str:
     ("target", "overrides", "words"),
     [
         ("nosuch", (), "`model.target=tests.user_modules.nosuch` cannot be imported"),
+        ("misspells", (), "target=tests.user_modules.misspells` raised AttributeError with the arguments"),
+        ("imports_what_is_missing", (), "raised ModuleNotFoundError with the arguments {}"),
         ("no_module", (), "returned a dict, which is no `torch.nn.Module`"),
         ("raises", (), "raised ValueError with the arguments {} (width must be even)"),
         ("build", ("++model.arguments.widht=3",), "unexpected keyword argument 'widht'"),
@@ -54,6 +56,27 @@ def only_reason(target: str, *overrides: str) -> str:
 )  # fmt: skip
 def test_what_is_wrong_is_said_before_anything_runs(target, overrides, words):
     assert words in only_reason(target, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [("def build(:", "SyntaxError"), ("1 / 0", "ZeroDivisionError")]
+)
+def test_a_module_that_raises_while_it_is_imported_cannot_be_imported(
+    code, words, tmp_path, monkeypatch
+):
+    (tmp_path / f"raises_{words}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    [reason] = entry(*MODULE, f"model.target=raises_{words}.build").reasons
+    assert f"`model.target=raises_{words}.build` cannot be imported ({words}: " in reason
+
+
+@pytest.mark.parametrize("target", ["build", ".build", "tests.user_modules.", "tests build.x"])
+def test_a_target_is_a_path(target):
+    [reason] = entry(*MODULE, f"model.target='{target}'").reasons
+    assert reason == (
+        f"`model.target={target}` must name a function or class with its module, as "
+        "`package.module.function`."
+    )
 
 
 def test_a_target_is_asked_for():

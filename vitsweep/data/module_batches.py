@@ -14,6 +14,7 @@ from vitsweep.data.replica_sampler import ReplicaSampler
 from vitsweep.errors import BadValueError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
+from vitsweep.spec.function_path import imported_function
 from vitsweep.world import World
 
 if TYPE_CHECKING:
@@ -59,6 +60,13 @@ def inspected(data: "ModuleData") -> Inspected:
 
 
 def _inspect(data: "ModuleData") -> Inspected:
+    assert data.target is not None, "refused when the cell was made"
+    try:
+        imported_function(data.target)
+    except Exception as error:  # the module is the user's
+        return Inspected(
+            f"`data.target={data.target}` cannot be imported ({type(error).__name__}: {error})."
+        )
     try:
         train = data.call(training=True)
         if not (_is_map_style(train) or hasattr(train, "__iter__")):

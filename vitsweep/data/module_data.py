@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt
@@ -11,6 +10,7 @@ from annotated_types import Ge, Gt
 from vitsweep.data.shared_conflicts import image_count_conflicts
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches, Data
+from vitsweep.spec.function_path import imported_function, is_function_path
 
 if TYPE_CHECKING:
     from vitsweep.world import World
@@ -63,9 +63,8 @@ class ModuleData(Data):
             Exception: whatever importing or calling it raises.
         """
         assert self.target is not None, "refused when the cell was made"
-        module, _, name = self.target.rpartition(".")
         arguments = self.arguments | ({} if training else self.test_arguments or {})
-        return getattr(import_module(module), name)(**arguments)
+        return imported_function(self.target)(**arguments)
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Open the data and look at one pair."""
@@ -73,6 +72,12 @@ class ModuleData(Data):
             yield (
                 f"`data={self.name}` needs `data.target=package.module.function`, which returns a "
                 "map-style dataset or an iterable of (image, label)."
+            )
+            return
+        if not is_function_path(self.target):
+            yield (
+                f"`data.target={self.target}` must name a function or class with its module, as "
+                "`package.module.function`."
             )
             return
         from vitsweep.data.module_batches import inspected

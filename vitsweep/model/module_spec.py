@@ -1,6 +1,5 @@
 """A model of the user's: any factory of an `nn.Module`, described without importing it."""
 
-import importlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
+from vitsweep.spec.function_path import imported_function, is_function_path
 from vitsweep.spec.model_spec import ModelSpec
 from vitsweep.spec.resnet_spec import OF_TRANSFORMERS
 
@@ -73,16 +73,21 @@ class ModuleSpec(ModelSpec):
         """Text that is equal for two modules that are built alike."""
         return json.dumps(vars(self), sort_keys=True, default=str)
 
-    def call(self, resolution_px: int) -> Any:
+    def factory(self) -> Any:
+        """Import the factory.
+
+        Raises:
+            Exception: whatever importing its module raises, or there is no such name in it.
+        """
+        assert self.target is not None, "refused when the cell was made"
+        return imported_function(self.target)
+
+    def call(self, factory: Any, resolution_px: int) -> Any:
         """Call the factory for images of this side.
 
         Raises:
-            ImportError: the target cannot be imported.
-            AttributeError: its module has no such name.
+            Exception: whatever the factory raises.
         """
-        assert self.target is not None, "refused when the cell was made"
-        module, _, name = self.target.rpartition(".")
-        factory = getattr(importlib.import_module(module), name)
         given = {
             argument: resolution_px if shape == "resolution_px" else getattr(self, shape)
             for argument, shape in self.shape_arguments.items()
@@ -144,6 +149,11 @@ class ModuleSpec(ModelSpec):
             yield (
                 f"`model={self.name}` needs `model.target=package.module.function`, which returns an "
                 "`nn.Module`."
+            )
+        elif not is_function_path(self.target):
+            yield (
+                f"`model.target={self.target}` must name a function or class with its module, as "
+                "`package.module.function`."
             )
         elif self.passes_name and self.name == self.package:
             yield f"`model={self.package}` needs `model.name=...`, such as {EXAMPLES[self.package]}."

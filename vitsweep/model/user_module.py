@@ -45,13 +45,19 @@ class _Output:
 
 def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     try:
-        module = spec.call(resolution_px)
-    except (ImportError, AttributeError) as error:
-        extra = f": `pip install 'vitsweep[{spec.package}]'`" if spec.package else ""
+        factory = spec.factory()
+    except Exception as error:  # the module is the user's
         raise BadValueError(
-            f"`model.target={spec.target}` cannot be imported ({error}){extra}."
+            f"`model.target={spec.target}` cannot be imported ({type(error).__name__}: {error})."
         ) from error
+    try:
+        module = spec.call(factory, resolution_px)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == spec.package:
+            raise BadValueError(
+                f"`{spec.typed}` needs the package {spec.package}, which is not installed: "
+                f"`pip install 'vitsweep[{spec.package}]'`."
+            ) from error
         raise BadValueError(
             f"`{spec.typed}` raised {type(error).__name__} with the arguments {spec.arguments} "
             f"({error})."

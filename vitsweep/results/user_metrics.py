@@ -7,7 +7,6 @@ table, chart and report that reads the sweep knows unit and label.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from math import isfinite
 from typing import Any
 
@@ -16,13 +15,13 @@ from vitsweep.results.columns import RESERVED, RESERVED_PATTERN
 from vitsweep.results.metrics import COLUMN_OF, METRICS, Metric
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
+from vitsweep.spec.function_path import imported_function, is_function_path
 
 Definitions = Mapping[str, Mapping[str, Any]]
 """Column -> `function`, `unit`, `label`, `better`."""
 
 KEYS = {"function", "unit", "label", "better"}
 _COLUMN = re.compile(r"[a-z][a-z0-9_]*")
-_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _BUILT_IN = frozenset(METRICS)
 
 
@@ -33,15 +32,6 @@ class UserMetric:
     metric: Metric
     function: str
 
-    def imported(self) -> Any:
-        """Return what stands at the path.
-
-        Raises:
-            Exception: whatever importing its module raises, or there is no such name in it.
-        """
-        module, _, name = self.function.rpartition(".")
-        return getattr(import_module(module), name)
-
     def compute(self, record: RunRecord) -> float:
         """Call the function with a copy of the record and its samples.
 
@@ -50,7 +40,7 @@ class UserMetric:
             Exception: whatever importing or calling it raises.
         """
         own = replace(record, metrics=dict(record.metrics))
-        value = self.imported()(own, record.samples)
+        value = imported_function(self.function)(own, record.samples)
         try:
             number = float("nan" if isinstance(value, (str, bytes)) else value)
         except (TypeError, ValueError, OverflowError):
@@ -101,7 +91,7 @@ def _checked(column: str, node: Any) -> UserMetric:
         raise BadValueError(f"`{path}`: `{column}` {fault}: use another one, in small letters.")
     if node["better"] not in ("higher", "lower", None):
         raise BadValueError(f"`{path}.better={node['better']}` must be `higher`, `lower` or null.")
-    if not _FUNCTION.fullmatch(str(node["function"])):
+    if not is_function_path(str(node["function"])):
         raise BadValueError(
             f"`{path}.function={node['function']}` must name a function, like `package.module.function`."
         )
@@ -126,7 +116,7 @@ def check_metrics(definitions: Definitions) -> None:
                 "for one: use another one."
             )
         try:
-            function = metric.imported()
+            function = imported_function(metric.function)
         except Exception as error:  # the module is the user's
             raise BadValueError(
                 f"`{typed}` cannot be imported ({type(error).__name__}: {error})."
