@@ -4,13 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from tests.command import ROOT
-from vitsweep.api.conf_check import is_sentence
+from vitsweep.api.conf_check import Finding, check_conf, is_sentence
 
 QUICK = ["measurement=smoke", "measurement.prove=twin", "measurement.warmup_steps=0",
          "measurement.measured_steps=2", "measurement.phase_steps=1"]  # fmt: skip
@@ -48,6 +50,63 @@ def test_check_finds_nothing_wrong_with_it(outside):
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert done.stdout.count("equals plain training on 2 ranks") == 3
     assert "WRONG" not in done.stdout
+
+
+MODEL = """
+_target_: vitsweep.model.module_spec.ModuleSpec
+target: {target}
+arguments: {{}}
+shape_arguments: {{}}
+passes_name: false
+blocks: auto
+output: null
+seams: []
+twin_arguments: {{}}
+twin_side_px: null
+in_channels: auto
+num_classes: auto
+head: classify
+package: null
+version: null
+"""
+DATA = """
+_target_: vitsweep.data.module_data.ModuleData
+target: tests.user_data.MapStyle
+arguments: {{side: {side}}}
+test_arguments: null
+num_channels: 1
+num_classes: 10
+native_resolution_px: 8
+num_images: null
+num_workers: 0
+prefetch_batches: 2
+"""
+
+
+def found_in(folder: Path, **choices: str) -> list[Finding]:
+    """Check a folder of some choices, named like `group__name`, without running what is fine."""
+    for choice, text in choices.items():
+        path = folder / f"{choice.replace('__', '/')}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return list(islice(check_conf(folder, Console(quiet=True)), len(choices)))
+
+
+def test_check_finds_a_model_that_cannot_be_built_and_data_of_another_shape(tmp_path):
+    broken = MODEL.format(target="tests.user_modules.nosuch")
+    data, model = found_in(tmp_path, data__mine=DATA.format(side=7), model__broken=broken)
+    assert (data.result, model.result) == ("WRONG", "WRONG")
+    assert "gives images of shape (1, 7, 7)" in data.fault
+    assert "`model.target=tests.user_modules.nosuch` cannot be imported" in model.fault
+    assert str(data).startswith("data=mine: composes: WRONG: `data.target=")
+
+
+def test_check_tries_a_model_with_data_of_its_folder(tmp_path):
+    own = MODEL.format(target="tests.user_modules.build").replace("{}", "{channels: 3}", 1)
+    three = DATA.format(side=8).replace("num_channels: 1", "num_channels: 3")
+    three = three.replace("MapStyle", "Coloured")
+    data, model = found_in(tmp_path, data__mine=three, model__own=own)
+    assert (data.result, model.result) == ("fine", "fine"), (data.fault, model.fault)
 
 
 @pytest.mark.full

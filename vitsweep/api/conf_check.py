@@ -3,7 +3,7 @@
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -29,6 +29,9 @@ SMALL = (
 )  # fmt: skip
 """Cells of a second; each is proved before its one step."""
 RANKS = (1, 2)
+ONE_RANK = "resources.ranks_per_node=1"
+PARTNER = {"model": "data", "data": "model"}
+"""Group of a choice that no rule may refuse by itself -> group of what it has to fit."""
 FEWEST_WORDS = 6
 
 
@@ -41,21 +44,33 @@ class Finding:
         test: what was tested.
         fault: what is wrong, or "".
         note: what else is worth saying, such as a proof's largest difference.
+        is_run: False where the test could not be made here; `note` says why.
     """
 
     choice: str
     test: str
     fault: str = ""
     note: str = ""
+    is_run: bool = True
+
+    @property
+    def result(self) -> str:
+        """`fine`, `WRONG` or `not run`."""
+        return "WRONG" if self.fault else "fine" if self.is_run else "not run"
+
+    def __str__(self) -> str:
+        more = f": {self.fault}" if self.fault else f" ({self.note})" if self.note else ""
+        return f"{self.choice}: {self.test}: {self.result}{more}"
 
 
-def check_conf(folder: str | Path, console: Console) -> list[Finding]:
-    """Test every choice of a folder.
+def check_conf(folder: str | Path, console: Console) -> Iterator[Finding]:
+    """Test every choice of a folder; yield what was found as soon as it is.
 
     A choice has to compose with the defaults of all other groups. One of a technique, a model or data
     is proved equal to plain training and trained for a step, on 1 and on 2 ranks; what a technique
-    refuses beside each choice of another group has to be a sentence. The function of a metric has to
-    be importable, and a named sweep has to have cells that can run.
+    refuses beside each choice of another group has to be a sentence. A model has to take the default
+    data or one of the folder's, and data have to fit the default model or one of the folder's. The
+    function of a metric has to be importable, and a named sweep has to have cells that can run.
 
     Args:
         folder: as for `--config-dir`.
@@ -65,6 +80,24 @@ def check_conf(folder: str | Path, console: Console) -> list[Finding]:
         BadValueError: there is no such folder, or it holds no choices.
     """
     composer = Composer(hydra_internals.open_loader(conf_dir(), folder), CONFIG)
+    choices = _choices(folder, composer)
+    runnable: list[list[str]] = []
+    for group, name in choices:
+        chosen = [f"{group}={name}"]
+        composed = list(_composed(group, name, folder, composer))
+        if group in PARTNER and not composed[0].fault:
+            chosen, reasons = _with_partner(group, name, choices, composer)
+            composed[0] = replace(composed[0], fault=" ".join(reasons))
+        yield from composed
+        if not composed[0].fault and group in (*TECHNIQUE_GROUPS, *PARTNER):
+            runnable.append(chosen)
+    for chosen in runnable:
+        console.print(f"{' '.join(chosen)}: proved and trained for a step", highlight=False)
+        yield from _run(chosen, folder)
+
+
+def _choices(folder: str | Path, composer: Composer) -> list[tuple[str, str]]:
+    """Return group and name of every choice of a folder."""
     choices = [
         (path.parent.name, path.stem)
         for path in sorted(Path(folder).glob("*/*.yaml"))
@@ -82,17 +115,7 @@ def check_conf(folder: str | Path, console: Console) -> list[Finding]:
             f"{', '.join(f'`{name}`' for name in sorted(groups))}. Name the folder that holds them, such as "
             "`my_conf` with `my_conf/precision/mine.yaml`."
         )
-    found: list[Finding] = []
-    runnable: list[str] = []
-    for group, name in choices:
-        composed = list(_composed(group, name, folder, composer))
-        found += composed
-        if not composed[0].fault:  # what does not compose cannot run
-            runnable += [f"{group}={name}"] if group in (*TECHNIQUE_GROUPS, "model", "data") else []
-    for choice in runnable:
-        console.print(f"{choice}: proved and trained for a step", highlight=False)
-        found += _run(choice, folder)
-    return found
+    return choices
 
 
 def _composed(group: str, name: str, folder: str | Path, composer: Composer) -> Iterator[Finding]:
@@ -106,12 +129,36 @@ def _composed(group: str, name: str, folder: str | Path, composer: Composer) -> 
             check_metrics(tree["metric"]["columns"])
             yield Finding(choice, "its functions can be imported")
             return
-        plan_cell(composer.compose([choice, "resources.ranks_per_node=1"]), Machine.here())
+        plan_cell(composer.compose([choice, ONE_RANK]), Machine.here())
         yield Finding(choice, "composes")
         if group in TECHNIQUE_GROUPS:
             yield _conflicts(group, choice, composer)
     except (VitsweepError, yaml.YAMLError) as error:
         yield Finding(choice, "composes", fault=str(error))
+
+
+def _with_partner(
+    group: str, name: str, choices: Sequence[tuple[str, str]], composer: Composer
+) -> tuple[list[str], Sequence[str]]:
+    """Find data for a model, or a model for data: the default, or one of the same folder.
+
+    Returns:
+        The choice with its partner, and why one rank cannot run it with the default partner; empty
+        where it can be run.
+    """
+    choice, other = f"{group}={name}", PARTNER[group]
+    first: Sequence[str] = ()
+    for partner in ([], *([f"{other}={own}"] for its, own in choices if its == other)):
+        try:
+            cell = plan_cell(composer.compose([*SMALL, choice, *partner, ONE_RANK]), Machine.here())
+        except (VitsweepError, yaml.YAMLError) as error:
+            reasons: Sequence[str] = (str(error),)
+        else:
+            reasons = cell.reasons
+        if not reasons:
+            return [choice, *partner], ()
+        first = first or reasons
+    return [choice], first
 
 
 def _named_sweep(name: str, folder: str | Path) -> Finding:
@@ -144,8 +191,9 @@ def is_sentence(reason: str) -> bool:
     )
 
 
-def _run(choice: str, folder: str | Path) -> Iterator[Finding]:
-    """Prove and train a cell with the choice on each number of ranks."""
+def _run(chosen: Sequence[str], folder: str | Path) -> Iterator[Finding]:
+    """Prove and train a cell with the first choice, beside others, on each number of ranks."""
+    choice = chosen[0]
     with tempfile.TemporaryDirectory(prefix="vitsweep-check-") as results:
         for ranks in RANKS:
             test = f"equals plain training on {ranks} rank{'s' if ranks > 1 else ''}"
@@ -155,9 +203,9 @@ def _run(choice: str, folder: str | Path) -> Iterator[Finding]:
                 f"resources.ranks_per_node={ranks}",
             ]
             try:
-                row = _only_row([*SMALL, choice, *where], folder)
+                row = _only_row([*SMALL, *chosen, *where], folder)
             except ImpossibleCellError as error:
-                yield Finding(choice, test, note=f"not run here: {' '.join(error.reasons)}")
+                yield Finding(choice, test, note=" ".join(error.reasons), is_run=False)
                 continue
             fine = row["status"] == Status.measured
             fault = "" if fine else f"{row['status']}: {row['reason']}"

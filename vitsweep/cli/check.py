@@ -1,10 +1,12 @@
 """`vitsweep check`: the choices of a configuration folder of the user's."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
 from vitsweep.errors import ExitCode
+from vitsweep.tables.formatting import count
 
 HELP = """\
 Test every choice of a folder that `--config-dir` adds: each composes, a technique, model or data set equals
@@ -24,17 +26,13 @@ def parser() -> Options:
 def run(arguments: Sequence[str]) -> int:
     """Show what was found; return 0 if nothing is wrong, else 3."""
     typed = parser().parse_args(list(arguments))
-    from pandas import DataFrame
-
     from vitsweep.api.conf_check import check_conf
     from vitsweep.console import open_console
-    from vitsweep.tables.terminal import as_table
 
-    console = open_console()
-    found = check_conf(typed.folder, console)
-    rows = [(f.choice, f.test, "WRONG" if f.fault else "fine", f.note) for f in found]
-    console.print(as_table(DataFrame(rows, columns=["choice", "test", "result", "note"])))
-    faults = [f"{f.choice}: {f.test}: {f.fault}" for f in found if f.fault]
-    for fault in faults:
-        console.print(fault, highlight=False, markup=False, soft_wrap=True)
-    return ExitCode.not_all_measured if faults else ExitCode.ok
+    console, results = open_console(), Counter[str]()
+    for found in check_conf(typed.folder, console):
+        console.print(str(found), highlight=False, markup=False, soft_wrap=True)
+        results[found.result] += 1
+    counted = ", ".join(f"{number} {result}" for result, number in results.items())
+    console.print(f"{count(results.total(), 'test')}: {counted}.", highlight=False)
+    return ExitCode.not_all_measured if results["WRONG"] else ExitCode.ok
