@@ -21,6 +21,7 @@ from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.race_file import read_race
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
+from vitsweep.tables.race import race_lines
 
 CODE = {"packages": {"torch": "2.13.0"}}
 GRID = (
@@ -192,6 +193,39 @@ def test_a_budget_ends_a_race_unsettled_and_a_larger_one_continues_it(
     finish(rounds_of((plan, replace(settings, minutes=600.0)), tmp_path, machine.records), machine)
     assert read_race(tmp_path)["ended"] == "settled"
     assert len(machine.records) > spent
+
+
+def test_a_race_whose_budget_is_spent_shows_its_result_again(
+    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
+) -> None:
+    plan, settings = grid
+    small = (plan, replace(settings, minutes=0.5, confirm=1))  # runs take longer than was assumed
+    machine = Machine(plan)
+    finish(rounds_of(small, tmp_path), machine)
+    before, spent = read_race(tmp_path), len(machine.records)
+    assert before["ended"] == "budget"
+    again = rounds_of(small, tmp_path, machine.records)
+    again.check()
+    assert finish(again, machine) == []
+    assert len(machine.records) == spent
+    assert read_race(tmp_path)["leader"] == before["leader"]
+    assert any("more than `sweep.minutes=0.5`" in line for line in race_lines(before))
+
+
+def test_kills_in_fresh_blocks_do_not_use_up_the_confirmation(
+    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
+) -> None:
+    machine, rounds = Machine(grid[0]), rounds_of(grid, tmp_path)
+    while not rounds.ended:
+        blocks = rounds.next(machine.records)
+        for block in blocks if not rounds.ended else ():
+            machine.measure(block)
+    for _ in range(8):
+        [block] = rounds_of(grid, tmp_path, machine.records).next(())
+        machine.measure_one(block, 0, block.entries[0].cell_id)  # and then the command is killed
+    finish(rounds_of(grid, tmp_path, list(machine.records)), machine)
+    race = read_race(tmp_path)
+    assert race["confirmed"][race["baseline"]]["num_blocks"] >= 5
 
 
 def test_cells_that_fail_or_need_too_much_memory_leave_with_their_reason(tmp_path: Path) -> None:

@@ -37,10 +37,26 @@ def test_the_start_covers_cells_once_each_beside_the_baseline(land: Landscape) -
     assert len(others) == len(set(others))
 
 
-def test_a_grid_of_few_cells_starts_with_at_most_two_runs_of_each() -> None:
+def test_a_grid_of_few_cells_starts_with_enough_runs_to_know_the_noise() -> None:
     racing = Race(Design.of([{"a": c} for c in "xyz"]), np.zeros(3, np.int64), block_size=8, seed=0)
     step = racing.next(NOTHING, everyone(racing))
-    assert [sorted(block) for block in step.blocks] == [[0, 1, 2]]
+    assert [sorted(block) for block in step.blocks] == [[0, 1, 2]] * 4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("noise", [0.03, 0.08])
+def test_a_race_of_few_cells_ends_only_when_it_is_settled_twice_running(noise: float) -> None:
+    for seed in range(12):
+        random = np.random.default_rng([5, seed])
+        land = Landscape(np.array([0.0, random.normal(0, 0.08)]), np.arange(2)[:, None])
+        racing, machine = new_race(land), Machine(land, noise, random)
+        step = racing.next(NOTHING, everyone(racing))
+        while step.phase in (Phase.start, Phase.race) and machine.num_runs < 100:
+            for block in step.blocks:
+                machine.block(block)
+            step = racing.next(machine.runs, everyone(racing))
+        if step.phase is Phase.settled:
+            assert [verdict.is_settled for verdict in step.verdicts[-2:]] == [True, True]
 
 
 def test_leader_and_baseline_are_in_every_block_after_the_start(land: Landscape) -> None:

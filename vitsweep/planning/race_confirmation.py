@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from vitsweep.planning.race_cells import RaceCells, peak_gib
 from vitsweep.racing.rules import Verdict
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.tables.ratios import estimate
 
 LEAST_CELLS = 2
@@ -27,6 +27,7 @@ class Confirmation:
 
     cells: RaceCells
     known: list[dict[str, Any]] = field(default_factory=list)
+    _num_begun: int = 0
 
     @property
     def blocks(self) -> set[str]:
@@ -38,7 +39,9 @@ class Confirmation:
     ) -> tuple[str, list[str]] | None:
         """Return the name and the cells of the next fresh block; None where there is none to run.
 
-        Blocks in which a cell was not measured are repeated, half as many as are wanted at most.
+        Blocks in which a cell was not measured are repeated, half as many as are wanted at most. Blocks
+        that were stopped from outside, with the command or without it, do not count: a later command
+        begins them anew.
 
         Args:
             verdict: after all runs that may choose.
@@ -55,9 +58,17 @@ class Confirmation:
             if run.status == Status.measured
         }
         complete = [name for name in found["blocks"] if all((name, c) in measured for c in chosen)]
+        failed = {
+            run.block
+            for run in used
+            if run.status not in (Status.measured, *STOPPED_FROM_OUTSIDE)
+            and run.block in found["blocks"]
+        }
         attempts = wanted + ceil(wanted / 2)
-        if len(complete) >= wanted or len(found["blocks"]) >= attempts:
+        num_tried = max(self._num_begun, len(failed.union(complete)))
+        if len(complete) >= wanted or num_tried >= attempts:
             return None
+        self._num_begun += 1
         name = secrets.token_hex(5)
         found["blocks"].append(name)
         if found not in self.known:

@@ -113,8 +113,8 @@ class RaceRounds:
         """Refuse a race that cannot begin.
 
         Raises:
-            BadValueError: there is one cell only, the budget is too small for one block, or cells
-                have no target accuracy to reach.
+            BadValueError: there is one cell only, the budget of a race without runs is too small for one
+                block, or cells have no target accuracy to reach.
         """
         if len(self.cells.entries) < LEAST_CELLS:
             found = "no cell that can run" if not self.cells.entries else "one cell"
@@ -124,11 +124,12 @@ class RaceRounds:
             )
         if self.settings.speed == TIME_TO_ACCURACY:
             self._check_target()
-        if self.budget is None:
+        used = self._records(())
+        if self.budget is None or used:  # with runs there is a result to show
             return
         typed, seconds = self.budget
         size = min(self.race.block_size, len(self.cells.entries))
-        needed = size * self._seconds_of_run(self._records(()))
+        needed = size * self._seconds_of_run(used)
         if seconds < needed:
             raise BadValueError(
                 f"`{typed}` is too small for one block: {size} runs take "
@@ -217,6 +218,7 @@ class RaceRounds:
     ) -> Sequence[Sequence[str]]:
         """Return the blocks that the budget allows, with the confirmation after them.
 
+        The first block of all runs in any case, since nothing says how long its runs take.
         Without a budget in minutes a race ends where it has cost what the full grid costs, the
         confirmation not counted.
         """
@@ -258,6 +260,7 @@ class RaceRounds:
             "indifference": settings.indifference,
             "memory_limit_gib": settings.memory_limit_gib,
             "budget": self.budget[0] if self.budget else None,
+            "budget_seconds": self.budget[1] if self.budget else None,
             "seeds": self.cells.seeds,
             "seconds": seconds_of(used),
             "num_runs": len(used),

@@ -82,13 +82,14 @@ class Race:
     def num_start_blocks(self) -> int:
         """Blocks that cover the cells at random before the model decides.
 
-        About as many runs as the model has effects, so that it can tell them apart; two runs of
-        each cell at most.
+        About as many runs as the model has effects, so that it can tell them apart, but no more than
+        two runs of each cell. `LEAST_START_BLOCKS` in any case: from fewer runs of the same cell the
+        noise is not known, and cells would be dropped by chance.
         """
         beside = self._cells_beside
         for_effects = (self.design.num_main + self.design.num_pairs) // self.block_size + 2
         twice = -(-2 * self.design.num_cells // beside)
-        return max(1, min(max(LEAST_START_BLOCKS, for_effects), twice))
+        return max(LEAST_START_BLOCKS, min(for_effects, twice))
 
     def next(self, runs: Runs, left: Ints) -> Step:
         """Return what to run next, or why nothing is.
@@ -105,7 +106,7 @@ class Race:
             return Step(Phase.start, self._start(runs, out, self.num_start_blocks - done))
         verdicts = self.verdicts(runs, left)
         verdict = verdicts[-1]
-        if verdict.alive.sum() < 2 or (all(v.is_settled for v in verdicts[-2:]) and verdicts[1:]):
+        if len(verdicts) > 1 and all(v.is_settled for v in verdicts[-2:]):
             return Step(Phase.settled, verdicts=verdicts)
         baseline = int(self.baseline_of[verdict.leader])
         always = [baseline] * (baseline >= 0 and not out[baseline]) + [verdict.leader]
@@ -115,8 +116,9 @@ class Race:
     def verdicts(self, runs: Runs, left: Ints) -> list[Verdict]:
         """Return what the runs said after each round, and after all of them; the same for the same runs.
 
-        A cell that was dropped after a round stays dropped in a race for one figure; one for a front
-        judges cells anew. Where rounds end is a function of the number of blocks, so that the rounds
+        A cell that was dropped after a round stays dropped in a race for one figure, except for the last
+        rivals of the leader: they are judged once more before the race ends. One for a front judges all
+        cells anew. Where rounds end is a function of the number of blocks, so that the rounds
         of an interrupted race are found again.
         """
         ends = [self.num_start_blocks]
@@ -129,7 +131,8 @@ class Race:
         for end in ends:
             gone = gone | (left < (end if end < runs.num_blocks else NEVER))
             verdict = self._verdict(runs.part(runs.block < end), gone)
-            gone = ~verdict.alive if runs.log_cost is None else gone
+            if runs.log_cost is None and verdict.alive.sum() > 1:
+                gone = ~verdict.alive
             found.append(verdict)
         return found
 

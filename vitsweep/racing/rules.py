@@ -6,7 +6,7 @@ posterior takes the place of their confidence bounds):
 - a cell is dropped when it is shown worse than the leader at all. Dropping already within the
   indifference would let small losses add up while leaders change;
 - the race is settled when the probability that any live cell beats the leader by more than the
-  indifference is at most `LEVEL`.
+  indifference is at most `LEVEL`, twice running (see `racing.race`).
 
 Challengers are drawn by top-two Thompson sampling (Russo 2016): the best cell of a joint draw,
 without the leader; draws in which it beats the leader by more than the indifference come first.
@@ -110,6 +110,11 @@ def judge(
     enough = num_runs[leader] >= LEAST_RUNS_OF_LEADER
     order = np.lexsort((random.random(NUM_DRAWS), best <= threshold))
     found = best_cell[order][np.isfinite(best[order])]
+    if (
+        not found.size
+    ):  # all rivals were dropped at once: the nearest run again before the race ends
+        rivals = np.flatnonzero(~out & (np.arange(num_cells) != leader))
+        found = rivals[np.argsort(-mean[rivals], kind="stable")]
     return Verdict(
         leader=leader,
         runner_up=runner_up,
