@@ -1,11 +1,16 @@
 """A race in words, as a table and as a chart: who leads, who left when and why, which figures to trust."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.collections import LineCollection
 
+import vitsweep
+from tests.command import ROOT
 from vitsweep.charts import race as chart
+from vitsweep.results.race_file import write_race
 from vitsweep.tables.race import presented_race, race_answer, race_history, race_lines, race_table
 
 
@@ -69,11 +74,29 @@ def test_the_answer_gives_the_ratios_of_fresh_blocks_and_says_that_they_chose_no
     race: dict[str, Any],
 ) -> None:
     assert race_answer(race) == (
-        "x=a leads: 1.31x [1.27, 1.35] against the baseline and 1.02x [0.99, 1.05] against the runner-up "
-        "x=b, over 5 fresh blocks that had no part in the choice."
+        "x=a leads in throughput: 1.31x [1.27, 1.35] against the baseline x=p and 1.02x [0.99, 1.05] "
+        "against the runner-up x=b, over 5 fresh blocks that had no part in the choice."
     )
     race["confirmed"] = {}
-    assert "1.31x against the baseline by the race's model, uncorrected" in race_answer(race)
+    assert "1.31x against the baseline x=p by the race's model, uncorrected" in race_answer(race)
+
+
+def test_the_answer_names_the_objective(race: dict[str, Any]) -> None:
+    race["objective"] = "throughput_per_cost"
+    assert race_answer(race).startswith(
+        "x=a leads in throughput per cost: 1.31x [1.27, 1.35] against"
+    )
+    race["objective"] = "time_to_accuracy"
+    assert race_answer(race).startswith(
+        "x=a reaches the accuracy first: 1.31x [1.27, 1.35] as fast as the baseline x=p and 1.02x"
+    )
+
+
+def test_the_answer_says_where_the_baseline_leads(race: dict[str, Any]) -> None:
+    race["baseline"] = "a"
+    assert race_answer(race).startswith(
+        "x=a, the baseline, leads in throughput: 1.02x [0.99, 1.05] against the runner-up x=b, over 5"
+    )
 
 
 def test_how_a_race_ended_what_it_cost_and_whose_figure_the_5_percent_is(
@@ -86,6 +109,23 @@ def test_how_a_race_ended_what_it_cost_and_whose_figure_the_5_percent_is(
     assert model.startswith("The 5 % is the race's model's, not a worst case")
 
 
+def test_a_race_whose_other_cells_were_all_dropped_says_so(race: dict[str, Any]) -> None:
+    race["rounds"][-1] |= {"alive": 1, "chance_of_better": 0.0}
+    assert race_lines(race)[0] == "Settled: all other cells were shown slower than the leader."
+
+
+def test_a_race_that_was_sure_once_says_what_it_lacks(race: dict[str, Any]) -> None:
+    race["ended"] = "budget"
+    race["rounds"][-1]["chance_of_better"] = 0.0
+    end = race_lines(race)[0]
+    assert "is under 1 %, and has to be at most 5 % in two rounds running. Still open: x=b" in end
+
+
+def test_a_race_that_took_longer_than_its_budget_says_why(race: dict[str, Any]) -> None:
+    race |= {"budget": "sweep.minutes=4", "budget_seconds": 240.0}
+    assert "That is 1.00 min more than `sweep.minutes=4`: the first block" in race_lines(race)[1]
+
+
 def test_an_unsettled_race_names_what_is_still_open(race: dict[str, Any]) -> None:
     race["ended"] = "budget"
     end = race_lines(race)[0]
@@ -93,6 +133,12 @@ def test_an_unsettled_race_names_what_is_still_open(race: dict[str, Any]) -> Non
     assert "Still open: x=b; x=e." in end
     race["budget"] = None
     assert "Not settled, it cost as much as the full grid" in race_lines(race)[0]
+
+
+def test_a_notebook_says_that_a_race_is_not_settled(race: dict[str, Any], tmp_path: Path) -> None:
+    folder = shutil.copytree(ROOT / "analysis" / "sample", tmp_path / "sample")
+    write_race(folder, race | {"ended": "budget"})
+    assert "Not settled, the budget is spent" in vitsweep.load(folder)._repr_html_()
 
 
 def test_a_rugged_landscape_is_said(race: dict[str, Any]) -> None:

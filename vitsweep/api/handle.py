@@ -154,14 +154,14 @@ class Sweep:
         """Show the answer, the table and the speedup chart in a notebook."""
         from vitsweep.report.answer import answers
         from vitsweep.results.race_file import read_race
-        from vitsweep.tables.race import race_answer
+        from vitsweep.tables.race import race_answer, race_lines
         from vitsweep.tables.show import presented
 
         cells = self.cells
         if cells.empty:
             return f"<p>{escape(repr(self))}</p>"
         race = read_race(self.folder)
-        said = [race_answer(race)] if race else answers(cells)
+        said = [race_answer(race), *race_lines(race)] if race else answers(cells)
         sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in said)
         table = presented(cells).to_html(index=False)
         return f"<h4>Sweep {escape(self.name)}</h4>{sentences}{table}{self._chart()}"

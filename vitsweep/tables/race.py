@@ -21,6 +21,9 @@ RUGGED = 0.015
 """A residual of cells above it is more than interactions of three techniques usually make."""
 MOST_OPEN = 5
 """Cells still in the race that a sentence names."""
+LEAST_CHANCE = 0.01
+"""Smaller probabilities are not told apart: they are counted in 300 draws."""
+TIME_TO_ACCURACY = "time to accuracy"
 
 
 def race_table(race: Race) -> DataFrame:
@@ -122,21 +125,28 @@ def race_answer(race: Race) -> str:
     leader = _names(race).get(str(race.get("leader")))
     if leader is None:
         return "The race has no result yet: no two cells were measured."
-    confirmed, baseline = race.get("confirmed", {}), race.get("baseline")
     if race.get("front"):
         return _front_answer(race)
+    confirmed, baseline = race.get("confirmed", {}), race.get("baseline")
+    says = "leads in " + objective_words(race)
+    against = "against"
+    if objective_words(race) == TIME_TO_ACCURACY:
+        says, against = "reaches the accuracy first", "as fast as"
+    leads = f"{leader}{', the baseline,' if baseline == race['leader'] else ''} {says}"
     parts = []
     for cell, what in ((baseline, "the baseline"), (race.get("runner_up"), "the runner-up")):
         if cell in confirmed and cell != race["leader"]:
             found = confirmed[cell]
             size = ratio(found["speedup"], found["speedup_low"], found["speedup_high"])
-            name = what if cell == baseline else f"{what} {_names(race)[str(cell)]}"
-            parts.append(f"{size} against {name}")
+            parts.append(f"{size} {against} {what} {_names(race)[str(cell)]}")
     if parts:
         fresh = max(found["num_blocks"] for found in confirmed.values())
         sized = " and ".join(parts)
-        return f"{leader} leads: {sized}, over {count(fresh, 'fresh block')} that had no part in the choice."
-    return f"{leader} leads{_by_model(race, baseline)}; it was not measured again in fresh blocks."
+        return (
+            f"{leads}: {sized}, over {count(fresh, 'fresh block')} that had no part in the choice."
+        )
+    by_model = _by_model(race, baseline, against)
+    return f"{leads}{by_model}; it was not measured again in fresh blocks."
 
 
 def _front_answer(race: Race) -> str:
@@ -166,12 +176,13 @@ def objective_words(race: Race) -> str:
     return next(name for name in names if name != "peak_memory").replace("_", " ")
 
 
-def _by_model(race: Race, baseline: Any) -> str:
+def _by_model(race: Race, baseline: Any, against: str) -> str:
     [*found] = [c for c in race["cells"] if c["cell_id"] == baseline and "gain" in c]
     if not found or baseline == race["leader"]:
         return ""
     return (
-        f": {times(exp(-found[0]['gain']))} against the baseline by the race's model, uncorrected"
+        f": {times(exp(-found[0]['gain']))} {against} the baseline {found[0]['name']} by the race's model, "
+        "uncorrected"
     )
 
 
@@ -194,18 +205,26 @@ def _end(race: Race) -> str:
             f"a cell still in the race is better than one of the front by more than {margin} in both, or is "
             f"not within {margin} of any"
         )
+    likely = (
+        f"{100 * chance:.0f} %" if chance >= LEAST_CHANCE else f"under {100 * LEAST_CHANCE:g} %"
+    )
+    if race["ended"] == "settled" and race["rounds"][-1]["alive"] < 2:
+        return "Settled: all other cells were shown slower than the leader."
     if race["ended"] == "settled":
-        return f"Settled: the probability that {what} is {100 * chance:.0f} %, twice at most {_level(race)}."
+        return f"Settled: the probability that {what} is {likely}, twice at most {_level(race)}."
+    if race["ended"] == "alone":
+        return "Settled: every other cell failed or was left out."
+    spent = "the budget is spent" if race["budget"] else "it cost as much as the full grid"
+    why = spent if race["ended"] == "budget" else "the race goes on"
+    rule = ""
+    if chance <= race["level"]:
+        rule = f", and has to be at most {_level(race)} in two rounds running"
     table = race_table(race)
     others = table[table["state"].isin(["runner-up", "in the race", "never ran"])]["name"]
     more = f" and {len(others) - MOST_OPEN} more" if len(others) > MOST_OPEN else ""
-    named = "; ".join(others.head(MOST_OPEN)) + more
-    spent = "the budget is spent" if race["budget"] else "it cost as much as the full grid"
-    why = spent if race["ended"] == "budget" else "the race goes on"
-    if race["ended"] == "alone":
-        return "Settled: every other cell failed or was left out."
+    still_open = f" Still open: {'; '.join(others.head(MOST_OPEN))}{more}." if len(others) else ""
     return (
-        f"Not settled, {why}: the probability that {what} is {100 * chance:.0f} %. Still open: {named}. "
+        f"Not settled, {why}: the probability that {what} is {likely}{rule}.{still_open} "
         "The same command, where the budget is spent with a larger one, continues."
     )
 
@@ -220,17 +239,22 @@ def _cost(race: Race) -> str:
         return ""
     minutes = race["seconds"] / 60
     share = f"{100 * runs / grid:.0f} %" if grid else "unknown"
+    over = race["seconds"] - (race.get("budget_seconds") or race["seconds"])
+    beyond = (
+        f" That is {number(over / 60)} min more than `{race['budget']}`: the first block and the fresh "
+        "blocks are run however long they take."
+    )
     return (
         f"It took {count(runs, 'run')} in {number(minutes)} min, confirmation included; the full grid, at "
         f"{count(race['grid_blocks'], 'block')}, takes {count(grid, 'run')}, about "
-        f"{number(minutes * grid / runs)} min: the race took {share} of its runs."
+        f"{number(minutes * grid / runs)} min: the race took {share} of its runs.{beyond if over > 0 else ''}"
     )
 
 
 def _diagnostics(race: Race) -> list[str]:
     if not race.get("scales"):
         return []
-    lines = [] if objective_words(race) != "time to accuracy" else [_seeds(race)]
+    lines = [] if objective_words(race) != TIME_TO_ACCURACY else [_seeds(race)]
     scales = {name: f"{100 * value:.1f} %" for name, value in race["scales"].items()}
     lines += [
         f"The {_level(race)} is the race's model's, not a worst case. It found effects of techniques "
