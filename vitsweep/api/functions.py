@@ -228,9 +228,10 @@ def _positive(name: str, value: Any) -> float:
     Raises:
         BadValueError: it is no number above 0.
     """
-    if not isinstance(value, Real) or not value > 0:
+    number = float(value) if isinstance(value, Real) else 0.0
+    if not number > 0:
         raise BadValueError(f"`{name}={value!r}` must be a number above 0.")
-    return float(value)
+    return number
 
 
 def _console(show: bool) -> Console:
