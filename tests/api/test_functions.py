@@ -1,5 +1,6 @@
 """`import vitsweep`: the functions of the command line, in Python."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from vitsweep.api import functions
 from vitsweep.api.settings import as_overrides
 
 SCRIPT = f"""
+print("The script runs.")
 import vitsweep
 
 sweep = vitsweep.sweep({list(QUICK)}, precision=["fp32", "O1"], name="mine")
@@ -35,9 +37,14 @@ print(sweep)
 def python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     script = folder / "script.py"
     script.write_text(code)
+    fresh = {
+        "VITSWEEP_PREDICT": "always",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }  # without traces
     return subprocess.run(
-        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=500
-    )
+        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=500,
+        env=os.environ | fresh,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -180,6 +187,7 @@ def test_a_sweep_shows_answer_table_and_chart_in_a_notebook():
 def test_a_script_without_a_main_guard_measures_a_sweep(tmp_path):
     done = python(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("The script runs.") == 1, "processes that trace run it as well"
     assert "Did you mean `precision=O1`?" in done.stdout
     assert "<vitsweep.Sweep 'mine' in results/mine: 2 measured>" in done.stdout
     assert done.stdout.count("] precision=") == 2, "one line of progress per run"

@@ -92,6 +92,20 @@ def test_the_answer_names_the_objective(race: dict[str, Any]) -> None:
     )
 
 
+def test_the_answer_stays_short_where_cells_have_many_settings(race: dict[str, Any]) -> None:
+    names = {
+        "a": "precision=O1 optimizer=adamw_fused memory=keep_all",
+        "b": "precision=O1 optimizer=adamw_foreach memory=keep_all",
+        "p": "precision=fp32 optimizer=adamw_loop memory=keep_all",
+    }
+    for cell in race["cells"]:
+        cell["name"] = names.get(cell["cell_id"], cell["name"])
+    answer = race_answer(race)
+    assert "against the baseline precision=fp32 optimizer=adamw_loop and" in answer
+    assert "against the runner-up optimizer=adamw_foreach, over 5" in answer
+    assert len(answer) < 4 * 80
+
+
 def test_the_answer_says_where_the_baseline_leads(race: dict[str, Any]) -> None:
     race["baseline"] = "a"
     assert race_answer(race).startswith(

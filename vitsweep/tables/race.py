@@ -138,7 +138,7 @@ def race_answer(race: Race) -> str:
         if cell in confirmed and cell != race["leader"]:
             found = confirmed[cell]
             size = ratio(found["speedup"], found["speedup_low"], found["speedup_high"])
-            parts.append(f"{size} {against} {what} {_names(race)[str(cell)]}")
+            parts.append(f"{size} {against} {what} {_apart(_names(race)[str(cell)], leader)}")
     if parts:
         fresh = max(found["num_blocks"] for found in confirmed.values())
         sized = " and ".join(parts)
@@ -147,6 +147,11 @@ def race_answer(race: Race) -> str:
         )
     by_model = _by_model(race, baseline, against)
     return f"{leads}{by_model}; it was not measured again in fresh blocks."
+
+
+def _apart(name: str, other: str) -> str:
+    """Return the settings of a cell's name that another name lacks; the whole name where there is none."""
+    return " ".join(word for word in name.split() if word not in other.split()) or name
 
 
 def _front_answer(race: Race) -> str:
@@ -181,8 +186,8 @@ def _by_model(race: Race, baseline: Any, against: str) -> str:
     if not found or baseline == race["leader"]:
         return ""
     return (
-        f": {times(exp(-found[0]['gain']))} {against} the baseline {found[0]['name']} by the race's model, "
-        "uncorrected"
+        f": {times(exp(-found[0]['gain']))} {against} the baseline "
+        f"{_apart(found[0]['name'], _names(race)[race['leader']])} by the race's model, uncorrected"
     )
 
 
@@ -208,7 +213,7 @@ def _end(race: Race) -> str:
     likely = (
         f"{100 * chance:.0f} %" if chance >= LEAST_CHANCE else f"under {100 * LEAST_CHANCE:g} %"
     )
-    if race["ended"] == "settled" and race["rounds"][-1]["alive"] < 2:
+    if race["ended"] == "settled" and race["rounds"][-1]["alive"] < 2 and not race.get("front"):
         return "Settled: all other cells were shown slower than the leader."
     if race["ended"] == "settled":
         return f"Settled: the probability that {what} is {likely}, twice at most {_level(race)}."
