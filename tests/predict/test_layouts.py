@@ -75,6 +75,26 @@ def test_formulas_equal_the_trace_of_the_same_cell(overrides: str) -> None:
     assert mine == pytest.approx(traced, rel=0.2)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "sharding=ddp mesh.pipeline=2 pipeline_parallel.microbatches=8",
+        "sharding=fsdp mesh.pipeline=4 pipeline_parallel.microbatches=4 memory=recompute_selected",
+        "sharding=hsdp mesh.shard=2 mesh.pipeline=2 pipeline_parallel.microbatches=4 "
+        "sequence_parallel=ulysses mesh.ulysses=2 classifier=pooled resources.nodes=2",
+    ],
+)
+def test_memory_of_a_stage_is_not_underestimated(overrides: str) -> None:
+    from vitsweep.predict.trace import trace_cell
+
+    cell = cell_of(
+        f"precision=bf16 pipeline_parallel=one_f_one_b batch.images_per_step=256 {overrides}"
+    )
+    formula, trace = closed(cell).memory, trace_cell(cell).memory
+    assert 0.92 * trace.peak < formula.peak < 1.25 * trace.peak
+
+
 def sent(trace: StepTrace, purpose: str) -> float:
     return sum(c.bytes_sent for c in trace.collectives if c.purpose == purpose)
 

@@ -137,7 +137,7 @@ def memory(model: Transformer, layout: Layout, formats: Formats) -> MemoryParts:
         "activations": in_flight * blocks * _kept(model, layout, formats) + _working(model, layout, formats),
         "gathered": layout.sharded * (2 * unit + rank_edge(model, layout)) * formats.gathered
         + layout.sharded * formats.exchanged * (parameters if accumulates else unit),
-        "buffers": 0.0,
+        "buffers": _waiting(model, layout, formats),
     }  # fmt: skip
     if formats.stream > formats.inner:
         held["activations"] += (
@@ -160,6 +160,20 @@ def rank_edge(model: Transformer, layout: Layout) -> float:
 def rank_tokens(model: Transformer, layout: Layout) -> int:
     """Tokens of a rank in one micro-batch, padding included."""
     return layout.micro_batch * ceil(model.tokens / layout.mesh.sequence_parallel_size)
+
+
+def _waiting(model: Transformer, layout: Layout, formats: Formats) -> float:
+    """Bytes that the first stage of a pipeline holds throughout a step; 0 without a pipeline.
+
+    The images of all micro-batches, and for each of them what was sent and a buffer that receives its
+    gradient, as traces of `torch.distributed.pipelining` show.
+    """
+    if layout.mesh.pipeline == 1:
+        return 0.0
+    rows, _, inputs = model.edge_products[0] if model.edge_products else (0, 0, 0)
+    images = 4 * layout.micro_batch * rows * inputs
+    sent = layout.stages_per_rank * rank_tokens(model, layout) * model.width * formats.stream
+    return layout.micro_batches * (images + 2 * sent)
 
 
 def _kept(model: Transformer, layout: Layout, formats: Formats) -> float:
