@@ -110,9 +110,8 @@ def judge(
     enough = num_runs[leader] >= LEAST_RUNS_OF_LEADER
     order = np.lexsort((random.random(NUM_DRAWS), best <= threshold))
     found = best_cell[order][np.isfinite(best[order])]
-    if (
-        not found.size
-    ):  # all rivals were dropped at once: the nearest run again before the race ends
+    if not found.size:
+        # all rivals were dropped at once: the nearest run again before the race ends
         rivals = np.flatnonzero(~out & (np.arange(num_cells) != leader))
         found = rivals[np.argsort(-mean[rivals], kind="stable")]
     return Verdict(
