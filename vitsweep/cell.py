@@ -133,6 +133,7 @@ def _collect_samples(
     own_seconds, device_state = contention.end(), monitor.end(timed.window_start)
     peak = peak_memory(world.device)
     _refuse_divergence(trainer, f"{steps} steps")
+    _refuse_skipped_graphs(cell, compiled)
     phases = instrumented_steps(trainer, stream, cell.measurement.phase_steps)
     memory, memory_reason = memory_by_kind(trainer, stream)
     with AttentionKernels() as kernels:
@@ -190,6 +191,16 @@ def _train(
 def _refuse_divergence(trainer: Trainer, within: str) -> None:
     if bool(trainer.non_finite):
         raise DivergedError(f"The loss became inf or NaN within {within}.")
+
+
+def _refuse_skipped_graphs(cell: CellSpec, compiled: Compiled) -> None:
+    """Refuse figures of CUDA graphs where TorchInductor silently went without some."""
+    if cell.compilation.replays_graphs and compiled.skipped:
+        raise VitsweepError(
+            f"`compilation.mode=reduce_overhead` replays CUDA graphs, and TorchInductor left out "
+            f"{compiled.skipped} of them (`TORCH_LOGS=cudagraphs` shows why): the time would be that of "
+            "another mode. Use `compilation.mode=default`."
+        )
 
 
 def _trace(trainer: Trainer, stream: Iterator[MicroBatch], context: RunContext) -> None:

@@ -21,7 +21,10 @@ from vitsweep.execution.rank_processes import (
 from vitsweep.results.store import Store, append_line, read_lines, write_atomically
 from vitsweep.spec.cell_spec import CellSpec
 
-TIMEOUT_S = 120
+START_S = 480
+"""For the processes to import torch and NCCL to connect all ranks, which takes minutes on many nodes."""
+TIMEOUT_S = START_S + 120
+"""Of a calibration, its start included."""
 MAX_AGE_S = 3600
 """A calibration older than this is repeated: load and clocks of a machine change."""
 

@@ -11,24 +11,28 @@ class Compiled:
     Attributes:
         graphs: compiled, each with its backward graph; None where unknown.
         seconds: that it took; None where unknown.
+        skipped: CUDA graphs that TorchInductor left out; None where unknown.
     """
 
     graphs: int | None
     seconds: float | None
+    skipped: int | None
 
     @classmethod
     def so_far(cls) -> "Compiled":
         """Return all that was compiled up to now."""
-        return cls(compiled_graphs(), compile_seconds())
+        return cls(compiled_graphs(), compile_seconds(), skipped_graphs())
 
     def since(self, before: "Compiled") -> "Compiled":
         """Return what was compiled after an earlier look."""
-        graphs, seconds = None, None
+        graphs, seconds, skipped = None, None, None
         if self.graphs is not None and before.graphs is not None:
             graphs = self.graphs - before.graphs
         if self.seconds is not None and before.seconds is not None:
             seconds = self.seconds - before.seconds
-        return Compiled(graphs, seconds)
+        if self.skipped is not None and before.skipped is not None:
+            skipped = self.skipped - before.skipped
+        return Compiled(graphs, seconds, skipped)
 
 
 def compiled_graphs() -> int | None:
@@ -42,6 +46,18 @@ def compiled_graphs() -> int | None:
         return 0
     counters = getattr(dynamo, "counters", None)
     return None if counters is None else int(counters["aot_autograd"]["total"])
+
+
+def skipped_graphs() -> int | None:
+    """Return how often TorchInductor went without a CUDA graph that was asked for.
+
+    It only logs why. The counter is private to torch: None where it is missing.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return 0
+    counters = getattr(dynamo, "counters", None)
+    return None if counters is None else int(counters["inductor"]["cudagraph_skips"])
 
 
 def compile_seconds() -> float | None:

@@ -319,6 +319,11 @@ class Compilation(Technique):
     fuses_kernels: ClassVar[bool] = False
     captures_step: ClassVar[bool] = False
 
+    @property
+    def replays_graphs(self) -> bool:
+        """Whether the compiler's kernels are to be replayed as CUDA graphs."""
+        return False
+
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Compile what should be compiled."""
         return model

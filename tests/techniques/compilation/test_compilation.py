@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor import cudagraph_utils
 
 from tests.cells import GPU_NODE, TINY, entry
 from tests.cells import cell as tiny
@@ -10,7 +11,9 @@ from tests.choices import choice
 from tests.data.cells_and_worlds import world
 from tests.ranks import on_ranks
 from tests.shapes import CASES, build, step
+from vitsweep.cell import _refuse_skipped_graphs
 from vitsweep.equivalence import _global_batch, _my_share
+from vitsweep.errors import VitsweepError
 from vitsweep.measure.compiled_graphs import Compiled, compiled_graphs
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
@@ -219,3 +222,15 @@ def test_a_compiled_update_trains_the_same_and_its_seconds_are_counted(tmp_path)
     assert ours == pytest.approx(theirs, rel=1e-4)
     assert spent.graphs >= 1
     assert spent.seconds > 0.1
+
+
+def test_a_cuda_graph_that_torch_leaves_out_fails_the_run_by_name():
+    graphs = ("compilation=compile_model", "compilation.mode=reduce_overhead", "sharding=none")
+    planned = entry(*TINY, *graphs, "resources.ranks_per_node=1", machine=GPU_NODE)
+    before = Compiled.so_far()
+    _refuse_skipped_graphs(planned.spec, Compiled.so_far().since(before))
+    cudagraph_utils.log_cudagraph_skip_and_bump_counter("skipping cudagraphs due to a test")
+    compiled = Compiled.so_far().since(before)
+    with pytest.raises(VitsweepError, match="left out 1 of them"):
+        _refuse_skipped_graphs(planned.spec, compiled)
+    _refuse_skipped_graphs(tiny("compilation=compile_model"), compiled)

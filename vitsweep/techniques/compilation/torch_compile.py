@@ -57,6 +57,11 @@ class TorchCompile(Compilation):
         """Compile a model in place: same modules, same names."""
 
     @property
+    def replays_graphs(self) -> bool:
+        """Whether kernels are to be replayed as CUDA graphs."""
+        return self.mode == "reduce_overhead"
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """What torch.compile is given."""
         # Static shapes; the loop sees no other batch but that of evaluation.
@@ -66,7 +71,7 @@ class TorchCompile(Compilation):
 
     def begin_step(self) -> None:
         """Let CUDA graphs reuse the memory of the step before."""
-        if self.mode == "reduce_overhead":
+        if self.replays_graphs:
             import torch
 
             torch.compiler.cudagraph_mark_step_begin()
@@ -82,7 +87,7 @@ class TorchCompile(Compilation):
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Say where the C++ compiler is missing, and what modes and a compiled update cannot do."""
         yield from missing_compiler(self, cell)
-        if self.mode == "reduce_overhead":
+        if self.replays_graphs:
             yield from self._graph_conflicts(cell)
         if self.optimizer_step:
             yield from self._update_conflicts(cell)
