@@ -1,7 +1,5 @@
 """How long a run takes: trainings are counted with their evaluations, or named where that is unknown."""
 
-from dataclasses import replace
-
 import pytest
 
 from tests.cells import TINY, cell
@@ -59,14 +57,14 @@ def test_a_training_of_unknown_length_has_no_hours_and_no_cost() -> None:
     spec = cell("task=train", "data=module", *TINY)
     assert spec.data.split_sizes() is None
     found = prediction(spec)
-    assert found.is_of_unknown_length
+    assert found.run_device_hours is None
     columns = found.columns(runs=5)
     assert all(columns[name] is None for name in ("hours", "device_hours", "cost_low_usd"))
     assert columns["step_time_ms"] == STEP_MS
 
 
 def test_the_interval_holds_that_the_set_up_is_assumed() -> None:
-    short = replace(prediction(cell("measurement=smoke", "resources.ranks_per_node=1")))
+    short = prediction(cell("measurement=smoke", "resources.ranks_per_node=1"))
     expected, low, high = short.run_device_hours or (0.0, 0.0, 0.0)
     assert low * 3600 < expected * 3600 - SETUP_SECONDS / 2
     assert high > 1.5 * expected

@@ -88,11 +88,6 @@ class CellPrediction:
         )
 
     @property
-    def is_of_unknown_length(self) -> bool:
-        """Whether the cell trains on a number of images that only a run can tell."""
-        return self.step_time is not None and self.run_device_hours is None
-
-    @property
     def run_device_hours(self) -> tuple[float, float, float] | None:
         """(expected, low, high) hours x ranks of one run with its training, the ends of an interval of 80 %.
 
