@@ -14,6 +14,7 @@ import pytest
 
 from tests.builders import run
 from tests.cells import entry
+from vitsweep.cli.retry import retries, retry_options
 from vitsweep.execution.frozen_cell import frozen_document
 from vitsweep.execution.run_request import attempt_folder
 from vitsweep.launchers.unfinished_runs import KILLED, record_unfinished
@@ -60,6 +61,29 @@ def test_a_run_whose_command_was_killed_is_recorded_once(store, ended_pid, capsy
     assert show([str(store.root)]) == 3
     assert f"killed: {KILLED}" in " ".join(capsys.readouterr().out.split())
     assert rows(store, cell_id) == [("b-1-unfinished", "killed", KILLED)]
+
+
+def test_collect_tells_of_a_run_whose_command_was_killed_and_records_it_when_asked(
+    store, ended_pid, capsys
+):
+    cell_id = started(store, ended_pid)
+    collect = import_module("vitsweep.cli.collect").run
+    assert collect([str(store.root)]) == 0
+    assert "1 cell of those not run had started when" in " ".join(capsys.readouterr().out.split())
+    assert not list(store.runs())
+    with store.lock():
+        assert collect([str(store.root), "--reconcile"]) == 0
+    assert not list(store.runs()), "a command is at work on the sweep"
+    capsys.readouterr()
+    assert collect([str(store.root), "--reconcile"]) == 0
+    assert [(r.cell_id, r.status, r.reason) for r in store.runs()] == [(cell_id, "killed", KILLED)]
+    assert "when the command that ran them" not in " ".join(capsys.readouterr().out.split())
+
+
+def test_retry_finds_a_run_whose_command_was_killed(store, ended_pid):
+    started(store, ended_pid)
+    store.append_command({"command": "python -m vitsweep", "cells": [], "baselines": {}})
+    assert len(retries(retry_options([str(store.root), "--status", "killed"]))) == 1
 
 
 def test_a_run_in_progress_is_shown_as_running_and_not_recorded(store, capsys):

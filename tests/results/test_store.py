@@ -180,6 +180,8 @@ def test_lines_cut_in_half_and_missing_files_are_left_out(tmp_path: Path) -> Non
     assert read_lines(path) == []
     path.write_text('{"a": 1}\n{"b": \n\n{"c": 3}\n{"d"')
     assert read_lines(path) == [{"a": 1}, {"c": 3}]
+    path.write_bytes(b'{"a": 1}\n' + bytes(range(256)) + b'\n12\n{"c": "\xff"}\n{"c": 3}\n')
+    assert read_lines(path) == [{"a": 1}, {"c": 3}], "damaged bytes"
 
 
 WRITER = """
@@ -274,9 +276,12 @@ def test_a_second_launcher_waits_says_so_and_goes_on_when_the_first_ends(store: 
 def test_a_launcher_that_was_killed_leaves_no_lock(store: Store) -> None:
     first = other_process(HOLDER, store.root)
     assert first.stdout
+    assert not Store(store.root / "other").is_locked(), "nobody ever held it"
     assert first.stdout.readline().strip() == "held"
+    assert store.is_locked()
     first.kill()
     first.communicate()
+    assert not store.is_locked()
     with store.lock(on_wait=lambda: pytest.fail("nobody holds the folder")):
         pass
 

@@ -30,7 +30,7 @@ def parser() -> Options:
     options.add_argument(
         "--reconcile",
         action="store_true",
-        help="first record runs that jobs did not finish which Slurm no longer has",
+        help="first record runs that dead jobs or killed commands left unfinished",
     )
     options.add_argument("--sync", action="store_true", help="upload its offline W&B runs")
     return options
@@ -44,7 +44,8 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.console import open_console
     from vitsweep.launchers.slurm.state.poll import poll
     from vitsweep.launchers.slurm.state.reconcile import reconcile
-    from vitsweep.launchers.slurm.state.status_page import reconcile_hint
+    from vitsweep.launchers.slurm.state.status_page import killed_hint, reconcile_hint
+    from vitsweep.launchers.unfinished_runs import record_unfinished
     from vitsweep.report.views import collect
     from vitsweep.results.find import find_sweep
     from vitsweep.results.trackers import sync
@@ -52,12 +53,15 @@ def run(arguments: Sequence[str]) -> int:
     store = find_sweep(typed.sweep)
     if typed.reconcile:
         reconcile(store)
+        if not store.is_locked():  # else the command at work may be recording them
+            record_unfinished(store, store.cell_ids())
     if typed.sync:
         print(sync(store))
     console = open_console()
     console.print(_selected(collect(store), store, typed))
-    if hint := reconcile_hint(store, poll(store)):
-        console.print(hint, highlight=False)
+    for hint in (reconcile_hint(store, poll(store)), killed_hint(store)):
+        if hint:
+            console.print(hint, highlight=False)
     return 0
 
 

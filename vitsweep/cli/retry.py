@@ -109,6 +109,7 @@ def retries(options: RetryOptions) -> list[list[str]]:
                 f"Sweep `{store.name}` was made by `compare`: type `{command['command']} "
                 f"{again}` to measure again what was not measured."
             )
+    _record_killed(store)
     for cell_id in _cells_with_status(store, options.statuses):
         own = [str(text) for text in store.frozen(cell_id)["overrides"]]
         of_sweep = [t for t in own if _is_sweep(t) and _key(t) not in SET_BY_RETRY]
@@ -122,6 +123,14 @@ def retries(options: RetryOptions) -> list[list[str]]:
         ["-m", *key, *where, again, value_override("sweep.cells", cells), *options.overrides]
         for key, cells in groups.items()
     ]
+
+
+def _record_killed(store: Store) -> None:
+    """Record runs on this machine that were killed together with the command that ran them."""
+    from vitsweep.launchers.unfinished_runs import record_unfinished
+
+    if not store.is_locked():  # else the command at work may be recording them
+        record_unfinished(store, store.cell_ids())
 
 
 def _cells_with_status(store: Store, statuses: Sequence[str]) -> Iterator[str]:

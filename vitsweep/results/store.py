@@ -100,6 +100,17 @@ class Store:
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
+    def is_locked(self) -> bool:
+        """Whether a command of this machine or of another one holds the folder."""
+        try:
+            with (self.root / ".lock").open(encoding="utf-8") as handle:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no command has ever held it, or this user may not read the file
+            return False
+        return False
+
     def freeze(self, cell_id: str, document: dict[str, Any]) -> None:
         """Write what the worker will read; a cell that is already frozen stays as it was."""
         path = self.cell(cell_id) / "cell.yaml"
@@ -173,12 +184,13 @@ class Store:
             return {}
         return row
 
+    def cell_ids(self) -> list[str]:
+        """Return the ids of all cells, in order."""
+        return [os.path.basename(path) for path in _sorted_paths(self.cells)]
+
     def cells_without_runs(self) -> Iterator[str]:
         """Yield the ids of the cells that have no run record, in order."""
-        for path in _sorted_paths(self.cells):
-            cell_id = os.path.basename(path)
-            if not any(self._run_paths(cell_id)):
-                yield cell_id
+        return (cell_id for cell_id in self.cell_ids() if not any(self._run_paths(cell_id)))
 
     def runs(self, cell_id: str = "*") -> Iterator[RunRecord]:
         """Yield every readable run record; damaged ones are named in a warning and left out.
@@ -363,11 +375,14 @@ def append_line(path: Path, entry: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON lines of a file; lines cut in half are left out."""
+    """Return the JSON lines of a file; lines cut in half and other damage are left out."""
+    return parsed_lines(path.read_bytes()) if path.exists() else []
+
+
+def parsed_lines(text: bytes) -> list[dict[str, Any]]:
+    """Return the JSON objects of a text with one per line, without the lines that hold none."""
     entries = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
+    for line in text.split(b"\n"):
+        with contextlib.suppress(ValueError):  # also where it is no UTF-8
             entries.append(json.loads(line))
-        except ValueError:
-            continue
-    return entries
+    return [entry for entry in entries if isinstance(entry, dict)]

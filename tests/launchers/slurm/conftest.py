@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from slurm import local_cluster
+from tests.launchers.slurm.fabricated import slurm, store
+
+__all__ = ["slurm", "store"]
 
 
 def eventually(done: Callable[[], bool], seconds: float, what: str) -> None:

@@ -92,7 +92,7 @@ def test_cancelled_jobs_are_rows_and_other_jobs_continue(sweep: Sweep) -> None:
     assert second.events().end is None
 
     done = sweep.command("cancel", quick=False)
-    assert "Cancelled 1 jobs" in done.stdout, done.stderr
+    assert "Cancelled 1 job." in done.stdout, done.stderr
     cells = sweep.until_ended()
     assert cells["status"].tolist() == ["killed", "killed"]
     assert cells["reason"].str.contains("cancelled").all()

@@ -12,12 +12,15 @@ from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.state.poll import JobState, poll
 from vitsweep.launchers.slurm.state.reconcile import reconcile
 from vitsweep.launchers.slurm.state.slurm_cli import scancel
-from vitsweep.launchers.slurm.state.status_page import Outcome, outcomes_of, page
+from vitsweep.launchers.slurm.state.status_page import Outcome, is_busy, outcomes_of, page
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
+from vitsweep.tables.formatting import count
 
 REFRESH_SECONDS = 1.0
 SECONDS_TO_CANCEL = 60.0
+REFUSED = "access/permission denied"
+"""What scancel prints about jobs of another user."""
 
 
 def status(store: Store, watch: bool, console: Console) -> int:
@@ -25,7 +28,7 @@ def status(store: Store, watch: bool, console: Console) -> int:
 
     Args:
         store: of the sweep.
-        watch: show them again and again until no job is left.
+        watch: show them again and again until nothing runs any more.
         console: where to show them.
 
     Returns:
@@ -35,22 +38,20 @@ def status(store: Store, watch: bool, console: Console) -> int:
         job_states = poll(store)
         outcomes = outcomes_of(store, job_states)
         console.print(page(store, job_states, outcomes))
-        return _exit_code(outcomes, job_states)
+        return 0 if is_busy(store, job_states, outcomes) else _exit_code(outcomes)
     with Live(console=console, auto_refresh=False) as live:
         while True:
             start = time.monotonic()
             job_states = poll(store)
             outcomes = outcomes_of(store, job_states)
             live.update(page(store, job_states, outcomes), refresh=True)
-            if not any(state.is_live for state in job_states):
-                return _exit_code(outcomes, job_states)
+            if not is_busy(store, job_states, outcomes):
+                return _exit_code(outcomes)
             # a large sweep takes seconds to read: at most a third of the time is spent on it
             time.sleep(max(REFRESH_SECONDS, 2 * (time.monotonic() - start)))
 
 
-def _exit_code(outcomes: Mapping[str, Outcome], job_states: Sequence[JobState]) -> int:
-    if any(state.is_live for state in job_states):
-        return 0
+def _exit_code(outcomes: Mapping[str, Outcome]) -> int:
     return 0 if all(o.status == Status.measured for o in outcomes.values()) else 3
 
 
@@ -61,7 +62,7 @@ def cancel(store: Store, console: Console) -> int:
         0.
 
     Raises:
-        VitsweepError: Slurm does not answer.
+        VitsweepError: Slurm does not answer, refuses, or jobs are still live after a minute.
     """
     live = [state for state in poll(store) if state.is_live]
     if any(state.state == "unknown" for state in live):
@@ -70,13 +71,34 @@ def cancel(store: Store, console: Console) -> int:
         console.print(f"No job of sweep {store.name} is waiting or running.")
         return 0
     errors = scancel(_ids_to_cancel(live))
-    deadline = time.monotonic() + SECONDS_TO_CANCEL
-    while any(state.is_live for state in reconcile(store)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    console.print(f"Cancelled {len(live)} jobs. {errors}", highlight=False)
+    if REFUSED not in errors.lower():
+        _wait_until_gone(store, live)
     job_states = poll(store)
+    left = _still_live(live, job_states)
+    if len(left) < len(live):
+        console.print(f"Cancelled {count(len(live) - len(left), 'job')}.", highlight=False)
     console.print(page(store, job_states, outcomes_of(store, job_states)))
+    if left:
+        ids = ", ".join(left[:3]) + (", ..." if len(left) > 3 else "")
+        why = errors or f"Slurm has not ended them within {SECONDS_TO_CANCEL:.0f} s."
+        raise VitsweepError(
+            f"Not cancelled: {count(len(left), 'job')} of sweep {store.name} ({ids}). {why} Type the "
+            "same command again, as the user who submitted them."
+        )
     return 0
+
+
+def _wait_until_gone(store: Store, cancelled: Sequence[JobState]) -> None:
+    """Wait until Slurm has ended some jobs, for `SECONDS_TO_CANCEL` at most; record what they left."""
+    deadline = time.monotonic() + SECONDS_TO_CANCEL
+    while _still_live(cancelled, reconcile(store)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+
+
+def _still_live(of: Sequence[JobState], now: Sequence[JobState]) -> list[str]:
+    """Return the ids of those jobs that are live now."""
+    ids = {state.job.slurm_id for state in of}
+    return [s.job.slurm_id for s in now if s.is_live and s.job.slurm_id in ids]
 
 
 def wait_for_jobs(store: Store, seconds: float | None = None) -> bool:

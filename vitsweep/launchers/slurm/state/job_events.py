@@ -1,6 +1,5 @@
 """Events that a job writes about itself: its starts, runs, heartbeats, signals and end."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from vitsweep.execution.run_request import run_id_of
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
+from vitsweep.results.store import parsed_lines
 
 MAX_KILLS = 3
 """A cell is given up by a job after so many attempts that something from outside stopped for good."""
@@ -158,9 +158,12 @@ class JobEvents:
 
 
 def read_new_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the complete lines written since `offset` (in bytes), and the offset behind them."""
+    """Return the events of complete lines since `offset` (in bytes), and the offset behind them.
+
+    A line that a crash or a full disk cut in half is left out.
+    """
     with path.open("rb") as handle:
         handle.seek(offset)
         text = handle.read()
     whole = text[: text.rfind(b"\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
+    return parsed_lines(whole), offset + len(whole)

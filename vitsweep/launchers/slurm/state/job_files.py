@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.state.job_events import JobEvents, Run
 from vitsweep.results.store import Store, read_lines
 
@@ -36,9 +37,13 @@ class JobArray:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What was requested from Slurm."""
-        facts: dict[str, Any] = json.loads((self.folder / "array.json").read_text(encoding="utf-8"))
-        return facts
+        """What was requested from Slurm.
+
+        Raises:
+            VitsweepError: the file is damaged; it is named. `jobs` and `job` raise the same.
+        """
+        path = self.folder / "array.json"
+        return self._parsed(path, path.read_bytes())
 
     @property
     def slurm_id(self) -> str:
@@ -55,14 +60,28 @@ class JobArray:
 
     def jobs(self) -> Iterator["ArrayJob"]:
         """Yield the jobs of the array, by index."""
-        lines = (self.folder / "tasks.jsonl").read_text(encoding="utf-8").splitlines()
-        for index, line in enumerate(lines):
-            yield ArrayJob(self, index, json.loads(line))
+        path = self.folder / "tasks.jsonl"
+        for index, line in enumerate(path.read_bytes().splitlines()):
+            yield ArrayJob(self, index, self._parsed(path, line))
 
     def job(self, index: int) -> "ArrayJob":
         """Return one job of the array, without reading the work of the others."""
-        with (self.folder / "tasks.jsonl").open(encoding="utf-8") as lines:
-            return ArrayJob(self, index, json.loads(next(islice(lines, index, None))))
+        path = self.folder / "tasks.jsonl"
+        with path.open("rb") as lines:
+            line = next(islice(lines, index, None), b"")
+        return ArrayJob(self, index, self._parsed(path, line))
+
+    def _parsed(self, path: Path, text: bytes) -> dict[str, Any]:
+        try:
+            parsed: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise VitsweepError(
+                f"`{path}` is damaged ({error}): it is not known what this job array has to run. "
+                f"Restore the file from a backup. Or, once Slurm runs no job of array "
+                f"{self.slurm_id or '(id unknown)'} any more, remove the folder `{path.parent}`: what "
+                "was measured lies in `cells/` and is kept."
+            ) from error
+        return parsed
 
 
 @dataclass(frozen=True)

@@ -167,15 +167,19 @@ def release(job_id: str) -> None:
 
 
 def scancel(job_ids: list[str]) -> str:
-    """Cancel arrays or single jobs of arrays; return Slurm's error messages."""
+    """Cancel arrays or single jobs of arrays; return Slurm's error messages.
+
+    Raises:
+        VitsweepError: there is no `scancel` here, or it does not answer.
+    """
     errors = []
     for start in range(0, len(job_ids), 500):  # command lines have a limit
-        done = subprocess.run(
-            ["scancel", *job_ids[start : start + 500]],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=TIMEOUT_SECONDS,
-        )
+        done = _run("scancel", *job_ids[start : start + 500])
+        if done is None:
+            raise VitsweepError(
+                f"`scancel` is missing on this machine or does not answer within {TIMEOUT_SECONDS} s: "
+                "it may have cancelled nothing, or part of the jobs. Type the same command again, on a "
+                "login node of the cluster."
+            )
         errors.append(done.stderr.strip())
     return "\n".join(filter(None, errors))

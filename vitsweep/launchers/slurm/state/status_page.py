@@ -11,15 +11,18 @@ from rich.text import Text
 
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import JobState, pending_runs
-from vitsweep.launchers.slurm.state.reconcile import runs_to_record
+from vitsweep.launchers.slurm.state.reconcile import failure_of_job, runs_to_record
 from vitsweep.launchers.unfinished_runs import KILLED, unfinished_runs
 from vitsweep.results.find import sweep_argument
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
+from vitsweep.tables.formatting import count
 
 WAITING, RUNNING = "waiting", "running"
 MOST_LINES = 100
 """Reasons that are shown."""
+MOST_DEAD_JOBS = 3
+"""Jobs that ended without recording all their runs, of which it is shown how they ended."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,37 @@ def reconcile_hint(store: Store, job_states: Sequence[JobState]) -> str:
     dead = [state for state in job_states if runs_to_record(store, state)]
     if not dead:
         return ""
-    ids = ", ".join(state.job.slurm_id for state in dead[:3]) + (", ..." if len(dead) > 3 else "")
+    whose = "its" if len(dead) == 1 else "their"
+    reasons = [f"  {failure_of_job(state).reason}" for state in dead[:MOST_DEAD_JOBS]]
+    if len(dead) > MOST_DEAD_JOBS:
+        reasons.append(f"  ... and {len(dead) - MOST_DEAD_JOBS} more")
+    return "\n".join(
+        [
+            f"{count(len(dead), 'job')} ended without recording all {whose} runs: `vitsweep collect "
+            f"{sweep_argument(store)} --reconcile` records why; the same command runs them again.",
+            *reasons,
+        ]
+    )
+
+
+def killed_hint(store: Store) -> str:
+    """Return how to record runs on this machine that were killed with their command, or ""."""
+    cells = list(store.cells_without_runs())
+    dead = [c for c in cells if _last_unfinished(store, c).status == Status.killed]
+    if not dead:
+        return ""
     return (
-        f"{len(dead)} jobs ended without recording all their runs ({ids}): `vitsweep collect "
-        f"{sweep_argument(store)} --reconcile` records why; the same command runs them again."
+        f"{count(len(dead), 'cell')} of those not run had started when the command that ran them was "
+        f"killed: `vitsweep collect {sweep_argument(store)} --reconcile` records it, `vitsweep retry "
+        f"{sweep_argument(store)}` runs them again."
     )
 
 
 def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outcome]:
     """Return cell id -> what became of it over all its runs.
 
-    A cell without a run that a live job will still do is waiting, whatever became of an earlier job.
+    A cell without a run that a live job will still do is waiting or running, whatever became of an
+    earlier job.
     """
     from pandas import DataFrame
 
@@ -90,9 +113,10 @@ def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outco
             cell_id = row["cell_id"]
             outcomes[cell_id] = Outcome(str(row["status"]), str(row["reason"]), specs[cell_id])
     coming = {run.cell_id for run in pending_runs(job_states)}
+    running = set(_cells_in_flight(job_states))
     for cell_id in store.cells_without_runs():
         if cell_id in coming:
-            outcomes[cell_id] = Outcome(WAITING)
+            outcomes[cell_id] = Outcome(RUNNING if cell_id in running else WAITING)
         elif kept := store.kept_row(cell_id):
             status = str(kept.get("status") or WAITING)
             outcomes[cell_id] = Outcome(status, str(kept.get("reason") or ""), kept)
@@ -139,12 +163,16 @@ def _arrays_table(job_states: Sequence[JobState]) -> Table:
 def _current_activity(members: Sequence[JobState]) -> str:
     """Return why jobs wait, and up to three of the cells that run."""
     reasons = {s.slurm.reason for s in members if s.state == "waiting" and s.slurm}
-    cells = [
+    return ", ".join([*sorted(reasons - {"None", ""}), *_cells_in_flight(members)[:3]])
+
+
+def _cells_in_flight(job_states: Sequence[JobState]) -> list[str]:
+    """Return the cells that jobs are running; where Slurm does not answer, as they last wrote it."""
+    return [
         state.events.in_flight["cell_id"]
-        for state in members
-        if state.state == "running" and state.events.in_flight
+        for state in job_states
+        if state.state in ("running", "unknown") and state.events.in_flight
     ]
-    return ", ".join([*sorted(reasons - {"None", ""}), *cells[:3]])
 
 
 def _without_result(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
@@ -164,16 +192,27 @@ def _without_result(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
         yield f"... and {len(lines) - MOST_LINES} more reasons: `vitsweep collect` shows all cells."
 
 
+def is_busy(store: Store, job_states: Sequence[JobState], outcomes: Mapping[str, Outcome]) -> bool:
+    """Whether something runs cells of the sweep: a job, or a command on this or another machine.
+
+    A command holds the folder from its start on, long before its first run.
+    """
+    return (
+        any(state.is_live for state in job_states)
+        or any(outcome.status == RUNNING for outcome in outcomes.values())
+        or store.is_locked()
+    )
+
+
 def _continue_hint(
     store: Store, job_states: Sequence[JobState], outcomes: Mapping[str, Outcome]
 ) -> str:
     """Return the command that measures cells which nothing will start by itself, or ""."""
     waiting = {cell_id for cell_id, outcome in outcomes.items() if outcome.status == WAITING}
-    is_busy = any(s.is_live for s in job_states) or any(
-        outcome.status == RUNNING for outcome in outcomes.values()
-    )
-    if not waiting or is_busy:
+    if not waiting or any(state.is_live for state in job_states):
         return ""
+    if is_busy(store, job_states, outcomes):
+        return "A command is at work on this sweep."
     for entry in reversed(store.commands()):
         if entry.get("command") and waiting & set(entry.get("cells", ())):
             return f"The same command goes on with the cells that wait: {entry['command']}"

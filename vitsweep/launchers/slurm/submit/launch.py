@@ -28,6 +28,7 @@ from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.find import sweep_argument
 from vitsweep.results.store import Store
+from vitsweep.tables.formatting import count
 
 
 @contextmanager
@@ -122,7 +123,8 @@ def _submit_missing(
         new += submit(store, request, jobs, settings, array_size, folder, code)
         num_runs = sum(len(block.entries) for job in jobs for block in job.blocks)
         console.print(
-            f"{request.name}: {num_runs} runs in {len(jobs)} jobs of {request.nodes} nodes, "
+            f"{request.name}: {count(num_runs, 'run')} in {count(len(jobs), 'job')} of "
+            f"{count(request.nodes, 'node')}, "
             f"about {max(job.minutes for job in jobs):.0f} min each, limit {request.minutes} min: "
             f"array {', '.join(array.slurm_id for array in new[-(-len(jobs) // -array_size) :])}",
             highlight=False,
@@ -141,7 +143,10 @@ def _announce(
 ) -> None:
     print_notices(found, plan, store, f"`vitsweep retry {store.name}` runs them again", console)
     if pending:
-        console.print(f"{pending} runs are in live jobs of this sweep already.", highlight=False)
+        console.print(
+            f"{count(pending, 'run')} {'is' if pending == 1 else 'are'} in live jobs of this sweep already.",
+            highlight=False,
+        )
     if not (found.missing_blocks or pending or found.not_measured) and plan.runnable:
         console.print("Everything that was asked for is measured already.")
 

@@ -1,0 +1,119 @@
+"""`status`, `cancel` and `collect` of jobs, from their events and from what Slurm says, without a cluster."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.launchers.slurm.fabricated import START, first_run_start, write_events
+from vitsweep.errors import VitsweepError
+from vitsweep.launchers.slurm.state.job_events import read_new_events
+from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob
+from vitsweep.results.store import Store, append_line
+
+DENIED = "scancel: error: Kill job error on job id 7_0: Access/permission denied"
+
+
+def shown(verb: str, store: Store, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a verb prints about a sweep, on one line."""
+    import_module(f"vitsweep.cli.{verb}").run([str(store.root)])
+    return " ".join(capsys.readouterr().out.split())
+
+
+def command_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str) -> None:
+    """Put a shell script before all other commands."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_a_damaged_event_is_skipped_and_those_after_it_are_read(tmp_path):
+    path = tmp_path / "0.jsonl"
+    path.write_bytes(b'{"event":"heartbeat","ti\n\xff\xfe\x00\n{"event": "job_end"}\n{"eve')
+    events, offset = read_new_events(path, 0)
+    assert events == [{"event": "job_end"}]
+    append_line(path, {"event": "reconciled"})
+    assert read_new_events(path, offset)[0] == [{"event": "reconciled"}]
+
+
+@pytest.mark.parametrize("name", ["array.json", "tasks.jsonl"])
+def test_a_damaged_file_of_an_array_is_named(store, slurm, name):
+    path = store.root / "jobs" / "a" / name
+    path.write_text(path.read_text()[:20])
+    with pytest.raises(VitsweepError, match=f"jobs/a/{name}` is damaged"):
+        import_module("vitsweep.cli.status").run([str(store.root)])
+
+
+@pytest.mark.parametrize("answer", ["running", "silent"])
+def test_a_cell_in_flight_on_the_cluster_is_running_not_waiting(store, slurm, answer, capsys):
+    write_events(store, START, first_run_start(store))
+    slurm["7_0" if answer == "running" else answer] = SlurmJob(state="RUNNING")
+    counts = shown("status", store, capsys).partition("Cells of s: ")[2]
+    assert {"running 1", "waiting 1"} == {*counts.partition(" Slurm")[0].split(" · ")}
+    slurm.clear()
+    slurm["7_0"] = SlurmJob(state="PENDING", restarts=1)
+    assert "Cells of s: waiting 2" in shown("status", store, capsys), "the run was requeued"
+
+
+def test_a_command_that_has_not_begun_its_first_run_is_seen(store, capsys):
+    (store.root / "jobs").rename(store.root / "no_jobs")
+    cells = [cell.name for cell in store.cells.iterdir()]
+    store.append_command({"command": "python -m vitsweep x", "cells": cells})
+    with store.lock():
+        assert "A command is at work on this sweep." in shown("status", store, capsys)
+        assert import_module("vitsweep.cli.status").run([str(store.root)]) == 0
+    assert "The same command goes on" in shown("status", store, capsys)
+    assert import_module("vitsweep.cli.status").run([str(store.root)]) == 3
+
+
+@pytest.mark.parametrize("verb", ["status", "collect"])
+def test_what_slurm_says_of_a_dead_job_is_shown_before_it_is_recorded(store, slurm, verb, capsys):
+    slurm["7_0"] = SlurmJob(state="CANCELLED", reason="by 0")
+    found = shown(verb, store, capsys)
+    assert "1 job ended without recording all its runs" in found
+    assert "Job 7_0 was cancelled (by 0) before it started." in found
+
+
+def test_jobs_that_slurm_refuses_to_cancel_are_told_at_once(
+    store, slurm, tmp_path, monkeypatch, capsys
+):
+    slurm["7_0"] = SlurmJob(state="PENDING")
+    command_on_path(tmp_path / "bin", monkeypatch, "scancel", f"echo '{DENIED}' >&2; exit 1")
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("nothing to wait for"))
+    with pytest.raises(VitsweepError, match=r"Not cancelled: 1 job .*7_0.*permission denied"):
+        import_module("vitsweep.cli.cancel").run([str(store.root)])
+    assert "Cancelled" not in capsys.readouterr().out
+
+
+def test_only_jobs_that_are_gone_count_as_cancelled(store, slurm, tmp_path, monkeypatch, capsys):
+    state = "vitsweep.launchers.slurm.state"
+    slurm["7_0"] = SlurmJob(state="RUNNING")
+    command_on_path(tmp_path / "bin", monkeypatch, "scancel", "exit 0")
+    monkeypatch.setattr(f"{state}.job_control.SECONDS_TO_CANCEL", 0.0)
+    with pytest.raises(VitsweepError, match="Not cancelled: 1 job"):
+        import_module("vitsweep.cli.cancel").run([str(store.root)])
+    asked = iter([SlurmJob(state="RUNNING"), SlurmJob(state="CANCELLED", reason="by 0")])
+    last = SlurmJob(state="CANCELLED", reason="by 0")
+    monkeypatch.setattr(f"{state}.poll.squeue", lambda ids: {"7_0": next(asked, last)})
+    assert import_module("vitsweep.cli.cancel").run([str(store.root)]) == 0
+    assert "Cancelled 1 job." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scancel", ["exec sleep 30", None])
+def test_a_scancel_that_is_missing_or_silent_is_named(store, slurm, tmp_path, monkeypatch, scancel):
+    slurm["7_0"] = SlurmJob(state="RUNNING")
+    command_on_path(tmp_path / "bin", monkeypatch, "scancel", scancel or "")
+    if scancel is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("vitsweep.launchers.slurm.state.slurm_cli.TIMEOUT_SECONDS", 0.2)
+    with pytest.raises(VitsweepError, match=r"`scancel` is missing .* or does not answer"):
+        import_module("vitsweep.cli.cancel").run([str(store.root)])
+
+
+def test_garbage_in_the_list_of_commands_is_left_out(store, slurm, capsys):
+    store.append_command({"command": "python -m vitsweep x", "cells": []})
+    with (store.root / "commands.jsonl").open("ab") as handle:
+        handle.write(bytes(range(256)))
+    assert "2 cells" in shown("collect", store, capsys)
+    assert [entry["command"] for entry in Store(store.root).commands()] == ["python -m vitsweep x"]
