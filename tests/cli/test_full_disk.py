@@ -1,5 +1,6 @@
-"""Verbs on a full disk end in a sentence, and work again once there is room."""
+"""Verbs that cannot write end in a sentence, and work again once they can."""
 
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from tests.small_disk import fill, small_disk
 from vitsweep.cli.main import run
+from vitsweep.report import views
 
 SAMPLE = Path(__file__).parents[2] / "analysis" / "sample"
 
@@ -37,3 +39,24 @@ def test_a_verb_that_cannot_write_says_so(
 
 def test_status_works_on_a_full_disk(full_disk: Path) -> None:
     assert run(["status", str(full_disk / "sample")], {}) in (0, 3)
+
+
+@pytest.mark.parametrize(("verb", "ends_with"), [("collect", 0), ("report", 2)])
+def test_a_verb_without_the_right_to_write_says_so(
+    verb: str,
+    ends_with: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = shutil.copytree(SAMPLE, tmp_path / "sample")
+
+    def refuse(*_: object) -> None:  # root, who may run these tests, may write everywhere
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder / "runs.parquet"))
+
+    monkeypatch.setattr(views, "_write_parquet", refuse)
+    assert run([verb, str(folder)], {}) == ends_with
+    shown = capsys.readouterr()
+    assert "runs.parquet`" in shown.err
+    assert "Permission denied" in shown.err
+    assert ("img/s" in shown.out) is (verb == "collect")

@@ -1,6 +1,8 @@
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,7 +43,7 @@ def test_choices_are_ordered_as_in_the_menu(store):
 def test_a_folder_of_sweeps_and_several_sources_are_read_together(store, tmp_path):
     second = Store(tmp_path / "second").create()
     second.save_run(run("other", sweep="second"))
-    assert set(load(tmp_path)["sweep"]) == {"first", "second", "sample"}
+    assert set(load(tmp_path)["sweep"]) == {"first", "second"}
     assert len(load(store.root, second.root)) == 4
 
 
@@ -155,3 +157,11 @@ def test_100_000_records_load_in_20_seconds_and_their_parquet_in_2_within_1_gib(
     rows, seconds, gib = measured(tmp_path / "runs.parquet")
     print(f"parquet: {rows} rows in {seconds:.1f} s, {gib:.2f} GiB")
     assert (rows, seconds < 2, gib < 1) == (100_000, True, True)
+
+
+def test_a_sweep_continued_in_a_copy_of_its_folder_is_one_sweep(store, tmp_path):
+    copied = Store(shutil.copytree(store.root, tmp_path / "copied"))
+    [first, *_] = copied.runs()
+    copied.save_run(replace(first, run_id="later", block="later", sweep="copied"))
+    assert set(load(copied)["sweep"]) == {"copied"}
+    assert not load(copied)["cell_id"].duplicated().any()

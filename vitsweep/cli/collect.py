@@ -1,5 +1,6 @@
 """`vitsweep collect`: the parquet and CSV files of a sweep, written anew, and its table."""
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -49,6 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.report.views import collect
     from vitsweep.results.find import find_sweep
     from vitsweep.results.trackers import sync
+    from vitsweep.tables.load import cells_of
 
     store = find_sweep(typed.sweep)
     if typed.reconcile:
@@ -58,7 +60,16 @@ def run(arguments: Sequence[str]) -> int:
     if typed.sync:
         print(sync(store))
     console = open_console()
-    console.print(_selected(collect(store), store, typed))
+    try:
+        cells = collect(store)
+    except PermissionError as error:
+        cells = cells_of(store)
+        print(
+            f"`{error.filename}` cannot be written ({error.strerror}): parquet, CSV and report stay as "
+            "they were. The table below is of the runs as they are now.",
+            file=sys.stderr,
+        )
+    console.print(_selected(cells, store, typed))
     for hint in (reconcile_hint(store, poll(store)), killed_hint(store)):
         if hint:
             console.print(hint, highlight=False)

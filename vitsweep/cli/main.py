@@ -22,6 +22,13 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and reader_has_gone():
             return ExitCode.ok
+        if isinstance(error, PermissionError) and error.filename:
+            print(
+                f"`{error.filename}`: {error.strerror}. Nothing that was measured has changed; its owner "
+                "can type this, or you in a copy of the sweep's folder.",
+                file=sys.stderr,
+            )
+            return ExitCode.bad_input
         full = disk_full_error(error)
         if full is None:
             raise

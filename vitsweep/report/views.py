@@ -11,6 +11,7 @@ from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store, replacing, write_if_changed
 from vitsweep.results.user_metrics import register
 from vitsweep.tables.load import cells_from
+from vitsweep.tables.read_store import rows_of
 from vitsweep.tables.replicates import replicate_key, replicates
 
 
@@ -24,7 +25,7 @@ def collect(store: Store) -> DataFrame:
     """
     register(store)
     records = list(store.runs())
-    runs = DataFrame([record.row() for record in records])
+    runs = DataFrame(list(rows_of(store, records)))
     table = cells_from(store, runs)
     _write_parquet(runs, store.root / "runs.parquet")
     _write_parquet(samples(records), store.root / "samples.parquet")

@@ -65,7 +65,7 @@ class Store:
     @property
     def name(self) -> str:
         """Name of the sweep."""
-        return self.root.name
+        return self.root.absolute().name
 
     def create(self) -> "Store":
         """Make the folder.

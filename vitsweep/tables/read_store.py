@@ -1,11 +1,11 @@
 """The records of one sweep folder as rows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pandas import DataFrame
 
-from vitsweep.results.record import column_number
+from vitsweep.results.record import RunRecord, column_number
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import register
 
@@ -13,13 +13,21 @@ from vitsweep.results.user_metrics import register
 def runs_of(store: Store) -> DataFrame:
     """Return one row per run of a store, failed ones included; damaged records cause a warning."""
     register(store)
-    return from_rows(record.row() for record in store.runs())
+    return from_rows(rows_of(store, store.runs()))
+
+
+def rows_of(store: Store, records: Iterable[RunRecord]) -> Iterator[dict[str, Any]]:
+    """Yield a row per record; `sweep` is the folder's name, also where it was renamed or copied."""
+    for record in records:
+        yield record.row() | {"sweep": store.name}
 
 
 def unrun_of(store: Store) -> DataFrame:
     """Return the cells that have no run: invalid, never started (see `record.json`), or waiting."""
     rows = [
-        {"cell_id": cell_id, "sweep": store.name, "status": None} | _known(store, cell_id)
+        {"cell_id": cell_id, "sweep": None, "status": None}
+        | _known(store, cell_id)
+        | {"sweep": store.name}
         for cell_id in store.cells_without_runs()
     ]
     return DataFrame(rows)

@@ -88,8 +88,18 @@ SECRETS = {
     "GITHUB_PAT": "planted",
     "DB_PASSWORD": "planted",
     "HTTPS_PROXY": "http://me:planted@proxy:3128",
+    "SENTRY": "https://planted@sentry.example.org/1",
+    **dict.fromkeys(("PGPASSWORD", "SSHPASS", "MYSQL_PWD", "MYTOKEN", "GITHUB_AUTH"), "planted"),
 }
-HARMLESS = {"KEYBOARD": "us", "TOKENIZERS_PARALLELISM": "false", "URL": "http://proxy:3128/a@b"}
+HARMLESS = {
+    "KEYBOARD": "us",
+    "TOKENIZERS_PARALLELISM": "false",
+    "URL": "http://proxy:3128/a@b",
+    "OLDPWD": "/home",
+    "PWD": "/home",
+    "PASSIVE": "1",
+    "XAUTHORITY": "/run",
+}
 
 
 def test_jobs_do_not_get_what_looks_like_a_secret(monkeypatch):

@@ -25,11 +25,13 @@ TESTED_SUBMITIT = "1.5"
 KEPT_IN_A_JOB = ("SLURM_CONF",)
 """Variables that do not describe the job in which a command is typed."""
 SECRET_NAME = re.compile(
-    r"(^|_)(API_?)?(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASS|CREDENTIAL|PAT)S?(_|$)", re.I
+    r"SECRET|PASSW|PASSPHRASE|CREDENTIAL|TOKEN(?!I[SZ])"  # anywhere: PGPASSWORD, MYTOKEN
+    r"|(^|_)(API_?)?(KEY|PASS|PAT|AUTH|DSN)S?(_|$)|[A-Z]PASS$|_PWD$",
+    re.I,
 )
-"""Names of variables that hold secrets: WANDB_API_KEY, AWS_SECRET_ACCESS_KEY, GITHUB_PAT."""
-SECRET_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@")
-"""A URL with a password in it."""
+"""Names of variables that hold secrets: WANDB_API_KEY, SSHPASS, GITHUB_PAT; not TOKENIZERS_PARALLELISM."""
+SECRET_URL = re.compile(r"://[^/@\s]+@")
+"""A URL with a password or a key in it."""
 AGENT = "vitsweep.launchers.slurm.node.agent"
 """The module that runs on every node; a text, because nothing here needs it."""
 
