@@ -107,6 +107,9 @@ def failure_of(ends: Sequence[RankEnd], in_time: bool, timeout_min: float) -> Ru
     """
     if not in_time:
         reason = f"The run took longer than `measurement.timeout_min={timeout_min:g}`."
+        for end in ends:
+            if end.lost:  # the others wait for it
+                return RunFailure(Status.timed_out, f"{reason} {end.lost}", end.rank)
         return RunFailure(Status.timed_out, reason)
     if all(end.exit_code == 0 for end in ends):
         return None

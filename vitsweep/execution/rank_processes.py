@@ -39,6 +39,9 @@ Context = ForkServerContext | SpawnContext
 Target = Callable[..., None]
 
 
+STOPPED = "Its process was stopped by a signal, such as SIGSTOP."
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankEnd:
     """How one rank ended.
@@ -47,7 +50,7 @@ class RankEnd:
         rank: global rank.
         exit_code: as in `subprocess` (negative for a signal); None where it is unknown.
         failure: content of the rank's failure file, or None.
-        lost: why the exit code is unknown (the node is gone), or "".
+        lost: why the exit code is unknown (the node is gone, the process is stopped), or "".
     """
 
     rank: int
@@ -182,18 +185,28 @@ class LocalRanks:
     def ends(self) -> list[RankEnd]:
         """Return how each rank ended."""
         return [
-            self._end_of(rank, process.exitcode)
+            self._end_of(rank, process.exitcode, process.pid)
             for rank, process in zip(self._ranks, self._processes, strict=True)
         ]
 
-    def _end_of(self, rank: int, exit_code: int | None) -> RankEnd:
+    def _end_of(self, rank: int, exit_code: int | None, pid: int | None) -> RankEnd:
         failure = read_failure(self._folder, rank)
         if exit_code == -signal.SIGKILL and failure is None and num_oom_kills() != self._oom_kills:
             failure = killed_for_memory(rank)
         if exit_code == EXIT_UNKNOWN and failure is None and self._are_orphans():
             lost = "The fork server of the ranks was killed."
             return RankEnd(rank=rank, exit_code=None, lost=lost)
+        if exit_code is None and _is_stopped(pid):
+            return RankEnd(rank=rank, exit_code=None, lost=STOPPED)
         return RankEnd(rank=rank, exit_code=exit_code, failure=failure)
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Whether a signal such as SIGSTOP holds a process."""
+    try:
+        return pid is not None and psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_running(process: psutil.Process) -> bool:
