@@ -136,7 +136,7 @@ class Sweep:
         """End the live jobs of the sweep; what was measured is kept.
 
         Raises:
-            VitsweepError: Slurm does not answer.
+            VitsweepError: Slurm does not answer, refuses, or jobs are still live after a minute.
         """
         from vitsweep.console import open_console
         from vitsweep.launchers.slurm.state.job_control import cancel

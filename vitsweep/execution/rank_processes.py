@@ -1,7 +1,9 @@
 """The ranks of one run as processes of this node: started, watched, interrupted, killed."""
 
+import fcntl
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -32,6 +34,8 @@ EXIT_DISK_FULL = os.EX_IOERR
 EXIT_UNKNOWN = 255
 """Exit code that multiprocessing gives a process whose fork server has died; a rank may have it too."""
 SECONDS_TO_KILL, SECONDS_TO_DIE = 10.0, 1.0
+RENDEZVOUS, SECONDS_TO_LOCK = "vitsweep-rendezvous-", 60.0
+"""Prefix of folders in the temporary folder, and the time after which the process of one holds it."""
 STOP_SIGNAL = signal.SIGUSR1
 """From the supervisor to the ranks; Slurm's own signals go to the supervisor alone."""
 
@@ -277,13 +281,35 @@ def context_for(cell: CellSpec) -> Context:
 @contextmanager
 def rendezvous() -> Iterator[str]:
     """Yield an `init_method` for the ranks of one run on this machine: a file, so no port can clash."""
-    folder = tempfile.mkdtemp(prefix="vitsweep-")
+    _remove_abandoned_rendezvous()
+    folder = tempfile.mkdtemp(prefix=RENDEZVOUS)
     try:
-        yield f"file://{folder}/rendezvous"
+        with _locked_folder(folder):
+            yield f"file://{folder}/rendezvous"
     finally:
-        for path in Path(folder).glob("*"):
-            path.unlink(missing_ok=True)
-        os.rmdir(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked_folder(folder: str | Path) -> Iterator[None]:
+    """Hold a folder as long as this process lives; raise OSError where another one holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned_rendezvous() -> None:
+    """Remove the folders of processes that were killed before they could do so themselves."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{RENDEZVOUS}*"):
+        with suppress(
+            OSError
+        ):  # another process holds it or has just removed it, or it is not ours
+            if time.time() - folder.stat().st_mtime > SECONDS_TO_LOCK:
+                with _locked_folder(folder):
+                    shutil.rmtree(folder)
 
 
 def wait_for_ranks(
