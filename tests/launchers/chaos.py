@@ -17,8 +17,8 @@ import psutil
 
 from tests.command import Command
 from vitsweep.launchers.slurm.submit.sbatch import AGENT
+from vitsweep.results.files import read_lines
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
-from vitsweep.results.store import read_lines
 
 DONE = "Everything that was asked for is measured already"
 MOST_COMMANDS = 5

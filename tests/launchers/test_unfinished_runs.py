@@ -18,7 +18,8 @@ from vitsweep.cli.retry import retries, retry_options
 from vitsweep.execution.frozen_cell import frozen_document
 from vitsweep.execution.run_request import attempt_folder
 from vitsweep.launchers.unfinished_runs import KILLED, record_unfinished
-from vitsweep.results.store import Store, append_line
+from vitsweep.results.files import append_line
+from vitsweep.results.store import Store
 
 CODE = {"git_commit": "c", "git_dirty": False, "git_diff": "", "packages": {}}
 

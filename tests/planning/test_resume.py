@@ -9,7 +9,8 @@ from vitsweep.console import open_console
 from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
-from vitsweep.results.store import Store, append_line
+from vitsweep.results.files import append_line
+from vitsweep.results.store import Store
 
 
 def attempt(

@@ -18,7 +18,8 @@ from vitsweep.execution.rank_processes import (
     rendezvous,
     wait_for_ranks,
 )
-from vitsweep.results.store import Store, append_line, read_lines, write_atomically
+from vitsweep.results.files import append_line, read_lines, write_atomically
+from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 
 START_S = 480

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError, disk_full_error
+from vitsweep.results.files import write_atomically
 from vitsweep.results.record import Status
-from vitsweep.results.store import write_atomically
 
 OUT_OF_MEMORY = (
     "can't allocate memory",

@@ -10,8 +10,9 @@ from typing import Any
 
 from vitsweep.execution.rank_processes import EXIT_DISK_FULL, RankEnd
 from vitsweep.execution.run_request import RunRequest, attempt_folder
+from vitsweep.results.files import read_lines
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.store import Store, read_lines
+from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.flatten import flatten
 

@@ -22,8 +22,8 @@ from vitsweep.execution.rank_processes import (
 )
 from vitsweep.execution.run_request import UNFINISHED, RunRequest, attempt_folder
 from vitsweep.execution.worker import rank_main
+from vitsweep.results.files import append_line, read_lines
 from vitsweep.results.record import RunRecord, Status, utc_now
-from vitsweep.results.store import append_line, read_lines
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, read_info, whole_checkpoints
 

@@ -16,8 +16,9 @@ from vitsweep.execution.process_group import joined_process_group
 from vitsweep.execution.process_setup import end_with_launcher, exit_now, log_to
 from vitsweep.execution.rank_processes import EXIT_DISK_FULL, EXIT_SAVED, STOP_SIGNAL
 from vitsweep.execution.run_request import RunRequest
+from vitsweep.results.files import write_atomically
 from vitsweep.results.record import RunRecord, Status, utc_now
-from vitsweep.results.store import Store, write_atomically
+from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import with_user_metrics
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.flatten import flatten

@@ -11,8 +11,9 @@ import psutil
 from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.outcome import RunFailure, left_a_measurement, publish
 from vitsweep.execution.run_request import UNFINISHED, RunRequest
+from vitsweep.results.files import read_lines
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store, read_lines
+from vitsweep.results.store import Store
 
 KILLED = "The command that ran it was killed."
 

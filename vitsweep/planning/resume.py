@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.results.files import read_lines
 from vitsweep.results.record import RunRecord
-from vitsweep.results.store import Store, read_lines
+from vitsweep.results.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from vitsweep.measure.device_name import device_name
 from vitsweep.predict.calibrated_rates import CalibratedRates, RankSetup
 from vitsweep.predict.calibration import Calibration
 from vitsweep.predict.step_trace import StepTrace
-from vitsweep.results.store import write_atomically
+from vitsweep.results.files import write_atomically
 from vitsweep.spec.cell_spec import CellSpec
 
 TIMEOUT_S = 600

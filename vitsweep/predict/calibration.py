@@ -55,7 +55,7 @@ class Calibration:
 
     def save(self) -> Path:
         """Write the file of this device; return its path."""
-        from vitsweep.results.store import write_atomically
+        from vitsweep.results.files import write_atomically
 
         path = path_for(self.device)
         write_atomically(path, json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))

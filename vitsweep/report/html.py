@@ -16,9 +16,10 @@ from vitsweep.report import chart_data
 from vitsweep.report.answer import answers, question
 from vitsweep.report.explorer import explorer
 from vitsweep.report.figures import ChartWarning, drawn
+from vitsweep.results.files import write_atomically
 from vitsweep.results.metrics import COLUMN_OF, METRICS
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store, write_atomically
+from vitsweep.results.store import Store
 from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.columns import environment_columns, varying
 from vitsweep.tables.comparison import recorded_comparisons

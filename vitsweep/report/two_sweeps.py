@@ -11,7 +11,8 @@ from pandas import DataFrame
 from vitsweep.charts import days, style
 from vitsweep.charts.caption import caption
 from vitsweep.errors import VitsweepError
-from vitsweep.results.store import Store, write_atomically
+from vitsweep.results.files import write_atomically
+from vitsweep.results.store import Store
 from vitsweep.tables.days import changed_speedups, changes_in_words
 from vitsweep.tables.formatting import missing, number, times
 from vitsweep.tables.load import Sweep, sweep_of

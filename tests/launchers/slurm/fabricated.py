@@ -12,7 +12,8 @@ from vitsweep.execution.frozen_cell import frozen_document
 from vitsweep.launchers.slurm.state import poll
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob
-from vitsweep.results.store import Store, append_line
+from vitsweep.results.files import append_line
+from vitsweep.results.store import Store
 from vitsweep.tables.load import cells_of
 
 CODE = {"git_commit": "c", "git_dirty": False, "git_diff": "", "packages": {}}

@@ -9,7 +9,8 @@ from tests.launchers.slurm.fabricated import START, first_run_start, write_event
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.state.job_events import read_new_events
 from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob
-from vitsweep.results.store import Store, append_line
+from vitsweep.results.files import append_line
+from vitsweep.results.store import Store
 
 DENIED = "scancel: error: Kill job error on job id 7_0: Access/permission denied"
 

@@ -11,7 +11,7 @@ from tests.command import Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Sweep, hang
 from vitsweep.launchers.slurm.state.slurm_cli import sacct
-from vitsweep.results.store import read_lines
+from vitsweep.results.files import read_lines
 
 HOLD = "+hydra.launcher.additional_parameters.hold=true"
 """Jobs wait until a test lets them go."""

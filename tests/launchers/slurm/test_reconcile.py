@@ -26,8 +26,9 @@ from vitsweep.launchers.slurm.state.job_files import ArrayJob, JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
 from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob, expand_job_ids
+from vitsweep.results.files import append_line
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store, append_line
+from vitsweep.results.store import Store
 from vitsweep.tables.load import cells_of
 
 

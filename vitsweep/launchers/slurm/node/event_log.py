@@ -6,8 +6,8 @@ from typing import Any
 
 from vitsweep.launchers.slurm.state.job_events import Run
 from vitsweep.launchers.slurm.state.job_files import ArrayJob
+from vitsweep.results.files import append_line
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.store import append_line
 
 HEARTBEAT_SECONDS = 30.0
 

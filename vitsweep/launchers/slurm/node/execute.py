@@ -15,8 +15,9 @@ from vitsweep.execution.warm_up import warm_up
 from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
 from vitsweep.launchers.slurm.node.remote_ranks import Nodes, RemoteRanks
 from vitsweep.launchers.slurm.state.job_events import Run
+from vitsweep.results.files import append_line, read_lines
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.store import Store, append_line, read_lines
+from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.execution.run_request import run_id_of
+from vitsweep.results.files import parsed_lines
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
-from vitsweep.results.store import parsed_lines
 
 MAX_KILLS = 3
 """A cell is given up by a job after so many attempts that something from outside stopped for good."""

@@ -22,7 +22,8 @@ from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.state.job_events import JobEvents, Run
-from vitsweep.results.store import Store, read_lines
+from vitsweep.results.files import read_lines
+from vitsweep.results.store import Store
 
 
 @dataclass(frozen=True)

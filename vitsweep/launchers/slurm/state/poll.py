@@ -15,7 +15,8 @@ from vitsweep.launchers.slurm.state.slurm_cli import (
     squeue,
     submitted_scripts,
 )
-from vitsweep.results.store import Store, write_atomically
+from vitsweep.results.files import write_atomically
+from vitsweep.results.store import Store
 
 SECONDS_TO_SUBMIT = 60
 """An array without a Slurm id is being submitted; after this long its submitting command is dead."""

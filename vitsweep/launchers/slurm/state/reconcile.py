@@ -17,8 +17,9 @@ from vitsweep.launchers.slurm.state.job_events import (
 from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import JobState, poll
 from vitsweep.launchers.slurm.state.slurm_cli import release
+from vitsweep.results.files import append_line
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store, append_line
+from vitsweep.results.store import Store
 
 HELD_AFTER_LAUNCH_FAILURE = "launch failed requeued held"
 

@@ -19,7 +19,8 @@ from vitsweep.launchers.slurm.state.slurm_cli import controller_settings
 from vitsweep.launchers.slurm.submit.job_request import Request
 from vitsweep.launchers.slurm.submit.packing import PlannedJob
 from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
-from vitsweep.results.store import Store, write_atomically
+from vitsweep.results.files import write_atomically
+from vitsweep.results.store import Store
 
 TESTED_SUBMITIT = "1.5"
 KEPT_IN_A_JOB = ("SLURM_CONF",)
