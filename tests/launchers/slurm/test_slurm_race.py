@@ -52,6 +52,7 @@ def test_rounds_are_job_arrays_until_the_race_has_ended(sweep: Sweep) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 def test_a_race_whose_command_is_killed_after_each_round_goes_on_with_its_jobs(
     sweep: Sweep,
 ) -> None:
@@ -63,9 +64,10 @@ def test_a_race_whose_command_is_killed_after_each_round_goes_on_with_its_jobs(
         begun = lambda n=known, r=running: len(sweep.arrays) > n or r.poll() is not None  # noqa: E731
         eventually(begun, 300, "a round, or the end")
         if running.poll() is not None:
+            running.communicate()
             break
         os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
+        running.communicate()
     done = sweep.command(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     race = read_race(sweep.command.store.root)
