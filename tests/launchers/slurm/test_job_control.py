@@ -81,7 +81,10 @@ def test_jobs_that_slurm_refuses_to_cancel_are_told_at_once(
 ):
     slurm["7_0"] = SlurmJob(state="PENDING")
     command_on_path(tmp_path / "bin", monkeypatch, "scancel", f"echo '{DENIED}' >&2; exit 1")
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("nothing to wait for"))
+    monkeypatch.setattr(
+        "vitsweep.launchers.slurm.state.job_control._wait_until_gone",
+        lambda store, cancelled: pytest.fail("nothing to wait for"),
+    )
     with pytest.raises(VitsweepError, match=r"Not cancelled: 1 job .*7_0.*permission denied"):
         import_module("vitsweep.cli.cancel").run([str(store.root)])
     assert "Cancelled" not in capsys.readouterr().out
