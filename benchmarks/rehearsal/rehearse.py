@@ -1,11 +1,12 @@
-"""A training step of every technique on CUDA tensors without a GPU: shapes, devices, reads of the host.
+"""Training steps and a checkpoint of every technique on CUDA tensors without a GPU: shapes, devices, reads.
 
     make rehearse-gpu [CASES="precision=O2,sharding=fsdp ..."]
 
 A CUDA build of torch, two stub libraries that answer for the driver, fake tensors and a fake process
 group let a step run as on a GPU, but for the numbers. Found are operations whose tensors lie on two
 devices, wrong shapes and dtypes, and reads of a value by the host within the step, each of which makes
-the host wait for a GPU. Nothing is measured.
+the host wait for a GPU; and tensors that a checkpoint of one trainer has and that of a new one lacks, or
+has in another shape, dtype or place. Nothing is measured, and no file is written.
 """
 
 import argparse
@@ -33,6 +34,10 @@ from vitsweep.parallelize import parallelize
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.machine import Machine
+from vitsweep.training import shards
+from vitsweep.training.shard_planners import ShardSavePlanner, state_dict_of
+from vitsweep.training.trainer import Trainer
+from vitsweep.training.training_state import allocate_state, shards_of_training
 from vitsweep.world import World, device_mesh
 
 BASE = ("model=vit_large", "model.depth=2", "data=synthetic", "batch.scope=per_replica",
@@ -60,7 +65,7 @@ KNOWN_READS = {
 
 
 class HostReads(TorchDispatchMode):
-    """Notes where the host reads a value from the device, and answers with one."""
+    """Notes where the host reads a value from the device, and answers zero: no gradient overflowed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +76,7 @@ class HostReads(TorchDispatchMode):
             frames = [f for f in traceback.extract_stack() if "/vitsweep/" in f.filename]
             place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "torch"
             self.places.append(place)
-            return 1.0 if args[0].is_floating_point() else 1
+            return 0.0 if args[0].is_floating_point() else 0
         return func(*args, **(kwargs or {}))
 
 
@@ -111,6 +116,14 @@ def pretend_cuda() -> None:
     torch.cuda.is_bf16_supported = lambda *_, **__: True  # type: ignore[assignment]
     torch.cuda.set_device = lambda device: None  # type: ignore[assignment]
     torch.nn.parallel.DistributedDataParallel = Replica  # type: ignore[assignment, misc]
+    shards.is_plain = lambda tensor: type(tensor) in (Tensor, nn.Parameter, fake.FakeTensor)  # type: ignore[assignment]
+    place = shards._place
+
+    def with_real_tensors(tensor: Tensor) -> tuple[int, ...]:
+        with fake.unset_fake_temporarily():  # torch computes where a shard begins with tensors
+            return place(tensor)
+
+    shards._place = with_real_tensors
     to, to_empty = nn.Module.to, nn.Module.to_empty
 
     def cast(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -155,7 +168,7 @@ def world_of(cell: CellSpec) -> Iterator[World]:
 
 
 def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
-    """Run two steps of a cell; return `ok`, with the places where the host reads, or the reason."""
+    """Run two steps and a checkpoint; return `ok`, with where the host reads, or why not."""
     nodes = max(1, ranks // 8)
     place = [f"resources.nodes={nodes}", f"resources.ranks_per_node={ranks // nodes}"]
     chosen = {choice.partition("=")[0] for choice in case}
@@ -169,9 +182,7 @@ def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
     cell, reads = planned.spec, HostReads()
     with world_of(cell) as world, FakeTensorMode(allow_non_fake_inputs=True):
         torch.manual_seed(0)
-        with torch.device("meta"):
-            model = build_model(cell)
-        trainer = parallelize(model, cell, world)
+        trainer = _trainer(cell, world)
         shape = cell.model.input_shape(cell.batch.resolution_px)
         images = torch.randn(cell.micro_batch, *shape, device=world.device)
         labels = torch.randint(10, (cell.micro_batch,), device=world.device)
@@ -180,7 +191,8 @@ def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
             for _ in range(2):  # the first one allocates the optimizer's state
                 reads.places.clear()
                 loss = trainer.step(iter(micro_batches))
-    assert loss.device == world.device
+        assert loss.device == world.device
+        rehearse_checkpoint(trainer, _trainer(cell, world))
     unknown = [place for place in reads.places if place.partition(":")[0] not in KNOWN_READS]
     if unknown:
         raise RuntimeError(f"the host reads a value of the device at {', '.join(unknown)}")
@@ -188,11 +200,43 @@ def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
     return ", ".join(["ok", *(f"the host waits: {reason}" for reason in known)])
 
 
+def _trainer(cell: CellSpec, world: World) -> Trainer:
+    with torch.device("meta"):
+        model = build_model(cell)
+    return parallelize(model, cell, world)
+
+
+def rehearse_checkpoint(trained: Trainer, new: Trainer) -> None:
+    """Plan and stage a checkpoint as an asynchronous one is, and copy it into a newly built trainer.
+
+    Raises:
+        RuntimeError: names, boxes, shapes or dtypes of the two differ, or a tensor is not on the GPU.
+    """
+    saved = list(shards_of_training(trained))
+    ShardSavePlanner(saved).create_local_plan()
+    on_host = {name: values.cpu() for name, values in state_dict_of(saved).items()}
+    allocate_state(new.optimizer)
+    into = state_dict_of(shards_of_training(new))
+    if into.keys() != on_host.keys():
+        raise RuntimeError(f"checkpoints differ in {sorted(into.keys() ^ on_host.keys())[:4]}")
+    for name, values in into.items():
+        read = on_host[name]
+        if (values.shape, values.dtype) != (read.shape, read.dtype):
+            raise RuntimeError(
+                f"{name}: saved {read.shape} {read.dtype}, has {values.shape} {values.dtype}"
+            )
+        if values.device.type != "cuda" and values.ndim > 0:
+            raise RuntimeError(f"{name} is on {values.device}")
+        with torch.no_grad():
+            values.copy_(read)
+    new.publish()
+
+
 def main() -> None:
     """Rehearse every choice of every group alone, on each number of ranks; exit with 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help="choices joined by commas; all, if none")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 8])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 8, 512])
     arguments = parser.parse_args()
     pretend_cuda()
     cases = [case.split(",") for case in arguments.cases] or [

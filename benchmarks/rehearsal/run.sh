@@ -1,7 +1,7 @@
 #!/bin/sh
 # Rehearses training steps on fake CUDA tensors, in an environment of its own (5 GB, made once).
 #
-#     benchmarks/rehearsal/run.sh [choices ...] [--ranks 1 2 8]
+#     benchmarks/rehearsal/run.sh [choices ...] [--ranks 1 2 8 512]
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
