@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import psutil
 from rich.console import Console
 from scipy.stats import spearmanr
 
@@ -123,6 +124,12 @@ def summary(cells: list[Drawn], first: list[float], second: list[float]) -> dict
     }
 
 
+def _stolen_share(before: Any, after: Any) -> float:
+    """Return the share of processor time that a virtual machine's host gave to others meanwhile."""
+    spent = {name: getattr(after, name) - getattr(before, name) for name in before._fields}
+    return float(spent.get("steal", 0.0) / sum(spent.values()))
+
+
 def _p90(values: list[float]) -> float:
     return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
@@ -144,14 +151,16 @@ def main() -> None:
     assert known, notice
     cells = draw(asked.cells, asked.seed)
     print(f"{len(cells)} cells are predicted; measuring them twice")
+    before = psutil.cpu_times()
     first, second = measure(cells), measure(cells[::-1])[::-1]
+    stolen = _stolen_share(before, psutil.cpu_times())
     for c, a, b in zip(cells, first, second, strict=True):
         p = c.prediction
         print(
             f"{p.step_time_ms / a - 1:+5.0%} repeat {b / a - 1:+5.0%}  {p.step_time_ms:7.1f} "
             f"({p.low_ms:.1f} to {p.high_ms:.1f}) against {a:7.1f} ms  {c.overrides}"
         )
-    figures = summary(cells, first, second)
+    figures = summary(cells, first, second) | {"stolen_share": stolen}
     for name, value in figures.items():
         print(f"{name:30s} {value if isinstance(value, (dict, int)) else round(value, 3)}")
     kept_cells = [
