@@ -26,6 +26,7 @@ from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
 from vitsweep.techniques.precision.cast import autocast, cast_model, set_process_flags
 from vitsweep.training.drop_path import StochasticDepth
+from vitsweep.training.local_shards import LocalShards
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
 from vitsweep.training.trainer import Trainer, criterion_of
@@ -68,7 +69,7 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World, drop_path: float
     # rank finish their backward passes at different times.
     stages = [cell.sharding.apply(stage, plan, world) for stage in stages]
     if sharded:
-        _materialize(stages, world)  # no rank ever holds the whole model
+        _materialize(stages, world)  # no rank ever holds the whole model; shards are padded here
     groups = groups_before or _groups(stages, cell)  # FSDP2 replaces parameters by shards
     groups = cell.sharding.optimizer_groups(groups, stages)
     trainer = _trainer(stages, groups, cell, plan, world, draws)
@@ -97,10 +98,13 @@ def _trainer(
     world: World,
     draws: Draws,
 ) -> Trainer:
-    masters = None
+    masters = local_shards = None
     if plan.master_weights and not cell.sharding.shards_parameters:
         masters = MasterWeights(groups)
         groups = masters.groups
+    if cell.sharding.shards_parameters and cell.optimizer.elementwise:
+        local_shards = LocalShards(groups)
+        groups = local_shards.groups
     optimizer = cell.optimizer.build(groups)  # may move parameters into buffers of its own
     updated = [p for group in optimizer.param_groups for p in group["params"]]
     return Trainer(
@@ -111,6 +115,7 @@ def _trainer(
         pipeline=cell.pipeline_parallel.runner(stages, criterion_of(cell), world),
         optimizer=optimizer,
         masters=masters,
+        local_shards=local_shards,
         scaler=LossScaler(plan.loss_scale, world.device.type) if plan.loss_scale else None,
         skipped=[],
         non_finite=torch.zeros((), dtype=torch.bool, device=world.device),

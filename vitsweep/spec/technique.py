@@ -181,6 +181,9 @@ class OptimizerChoice(Technique):
     keeps_gradient_views: ClassVar[bool] = False
     """True where gradients must stay in a buffer of the optimizer's own."""
 
+    elementwise: ClassVar[bool] = False
+    """True where the update treats every number alone, so that a shard is updated as a tensor of its own."""
+
     compilable: ClassVar[bool] = True
     """False where torch.compile cannot trace the update: kernels from elsewhere."""
 

@@ -131,8 +131,8 @@ def updated(trainer: Trainer) -> list[Updated]:
                 continue
             name = _unstaged(group["names"][index], in_stages=in_stages)
             part, start = parts[name], starts[index]
-            is_whole = start is None and not part.blocks and not isinstance(tensor, DTensor)
-            views = partial(_of_parameter, tensor, name, part, start)
+            is_whole = start is None and not part.blocks and not isinstance(part.parameter, DTensor)
+            views = partial(_of_parameter, name, part, start)
             found.append(Updated(tensor, (name,), views, own, is_whole))
     return found
 
@@ -186,12 +186,10 @@ def _place(tensor: Tensor) -> Offsets:
     return tuple(offsets)
 
 
-def _of_parameter(
-    tensor: Tensor, name: str, part: _Part, start: int | None, values: Tensor
-) -> list[Shard]:
-    """Return the shards in `values`, which is held as `tensor` is."""
+def _of_parameter(name: str, part: _Part, start: int | None, values: Tensor) -> list[Shard]:
+    """Return the shards in `values`, which is held as the optimizer's tensor is."""
     boxes_of_part = (
-        [(_place(tensor), values)]
+        [(_place(part.parameter), values)]
         if start is None
         else _boxes_of_run(values, part.parameter, start)
     )

@@ -22,6 +22,7 @@ from vitsweep.training.captured_step import CapturedStep
 from vitsweep.training.clip import clip_gradients
 from vitsweep.training.drop_path import StochasticDepth
 from vitsweep.training.garbage import ScheduledCollection
+from vitsweep.training.local_shards import LocalShards
 from vitsweep.training.master_weights import MasterWeights
 from vitsweep.training.scaler import LossScaler
 from vitsweep.world import World
@@ -50,6 +51,7 @@ class Trainer:
         pipeline: runs batches through the stages, where the model is in stages.
         optimizer: over the model's (sharded) parameters, or over their masters.
         masters: float32 copies, where the plan asks for them and the sharding keeps none.
+        local_shards: what the optimizer updates in place of DTensors, where it can.
         scaler: loss scaling, where the plan asks for it.
         skipped: per step, 1 where an overflow made all ranks skip the update; on the device.
         captured: replays steps as recorded kernels, where the compilation asks for it.
@@ -68,6 +70,7 @@ class Trainer:
     pipeline: PipelineRunner | None
     optimizer: Optimizer
     masters: MasterWeights | None
+    local_shards: LocalShards | None
     scaler: LossScaler | None
     skipped: list[Tensor]
     non_finite: Tensor
@@ -162,6 +165,8 @@ class Trainer:
         """Unscale, clip, let the optimizer step, and forget the gradients."""
         if self.masters:
             self.masters.take_gradients()
+        if self.local_shards:
+            self.local_shards.take_gradients()
         if self.scaler:
             self.skipped.append(self.scaler.unscale(self.optimizer))
         self._clip()
@@ -177,6 +182,8 @@ class Trainer:
         if self.average:
             self.average.update(self.steps_taken)
         self.optimizer.zero_grad()
+        if self.local_shards:
+            self.local_shards.drop_gradients()
         self.steps_taken += 1
 
     @contextmanager
@@ -216,8 +223,9 @@ class Trainer:
     def _clip(self) -> None:
         limit = self.cell.optimizer.clip_norm
         if limit is not None:
+            sharded = self.local_shards and self.local_shards.sharded_groups
             clip_gradients(
-                self.optimizer.param_groups,
+                sharded or self.optimizer.param_groups,  # shards know over which ranks they lie
                 limit,
                 self.world,
                 in_slices=self.cell.sharding.shards_optimizer,

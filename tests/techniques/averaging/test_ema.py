@@ -49,7 +49,9 @@ def averaged(world: World, cells: list[CellSpec]) -> list[dict[str, float]]:
 
 def _averaged(world: World, each: CellSpec) -> dict[str, float]:
     torch.manual_seed(each.seed)
-    trainer = parallelize(build_model(each).to(world.device), each, world)
+    with torch.device("meta"):
+        model = build_model(each)
+    trainer = parallelize(model, each, world)
 
     def weights() -> dict[str, Tensor]:
         return {n: w.clone() for n, w in whole_weights(trainer.model.named_parameters()).items()}
@@ -97,6 +99,17 @@ def test_shards_slices_masters_and_flat_buffers_are_averaged_where_they_are(tmp_
         assert answer["moved"] > 1e-3, name
         # O2: the loop sees the half-precision copies, the average their float32 masters.
         assert answer["average"] < (1e-6 if exact else 0.02), name
+
+
+@pytest.mark.slow
+def test_shards_that_are_shorter_than_others_are_averaged_too(tmp_path: Path) -> None:
+    """Of 10 rows on 3 ranks FSDP2 pads the last two, in other memory."""
+    ranks = ("resources.ranks_per_node=3", "batch.images_per_step=12", "sharding=fsdp")
+    spec = cell(*EMA, *ranks, "precision.dtype=float64")
+    [answer] = on_ranks(3, averaged, spec, [spec], folder=tmp_path)[0]
+    assert answer["restored"] == 0
+    assert answer["moved"] > 1e-3
+    assert answer["average"] < 1e-6
 
 
 def test_a_recorded_step_cannot_change_its_decay() -> None:

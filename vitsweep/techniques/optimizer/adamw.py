@@ -33,6 +33,7 @@ class AdamW(OptimizerChoice):
     eps: Annotated[float, Gt(0)]
     implementation: Literal["loop", "foreach", "fused"]
 
+    elementwise: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":

@@ -31,6 +31,7 @@ class Lion(OptimizerChoice):
     beta2: Annotated[float, Ge(0), Lt(1)]
     implementation: Literal["loop", "foreach"]
 
+    elementwise: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":

@@ -37,14 +37,11 @@ class LionOptimizer(Optimizer):
             for parameter in parameters:
                 if parameter not in self.state:
                     self.state[parameter]["momentum"] = torch.zeros_like(parameter)
-            # Element by element: a shard is updated where it is.
-            tensors = (
-                [_local(p) for p in parameters],
-                [_local(p.grad) for p in parameters],
-                [_local(self.state[p]["momentum"]) for p in parameters],
-            )
+            gradients = [p.grad for p in parameters]
+            momenta = [self.state[p]["momentum"] for p in parameters]
             if parameters:
-                self._update(*tensors, group["lr"], group["betas"], group["weight_decay"])
+                numbers = group["lr"], group["betas"], group["weight_decay"]
+                self._update(parameters, gradients, momenta, *numbers)
         return loss
 
 
@@ -78,7 +75,3 @@ def _update_lists(
     torch._foreach_add_(weights, directions, alpha=-rate)
     torch._foreach_mul_(momenta, betas[1])
     torch._foreach_add_(momenta, gradients, alpha=1 - betas[1])
-
-
-def _local(tensor: Any) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

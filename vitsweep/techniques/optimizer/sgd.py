@@ -27,6 +27,7 @@ class SGD(OptimizerChoice):
     nesterov: bool
     implementation: Literal["loop", "foreach", "fused"]
 
+    elementwise: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
