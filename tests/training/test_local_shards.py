@@ -1,0 +1,48 @@
+"""What an elementwise optimizer updates under FSDP: plain tensors in the memory of the shards."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from tests.cells import cell
+from tests.ranks import on_ranks
+from vitsweep.equivalence import _global_batch, _my_share
+from vitsweep.model.build import build_model
+from vitsweep.parallelize import parallelize
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.world import World
+
+
+def updated_in_place(world: World, spec: CellSpec) -> dict[str, bool]:
+    """What holds after two steps from a model on `meta`."""
+    with torch.device("meta"):
+        model = build_model(spec)
+    trainer = parallelize(model, spec, world)
+    for step in range(2):
+        trainer.step(iter(_my_share(spec, *_global_batch(spec, step, world), world)))
+    shards = {n: p.to_local() for n, p in trainer.model.named_parameters()}
+    tensors = [p for g in trainer.optimizer.param_groups for p in g["params"]]
+    states = [v for state in trainer.optimizer.state.values() for v in state.values()]
+    return {
+        "one each": len(tensors) == len(shards),
+        "same memory": {t.data_ptr() for t in tensors if t.numel()}
+        == {s.data_ptr() for s in shards.values() if s.numel()},
+        "plain": not any(isinstance(t, DTensor) for t in (*tensors, *states)),
+        "no gradients left": not any(
+            p.grad is not None for p in (*trainer.model.parameters(), *tensors)
+        ),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw_foreach", "sgd_foreach", "lion"])
+def test_shards_are_updated_as_plain_tensors_in_their_own_memory(
+    tmp_path: Path, optimizer: str
+) -> None:
+    """Three ranks: of 10 rows the last has two, which FSDP2 pads."""
+    ranks = ("resources.ranks_per_node=3", "batch.images_per_step=12", "sharding=fsdp")
+    spec = cell(*ranks, f"optimizer={optimizer}", "precision.dtype=float64")
+    for found in on_ranks(3, updated_in_place, spec, spec, folder=tmp_path):
+        assert found == dict.fromkeys(found, True)
