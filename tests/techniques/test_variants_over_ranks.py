@@ -57,7 +57,7 @@ def test_every_variant_under_every_way_to_share_an_image(
     variant: str, ranks: int, tmp_path: Path
 ) -> None:
     cells = [
-        cell(ranks, variant, *case, SIXTEEN, "resources.ranks_per_node=" + str(ranks))
+        cell(ranks, variant, f"model.depth={max(2, ranks)}", *case, SIXTEEN)  # a block per stage
         for case in OVER_RANKS
         if ranks == 2 or "interleaved" not in case[0]
     ]
