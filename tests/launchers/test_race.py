@@ -40,7 +40,7 @@ def test_a_race_killed_and_resumed_uses_every_run_and_ends_with_a_report(vitswee
     running = vitsweep.start(*asked)
     wait_for(lambda: vitsweep.store.cells.exists() and len(list(vitsweep.store.runs())) >= 4)
     os.killpg(running.pid, signal.SIGKILL)
-    running.wait()
+    running.communicate()  # closes the pipes
     before = {run.run_id for run in vitsweep.store.runs()}
     done = vitsweep(*asked)
     assert done.returncode == 0, done.stdout + done.stderr
