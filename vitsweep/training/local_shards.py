@@ -30,7 +30,8 @@ class LocalShards:
     def _part(self, parameter: Tensor) -> Tensor:
         if not isinstance(parameter, DTensor):
             return parameter
-        part = nn.Parameter(parameter.detach().to_local())
+        with torch.no_grad():  # the shard itself, not a view that autograd follows
+            part = nn.Parameter(parameter.to_local())
         self._pairs.append((parameter, part))
         return part
 
