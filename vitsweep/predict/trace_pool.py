@@ -80,11 +80,11 @@ def _trace_missing(
                 found[key] = trace = StepTrace.from_json(result)
                 cache.put(key, trace)
             progress(done, len(missing))
-        pool.shutdown()
     except TimeoutError:
         pass
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        # A process with torch takes a second to end of itself, and there is nothing to wait for.
         for process in processes.values():
             process.kill()
     return found
