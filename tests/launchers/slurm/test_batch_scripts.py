@@ -42,12 +42,14 @@ REQUESTS = {
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A sweep; the `sbatch` command on this machine accepts everything."""
-    command = tmp_path / "bin" / "sbatch"
-    command.parent.mkdir()
-    command.write_text("#!/bin/sh\necho Submitted batch job 42\n")
-    command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
+    """A sweep; the `sbatch` command on this machine, which needs no Slurm, accepts everything."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name in ("sbatch", "srun"):  # submitit looks for `srun` before it calls the other
+        command = commands / name
+        command.write_text("#!/bin/sh\necho Submitted batch job 42\n")
+        command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     return Store(tmp_path / "results" / "sweep").create()
 
 

@@ -42,15 +42,6 @@ def test_ddp_leaves_gradients_where_contiguous_keeps_them():
     assert not reasons("optimizer=adamw_contiguous")
 
 
-def test_fused_sgd_refuses_shards_and_fused_adamw_does_not():
-    (reason,) = reasons("optimizer=sgd_fused", "sharding=fsdp")
-
-    assert "no sharding strategy for `aten._fused_sgd_`" in reason
-    assert "use `optimizer=sgd_foreach`" in reason
-    assert not reasons("optimizer=sgd_fused")
-    assert not reasons("optimizer=adamw_fused", "sharding=fsdp")
-
-
 @pytest.mark.parametrize("name", ["sgd_fused", "sgd_contiguous"])
 def test_fused_sgd_refuses_half_precision_parameters_on_cpu(name):
     (reason,) = reasons(f"optimizer={name}", "optimizer.implementation=fused", "precision=O3")

@@ -132,11 +132,14 @@ class TorchCompile(Compilation):
                 f"`compilation.optimizer_step=true` cannot compile an update that an overflow skips, as "
                 f"`precision={cell.precision.name}` does with `precision.loss_scale={scale}`. {way_out}"
             )
-        if cell.sharding.shards_parameters or cell.sharding.shards_optimizer:
+        # FSDP's shards are plain tensors to an optimizer that treats every number alone.
+        in_parts = cell.sharding.shards_parameters and not cell.optimizer.elementwise
+        if in_parts or cell.sharding.shards_optimizer:
             yield (
-                "`compilation.optimizer_step=true` compiles the update of whole parameters, and "
-                f"`sharding={cell.sharding.name}` updates shards of them, which is not proved equal yet: use "
-                "`sharding=ddp`, or `compilation.optimizer_step=false`."
+                "`compilation.optimizer_step=true` compiles an update of plain tensors, and "
+                f"`sharding={cell.sharding.name}` has `optimizer={cell.optimizer.name}` update parts of "
+                "parameters in a way that was not proved equal: use `sharding=ddp`, or "
+                "`compilation.optimizer_step=false`."
             )
         if not cell.optimizer.compilable:
             yield (

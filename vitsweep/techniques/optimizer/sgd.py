@@ -52,15 +52,9 @@ class SGD(OptimizerChoice):
         }
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Refuse Nesterov without momentum, and what torch's fused SGD cannot update (2.11 to 2.13)."""
+        """Refuse Nesterov without momentum, and what torch's fused SGD leaves as it is on a CPU."""
         if self.nesterov and not self.momentum:
             yield "`optimizer.nesterov=true` needs `optimizer.momentum` above 0."
-        if self.implementation == "fused" and cell.sharding.shards_parameters:
-            yield (
-                f"`optimizer={self.name}` cannot update the shards of "
-                f"`sharding={cell.sharding.name}` (PyTorch has no sharding strategy for "
-                "`aten._fused_sgd_`): use `optimizer=sgd_foreach`, or `sharding=ddp`."
-            )
         plan = cell.precision.plan()
         in_half = plan.param_dtype in ("float16", "bfloat16") and not plan.master_weights
         if self.implementation == "fused" and in_half and cell.resources.device == "cpu":
