@@ -23,9 +23,11 @@ import torch._subclasses.fake_tensor as fake
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchao.optim import subclass_4bit, subclass_8bit
 
 from benchmarks.gpu_list import NEEDS, choices
 from vitsweep.composition.composer import Composer
@@ -64,8 +66,15 @@ KNOWN_READS = {
 """File -> why the host may read a value there in every step."""
 
 
+COPY = torch.ops.aten._to_copy.default
+
+
 class HostReads(TorchDispatchMode):
-    """Notes where the host reads a value from the device, and answers zero: no gradient overflowed."""
+    """Notes where the host reads a value from the device, and answers zero: no gradient overflowed.
+
+    A number that the host knows is copied to the device without its value, which fake tensors would
+    compute with there.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,6 +86,9 @@ class HostReads(TorchDispatchMode):
             place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "torch"
             self.places.append(place)
             return 0.0 if args[0].is_floating_point() else 0
+        to = torch.device((kwargs or {}).get("device") or "cpu")
+        if func is COPY and to.type == "cuda" and args[0].device.type == "cpu":
+            return torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device=to)
         return func(*args, **(kwargs or {}))
 
 
@@ -124,6 +136,24 @@ def pretend_cuda() -> None:
             return place(tensor)
 
     shards._place = with_real_tensors
+    flatten = DeviceMesh._flatten
+
+    def of_real_ranks(self: DeviceMesh, *args: Any, **kwargs: Any) -> DeviceMesh:
+        with fake.unset_fake_temporarily():
+            return flatten(self, *args, **kwargs)
+
+    DeviceMesh._flatten = of_real_ranks  # type: ignore[method-assign]
+    tensor = torch.tensor
+
+    def without_values(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
+        made = tensor(data, **kwargs)
+        on_gpu = torch.device(device or "cpu").type == "cuda"
+        return torch.empty_like(made, device=device) if on_gpu else made
+
+    torch.tensor = without_values
+    for quantized in (subclass_4bit, subclass_8bit):  # tables that are made of real tensors, once
+        quantized.get_qmap_signed()
+        quantized.get_qmap_unsigned()
     to, to_empty = nn.Module.to, nn.Module.to_empty
 
     def cast(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -192,7 +222,8 @@ def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
                 reads.places.clear()
                 loss = trainer.step(iter(micro_batches))
         assert loss.device == world.device
-        rehearse_checkpoint(trainer, _trainer(cell, world))
+        with HostReads():  # a checkpoint may read
+            rehearse_checkpoint(trainer, _trainer(cell, world))
     unknown = [place for place in reads.places if place.partition(":")[0] not in KNOWN_READS]
     if unknown:
         raise RuntimeError(f"the host reads a value of the device at {', '.join(unknown)}")
@@ -252,8 +283,9 @@ def main() -> None:
                     result = rehearse(composer, case, ranks)
                 except BaseException as error:
                     failed = 1
-                    frames = traceback.extract_tb(error.__traceback__)[-4:]
-                    at = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
+                    frames = traceback.extract_tb(error.__traceback__)
+                    own = [f for f in frames if "/torch/" not in f.filename][-4:]
+                    at = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(own))
                     result = f"FAILED: {type(error).__name__}: {str(error)[:160]!r} at {at}"
             print(f"{' '.join(case):60} {ranks:4} ranks  {result}", flush=True)
     sys.exit(failed)

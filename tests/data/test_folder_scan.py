@@ -86,6 +86,14 @@ def test_a_folder_that_is_none_is_a_sentence(tmp_path, folders, told):
         _ = folder_of(root).num_classes
 
 
+def test_a_class_without_images_to_train_on_is_named(tmp_path):
+    write_folder(tmp_path)
+    (tmp_path / "train" / "dog").mkdir()
+
+    with pytest.raises(BadValueError, match=r"the class `train/dog` holds no images \(1 of \d+ cl"):
+        _ = folder_of(tmp_path).num_classes
+
+
 def test_a_held_out_class_that_was_never_trained_is_named(tmp_path):
     write_folder(tmp_path)
     (tmp_path / "val" / "dog").mkdir()

@@ -48,12 +48,14 @@ def test_the_learning_rate_grows_with_the_batch(images: int, rate: float) -> Non
     [
         (
             ("recipe=deit_300",),
-            "`recipe=deit_300` and `recipe.*` have no effect with `task=measure`",
+            "`recipe=deit_300` has no effect with `task=measure`",
         ),
         (
-            ("recipe.mixup_alpha=0.8",),
-            "`recipe=none` and `recipe.*` have no effect with `task=meas",
+            ("recipe.mixup_alpha=0.8", "recipe.drop_path=0.1"),
+            "`recipe.mixup_alpha=0.8` and `recipe.drop_path=0.1` have no effect with `task=meas",
         ),
+        (("task.epochs=2",), "use `task=train task.epochs=2`"),
+        (("task=train", "task.epochs=0"), "`task.epochs=0` trains nothing: use `task=measure`"),
         (
             ("task=train", "recipe=deit_300", "optimizer.learning_rate=0.01"),
             "`optimizer.learning_rate=0.01` would have no effect on the training, in which "

@@ -102,6 +102,11 @@ RANKS_4 = "resources.ranks_per_node=4"
             "`model.num_classes=auto`.",
         ),
         (
+            ["task=train", "model.num_classes=12"],
+            "`model.num_classes=12` is more than the 10 of `data=digits`, and classes without images are "
+            "trained on as wrong answers: use `model.num_classes=auto`.",
+        ),
+        (
             ["mesh.ulysses=2"],
             "`mesh.ulysses=2` is used by no chosen technique (`sequence_parallel=none`): leave it "
             "at auto, or choose another `sequence_parallel`.",

@@ -53,7 +53,7 @@ def class_names(folder: str | None) -> tuple[str, ...]:
 
     Raises:
         BadValueError: the folder is missing, has no `train` folder with classes and images, or a class
-            that cannot be read.
+            that cannot be read or holds no images.
     """
     if folder is None:
         raise BadValueError(
@@ -72,10 +72,16 @@ def class_names(folder: str | None) -> tuple[str, ...]:
     for path in (root / "train" / name for name in names):
         if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
             raise BadValueError(_unreadable(path, "permission denied"))
-    if not any(True for name in names for _ in _images(root / "train" / name)):
+    empty = [name for name in names if not any(True for _ in _images(root / "train" / name))]
+    if len(empty) == len(names):
         raise BadValueError(
             f"`data.folder={folder}` holds no images: `train/<class>/` should hold files that end "
             f"in {', '.join(SUFFIXES)}."
+        )
+    if empty:
+        raise BadValueError(
+            f"`data.folder={folder}`: the class `train/{empty[0]}` holds no images ({len(empty)} of "
+            f"{len(names)} classes), so that it cannot be learnt. Fill the folder, or remove it."
         )
     return names
 

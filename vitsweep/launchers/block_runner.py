@@ -74,7 +74,8 @@ class BlockRunner:
         for training in interrupted:
             self.interrupted[training.block, training.cell_id] = training
             console.print(
-                f"Training of cell {training.cell_id} continues after step {training.step}.",
+                f"Training of cell {training.cell_id} continues: its last checkpoint is of step "
+                f"{training.step}.",
                 highlight=False,
             )
         return blocks_to_complete(interrupted, plan, missing, self.earlier, cells_per_block)

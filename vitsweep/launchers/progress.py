@@ -77,7 +77,10 @@ class Progress:
         )
 
     def ended(self, entry: PlannedCell, record: RunRecord) -> None:
-        """Note how a run of this cell ended."""
+        """Note how a run of this cell ended, and from which checkpoint its training went on."""
+        if resumed := record.environment.get("resumed"):
+            label = self._labels[entry.cell_id]
+            self.console.print(f"{label}: {resumed}", highlight=False, markup=False)
         self.reported(entry, record.status, record.reason, record.metrics.get("images_per_second"))
 
     def reported(

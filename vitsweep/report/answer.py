@@ -20,9 +20,9 @@ MOST = 8
 """The sentences are limited to this many baselines; the table shows all."""
 
 
-def question(cells: DataFrame) -> str:
-    """Return a question for a sweep that has none (`sweep.question`)."""
-    groups = [c.replace("_", " ") for c in varying(cells)]
+def question(cells: DataFrame, replicated: str = "") -> str:
+    """Return a question for a sweep that has none (`sweep.question`); repetitions are no choice."""
+    groups = [c.replace("_", " ") for c in varying(cells) if c != replicated]
     what = f"combination of {', '.join(groups)}" if groups else "setting"
     what = "combination of techniques" if len(groups) > MANY else what
     return f"Which {what} trains {values(cells, 'model') or 'the model'} fastest?"

@@ -63,7 +63,8 @@ def write_report(store: Store | Path) -> Path:
     charts = [_saved(folder, *found) for found in drawn(replace(sweep, cells=drawn_cells))]
     write_atomically(folder / "cells.csv", cells.to_csv(index=False))
     write_atomically(folder / "coverage.csv", coverage(cells).to_csv(index=False))
-    write_atomically(folder / "table.md", markdown(presented(cells)))
+    tables = [repeated, cells] if len(repeated) else [cells]
+    write_atomically(folder / "table.md", "\n".join(markdown(presented(t)) for t in tables))
     if sweep.limit_key:
         found = limits(cells, sweep.limit_key)
         write_atomically(folder / "limits.csv", found.to_csv(index=False))
@@ -127,7 +128,7 @@ def render(
         other_answer = [race_answer(race), *race_lines(race)]
     context = {
         "name": name,
-        "question": latest.get("question") or question(_asked_for(cells, latest)),
+        "question": latest.get("question") or question(_asked_for(cells, latest), repeated_key),
         "answers": [limit_answer(found, key)]
         if key
         else other_answer

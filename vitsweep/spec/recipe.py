@@ -87,17 +87,27 @@ class Recipe:
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Yield reasons why the recipe cannot train this cell, or would have no effect."""
         if not cell.task.epochs:
-            if any(
-                getattr(self, key) != value for key, value in NO_RECIPE.items() if key in _SETTINGS
-            ):
-                yield (
-                    f"`recipe={self.name}` and `recipe.*` have no effect with "
-                    f"`task={cell.task.name}`, which does not train: use `task=train`, or leave them out."
-                )
+            yield from self._without_effect(cell.task.name)
             return
         yield from self._optimizer_conflicts(cell)
         yield from self._augmentation_conflicts(cell)
         yield from self._drop_path_conflicts(cell)
+
+    def _without_effect(self, task: str) -> Iterator[str]:
+        changed = {
+            key: value
+            for key, plain in NO_RECIPE.items()
+            if key in _SETTINGS and (value := getattr(self, key)) != plain
+        }
+        if not changed:
+            return
+        typed = [f"`recipe={self.name}`"]
+        if self.name == NO_RECIPE["name"]:
+            typed = [f"`recipe.{key}={value}`" for key, value in changed.items()]
+        yield (
+            f"{' and '.join(typed)} {'have' if len(typed) > 1 else 'has'} no effect with `task={task}`, "
+            "which does not train: use `task=train`, or leave it out."
+        )
 
     def _optimizer_conflicts(self, cell: "CellSpec") -> Iterator[str]:
         is_adam = getattr(cell.optimizer, "beta2", None) is not None  # Muon's updates are as large

@@ -86,6 +86,12 @@ def _shapes(cell: CellSpec) -> Iterator[str]:
             f"`model.num_classes={model.num_classes}` is fewer than the {cell.data.num_classes} of "
             f"`data={cell.data.name}`: use `model.num_classes=auto`."
         )
+    elif cell.task.epochs and model.num_classes != cell.data.num_classes:
+        yield (
+            f"`model.num_classes={model.num_classes}` is more than the {cell.data.num_classes} of "
+            f"`data={cell.data.name}`, and classes without images are trained on as wrong answers: use "
+            "`model.num_classes=auto`."
+        )
 
 
 def _batch(cell: CellSpec) -> Iterator[str]:

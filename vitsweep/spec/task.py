@@ -41,7 +41,14 @@ class Task:
     resume_from: str | None = field(metadata=added_later(None))
 
     def conflicts(self) -> Iterator[str]:
-        """Yield which settings of a training have no effect, where there is none."""
+        """Yield which settings of a training have no effect, where there is none, and where epochs are."""
+        if self.name == "measure" and self.epochs:
+            yield (
+                f"`task.epochs={self.epochs}` has no effect with `task=measure`, which does not train: use "
+                f"`task=train task.epochs={self.epochs}`."
+            )
+        if self.name == "train" and not self.epochs:
+            yield "`task=train` with `task.epochs=0` trains nothing: use `task=measure`."
         if self.epochs:
             return
         for key, default in WITHOUT_EFFECT.items():

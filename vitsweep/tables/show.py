@@ -21,6 +21,9 @@ MANY = 4
 FAMILY = "among all"
 """Heading of the interval that belongs to the claim among all cells of its family."""
 
+DIFFERENCE, ACCURACY = "top-1 - baseline's", "accuracy"
+"""Headings of the difference from the baseline's accuracy, and of the claim about it."""
+
 Column = Callable[[DataFrame], list[str]]
 """Ranked cells -> the texts of one column."""
 
@@ -188,8 +191,8 @@ MEASURED: dict[str, Column] = {
     HEADINGS["step_time_ms"]: _texts("step_time_ms", formatting.number),
     HEADINGS["peak_gib"]: lambda table: [formatting.number(v) for v in peaks_gib(table)],
     HEADINGS["accuracy_top1"]: _with_spread("accuracy_top1", formatting.percent),
-    "top-1 - baseline's": _differences,
-    "accuracy": _optional("accuracy_claim"),
+    DIFFERENCE: _differences,
+    ACCURACY: _optional("accuracy_claim"),
     HEADINGS["seconds_to_target"]: _times_to_target,
     HEADINGS["blocks"]: _texts("blocks", formatting.whole),
     HEADINGS["replicates"]: _replicates,

@@ -22,7 +22,7 @@ from vitsweep.tables.columns import ORDER, varying
 from vitsweep.tables.half_precision import half_precision_note
 from vitsweep.tables.names import name_parts
 from vitsweep.tables.reasons import lines_of
-from vitsweep.tables.show import MANY, SHOWN, ranked, shown_columns
+from vitsweep.tables.show import ACCURACY, DIFFERENCE, MANY, SHOWN, ranked, shown_columns
 
 BEST = 20
 """Rows that are shown unless all are asked for."""
@@ -37,8 +37,9 @@ LONGEST_REASON = 300
 """Characters of a footnote; `coverage.csv` of the report has the whole reason."""
 
 ALWAYS = (HEADINGS["images_per_second"], HEADINGS["speedup"])
-DROPPED_FIRST = tuple(
-    HEADINGS[c] for c in ("blocks", "step_time_ms", "peak_gib", "accuracy_top1")
+DROPPED_FIRST = (
+    HEADINGS["blocks"], HEADINGS["step_time_ms"], HEADINGS["peak_gib"], DIFFERENCE,
+    HEADINGS["accuracy_top1"], HEADINGS["seconds_to_target"], ACCURACY,
 )  # fmt: skip
 """Columns that a narrow terminal does without, the first one first."""
 
@@ -239,6 +240,8 @@ def _numbers(shown: DataFrame, notes: "_Footnotes") -> DataFrame:
     own = [metric.axis_label for metric in users_columns() if metric.column in shown]
     known = shown_columns(shown)
     text = {h: known[h](shown) for h in (*headings, *own)}
+    if "replicates" in shown:
+        text[HEADINGS["blocks"]] = [""] * len(shown)  # their sum over repetitions says nothing
     results = [f"{word}{mark}" for word, mark in zip(_results(shown), notes.marks, strict=True)]
     columns = {h: text[h] for h in ALWAYS} | {"result": results} | text
     table = DataFrame(columns, shown.index, dtype=str)

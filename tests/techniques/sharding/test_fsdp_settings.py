@@ -79,6 +79,16 @@ def test_units_and_dtypes_train_what_the_plain_model_trains(ranks: int, tmp_path
         assert max(answer["weights"] for answer in answers[len(exact) :]) > 1e-5
 
 
+@pytest.mark.slow
+def test_whole_norms_train_the_same_beside_scaled_gradients_of_shards(tmp_path: Path) -> None:
+    scaled = ("sharding=fsdp", "precision=O2", "precision.loss_scale=256")
+    choices = (scaled, (*scaled, "sharding.whole_norms=true"))
+    of_shards, whole = compared(2, cells(2, choices), tmp_path)
+    assert whole["moved"] > 1e-3
+    assert whole["loss"] < 5e-3
+    assert whole["weights"] < 1.5 * of_shards["weights"] < 0.1
+
+
 def bytes_by_purpose(*overrides: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for key, value in predicted(cell(*PLAIN, "resources.ranks_per_node=4", *overrides), 0).items():
@@ -121,14 +131,29 @@ def test_real_ranks_send_what_was_predicted(tmp_path: Path) -> None:
     ("overrides", "part"),
     [
         (("sharding.reshard_after_forward=3",), "must divide the 4 shards of a copy"),
-        (("sharding.reshard_after_forward=4",), "and be less: use 2."),
-        (("sharding.blocks_per_unit=3",), "`model.depth=2` blocks that there are: use at most 2"),
+        (
+            ("sharding.reshard_after_forward=4",),
+            "and be less: use `sharding.reshard_after_forward=2`.",
+        ),
+        (
+            ("sharding.blocks_per_unit=3",),
+            "`model.depth=2` blocks that there are: use at most `sharding.blocks_per_unit=2`",
+        ),
         (("sharding.prefetch_forward=2",), "use at most `sharding.prefetch_forward=1`"),
         (
             ("sharding.prefetch_backward=1", "sharding.blocks_per_unit=2"),
             "use at most `sharding.prefetch_backward=0`",
         ),
-        (("sharding.whole_norms=true", "precision=bf16_params"), "has bfloat16 norms"),
+        (("sharding.whole_norms=true", "precision=bf16_params"), "has them in bfloat16"),
+        (
+            (
+                "sharding.whole_norms=true",
+                "precision=O2",
+                "precision.loss_scale=256",
+                "optimizer=adamw_bf16_state",
+            ),
+            "torch cannot unscale together (`precision.loss_scale=256.0`)",
+        ),
         (("sharding.symmetric_memory=true",), "needs `resources.device=cuda`, since NCCL"),
         (
             ("sharding.gradient_dtype=bfloat16", "precision=bf16_params"),

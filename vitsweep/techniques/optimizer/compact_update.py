@@ -93,7 +93,10 @@ class CompactUpdate(Optimizer):
         else:
             kind, block = QUANTIZED[self._format]
             if local.numel() < LEAST_NUMBERS or local.numel() % block:
-                zeros = torch.zeros_like(local)
+                wide = torch.promote_types(
+                    local.dtype, torch.float32
+                )  # float16 holds no small square
+                zeros = torch.zeros_like(local, dtype=wide)
             else:
                 zeros = kind.zeros(local.shape, signed, block, local.device, dtype=local.dtype)
         if not isinstance(parameter, DTensor):

@@ -101,7 +101,11 @@ class Progressive(Schedule):
             fits = (
                 floor(1000 * (1 - 1 / cell.task.epochs)) / 1000
             )  # rounded up it would be too much
-            way_out = f"at most `schedule.growth_epochs={fits:.3g}`" if fits else "more epochs"
+            way_out = (
+                f"at most `schedule.growth_epochs={fits:.3g}`"
+                if fits
+                else "`task.epochs=2` or more"
+            )
             yield (
                 f"`schedule.growth_epochs={self.growth_epochs:g}` of `task.epochs={cell.task.epochs}` "
                 f"leaves no epoch of full size at the end, which is what is evaluated: use {way_out}."

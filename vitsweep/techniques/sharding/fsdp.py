@@ -105,16 +105,16 @@ class Fsdp(Sharding):
         ranks, shards = self.reshard_after_forward, cell.mesh.state_shards
         if not isinstance(ranks, bool) and (ranks >= shards or shards % ranks):
             fitting = [d for d in range(2, shards) if shards % d == 0]
-            way_out = " or ".join(str(d) for d in fitting) or "true"
+            ways_out = [f"`sharding.reshard_after_forward={d}`" for d in fitting or ("true",)]
             yield (
                 f"`sharding.reshard_after_forward={ranks}` must divide the {shards} shards of a copy, and "
-                f"be less: use {way_out}."
+                f"be less: use {' or '.join(ways_out)}."
             )
         depth = getattr(cell.model, "depth", None)
         if depth is not None and self.blocks_per_unit > depth:
             yield (
                 f"`sharding.blocks_per_unit={self.blocks_per_unit}` is more than the `model.depth={depth}` "
-                f"blocks that there are: use at most {depth}."
+                f"blocks that there are: use at most `sharding.blocks_per_unit={depth}`."
             )
         yield from self._prefetch_conflicts(depth)
         if self.symmetric_memory and cell.resources.device == "cpu":
@@ -122,15 +122,26 @@ class Fsdp(Sharding):
                 "`sharding.symmetric_memory=true` needs `resources.device=cuda`, since NCCL gathers from "
                 "it; got cpu. Use `sharding.symmetric_memory=false`."
             )
-        plan = cell.precision.plan()
-        if self.whole_norms and (plan.norm_dtype in ("float16", "bfloat16") or plan.loss_scale):
+        if self.whole_norms:
+            yield from self._norm_conflicts(cell)
+        yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
+
+    def _norm_conflicts(self, cell: CellSpec) -> Iterator[str]:
+        """Refuse whole norms in half precision, and gradients of theirs that are scaled."""
+        plan, precision = cell.precision.plan(), cell.precision.name
+        if plan.norm_dtype in ("float16", "bfloat16"):
             yield (
-                f"`sharding.whole_norms=true` keeps norms and their gradients in float32 beside shards, and "
-                f"`precision={cell.precision.name}` has {plan.norm_dtype} norms and "
-                f"`precision.loss_scale={plan.loss_scale}`: use `precision=bf16`, or "
+                "`sharding.whole_norms=true` keeps norms in float32 beside shards, and "
+                f"`precision={precision}` has them in {plan.norm_dtype}: use `precision=bf16`, or "
                 "`sharding.whole_norms=false`."
             )
-        yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
+        if plan.loss_scale and not cell.optimizer.elementwise:
+            yield (
+                f"`sharding.whole_norms=true` has `optimizer={cell.optimizer.name}` update whole norms "
+                f"beside shards, whose gradients torch cannot unscale together (`precision.loss_scale="
+                f"{plan.loss_scale}`): use `precision.loss_scale=null`, `optimizer=adamw_fused`, or "
+                "`sharding.whole_norms=false`."
+            )
 
     def _prefetch_conflicts(self, depth: int | None) -> Iterator[str]:
         """Refuse more units than come after the first one."""

@@ -27,7 +27,7 @@ def half_gradient_conflicts(
     held = "float32" if sharding.shards_parameters and plan.master_weights else plan.param_dtype
     if held in ("float16", "bfloat16"):
         yield (
-            f"`sharding.gradient_dtype={gradient_dtype}` is for float32 gradients, and with "
+            f"`sharding.gradient_dtype={gradient_dtype}` makes gradients half as wide, and with "
             f"`sharding={sharding.name}` and `precision={cell.precision.name}` they are exchanged in "
             f"{held} already: use `sharding.gradient_dtype=null`."
         )

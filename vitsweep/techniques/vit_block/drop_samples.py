@@ -57,8 +57,8 @@ class DropSamples(BlockVariant):
         yield from super().conflicts(cell)
         me, images = f"vit_block={self.name}", cell.images_per_forward
         if round(images * (1 - self.rate)) in (0, images):
-            least = f"at least {self.least_images} images"
-            way_out = f"use {least}, another `vit_block.rate`, or `vit_block=plain`"
+            least = -(-self.least_images * cell.images_per_step // images)
+            way_out = f"use at least `batch.images_per_step={least}`, another `vit_block.rate`"
             what = "none" if round(images * (1 - self.rate)) else "all"
             yield (
                 f"`vit_block.rate={self.rate:g}` of the {images} images of a forward pass drops {what} of "
