@@ -1,11 +1,25 @@
 """DSP's sweeps, planned on paper at the paper's sizes: predicted throughput beside the published figure.
 
-    python -m analysis.dsp_on_paper FOLDER [--hardware h100]     # writes dsp_on_paper.csv and .png there
+    python -m analysis.dsp_on_paper FOLDER [--hardware h100] [--one-per-node]
+
+writes dsp_on_paper.csv and .png there.
 
 Every cell is a step of the named sweep at the sizes that its comment gives for a cluster, traced as
 `vitsweep plan` does (seconds per shape the first time, then kept). Nothing is fitted to the published
 points. GPU and model of the paper's Figure 3 were never found, so that only ratios of two methods at the same
 number of GPUs are compared, and they depend on the model's width and on the network.
+
+What it says (November 2026): DSP is predicted 1.02 to 1.04 times as fast as Ulysses on 2 to 8 H100s of one
+node, where Figure 3 has 1.43 to 3.19. DSP does send less: a third of Ulysses' numbers, with blocks
+recomputed. It is two thirds of the bytes, since DSP moves the float32 residual stream, and Ulysses bfloat16
+heads. But over NVLink communication is 3 to 9 % of Ulysses' predicted step, so that nothing that only saves
+bytes can gain more. With each GPU on a node of its own (400 Gbit/s) it is 29 to 42 %, and the ratio 1.12 to
+1.17 (64 x 4096 tokens). Bytes explain Figure 3 on neither network: a ratio of 3.19 leaves DSP 31 % of
+Ulysses' time, and that must hold all of the computing, which both share. The authors' Ulysses spends its
+time on something else: by their own documentation (VideoSys, docs/dsp.md) it makes 8 H800s 2.4 times as
+fast as one, and DSP 4.8 times. Expect little of the choice between the two within a node, and measure it:
+`+sweep=dsp_end_to_end`. Ring attention is predicted 0.45 to 0.89 times as fast as Ulysses, the less the
+more GPUs: every rank sends all keys and values.
 """
 
 import argparse
@@ -33,8 +47,16 @@ SHAPES = {(64, 4096): 1024, (128, 4096): 1024, (256, 4096): 1024, (128, 9216): 1
 KEYS = ["study", "temporal", "spatial", "sp"]
 
 
-def cells() -> Iterator[tuple[dict[str, object], str]]:
+def cells(*, one_per_node: bool = False) -> Iterator[tuple[dict[str, object], str]]:
     """Yield (what identifies a cell, its overrides) of the three sweeps at their cluster sizes."""
+    for facts, overrides in _cells():
+        where = f"resources.ranks_per_node={facts['sp']}"
+        if one_per_node:
+            where = f"resources.nodes={facts['sp']} resources.ranks_per_node=1"
+        yield facts, f"{overrides} {where}"
+
+
+def _cells() -> Iterator[tuple[dict[str, object], str]]:
     for method in METHODS:
         for (frames, spatial), side in SHAPES.items():
             for ranks in (2, 4, 8):
@@ -54,7 +76,7 @@ def _cell(
     sizes = f"data.num_frames={frames} batch.resolution_px={side} batch.images_per_step={videos}"
     return (
         facts,
-        f"{VIDEO} {sizes} resources.ranks_per_node={ranks} sequence_parallel={method}",
+        f"{VIDEO} {sizes} sequence_parallel={method}",
     )
 
 
@@ -144,8 +166,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hardware", default="h100")
+    parser.add_argument("--one-per-node", action="store_true", help="each GPU on a node of its own")
     arguments = parser.parse_args()
-    table = predicted(arguments.hardware, list(cells()))
+    table = predicted(arguments.hardware, list(cells(one_per_node=arguments.one_per_node)))
     arguments.folder.mkdir(parents=True, exist_ok=True)
     table.to_csv(arguments.folder / "dsp_on_paper.csv", index=False)
     draw(table).savefig(arguments.folder / "dsp_on_paper.png", dpi=150)

@@ -25,7 +25,8 @@ def test_what_cannot_run_there_has_no_point() -> None:
 
 
 @pytest.mark.full
-def test_at_the_papers_size_dsp_sends_half_as_much_as_ulysses_and_is_no_slower() -> None:
+def test_at_the_papers_size_dsp_sends_two_thirds_of_ulysses_and_is_no_slower() -> None:
+    """A third of the numbers, in float32: the residual stream under autocast; the rest is one gathering."""
     wanted = [
         (facts, overrides)
         for facts, overrides in cells()
@@ -34,7 +35,8 @@ def test_at_the_papers_size_dsp_sends_half_as_much_as_ulysses_and_is_no_slower()
     ]
     table = dsp_on_paper.predicted("h100", wanted).set_index("method")
     assert (table["low"] < table["videos_per_second"]).all()
-    assert table.loc["dsp", "activation_gb_sent"] < 0.6 * table.loc["ulysses", "activation_gb_sent"]
+    share = table.loc["dsp", "activation_gb_sent"] / table.loc["ulysses", "activation_gb_sent"]
+    assert 0.65 < share < 0.69
     assert table.loc["dsp", "videos_per_second"] >= table.loc["ulysses", "videos_per_second"]
 
 

@@ -111,7 +111,7 @@ def test_the_terminal_and_the_answer_show_settings() -> None:
     text = printed(ResultTable(found, "seeds"), 140)
     assert "2 of 3" in text
     assert "[1] 2 of 3 seeds measured: seed=3 diverged" in text
-    assert "92.0 % ± 1.0 %" in text
+    assert "92.0 ± 1.0 %" in text
     assert "2 settings, all measured" in text
     whole = replicates(seeds(), "seed")
     assert "replicates: 3" in printed(ResultTable(whole, "seeds"), 140)

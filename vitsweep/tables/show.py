@@ -101,7 +101,10 @@ def _with_spread(column: str, text: Callable[[Any], str]) -> Column:
         if spread not in table:
             return means
         ends = ["" if formatting.missing(v) else f" ± {text(v)}" for v in table[spread]]
-        return [f"{mean}{end}" if mean else "" for mean, end in zip(means, ends, strict=True)]
+        return [
+            f"{mean.removesuffix(' %') if end.endswith(' %') else mean}{end}" if mean else ""
+            for mean, end in zip(means, ends, strict=True)
+        ]
 
     return texts
 

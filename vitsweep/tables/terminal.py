@@ -39,7 +39,7 @@ LONGEST_REASON = 300
 ALWAYS = (HEADINGS["images_per_second"], HEADINGS["speedup"])
 DROPPED_FIRST = (
     HEADINGS["blocks"], HEADINGS["step_time_ms"], HEADINGS["peak_gib"], DIFFERENCE,
-    HEADINGS["accuracy_top1"], HEADINGS["seconds_to_target"], ACCURACY,
+    ACCURACY, HEADINGS["accuracy_top1"], HEADINGS["seconds_to_target"],
 )  # fmt: skip
 """Columns that a narrow terminal does without, the first one first."""
 
