@@ -100,9 +100,11 @@ CHARTS = (
           "Filled: no other cell is better in one and worse in none of what was measured; in brackets the "
           "probability of that, given the noise."),
     Chart("accuracy", "Accuracy beside speed", chart_data.accuracies, accuracy.draw,
-          "Means over repetitions with 95 % intervals. Filled: shown to lose less than 0.5 points of the "
-          "baseline's accuracy (the grey band), or the baseline; cross: a repetition diverged. The line "
-          "joins settings that no other beats in both axes."),
+          "Points: means over repetitions. Vertical whiskers: the mean difference from the baseline is at "
+          "least and at most this, each with 95 %, over pairs of the same repetition; none with fewer than "
+          "3 pairs. Horizontal: 95 % intervals. Filled: shown to lose less than 0.5 points of the "
+          "baseline's accuracy (the grey band) after Holm's correction over the settings, or the baseline; "
+          "cross: a repetition diverged. The line joins settings that no other beats in both axes."),
     Chart("epoch_hours", "Hours per ImageNet-1k epoch", chart_data.epochs, epoch_hours.draw,
           "1,281,167 images at the measured throughput; reading images may be slower."),
     Chart("per_chip", "Throughput per chip", chart_data.chips, per_chip.draw,
