@@ -93,6 +93,7 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
     running.send_signal(number)
     out, error = running.communicate(timeout=400)
     assert running.returncode == 130, error
+    assert "is saved after step" in out
     assert "the same command continues" in out
 
     again = vitsweep(*asked)

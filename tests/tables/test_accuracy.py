@@ -163,8 +163,8 @@ def test_the_chart_fills_what_is_no_worse_and_crosses_what_diverged() -> None:
         speed, target = figure.axes
         assert speed.get_xlabel().startswith("Speedup")
         assert target.get_xlabel().startswith("Training time to the target")
-        points = {str(container.get_label()): container.lines[0] for container in speed.containers}
-        assert points.keys() == {"fp32", "O1", "O2", "O3"}
+        named = {str(line.get_label()): line for line in speed.lines}
+        points = {name: named[name] for name in ("fp32", "O1", "O2", "O3")}
         legend = {text.get_text() for text in target.get_legend().get_texts()}
         assert legend >= points.keys(), "O3 never reached the target"
         solid = {name for name, line in points.items() if line.get_mfc() == line.get_mec()}

@@ -38,18 +38,36 @@ def labels(cells: DataFrame) -> Series:
     return cell_names(cells, choice_columns(cells))
 
 
-def looks(cells: DataFrame) -> dict[str, Look]:
-    """Return a look per series; series of one colour differ in line and marker."""
+def settings(cells: DataFrame) -> Series:
+    """Return the setting each cell belongs to, named by all that was varied but the seed.
+
+    Trainings that differ in a learning rate or in the images of a step have no mean in common.
+    """
+    varied = varying(cells.drop(columns="seed", errors="ignore"))
+    return cell_names(cells, varied)
+
+
+def looks(cells: DataFrame, series: Series | None = None) -> dict[str, Look]:
+    """Return a look per series; series of one colour differ in line and marker.
+
+    Args:
+        cells: one row per cell.
+        series: name of the series of each cell; by default `labels`.
+    """
     columns = choice_columns(cells)
     group = next((c for c in columns if c in TECHNIQUE_GROUPS), next(iter(columns), "precision"))
-    series = labels(cells)
+    series = labels(cells) if series is None else series
     grey = _baselines(cells, series)
+    by_choice = bool(columns) or series.nunique() == 1
     found: dict[str, Look] = {}
     for label, choice in zip(series, cells[group].astype(str), strict=True):
-        colour = style.BASELINE if label in grey else style.colour(group, choice)
-        twins = sum(look.colour == colour for other, look in found.items() if other != label)
-        place = (style.place(group, choice) + twins) % len(style.MARKERS)
-        found.setdefault(label, Look(colour, style.MARKERS[place], LINES[twins % len(LINES)]))
+        if label in found:
+            continue
+        place = style.place(group, choice) if by_choice else len(found) % len(style.PALETTE)
+        colour = style.BASELINE if label in grey else style.PALETTE[place]
+        twins = sum(look.colour == colour for look in found.values())
+        marker = style.MARKERS[(place + twins) % len(style.MARKERS)]
+        found[label] = Look(colour, marker, LINES[twins % len(LINES)])
     return found
 
 
@@ -61,10 +79,16 @@ def _baselines(cells: DataFrame, series: Series) -> set[str]:
     return {str(name) for name in only.index[only]}
 
 
-def fastest(table: DataFrame, most: int = MOST_SERIES) -> tuple[DataFrame, str]:
-    """Return the rows of the fastest series and of the baseline, and `8 of 40 series` if cut."""
-    series = labels(table)
+def fastest(
+    table: DataFrame, most: int = MOST_SERIES, series: Series | None = None
+) -> tuple[DataFrame, str]:
+    """Return the rows of the fastest series and of the baseline, and `8 fastest of 40` if cut."""
+    series = labels(table) if series is None else series
     best = table["images_per_second"].groupby(series).max().sort_values(ascending=False)
-    kept = {*best.index[:most], *(n for n in best.index if n.startswith("baseline"))}
+    baselines = _baselines(table, series) | {n for n in best.index if n.startswith("baseline")}
+    kept = {*best.index[:most], *baselines}
     shown = table[series.isin(kept)]
-    return shown, f"{len(kept)} fastest of {len(best)}" if len(kept) < len(best) else ""
+    if len(kept) == len(best):
+        return shown, ""
+    also = " and the baseline" if len(kept) > most else ""
+    return shown, f"{most} fastest of {len(best)}{also}"

@@ -1,10 +1,11 @@
 """Colours, sizes and labels that all charts share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from io import BytesIO, StringIO
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -127,6 +128,18 @@ def legend(axes: Axes, title: str = "", columns: int = 1) -> None:
             labelcolor=INK,
             alignment="left",
         ).get_title().set_color(INK)
+
+
+def key(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
+    """Explain the marks that all panels share, below them."""
+    figure.legend(
+        handles=handles,
+        ncols=columns,
+        loc="outside lower center",
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
 
 
 def shorten(labels: Iterable[str], limit: int = LONGEST_LABEL) -> list[str]:

@@ -80,6 +80,11 @@ class BlockRunner:
             )
         return blocks_to_complete(interrupted, plan, missing, self.earlier, cells_per_block)
 
+    def saved_trainings(self, plan: SweepPlan) -> list[InterruptedTraining]:
+        """Return the trainings that this command began or continued, and that were interrupted."""
+        hashes = {cell_id: entry.code.hash for cell_id, entry in plan.entries.items()}
+        return interrupted_trainings(self.store, hashes, [*self.earlier, *self.records])
+
     def run(self, planned: Iterable[Block], progress: Progress) -> bool:
         """Run blocks as they come; True if the user stopped them.
 

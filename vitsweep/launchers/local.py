@@ -98,4 +98,12 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
             progress.expects(max(lacking.total(), len(block.entries)))
             yield block
 
-    return runner.run(planned(), progress)
+    stopped = runner.run(planned(), progress)
+    if stopped:
+        for training in runner.saved_trainings(plan):
+            console.print(
+                f"Training of cell {training.cell_id} is saved after step {training.step}: the same command "
+                "continues it.",
+                highlight=False,
+            )
+    return stopped

@@ -23,6 +23,7 @@ from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.scaling_fit import predicted_scaling
 from vitsweep.tables.tidy import ordered
 from vitsweep.tables.traces import optimizer_traces
+from vitsweep.tables.training_curves import training_curves
 from vitsweep.tables.waterfall import waterfall
 
 NOTHING = DataFrame()
@@ -180,6 +181,14 @@ def accuracies(sweep: Sweep) -> DataFrame:
         return NOTHING
     trained = cells["accuracy_top1"].notna() & cells["speedup"].notna()
     return cells if trained.sum() > 1 else NOTHING
+
+
+def trainings(sweep: Sweep) -> DataFrame:
+    """Return the trained cells with their curves; seconds of two kinds of device have no mean."""
+    if sweep.evaluations.empty or _mixed(sweep.cells):
+        return NOTHING
+    table = training_curves(sweep.cells, sweep.runs, sweep.evaluations)
+    return table if table["curves"].map(bool).any() else NOTHING
 
 
 def epochs(sweep: Sweep) -> DataFrame:

@@ -27,6 +27,7 @@ from vitsweep.charts import (
     speedup,
     style,
     trace,
+    training_curves,
     waterfall,
 )
 from vitsweep.charts.caption import caption
@@ -100,9 +101,15 @@ CHARTS = (
           "Filled: no other cell is better in one and worse in none of what was measured; in brackets the "
           "probability of that, given the noise."),
     Chart("accuracy", "Accuracy beside speed", chart_data.accuracies, accuracy.draw,
-          "Means over repetitions with 95 % intervals. Filled: shown to lose less than 0.5 points of the "
-          "baseline's accuracy (the grey band), or the baseline; cross: a repetition diverged. The line "
-          "joins settings that no other beats in both axes."),
+          "Points: means over repetitions. Vertical whiskers: the mean difference from the baseline is at "
+          "least and at most this, each with 95 %, over pairs of the same repetition; none with fewer than "
+          "3 pairs. Horizontal: 95 % intervals. Filled: shown to lose less than 0.5 points of the "
+          "baseline's accuracy (the grey band) after Holm's correction over the settings, or the baseline; "
+          "cross: a repetition diverged. The line joins settings that no other beats in both axes."),
+    Chart("training_curves", "Accuracy over training", chart_data.trainings, training_curves.draw,
+          "Thick: mean over the trainings of a setting, at the epochs that all of them evaluated; a "
+          "training that diverged is no part of it. Seconds are those of training, without evaluations; the "
+          "time to the target is that of the first evaluation on or above the dashed line."),
     Chart("epoch_hours", "Hours per ImageNet-1k epoch", chart_data.epochs, epoch_hours.draw,
           "1,281,167 images at the measured throughput; reading images may be slower."),
     Chart("per_chip", "Throughput per chip", chart_data.chips, per_chip.draw,

@@ -20,6 +20,7 @@ from vitsweep.tables.limits import limit_key
 from vitsweep.tables.read_store import runs_of, unrun_of
 from vitsweep.tables.tidy import tidy
 from vitsweep.tables.traces import traces_of
+from vitsweep.tables.training_curves import evaluations_of
 
 __all__ = ["Source", "Sweep", "cells_of", "load", "read_sweep", "runs_of", "sweep_of", "unrun_of"]
 
@@ -37,6 +38,7 @@ class Sweep:
         limit_key: key whose largest value the sweep searched for; empty for a plain grid.
         traces: cell -> its latest profiler trace.
         race: `race.json` of the sweep; empty where there was no race.
+        evaluations: one row per evaluation of a training (`tables.training_curves`).
     """
 
     runs: DataFrame
@@ -45,6 +47,7 @@ class Sweep:
     limit_key: str = ""
     traces: dict[str, Path] = field(default_factory=dict)
     race: dict[str, Any] = field(default_factory=dict)
+    evaluations: DataFrame = field(default_factory=DataFrame)
 
 
 def sweep_of(store: Store) -> Sweep:
@@ -58,6 +61,7 @@ def sweep_of(store: Store) -> Sweep:
         limit_key(store.commands()),
         traces_of(store),
         read_race(store.root),
+        evaluations_of(store, runs),
     )
 
 
@@ -69,12 +73,17 @@ def read_sweep(*folders: str | Path) -> Sweep:
     """
     stores = [store for folder in folders for store in _stores(Path(folder))]
     baselines = {k: v for store in stores for k, v in store.baselines().items()}
-    runs = [table for store in stores if not (table := runs_of(store)).empty]
-    if not runs:
+    found = {store: table for store in stores if not (table := runs_of(store)).empty}
+    if not found:
         raise VitsweepError(f"{', '.join(map(str, folders))}: no run has finished yet.")
     traces = {k: v for store in stores for k, v in traces_of(store).items()}
-    table = tidy(pd.concat(runs, ignore_index=True))
-    return Sweep(newest_code(table), baselines, load(*stores), traces=traces)
+    table = tidy(pd.concat(found.values(), ignore_index=True))
+    evaluations = pd.concat(
+        [evaluations_of(store, runs) for store, runs in found.items()], ignore_index=True
+    )
+    return Sweep(
+        newest_code(table), baselines, load(*stores), traces=traces, evaluations=evaluations
+    )
 
 
 def load(*sources: Source, rows: Literal["cells", "runs"] = "cells") -> DataFrame:
