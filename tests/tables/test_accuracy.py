@@ -65,6 +65,13 @@ def test_the_test_is_students_one_sided_on_paired_differences() -> None:
     assert np.isnan(non_inferiority(differences[:2]).p_value)
     assert found.p_worse == pytest.approx(ttest_1samp(differences, 0, alternative="less").pvalue)
     assert non_inferiority([0.0] * 5).p_value == 0
+    assert 0.05 < non_inferiority([0.0] * 5).p_worse < 0.95
+
+
+def test_a_setting_that_gains_on_every_seed_is_better() -> None:
+    gained = [of("O1", seed, BASE[seed] + 0.01 + 0.001 * (seed % 2)) for seed in BASE]
+    claims = settings(*gained)["accuracy_claim"]
+    assert claims["O1"] == "better"
 
 
 @pytest.mark.parametrize("images", [-2, 3])

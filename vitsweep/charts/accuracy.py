@@ -13,7 +13,7 @@ from pandas import DataFrame, Series
 from vitsweep.charts import style
 from vitsweep.charts.series import Look, looks, settings
 from vitsweep.results.record import Status
-from vitsweep.tables.accuracy import MARGIN, NO_WORSE
+from vitsweep.tables.accuracy import BETTER, MARGIN, NO_WORSE
 from vitsweep.tables.formatting import missing
 
 PANELS = {"speedup": "higher", "seconds_to_target": "lower"}
@@ -75,7 +75,7 @@ def _panel(axes: Axes, table: DataFrame, styles: dict[str, Look], column: str) -
 
 def _point(axes: Axes, row: Series, look: Look, column: str) -> None:
     """Draw the mean of a setting with its whiskers; name it in the legend also where it has no place."""
-    sure = row["accuracy_claim"] in (NO_WORSE, "baseline")
+    sure = row["accuracy_claim"] in (BETTER, NO_WORSE, "baseline")
     at, top1 = row[column], 100 * row["accuracy_top1"]
     axes.plot(
         *(([], []) if missing(at) else ([at], [top1])), look.marker, label=row["series"],
