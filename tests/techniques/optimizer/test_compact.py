@@ -11,13 +11,15 @@ from torch import nn
 from tests.cells import cell, entry
 from tests.choices import choice
 from tests.ranks import on_ranks, placed
+from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.equivalence import prove
 from vitsweep.measure.memory import optimizer_tensors
 from vitsweep.predict.trace import trace_cell
 from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
 from vitsweep.world import World
 
-torchao = pytest.importorskip("torchao.optim", reason="pip install 'vitsweep[torchao]'")
+with quiet_loggers(*TORCHAO_IMPORT):
+    torchao = pytest.importorskip("torchao.optim", reason="pip install 'vitsweep[torchao]'")
 
 COMPACT = ["adamw_8bit", "adamw_4bit", "adamw_bf16_state"]
 THEIRS = {"adamw_8bit": torchao.AdamW8bit, "adamw_4bit": torchao.AdamW4bit}

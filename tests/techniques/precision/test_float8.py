@@ -4,14 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torchao.float8.float8_linear_utils import _auto_filter_for_recipe
 
 from tests.cells import GPU_NODE, TINY, entry
 from tests.choices import choice
+from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.equivalence import twin_of
 from vitsweep.measure.float8_layers import converted_layers
 from vitsweep.spec.machine import HERE
 from vitsweep.techniques.precision.float8 import gains
+
+with quiet_loggers(*TORCHAO_IMPORT):
+    from torchao.float8.float8_linear_utils import _auto_filter_for_recipe
 
 SIZES = (16, 24, 768, 1024, 1040, 2048, 2064, 3072, 4096, 4112, 5120)
 WIDE = ("model.width=1024", "model.mlp_width=4096", "model.num_heads=16")
