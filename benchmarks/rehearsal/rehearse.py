@@ -49,7 +49,6 @@ NOT_FAKED = {
     "compilation=compile_blocks": "the compiler writes kernels",
     "compilation=compile_model": "the compiler writes kernels",
     "compilation=cuda_graphs": "a graph is captured by the driver",
-    "precision=fp8": "torchao asks the device for its capability",
     "memory=budget": "the compiler decides what is kept",
     "optimizer=adamw_apex": "apex is built for a GPU",
     "optimizer=sgd_fused": "PyTorch has no fake kernel of it",
@@ -126,6 +125,7 @@ def pretend_cuda() -> None:
     torch.cuda._lazy_init = lambda: None  # type: ignore[assignment]
     torch.cuda.is_available = lambda: True  # type: ignore[assignment]
     torch.cuda.is_bf16_supported = lambda *_, **__: True  # type: ignore[assignment]
+    torch.cuda.get_device_capability = lambda *_, **__: (9, 0)  # type: ignore[assignment]
     torch.cuda.set_device = lambda device: None  # type: ignore[assignment]
     torch.nn.parallel.DistributedDataParallel = Replica  # type: ignore[assignment, misc]
     shards.is_plain = lambda tensor: type(tensor) in (Tensor, nn.Parameter, fake.FakeTensor)  # type: ignore[assignment]
