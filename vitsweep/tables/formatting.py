@@ -99,11 +99,13 @@ def cell_label(row: Series, columns: list[str]) -> str:
 def value_label(column: str, value: str) -> str:
     """Return a value as part of a label; the empty text where it is missing.
 
-    A number, `none` or a truth value gets its column as a prefix: `ring=2`.
+    A number, `none`, a truth value, or the value of a technique's setting gets its column as a prefix:
+    `ring=2`, `gradient_dtype=bfloat16`.
     """
     if column in SIZES and value.isdigit():
         return count(value, SIZES[column])
     if column == "resolution_px" and value:
         return f"{value} px"
+    _, is_setting, key = column.rpartition(".")
     bare = value in ("none", "True", "False") or value.replace(".", "", 1).isdigit()
-    return f"{column.rpartition('.')[2]}={value}" if bare else value
+    return f"{key}={value}" if value and (is_setting or bare) else value
