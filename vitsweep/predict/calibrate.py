@@ -49,6 +49,10 @@ def calibrate_machine(
 ) -> Calibration:
     """Measure this machine.
 
+    The short trainings run twice: after the operators, and again when everything else is done. A machine
+    drifts from one minute to the next (clocks, other programs), so that what lies between the two
+    belongs into the error that a prediction states.
+
     Args:
         cells_for: number of ranks -> short trainings (see `SHORT_TRAININGS`).
         traces_of: cells -> their operators and collectives.
@@ -58,21 +62,24 @@ def calibrate_machine(
     Raises:
         RuntimeError: the ranks failed; the text says where to read why.
     """
+    cells = {ranks: list(cells_for(ranks)) for ranks in rank_counts}
+    measured = {}
+    for ranks, trainings in cells.items():
+        noun = f"rank{'s' * (ranks > 1)}"
+        say(f"{ranks} {noun}: operators, collectives, {len(trainings)} short trainings")
+        measured[ranks] = _measure(trainings)
+    say("the short trainings again")
+    again = {ranks: measure_steps(trainings) for ranks, trainings in cells.items()}
     setups, resources = [], cells_for(1)[0].resources
-    for ranks in rank_counts:
-        cells = list(cells_for(ranks))
-        say(
-            f"{ranks} rank{'s' * (ranks > 1)}: operators, collectives, {len(cells)} short trainings"
-        )
-        measured = _measure(cells)
+    for ranks, trainings in cells.items():
         setup = RankSetup(
             ranks=ranks,
-            threads=cells[0].resources.threads_per_rank,
-            operators=measured["operators"],
-            collectives=measured["collectives"],
+            threads=trainings[0].resources.threads_per_rank,
+            operators=measured[ranks]["operators"],
+            collectives=measured[ranks]["collectives"],
         )
-        asynchronous = resources.device == "cuda"
-        setups.append(fitted(setup, traces_of(cells), measured["step_ms"], asynchronous))
+        traces, step_ms = list(traces_of(trainings)), [*measured[ranks]["step_ms"], *again[ranks]]
+        setups.append(fitted(setup, [*traces, *traces], step_ms, resources.device == "cuda"))
     return Calibration(
         device=str(device_name(resources.device)),
         device_type=resources.device,
@@ -97,7 +104,7 @@ def fitted(
 
     Args:
         setup: measured operators and collectives.
-        traces: of the short trainings.
+        traces: of the short trainings, once for each time that they ran.
         step_ms: their measured step times.
         asynchronous: whether the device is a GPU.
     """
