@@ -7,7 +7,8 @@ import pytest
 
 from vitsweep.racing import model as model_module
 from vitsweep.racing.design import Design, Floats
-from vitsweep.racing.model import Model, Posterior, Runs, Scales
+from vitsweep.racing.fit import Model
+from vitsweep.racing.model import Posterior, Runs, Scales
 
 LEVELS = list(product("ab", "cd", "efg"))
 DESIGN = Design.of([dict(zip("xyz", level, strict=True)) for level in LEVELS])

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from vitsweep.racing.design import Floats
-from vitsweep.racing.model import Posterior, Runs
+from vitsweep.racing.model import Mixture, Runs
 from vitsweep.racing.rules import LEAST_RUNS_OF_LEADER, LEVEL, NUM_DRAWS, ODD_WEIGHT, Verdict
 
 
 def judge_front(
-    fast: Posterior,
-    lean: Posterior,
+    fast: Mixture,
+    lean: Mixture,
     runs: Runs,
     out: NDArray[np.bool_],
     indifference: float,

@@ -9,18 +9,17 @@ each term with an independent Gaussian prior: a linear mixed model, equivalently
 whose kernel is the sum of the terms' kernels (Rasmussen and Williams 2006, section 2.7). The noise is
 Student's t with 4 degrees of freedom, as a scale mixture of Gaussians fitted by iterative reweighting
 (Lange, Little and Taylor 1989), since some runs are slow for reasons of the machine. The four scales
-(main effects, interactions, residual, noise) maximize the marginal likelihood times log-normal priors
-(empirical Bayes). Draws are made by Matheron's rule: a draw of the prior plus its correction towards
-the data (Wilson et al. 2020, arXiv:2002.09309), which needs no cells x cells matrix.
+(main effects, interactions, residual, noise) are not known either: several that go with the data are
+weighed against each other (see `fit`). Draws are made by Matheron's rule: a draw of the prior plus its
+correction towards the data (Wilson et al. 2020, arXiv:2002.09309), which needs no cells x cells matrix.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
-from scipy.optimize import minimize
 
 from vitsweep.racing.design import USUAL_EFFECT, Design, Floats, Ints
 
@@ -30,9 +29,8 @@ BLOCK_SD, COLD_SD = 0.5, 0.1
 """Prior of a block's level, which is nearly flat, and of the first run of a block."""
 CHUNK = 2000
 """Cells whose columns are in memory at a time."""
-GROWTH, FIRST_FIT, MOST_ROWS = 1.4, 24, 350
-"""The scales are fitted to the first 24 runs, then each time the data have grown by 1.4, to at most the
-latest 350."""
+LOG_RANGE = (-9.0, 1.0)
+"""Of the logarithm of a scale."""
 PASSES = 5
 """Of the reweighting."""
 
@@ -58,13 +56,10 @@ class Scales:
         """Their logarithms."""
         return np.log([self.main, self.pairs, self.residual, self.noise])
 
-
-SMOOTH, RUGGED = (Scales(), 0.7), (Scales(residual=0.02), 0.3)
-"""Prior scales, and the standard deviation of the log of the residual's: where nearly every cell is run,
-and where most never are. A cell that never ran shows nothing of its own residual, so that the model must
-not be sure of a small one from the few that did."""
-OTHER_LOG_SD = 1.0
-"""The same for the other three scales."""
+    @classmethod
+    def of_logs(cls, logs: Floats) -> "Scales":
+        """Return scales from their logarithms, kept within `LOG_RANGE`."""
+        return cls(*map(float, np.exp(np.clip(logs, *LOG_RANGE))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,12 +116,12 @@ class Posterior:
         self.scales, self._design, self._runs = scales, design, runs
         self._main, self._pairs = design.main(runs.cell), design.pairs(runs.cell)
         seen = runs.log - runs.log.mean()
-        gram = _gram(_Columns(self._main, self._pairs, runs), scales.logs)
+        covariance = Covariance.of(runs, self._main, self._pairs).at(scales.logs)
         self.weights = np.ones(len(runs))
         variance = scales.noise**2
         for _ in range(PASSES):
             self._used = self.weights
-            self._factor = _factor(gram, variance / self._used)
+            self._factor = factor(covariance, variance / self._used)
             self._solved = cho_solve(self._factor, seen)
             self.residuals = variance / self._used * self._solved
             self.weights = (DEGREES + 1) / (DEGREES + self.residuals**2 / variance)
@@ -170,109 +165,67 @@ class Posterior:
         return s.main**2 * main + s.pairs**2 * pairs + s.residual**2 * own
 
 
-class Model:
-    """Fits the model to growing data.
+class Mixture:
+    """Posteriors for several scales, each with the probability of its scales.
 
-    What it returns depends on the design and the runs alone, so that an interrupted race goes on as
-    it would have gone; fitted scales are kept between calls only to save time.
-
-    Args:
-        design: of all cells.
+    Attributes:
+        scales: the most probable ones.
+        weights: of the runs, 1 for a usual one, towards 0 for one far off.
+        mean: of each cell, log throughput, up to a constant.
     """
 
-    def __init__(self, design: Design) -> None:
-        self.design = design
-        self._fitted: dict[int, Scales] = {}
+    def __init__(
+        self, scales: Scales, parts: Sequence[Posterior], probabilities: Sequence[float]
+    ) -> None:
+        self.scales, self._parts = scales, parts
+        self._shares = np.array(probabilities) / np.sum(probabilities)
+        self.weights: Floats = np.average([p.weights for p in parts], axis=0, weights=self._shares)
+        self.mean: Floats = np.average([p.mean for p in parts], axis=0, weights=self._shares)
 
-    def posterior(self, runs: Runs) -> Posterior:
-        """Return what the runs say, two at least.
+    def draws(self, num: int, random: np.random.Generator) -> Callable[[Ints], Floats]:
+        """Return a function from cells (a contiguous range) to their joint draws, cells x `num`.
 
-        Args:
-            runs: all of them, oldest first.
+        Each part has its share of the draws.
         """
-        return Posterior(self.design, runs, self._scales(runs))
+        nums = np.diff(np.rint(num * np.cumsum(self._shares)).astype(int), prepend=0)
+        drawn = [p.draws(int(n), random) for p, n in zip(self._parts, nums, strict=True) if n]
+        return lambda cells: np.hstack([at(cells) for at in drawn])
 
-    def _scales(self, runs: Runs) -> Scales:
-        prior, residual_log_sd = RUGGED if self._is_sparse else SMOOTH
-        size, scales = FIRST_FIT, prior
-        sizes = [min(size, len(runs))]
-        while (size := round(size * GROWTH)) <= len(runs):
-            sizes.append(size)
-        for size in sizes:
-            if size not in self._fitted:
-                # keyed by the number of runs: runs are only ever added
-                fitted = _fit(
-                    self.design, runs.part(slice(0, size)), scales, prior, residual_log_sd
-                )
-                if size < FIRST_FIT:
-                    return fitted
-                self._fitted[size] = fitted
-            scales = self._fitted[size]
-        return scales
+    def chunks(self) -> Iterator[Ints]:
+        """Yield all cells, some at a time."""
+        return self._parts[0].chunks()
 
-    @property
-    def _is_sparse(self) -> bool:
-        return self.design.num_cells > 1000
+
+def factor(covariance: Floats, noise: Floats) -> tuple[Floats, bool]:
+    """Return the Cholesky factor of the covariance of runs with the variances of their noise added."""
+    whole = covariance.copy()
+    whole[np.diag_indices(len(noise))] += noise
+    found: tuple[Floats, bool] = cho_factor(whole, lower=True, overwrite_a=True, check_finite=False)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
-class _Columns:
-    main: Floats
-    pairs: Floats
-    runs: Runs
+class Covariance:
+    """Covariance of runs without their noise, for any scales.
 
+    Attributes:
+        of_effects: runs x runs, for main effects, pairs and residuals of variance 1.
+        fixed: of what the scales have no part in, the blocks and their first runs.
+    """
 
-def _gram(columns: _Columns, logs: Floats) -> Floats:
-    """Return the covariance of the runs without their noise."""
-    runs, variances = columns.runs, np.exp(2 * logs)
-    same = runs.cell[:, None] == runs.cell[None]
-    return (
-        variances[0] * (columns.main @ columns.main.T)
-        + variances[1] * (columns.pairs @ columns.pairs.T)
-        + variances[2] * same
-        + BLOCK_SD**2 * (runs.block[:, None] == runs.block[None])
-        + COLD_SD**2 * np.outer(runs.first, runs.first)
-    )
+    of_effects: tuple[Floats, Floats, Floats]
+    fixed: Floats
 
+    @classmethod
+    def of(cls, runs: Runs, main: Floats, pairs: Floats) -> "Covariance":
+        """Return that of runs with these columns, runs x effects."""
+        same_cell = (runs.cell[:, None] == runs.cell[None]).astype(float)
+        same_block = runs.block[:, None] == runs.block[None]
+        fixed = BLOCK_SD**2 * same_block + COLD_SD**2 * np.outer(runs.first, runs.first)
+        return cls((main @ main.T, pairs @ pairs.T, same_cell), fixed)
 
-def _factor(gram: Floats, noise: Floats) -> tuple[Floats, bool]:
-    covariance = gram.copy()
-    covariance[np.diag_indices(len(noise))] += noise
-    factor: tuple[Floats, bool] = cho_factor(
-        covariance, lower=True, overwrite_a=True, check_finite=False
-    )
-    return factor
-
-
-def _fit(
-    design: Design, runs: Runs, start: Scales, prior: Scales, residual_log_sd: float
-) -> Scales:
-    """Maximize marginal likelihood times prior over the scales, twice, with the runs reweighted between."""
-    recent = runs.part(slice(max(len(runs) - MOST_ROWS, 0), None))
-    seen = recent.log - recent.log.mean()
-    main, pairs = design.main(recent.cell), design.pairs(recent.cell)
-    parts = (
-        main @ main.T,
-        pairs @ pairs.T,
-        (recent.cell[:, None] == recent.cell[None]).astype(float),
-    )
-    fixed = BLOCK_SD**2 * (recent.block[:, None] == recent.block[None])
-    fixed = fixed + COLD_SD**2 * np.outer(recent.first, recent.first)
-    log_sd = np.array([OTHER_LOG_SD, OTHER_LOG_SD, residual_log_sd, OTHER_LOG_SD])
-
-    def loss(logs: Floats, weights: Floats) -> float:
-        v = np.exp(2 * np.clip(logs, -9, 1))
-        gram = v[0] * parts[0] + v[1] * parts[1] + v[2] * parts[2] + fixed
-        factor = _factor(gram, v[3] / weights)
-        penalty = 0.5 * (((logs - prior.logs) / log_sd) ** 2).sum()
-        fitted = 0.5 * seen @ cho_solve(factor, seen, check_finite=False)
-        return float(fitted + np.log(np.diag(factor[0])).sum() + penalty)
-
-    scales, weights = start, np.ones(len(recent))
-    for _ in range(2):
-        simplex = np.vstack([scales.logs, scales.logs + 0.5 * np.eye(4)])
-        options = {"maxfev": 45, "initial_simplex": simplex}
-        found = minimize(loss, scales.logs, (weights,), method="Nelder-Mead", options=options)
-        scales = Scales(*map(float, np.exp(np.clip(found.x, -9, 1))))
-        weights = Posterior(design, recent, scales).weights
-    return scales
+    def at(self, logs: Floats) -> Floats:
+        """Return it for some scales, given as `Scales.logs`."""
+        main, pairs, residual = self.of_effects
+        variances = np.exp(2 * logs)
+        return self.fixed + variances[0] * main + variances[1] * pairs + variances[2] * residual

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitsweep.racing.design import Design, Ints
+from vitsweep.racing.fit import Model
 from vitsweep.racing.front import judge_front
-from vitsweep.racing.model import Model, Runs
+from vitsweep.racing.model import Runs
 from vitsweep.racing.rules import Verdict, judge, proposals
 
 LEAST_START_BLOCKS = 4
@@ -116,25 +117,21 @@ class Race:
     def verdicts(self, runs: Runs, left: Ints) -> list[Verdict]:
         """Return what the runs said after each round, and after all of them; the same for the same runs.
 
-        A cell that was dropped after a round stays dropped in a race for one figure, except for the last
-        rivals of the leader: they are judged once more before the race ends. One for a front judges all
-        cells anew. Where rounds end is a function of the number of blocks, so that the rounds
-        of an interrupted race are found again.
+        Each verdict judges all cells anew: had a cell to stay dropped, the chances of error of all rounds
+        would add up. Where rounds end is a function of the number of blocks, so that the rounds of an
+        interrupted race are found again.
         """
         ends = [self.num_start_blocks]
         while (end := ends[-1] + self._num_blocks(ends[-1])) < runs.num_blocks:
             ends.append(end)
         if runs.num_blocks > ends[-1]:
             ends.append(runs.num_blocks)
-        gone = np.zeros(len(left), bool)
-        found = []
-        for end in ends:
-            gone = gone | (left < (end if end < runs.num_blocks else NEVER))
-            verdict = self._verdict(runs.part(runs.block < end), gone)
-            if runs.log_cost is None and verdict.alive.sum() > 1:
-                gone = ~verdict.alive
-            found.append(verdict)
-        return found
+        return [
+            self._verdict(
+                runs.part(runs.block < end), left < (end if end < runs.num_blocks else NEVER)
+            )
+            for end in ends
+        ]
 
     def _verdict(self, runs: Runs, gone: NDArray[np.bool_]) -> Verdict:
         key = (runs.cell.tobytes(), runs.log.tobytes(), gone.tobytes())

@@ -13,19 +13,23 @@ without the leader; draws in which it beats the leader by more than the indiffer
 """
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from vitsweep.racing.design import Floats, Ints
-from vitsweep.racing.model import Posterior, Runs, Scales
+from vitsweep.racing.model import Mixture, Runs, Scales
 
 LEVEL = 0.05
 """Probability of an end with a leader that is not within the indifference, by the model."""
 NUM_DRAWS = 300
 ODD_WEIGHT = 0.5
 LEAST_RUNS_OF_LEADER = 4
+DRAWS_PER_RUN = 2
+"""A block with room for six challengers takes those of the next twelve draws: the fewer rivals are left,
+the shorter it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +70,7 @@ class Verdict:
 
 
 def judge(
-    posterior: Posterior,
+    posterior: Mixture,
     runs: Runs,
     out: NDArray[np.bool_],
     indifference: float,
@@ -136,7 +140,7 @@ def proposals(verdict: Verdict, always: Ints, size: int, num_blocks: int) -> lis
     Args:
         verdict: after all runs so far.
         always: the leader, and the baseline where there is one.
-        size: runs of a block.
+        size: runs of a block at most.
         num_blocks: wanted; fewer where there are no challengers left.
     """
     found: list[list[int]] = []
@@ -144,10 +148,11 @@ def proposals(verdict: Verdict, always: Ints, size: int, num_blocks: int) -> lis
     for _ in range(num_blocks):
         block = list(dict.fromkeys(int(cell) for cell in always))
         num_always = len(block)
-        for cell in wanted:
+        room = max(size - num_always, 1)
+        for cell in islice(wanted, DRAWS_PER_RUN * room):
             if cell not in block:
                 block.append(cell)
-            if len(block) >= max(size, num_always + 1):
+            if len(block) == num_always + room:
                 break
         if len(block) == num_always and found:
             break
