@@ -7,8 +7,8 @@ import pytest
 
 from vitsweep.racing import model as model_module
 from vitsweep.racing.design import Design, Floats
-from vitsweep.racing.fit import Model
-from vitsweep.racing.model import Posterior, Runs, Scales
+from vitsweep.racing.fit import Model, _around
+from vitsweep.racing.model import Mixture, Posterior, Runs, Scales
 
 LEVELS = list(product("ab", "cd", "efg"))
 DESIGN = Design.of([dict(zip("xyz", level, strict=True)) for level in LEVELS])
@@ -128,3 +128,53 @@ def test_a_right_prediction_tells_of_cells_that_never_ran_and_a_useless_one_does
     plain = error(None)
     assert error(mu + 3.0) < 0.6 * plain
     assert error(random.permutation(mu)) < 1.3 * plain
+
+
+def test_scales_around_the_best_have_the_mean_and_the_covariance_of_a_gaussian() -> None:
+    """Where the loss is quadratic, the rule is exact for both, and its points are equally probable."""
+    random = np.random.default_rng(7)
+    root = random.normal(size=(4, 4))
+    precision = root @ root.T + 4 * np.eye(4)
+    best = Scales()
+
+    def loss(logs: Floats) -> float:
+        return float(0.5 * (logs - best.logs) @ precision @ (logs - best.logs))
+
+    found = _around(best, loss, least_curvature=1.0)
+    points = np.array([scales.logs for scales in found.around])
+    assert np.allclose(found.probabilities, 1.0)
+    assert np.allclose(points.mean(axis=0), best.logs)
+    assert np.allclose(np.cov(points.T, bias=True), np.linalg.inv(precision))
+
+
+def test_few_runs_leave_the_scales_open_and_many_do_not() -> None:
+    random = np.random.default_rng(8)
+    runs = measured(truth(random), 60, random)
+    model = Model(DESIGN)
+
+    def spread(num: int) -> Floats:
+        """Return the standard deviations of the logarithms of the four scales."""
+        found = model._scales(runs.part(slice(0, num)))
+        points = np.array([scales.logs for scales in found.around])
+        shares = np.array(found.probabilities) / sum(found.probabilities)
+        return np.sqrt(shares @ (points - shares @ points) ** 2)
+
+    few, many = spread(24), spread(len(runs))
+    assert few[3] > 2 * many[3], "the noise is known from many runs"
+    assert many[3] == pytest.approx(1 / np.sqrt(2 * len(runs)), rel=0.5)
+
+
+def test_draws_of_a_mixture_come_from_its_parts_by_their_probabilities() -> None:
+    random = np.random.default_rng(9)
+    runs = measured(truth(random), 8, random)
+    cells = np.arange(len(LEVELS))
+    parts = [Posterior(DESIGN, runs, Scales(residual=r)) for r in (0.001, 0.2)]
+    mixture = Mixture(parts[0].scales, parts, [1.0, 3.0])
+    draws = mixture.draws(20_000, random)(cells)
+    assert draws.shape == (len(LEVELS), 20_000)
+    assert np.abs(draws.mean(axis=1) - mixture.mean).max() < 0.01
+    assert np.allclose(mixture.mean, 0.25 * parts[0].mean + 0.75 * parts[1].mean)
+    within = [part.draws(20_000, random)(cells).var(axis=1) for part in parts]
+    between = 0.25 * 0.75 * (parts[0].mean - parts[1].mean) ** 2
+    exact = 0.25 * within[0] + 0.75 * within[1] + between
+    assert np.allclose(draws.var(axis=1), exact, rtol=0.1)

@@ -1,5 +1,8 @@
 """Races find a cell within 2 % of the best from a part of the grid's runs, and go on where they stopped."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 
@@ -8,6 +11,7 @@ from benchmarks.racing import INDIFFERENCE, race, simulate, summary
 from vitsweep.racing.design import Design
 from vitsweep.racing.model import Runs
 from vitsweep.racing.race import NEVER, Phase, Race
+from vitsweep.racing.rules import Verdict, proposals
 
 NOTHING = Runs(*(np.zeros(0, kind) for kind in (np.int64, np.int64, float, float)))
 
@@ -67,6 +71,38 @@ def test_leader_and_baseline_are_in_every_block_after_the_start(land: Landscape)
     assert step.verdict is not None
     assert all({0, step.verdict.leader} <= set(block) for block in step.blocks)
     assert all(len(block) == len(set(block)) <= 8 for block in step.blocks)
+
+
+def test_a_block_is_full_while_many_may_win_and_short_when_few_may() -> None:
+    def verdict(*challengers: int) -> Verdict:
+        return cast("Verdict", SimpleNamespace(challengers=challengers))
+
+    always = np.array([0, 1])
+    [full] = proposals(verdict(*range(2, 40)), always, 8, 1)
+    assert full == [0, 1, 2, 3, 4, 5, 6, 7]
+    [short] = proposals(verdict(*[5, 6, 5] * 20), always, 8, 1)
+    assert short == [0, 1, 5, 6]
+    rare = [5] * 12 + [7] * 12 + [9]
+    assert proposals(verdict(*rare), always, 8, 3) == [[0, 1, 5], [0, 1, 7], [0, 1, 9]]
+    assert proposals(verdict(*[5] * 12), always, 8, 3) == [[0, 1, 5]], "no challenger is left"
+    assert proposals(verdict(3, 4), always, 2, 1) == [[0, 1, 3]], "one more than are always in it"
+
+
+def test_a_cell_that_a_few_slow_runs_made_look_worse_is_back_after_many_fast_ones() -> None:
+    """Else the chances of a wrong drop would add up over the rounds."""
+    truth = np.array([0.0, 0.10, 0.12])
+    settings = np.arange(3)[:, None]
+    racing = new_race(Landscape(truth, settings))
+    rows = []
+    for block in range(60):
+        log = truth + np.random.default_rng(block).normal(0, 0.01, 3)
+        log[2] -= 0.25 * (block < 4)  # the best cell's machine is slow in the first blocks
+        rows += [(cell, block, float(cell == 0), log[cell]) for cell in range(3)]
+    cell, block_of, first, logs = map(np.array, zip(*rows, strict=True))
+    verdicts = racing.verdicts(Runs(cell, block_of, first, logs), everyone(racing))
+    assert not verdicts[0].alive[2]
+    assert verdicts[-1].alive[2]
+    assert verdicts[-1].leader == 2
 
 
 def test_what_comes_next_depends_on_the_runs_alone(land: Landscape) -> None:

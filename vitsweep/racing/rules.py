@@ -3,8 +3,8 @@
 Dropping and stopping follow one rule each (Kalyanakrishnan et al. 2012 for the indifference; the
 posterior takes the place of their confidence bounds):
 
-- a cell is dropped when it is shown worse than the leader at all. Dropping already within the
-  indifference would let small losses add up while leaders change;
+- a cell is dropped when it is shown worse than the leader at all, and judged anew after each round.
+  Dropping already within the indifference would let small losses add up while leaders change;
 - the race is settled when the probability that any live cell beats the leader by more than the
   indifference is at most `LEVEL`, twice running (see `racing.race`).
 
