@@ -44,6 +44,23 @@ def test_its_script_measures_own_model_data_technique_and_metric(outside):
     assert "Cost of a million images (USD)" in report
 
 
+@pytest.mark.slow
+def test_a_model_with_frozen_parameters_is_measured_proved_and_predicted(tmp_path):
+    done = python(
+        tmp_path, "-m", "vitsweep", "-m", "model=module", "model.target=tests.user_modules.frozen",
+        "sharding=ddp,zero1,fsdp", "resources.ranks_per_node=2", "batch.images_per_step=16",
+        "resources.threads_per_rank=1", "sweep.name=frozen", "sweep.report=false", *QUICK,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = pd.read_parquet(tmp_path / "results" / "frozen" / "cells.parquet")
+    assert set(cells["status"]) == {"measured"}, cells["reason"]
+    assert cells["proved"].str.startswith("twin ").all()
+    assert cells["activation_gib"].notna().all()
+    trained = 16 * 16 + 16 + 10 * 16 + 10 + 3 * 16  # one block, the head, the bias of the stem
+    ddp = cells[cells["sharding"] == "ddp"].iloc[0]
+    assert ddp["gradient_gib"] * 2**30 == 4 * trained
+
+
 @pytest.mark.full
 def test_check_finds_nothing_wrong_with_it(outside):
     done = python(outside, "-m", "vitsweep", "check", "conf")

@@ -38,6 +38,14 @@ def build(channels: int = 1, classes: int = 10, width: int = 16, depth: int = 2)
     return Stack(channels, classes, width, depth)
 
 
+def frozen() -> nn.Module:
+    """A model of which a part is not trained, as in fine-tuning."""
+    model = Stack(1, 10, 16, 2)
+    model.stem.weight.requires_grad_(False)
+    model.body["layers"][0].requires_grad_(False)
+    return model
+
+
 class OtherInHalf(Residual):
     """Computes something else where a technique has changed its dtype: a fault to be found."""
 

@@ -1,5 +1,6 @@
 """`model=module`: a factory of the user's is checked, built, counted and proved like our own models."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -109,6 +110,17 @@ def test_first_weights_follow_the_seed():
     weights = [first_model(planned("build", f"seed={seed}").spec).head.weight for seed in (1, 1, 2)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_an_import_that_draws_random_numbers_changes_no_weights(tmp_path, monkeypatch):
+    (tmp_path / "draws_first.py").write_text(
+        "import torch\nfrom tests.user_modules import build\ntorch.rand(3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cell = entry(*MODULE, "model.target=draws_first.build").spec
+    sys.modules.pop("draws_first", None)
+    weights = [first_model(cell).head.weight for _ in range(2)]
+    assert torch.equal(*weights)
 
 
 def test_flops_are_those_of_every_product_forward_and_backward():

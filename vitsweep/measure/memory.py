@@ -1,6 +1,7 @@
 """Memory of one rank: its peak, and what fills it (parameters, gradients, optimizer state, activations)."""
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.hooks import RemovableHandle
 
 GIB = 2**30
 NOT_PARAMETERS = ("Activation", "Temp")
@@ -119,6 +121,10 @@ def _tensor_tracker() -> Any:
         def _pre_fw_hook(self, module: torch.nn.Module, inputs: Any) -> None:
             if module not in self._seen:  # what is gathered now is a parameter, no activation
                 self._seen.add(module)
+                for frozen in (p for p in module.parameters() if not p.requires_grad):
+                    # it takes no hook, and has no gradient to be tracked
+                    handles = RemovableHandle(OrderedDict()), RemovableHandle(OrderedDict())
+                    self._param_to_grad_hook_handles.setdefault(frozen, handles)
                 self._track_module_params_and_buffers(module)
 
         def _post_fw_hook(self, module: Any, inputs: Any, outputs: Any) -> None:

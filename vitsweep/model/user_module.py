@@ -45,7 +45,8 @@ class _Output:
 
 def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     try:
-        factory = spec.factory()
+        with torch.random.fork_rng(devices=[]):  # the first import may draw, and a later one does not
+            factory = spec.factory()
     except Exception as error:  # the module is the user's
         raise BadValueError(
             f"`model.target={spec.target}` cannot be imported ({type(error).__name__}: {error})."

@@ -143,7 +143,8 @@ class _Held:
                 _hold_gathered(module, recorder)
         for parameter in self._parameters:
             recorder.hold([parameter.grad], "gradients")  # kept between steps by flat buffers
-            parameter.register_post_accumulate_grad_hook(self._hold_gradient)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._hold_gradient)
         recorder.hold(self._optimizer_tensors, "optimizer")
         recorder.hold(self._parameters, "parameters")
         recorder.hold(self._buffers, "buffers")
@@ -174,7 +175,7 @@ def _hold_gathered(module: nn.Module, recorder: Recorder) -> None:
     for parameter in group.fsdp_params if group else ():
         recorder.hold(parameter.all_gather_outputs, "gathered")
         whole = getattr(parameter, "_unsharded_param", None)
-        if whole is not None:
+        if whole is not None and whole.requires_grad:
             whole.register_post_accumulate_grad_hook(lambda p: recorder.hold([p.grad], "gradients"))
 
 
