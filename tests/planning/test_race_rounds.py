@@ -12,7 +12,7 @@ from tests.builders import of_present_code, run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
-from vitsweep.errors import BadValueError
+from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.race_plan import describe_race, describe_refused
@@ -21,7 +21,7 @@ from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.race_file import read_race
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
-from vitsweep.tables.race import race_lines
+from vitsweep.tables.race import race_answer, race_lines, race_table
 
 CODE = {"packages": {"torch": "2.13.0"}}
 GRID = (
@@ -248,6 +248,21 @@ def test_cells_that_fail_or_need_too_much_memory_leave_with_their_reason(tmp_pat
     assert all(counts.count(cell) <= 2 for cell, why in reasons.items() if "failed" in why)
 
 
+def test_a_race_in_which_no_cell_keeps_the_limit_says_so(tmp_path: Path) -> None:
+    plan, settings = planned(*GRID, "sweep.memory_limit_gib=0.1")
+
+    def outcome(record: RunRecord) -> RunRecord:
+        return replace(record, metrics={**record.metrics, "peak_rss_gib": 0.4})
+
+    machine = Machine(plan, outcome)
+    finish(rounds_of((plan, settings), tmp_path), machine)
+    race = read_race(tmp_path)
+    answer = race_answer(race)
+    assert answer.startswith("The race has no result: every cell is out (")
+    assert "used 0.4 GiB, more than sweep.memory_limit_gib=0.1" in answer
+    assert race_lines(race)[0].startswith("No cell is left that can be measured")
+
+
 def test_throughput_per_cost_divides_by_the_ranks(tmp_path: Path) -> None:
     cells = ("resources.ranks_per_node=1,2", "optimizer=adamw_loop,adamw_foreach")
     plan, settings = planned(*cells, "sweep.objective=throughput_per_cost")
@@ -277,9 +292,9 @@ def test_plan_says_how_a_race_would_proceed_and_what_it_costs_at_most(
 ) -> None:
     told = describe_race(rounds_of(grid, tmp_path))
     assert told.startswith(
-        "Race of 12 cells in blocks of 8 runs: first 4 that cover cells at random"
+        "Race of 12 cells in blocks of up to 8 runs: first 4 that cover cells at random"
     )
-    assert "at most 9 blocks, which cost as much as the full grid" in told
+    assert "at most 65 runs, as many as the full grid takes" in told
     assert "5 fresh blocks of leader, baseline and runner-up" in told
     assert "a full one of 5 blocks takes 65 runs" in told
     bounded = rounds_of((grid[0], replace(grid[1], minutes=30.0)), tmp_path)
@@ -292,6 +307,12 @@ def test_choices_that_change_the_model_are_refused_where_the_model_is_kept() -> 
     assert "`classifier=pooled` changes what the model computes" in refused.reasons[0]
     assert "1 of 2 cells cannot run and are not in the race" in describe_refused(plan)
     assert describe_refused(planned("classifier=token,pooled")[0]) == ""
+
+
+def test_a_race_of_which_every_cell_is_refused_names_the_reasons(tmp_path: Path) -> None:
+    refused = planned("attention=sdpa_cudnn", "precision=fp32,O1")
+    with pytest.raises(ImpossibleCellError, match=r"None of the cells can run:\n.*sdpa_cudnn"):
+        rounds_of(refused, tmp_path).check()
 
 
 def test_everything_is_a_race_that_keeps_the_model() -> None:
@@ -308,6 +329,12 @@ def test_a_race_that_is_stopped_within_its_start_tells_of_the_runs_it_has(
     race = read_race(tmp_path)
     assert (race["ended"], race["num_runs"], race["num_blocks"]) == ("", 8, 1)
     assert race["leader"] in {record.cell_id for record in machine.records}
+    assert not [cell for cell in race["cells"] if "dropped_after" in cell], "from one run of each"
+    assert race_table(race)["to_leader"].isna().all()
+    assert (
+        "1 of its 4 blocks are measured, from which no cell is shown slower" in race_lines(race)[0]
+    )
+    assert len(race_lines(race)) == 2, "how it ended and its cost, nothing of the model"
 
 
 def test_fresh_blocks_choose_nothing_even_where_the_budget_ends_within_the_start(
@@ -428,3 +455,6 @@ def test_a_race_keeps_the_predictions_with_which_it_began(
     resumed = RaceRounds(plan, settings, store, CODE)
     assert resumed.race.design.predicted is not None
     assert resumed.predicted == predicted
+    plain.next(())  # began without predictions, and goes on without those that came later
+    later = RaceRounds(plan, settings, plain.store, CODE, predicted=predicted)
+    assert later.predicted == {}

@@ -82,9 +82,9 @@ def test_a_block_is_full_while_many_may_win_and_short_when_few_may() -> None:
     assert full == [0, 1, 2, 3, 4, 5, 6, 7]
     [short] = proposals(verdict(*[5, 6, 5] * 20), always, 8, 1)
     assert short == [0, 1, 5, 6]
-    rare = [5] * 12 + [7] * 12 + [9]
+    rare = [5] * 9 + [7] * 9 + [9]
     assert proposals(verdict(*rare), always, 8, 3) == [[0, 1, 5], [0, 1, 7], [0, 1, 9]]
-    assert proposals(verdict(*[5] * 12), always, 8, 3) == [[0, 1, 5]], "no challenger is left"
+    assert proposals(verdict(*[5] * 9), always, 8, 3) == [[0, 1, 5]], "no challenger is left"
     assert proposals(verdict(3, 4), always, 2, 1) == [[0, 1, 3]], "one more than are always in it"
 
 

@@ -113,6 +113,21 @@ def test_the_answer_says_where_the_baseline_leads(race: dict[str, Any]) -> None:
     )
 
 
+def test_the_answer_names_the_baseline_once_where_it_is_the_runner_up(race: dict[str, Any]) -> None:
+    race |= {"runner_up": "p", "confirmed": {"p": {"num_blocks": 1, "speedup": 1.3,
+             "speedup_low": None, "speedup_high": None}}}  # fmt: skip
+    assert race_answer(race) == (
+        "x=a leads in throughput: 1.30x against the baseline, which is the runner-up, x=p, over 1 fresh "
+        "block that had no part in the choice, too few for an interval."
+    )
+
+
+def test_a_cell_that_failed_before_its_first_run_has_no_ratio(race: dict[str, Any]) -> None:
+    table = race_table(race).set_index("cell_id")
+    assert table["to_leader"].isna()["d"]
+    assert table["to_leader"].notna()["e"], "predicted by the model, and still in the race"
+
+
 def test_how_a_race_ended_what_it_cost_and_whose_figure_the_5_percent_is(
     race: dict[str, Any],
 ) -> None:

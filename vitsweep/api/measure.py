@@ -8,12 +8,12 @@ from pandas import DataFrame
 
 from vitsweep.api.session import Session
 from vitsweep.composition.composed_cell import ComposedCell
-from vitsweep.errors import BadValueError, ImpossibleCellError, SweepStopped
+from vitsweep.errors import BadValueError, SweepStopped
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.limit_search import Search, Searches, limit_of
-from vitsweep.planning.sweep_plan import SweepPlan, cell_settings
+from vitsweep.planning.refused import all_refused
+from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.trackers import check_tracker
-from vitsweep.tables.reasons import reason_lines
 
 Row = Mapping[str, Any]
 
@@ -66,17 +66,6 @@ def collected(result: LaunchResult) -> DataFrame:
     if not result.plan.runnable:
         raise all_refused(result.plan)
     return table[table["cell_id"].isin(result.plan.entries)]
-
-
-def all_refused(plan: SweepPlan) -> ImpossibleCellError:
-    """Return the error that names each reason with the cells that it is about."""
-    every = plan.entries.values()
-    reasons = [reason for entry in every for reason in entry.reasons]
-    if len(every) == 1:
-        return ImpossibleCellError(reasons)
-    settings = cell_settings(plan)
-    together = [" ".join(entry.reasons) for entry in every]
-    return ImpossibleCellError(reasons, reason_lines([settings[c] for c in plan.entries], together))
 
 
 def rows_of(cells: DataFrame, plan: SweepPlan) -> list[Row]:

@@ -6,7 +6,7 @@ from vitsweep.results.race_file import read_race
 from vitsweep.results.store import Store
 from vitsweep.tables.effects import effects, sentences
 from vitsweep.tables.load import sweep_of
-from vitsweep.tables.race import presented_race, race_answer, race_lines, race_table
+from vitsweep.tables.race import has_begun, presented_race, race_answer, race_lines, race_table
 from vitsweep.tables.terminal import BEST, as_table
 
 
@@ -18,7 +18,11 @@ def show_race(store: Store, console: Console) -> str | None:
     if len(table) > BEST:
         console.print(f"{len(table) - BEST} more cells stand in the report.", highlight=False)
     sweep = sweep_of(store)
-    found = sentences(effects(sweep.runs, sweep.baselines)) if len(sweep.runs) else []
+    found = (
+        sentences(effects(sweep.runs, sweep.baselines))
+        if len(sweep.runs) and has_begun(race)
+        else []
+    )
     for line in [race_answer(race), *race_lines(race), *found]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return race.get("leader")

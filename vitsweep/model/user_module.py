@@ -45,7 +45,9 @@ class _Output:
 
 def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     try:
-        with torch.random.fork_rng(devices=[]):  # the first import may draw, and a later one does not
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # the first import may draw, and a later one does not
             factory = spec.factory()
     except Exception as error:  # the module is the user's
         raise BadValueError(

@@ -16,24 +16,23 @@ def describe_race(rounds: RaceRounds) -> str:
     race, settings = rounds.race, rounds.settings
     size, num = race.block_size, len(rounds.cells.entries)
     done = seconds_of(rounds.earlier)
-    most = -(-rounds.grid_runs // size)
-    bound = f"at most {count(most, 'block')}, which cost as much as the full grid"
+    bound = f"at most {count(rounds.grid_runs, 'run')}, as many as the full grid takes"
     if rounds.budget is not None:
         typed, seconds = rounds.budget
         bound = f"as many blocks as {typed} allows"
         if done:
-            most = int(seconds / (size * done / max(len(rounds.earlier), 1)))
-            bound += f", about {most} of {done / len(rounds.earlier):.2g} s per run"
+            per_run = done / len(rounds.earlier)
+            bound += f", about {count(int(seconds / per_run), 'run')} of {per_run:.2g} s"
     sought = "leader, baseline and the cells most likely to beat them"
     fresh = "leader, baseline and runner-up"
     if settings.is_front:
         sought = "leader, baseline and cells that may belong to the front, beside members of it"
         fresh = "the front and its baseline"
     return (
-        f"Race of {count(num, 'cell')} in blocks of {min(size, num)} runs: first {race.num_start_blocks} "
-        f"that cover cells at random, then each with {sought}; {bound}; then {settings.confirm} fresh "
-        f"blocks of {fresh}. The column `runs` is that of a grid; a full one of {rounds.grid_blocks} blocks "
-        f"takes {rounds.grid_runs:,} runs."
+        f"Race of {count(num, 'cell')} in blocks of up to {min(size, num)} runs: first "
+        f"{race.num_start_blocks} that cover cells at random, then each with {sought}; {bound}; then "
+        f"{settings.confirm} fresh blocks of {fresh}. The column `runs` is that of a grid; a full one of "
+        f"{rounds.grid_blocks} blocks takes {rounds.grid_runs:,} runs."
     )
 
 

@@ -7,7 +7,7 @@ of the fresh blocks, since these never choose the leader, and the predictions wi
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -21,9 +21,10 @@ from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.race_cells import RaceCells, seconds_of
 from vitsweep.planning.race_confirmation import LEAST_CELLS, Confirmation
 from vitsweep.planning.race_state import state_of_race
+from vitsweep.planning.refused import all_refused
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.planning.usable_runs import usable_runs
-from vitsweep.racing.race import Phase, Race, Step
+from vitsweep.racing.race import NEVER, Phase, Race, Step
 from vitsweep.results.race_file import read_race, write_race
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
@@ -61,8 +62,11 @@ class RaceRounds:
 
     def __post_init__(self) -> None:
         stored = read_race(self.store.root)
-        if {entry.cell_id for entry in self.plan.runnable} <= stored.get("predicted", {}).keys():
-            self.predicted = stored["predicted"]
+        raced = {cell["cell_id"] for cell in stored.get("cells", ())}
+        entries = RaceCells.of(self.plan, self.settings, {}).entries
+        if raced and {entry.cell_id for entry in entries} <= raced:
+            # a race that began without predictions goes on without them, even where there are some now
+            self.predicted = stored.get("predicted", {})
         self._confirmation = Confirmation(self.cells, list(stored.get("confirmations", [])))
         self._order = BalancedOrder.after(self.earlier)
         self._num_blocks = len({run.block for run in self.earlier})
@@ -115,11 +119,13 @@ class RaceRounds:
         Raises:
             BadValueError: there is one cell only, the budget of a race without runs is too small for one
                 block, or cells have no target accuracy to reach.
+            ImpossibleCellError: every cell is refused.
         """
+        if not self.cells.entries:
+            raise all_refused(self.plan)
         if len(self.cells.entries) < LEAST_CELLS:
-            found = "no cell that can run" if not self.cells.entries else "one cell"
             raise BadValueError(
-                f"`sweep.search=race` has {found}: a race needs two cells or more, such as "
+                "`sweep.search=race` has one cell: a race needs two cells or more, such as "
                 "`-m precision=O1,O2 sharding=ddp,fsdp`."
             )
         if self.settings.speed == TIME_TO_ACCURACY:
@@ -197,10 +203,14 @@ class RaceRounds:
         return self.race.next(self.cells.runs(choosing), self.cells.left_numbers(left)), left
 
     def _early(self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]) -> Step:
+        """Return what the runs of an unfinished start say: who leads, but of no cell that it is slower."""
         runs = self.cells.runs(self._choosing(used))
         if len(set(runs.cell.tolist())) < LEAST_CELLS:
             return self._step
-        return Step(Phase.start, verdicts=self.race.verdicts(runs, self.cells.left_numbers(left)))
+        numbers = self.cells.left_numbers(left)
+        [verdict] = self.race.verdicts(runs, numbers)
+        verdict = replace(verdict, alive=numbers == NEVER, is_settled=False)
+        return Step(Phase.start, verdicts=[verdict])
 
     def _choosing(self, used: Sequence[RunRecord]) -> list[RunRecord]:
         """Return the runs that may choose the leader: all but those of fresh blocks."""

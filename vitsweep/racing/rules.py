@@ -14,6 +14,7 @@ without the leader; draws in which it beats the leader by more than the indiffer
 
 from dataclasses import dataclass
 from itertools import islice
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,8 @@ LEVEL = 0.05
 NUM_DRAWS = 300
 ODD_WEIGHT = 0.5
 LEAST_RUNS_OF_LEADER = 4
-DRAWS_PER_RUN = 2
-"""A block with room for six challengers takes those of the next twelve draws: the fewer rivals are left,
+DRAWS_PER_RUN = 1.5
+"""A block with room for six challengers takes those of the next nine draws: the fewer rivals are left,
 the shorter it is."""
 
 
@@ -149,7 +150,7 @@ def proposals(verdict: Verdict, always: Ints, size: int, num_blocks: int) -> lis
         block = list(dict.fromkeys(int(cell) for cell in always))
         num_always = len(block)
         room = max(size - num_always, 1)
-        for cell in islice(wanted, DRAWS_PER_RUN * room):
+        for cell in islice(wanted, ceil(DRAWS_PER_RUN * room)):
             if cell not in block:
                 block.append(cell)
             if len(block) == num_always + room:

@@ -7,6 +7,7 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from vitsweep.tables.formatting import count, missing, number, ratio, times
+from vitsweep.tables.ratios import MIN_BLOCKS
 
 Race = Mapping[str, Any]
 
@@ -70,7 +71,7 @@ def _row(cell: Mapping[str, Any], race: Race) -> dict[str, Any]:
         row |= {"state": "dropped", "last_block": after, "reason": reason}
     else:
         row |= {"state": "in the race" if blocks else "never ran", "last_block": last}
-    if "gain" in cell:
+    if "gain" in cell and has_begun(race) and (blocks or row["state"] != "out"):
         gain, half = cell["gain"], NORMAL_95 * cell["gain_sd"]
         row |= {
             "to_leader": exp(gain),
@@ -80,6 +81,11 @@ def _row(cell: Mapping[str, Any], race: Race) -> dict[str, Any]:
     if "memory_gain" in cell:
         row["memory_to_leader"] = exp(cell["memory_gain"])
     return row
+
+
+def has_begun(race: Race) -> bool:
+    """Return whether the start is over: before, runs are too few to say how cells compare."""
+    return int(race["num_blocks"]) >= int(race["num_start_blocks"])
 
 
 def race_history(race: Race) -> DataFrame:
@@ -124,7 +130,7 @@ def race_answer(race: Race) -> str:
     """Return which cell won, by how much, and how sure that is, in one sentence or two."""
     leader = _names(race).get(str(race.get("leader")))
     if leader is None:
-        return "The race has no result yet: no two cells were measured."
+        return _no_leader(race)
     if race.get("front"):
         return _front_answer(race)
     confirmed, baseline = race.get("confirmed", {}), race.get("baseline")
@@ -134,7 +140,10 @@ def race_answer(race: Race) -> str:
         says, against = "reaches the accuracy first", "as fast as"
     leads = f"{leader}{', the baseline,' if baseline == race['leader'] else ''} {says}"
     parts = []
-    for cell, what in ((baseline, "the baseline"), (race.get("runner_up"), "the runner-up")):
+    others = {race.get("runner_up"): "the runner-up", baseline: "the baseline"}
+    if baseline == race.get("runner_up"):
+        others = {baseline: "the baseline, which is the runner-up,"}
+    for cell, what in reversed(others.items()):
         if cell in confirmed and cell != race["leader"]:
             found = confirmed[cell]
             size = ratio(found["speedup"], found["speedup_low"], found["speedup_high"])
@@ -143,10 +152,22 @@ def race_answer(race: Race) -> str:
         fresh = max(found["num_blocks"] for found in confirmed.values())
         sized = " and ".join(parts)
         return (
-            f"{leads}: {sized}, over {count(fresh, 'fresh block')} that had no part in the choice."
+            f"{leads}: {sized}, over {count(fresh, 'fresh block')} that had no part in the choice"
+            f"{', too few for an interval' if fresh < MIN_BLOCKS else ''}."
         )
-    by_model = _by_model(race, baseline, against)
+    by_model = _by_model(race, baseline, against) if has_begun(race) else " so far"
     return f"{leads}{by_model}; it was not measured again in fresh blocks."
+
+
+def _no_leader(race: Race) -> str:
+    """Return why a race has no result."""
+    cells = race.get("cells", ())
+    out = [cell for cell in cells if "left_after" in cell]
+    if not out or len(out) < len(cells):
+        return "The race has no result yet: no two cells were measured."
+    told = "; ".join(f"{cell['name']}: {cell['reason']}" for cell in out[:MOST_OPEN])
+    more = f"; and {len(out) - MOST_OPEN} more" if len(out) > MOST_OPEN else ""
+    return f"The race has no result: every cell is out ({told}{more})."
 
 
 def _apart(name: str, other: str) -> str:
@@ -199,10 +220,22 @@ def race_lines(race: Race) -> list[str]:
 def _end(race: Race) -> str:
     if not race.get("rounds"):
         if race["ended"] == "alone":
-            return "Only one cell is left that can be measured: there is nothing to race."
+            is_left = any("left_after" not in cell for cell in race["cells"])
+            left = "Only one cell is left" if is_left else "No cell is left"
+            return f"{left} that can be measured: there is nothing to race."
         if not race["ended"]:
             return "Stopped before the first round; the same command continues."
         return "The race ended before its first round: a larger `sweep.minutes` continues it."
+    spent = "the budget is spent" if race["budget"] else "it cost as much as the full grid"
+    if not has_begun(race):
+        why = (
+            f"{spent} within the start" if race["ended"] == "budget" else "stopped within the start"
+        )
+        return (
+            f"Not settled, {why}: {race['num_blocks']} of its {count(race['num_start_blocks'], 'block')} "
+            "are measured, from which no cell is shown slower. The same command, where the budget is spent "
+            "with a larger one, continues."
+        )
     chance, margin = race["rounds"][-1]["chance_of_better"], f"{100 * race['indifference']:g} %"
     what = f"a cell still in the race is faster than the leader by more than {margin}"
     if race.get("front"):
@@ -219,7 +252,6 @@ def _end(race: Race) -> str:
         return f"Settled: the probability that {what} is {likely}, twice at most {_level(race)}."
     if race["ended"] == "alone":
         return "Settled: every other cell failed or was left out."
-    spent = "the budget is spent" if race["budget"] else "it cost as much as the full grid"
     why = spent if race["ended"] == "budget" else "the race goes on"
     rule = ""
     if chance <= race["level"]:
@@ -257,7 +289,7 @@ def _cost(race: Race) -> str:
 
 
 def _diagnostics(race: Race) -> list[str]:
-    if not race.get("scales"):
+    if not race.get("scales") or not has_begun(race):
         return []
     lines = [] if objective_words(race) != TIME_TO_ACCURACY else [_seeds(race)]
     scales = {name: f"{100 * value:.1f} %" for name, value in race["scales"].items()}
