@@ -120,8 +120,8 @@ def _compare_gradients(twin: CellSpec, gradients: Named, world: World) -> None:
     if not _largest_over_ranks(found[name], world) <= bound:  # all ranks agree on the verdict
         raise WrongResultError(
             f"The nano twin's gradients in the first step differ from plain training's: `{name}` by "
-            f"{found[name]:.2g} of its norm (L2), where rounding under `precision="
-            f"{twin.precision.name}` explains {bound:.2g}: a technique or this hardware computes "
+            f"{found[name]:.3g} of its norm (L2), where rounding under `precision="
+            f"{twin.precision.name}` explains {bound:.3g} at most: a technique or this hardware computes "
             "something else."
         )
 
