@@ -26,6 +26,7 @@ from vitsweep.tables.within_blocks import within_blocks
 CELLS = [
     "model=vit_nano",
     "batch.images_per_step=64",
+    "resources.ranks_per_node=1",
     "precision=fp32,O1,bf16,bf16_params",
     "optimizer=adamw_loop,adamw_foreach,adamw_fused",
     "memory=keep_all,recompute_blocks",
@@ -96,8 +97,8 @@ def row(found: DataFrame, names: "pd.Series[str]") -> dict[str, Any]:
     first = found.iloc[0]
     return {
         "name": str(names[first["cell_id"]]),
-        "lead": first["lead"],
-        "half_width": first["half_width"],
+        "lead": float(first["lead"]),
+        "half_width": float(first["half_width"]),
     }
 
 
