@@ -1,6 +1,7 @@
 """Columns of the user's: checked, computed from a run, empty with a reason where they fail."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,25 @@ def joules(record, samples):
 
 def breaks(record, samples):
     return samples["nosuch"]
+
+
+def clears(record, samples):
+    for part in (record.metrics, record.spec, record.validity, record.environment, samples):
+        part.clear()
+    return 1.0
+
+
+def changes_a_sample(record, samples):
+    samples["step_time_ms"][0][0] = 0.0
+    return 1.0
+
+
+def exits(record, samples):
+    raise SystemExit(3)
+
+
+def stopped(record, samples):
+    raise KeyboardInterrupt
 
 
 def text(record, samples):
@@ -67,14 +87,32 @@ def test_a_function_gives_a_column_and_one_that_raises_an_empty_one_with_its_rea
     assert record.status == Status.measured
 
 
+def with_metric(function, folder):
+    store = Store(folder / "mine").create()
+    node = NODE | {"function": f"{__name__}.{function}"}
+    store.append_command({"metrics": {"mine": node}, "cells": ["a"]})
+    return with_user_metrics(run(), store)
+
+
+@pytest.mark.parametrize("function", ["clears", "changes_a_sample"])
+def test_a_function_that_changes_what_it_is_given_changes_nothing_that_is_kept(function, tmp_path):
+    record = with_metric(function, tmp_path)
+    assert record == replace(run(), metrics=run().metrics | {"mine": 1.0})
+
+
+def test_a_function_that_ends_the_process_leaves_the_column_empty(tmp_path):
+    record = with_metric("exits", tmp_path)
+    assert (record.status, record.metrics["mine"]) == (Status.measured, None)
+    assert record.environment["mine_reason"].endswith("exits raised SystemExit: 3")
+    with pytest.raises(KeyboardInterrupt):
+        with_metric("stopped", tmp_path / "again")
+
+
 @pytest.mark.parametrize(
     ("function", "shown"), [("text", "'3.0'"), ("nothing", "None"), ("half_of_nothing", "nan")]
 )
 def test_what_is_no_number_leaves_the_column_empty_and_is_shown(function, shown, tmp_path):
-    store = Store(tmp_path / "mine").create()
-    node = NODE | {"function": f"{__name__}.{function}"}
-    store.append_command({"metrics": {"mine": node}, "cells": ["a"]})
-    record = with_user_metrics(run(), store)
+    record = with_metric(function, tmp_path)
     assert record.metrics["mine"] is None
     assert record.environment["mine_reason"].endswith(
         f"{function} returned {shown}, which is no finite number"
