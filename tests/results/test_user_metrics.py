@@ -4,14 +4,18 @@ import json
 from dataclasses import replace
 
 import pytest
+from pandas import DataFrame
 
 import vitsweep
-from tests.command import ROOT
+from tests.builders import ENVIRONMENT, PLAIN
+from tests.command import NO_REPORT, ROOT, Command
+from vitsweep.cli.main import run as command
 from vitsweep.errors import BadValueError
 from vitsweep.results import metrics
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import check_metrics, register, with_user_metrics
+from vitsweep.tables.empty_metrics import empty_metrics, empty_metrics_of
 from vitsweep.tables.show import presented
 
 NODE = {"function": f"{__name__}.joules", "unit": "J", "label": "Energy", "better": "lower"}
@@ -76,7 +80,7 @@ def run():
     return RunRecord(
         run_id="r", sweep="mine", cell_id="a", block="b", position=0, attempt=1,
         status=Status.measured, spec={"model": "vit_nano"}, metrics={"images_per_second": 3.0},
-        samples={"step_time_ms": [[1.0], [1.0]]},
+        samples={"step_time_ms": [[1.0], [1.0]], "warm_up_steps": 0, "skipped": [False]},
     )  # fmt: skip
 
 
@@ -160,6 +164,49 @@ def test_tables_show_it_with_its_label_and_unit(store):
     assert metrics.METRICS["joules"].better == "lower"
     assert list(presented(cells)["Energy (J)"]) == ["8.00"]
     assert "broken_reason" in cells
+
+
+def test_what_has_no_value_is_said_once_with_its_reason(store, capsys):
+    store.freeze("a", {"cell_id": "a", "cell": {}})
+    for number in range(4):
+        record = replace(run(), run_id=f"r{number}", block=f"b{number}", spec=PLAIN)
+        record = with_user_metrics(replace(record, environment=ENVIRONMENT), store)
+        if number == 3:  # as if it had been computed
+            record.metrics["broken"] = 2.0
+            del record.environment["broken_reason"]
+        store.publish(record)
+    said = f"The metric `broken` has no value in 3 of 4 runs: {__name__}.breaks raised KeyError: 'nosuch'."
+    assert empty_metrics_of(store) == [said]
+    assert command(["collect", str(store.root)], {}) == 0
+    assert capsys.readouterr().out.count(said) == 1
+    page = vitsweep.load(store.root).report().path.read_text()
+    assert "The metric `broken` has no value in 3 of 4 runs" in page
+
+
+def test_reasons_that_differ_are_counted_and_a_long_one_is_cut(store):
+    register(store)
+    reasons = [
+        "f raised\n  ValueError: " + "x" * 999,
+        "f raised KeyError: 1",
+        "f raised KeyError: 1",
+    ]
+    runs = DataFrame({"status": "measured", "broken": None, "broken_reason": [*reasons, None]})
+    [said] = empty_metrics(runs)
+    assert said == (
+        "The metric `broken` has no value in 3 of 3 runs: f raised KeyError: 1. 1 more reason in "
+        "`broken_reason` of `runs.parquet`."
+    )
+    assert empty_metrics(runs.iloc[:1])[0].endswith("xxx….")
+    assert empty_metrics(runs.assign(broken_reason=None)) == []
+
+
+@pytest.mark.slow
+def test_a_sweep_says_in_the_terminal_what_has_no_value(tmp_path):
+    node = f"{{function:{__name__}.exits,unit:J,label:Energy,better:null}}"
+    done = Command(tmp_path)("-m", "precision=fp32,O1", f"++metric.columns.mine={node}", NO_REPORT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = f"The metric `mine` has no value in 2 of 2 runs: {__name__}.exits raised SystemExit: 3."
+    assert done.stdout.count(said) == 1
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,10 @@ def sweep(
         if not result.submitted:
             cells = collected(result)
             from vitsweep.results.trackers import mirror
+            from vitsweep.tables.empty_metrics import empty_metrics_of
 
+            for line in empty_metrics_of(result.store):
+                session.console.print(line, highlight=False, markup=False, soft_wrap=True)
             rows = [{str(k): v for k, v in row.items()} for row in cells.to_dict("records")]
             if message := mirror(result.store, rows, session.tracker):
                 session.console.print(message, highlight=False)
