@@ -231,7 +231,7 @@ def _positive(name: str, value: Any) -> float:
     Raises:
         BadValueError: it is no number above 0.
     """
-    number = float(value) if isinstance(value, Real) else 0.0
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
     if not number > 0:
         raise BadValueError(f"`{name}={value!r}` must be a number above 0.")
     return number
