@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+import vitsweep
 from tests.command import ROOT
 from vitsweep.api.conf_check import Finding, check_conf, is_sentence
 
@@ -102,11 +103,15 @@ prefetch_batches: 2
 
 def found_in(folder: Path, **choices: str) -> list[Finding]:
     """Check a folder of some choices, named like `group__name`, without running what is fine."""
+    write(folder, **choices)
+    return list(islice(check_conf(folder, Console(quiet=True)), len(choices)))
+
+
+def write(folder: Path, **choices: str) -> None:
     for choice, text in choices.items():
         path = folder / f"{choice.replace('__', '/')}.yaml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    return list(islice(check_conf(folder, Console(quiet=True)), len(choices)))
 
 
 def test_check_finds_a_model_that_cannot_be_built_and_data_of_another_shape(tmp_path):
@@ -124,6 +129,74 @@ def test_check_tries_a_model_with_data_of_its_folder(tmp_path):
     three = three.replace("MapStyle", "Coloured")
     data, model = found_in(tmp_path, data__mine=three, model__own=own)
     assert (data.result, model.result) == ("fine", "fine"), (data.fault, model.fault)
+
+
+def technique(name: str) -> str:
+    return f"_target_: tests.user_techniques.{name}\n"
+
+
+SAYS_SENTENCES = "its conflicts are sentences"
+
+
+def test_check_reads_reasons_that_do_not_name_their_choice_and_says_what_is_refused_everywhere(
+    tmp_path,
+):
+    write(tmp_path, memory__mumbles=technique("Mumbles"), memory__needs_more=technique("NeedsMore"))
+    composes, mumbled, nowhere, _, sentences, nowhere_too, *runs = check_conf(
+        tmp_path, Console(quiet=True)
+    )
+    assert composes.choice == mumbled.choice == nowhere.choice == "memory=mumbles"
+    assert (mumbled.test, mumbled.fault) == (
+        SAYS_SENTENCES, "no full sentence that names a way out: 'no'",
+    )  # fmt: skip
+    assert (sentences.test, sentences.result, sentences.note) == (SAYS_SENTENCES, "fine", "1 found")
+    for finding in (nowhere, nowhere_too):
+        assert (finding.test, finding.result) == ("some cell can run with it", "not run")
+        assert "it was refused in all " in finding.note
+        assert "could not be compared with plain training: " in finding.note
+    assert [found.result for found in runs] == ["not run"] * 4
+
+
+def test_check_tries_a_technique_on_one_rank_before_it_says_that_it_is_refused(tmp_path):
+    write(tmp_path, memory__one_rank=technique("OneRank"))
+    _, sentences, more = islice(check_conf(tmp_path, Console(quiet=True)), 3)
+    assert (sentences.test, sentences.result) == (SAYS_SENTENCES, "fine")
+    assert more.test == "equals plain training on 1 rank"
+
+
+def test_check_goes_on_after_a_rule_that_raises(tmp_path):
+    write(
+        tmp_path, loader__fine="_target_: vitsweep.techniques.loader.Workers\n",
+        memory__counts=technique("Counts"), memory__elsewhere=technique("RaisesElsewhere"),
+        memory__here=technique("RaisesHere"), memory__raises=technique("Raises"),
+    )  # fmt: skip
+    found = list(islice(check_conf(tmp_path, Console(quiet=True)), 6))
+    faults = {one.choice: one.fault for one in found if one.fault}
+    assert [one.result for one in found] == ["fine"] * 2 + ["WRONG"] * 4
+    assert "user_techniques.Counts.conflicts` yielded [3], but it must" in faults["memory=counts"]
+    assert "`axes` raised ZeroDivisionError: of its own (" in faults["memory=elsewhere"]
+    assert "user_techniques.py, line " in faults["memory=elsewhere"]
+    assert "RaisesHere.lacking_here` raised OSError: no such device" in faults["memory=here"]
+    assert faults["memory=raises"] == (
+        "`memory=raises`: `tests.user_techniques.Raises.conflicts` raised KeyError: 'x', but it must "
+        "yield a sentence for each reason why a cell cannot run: mend it, or choose another `memory`."
+    )
+
+
+def test_check_finds_a_rule_that_raises_beside_another_choice(tmp_path):
+    write(tmp_path, memory__sometimes=technique("RaisesBesideFsdp"))
+    composes, conflicts = islice(check_conf(tmp_path, Console(quiet=True)), 2)
+    assert (composes.result, conflicts.test) == ("fine", SAYS_SENTENCES)
+    assert "RaisesBesideFsdp.conflicts` raised KeyError: 'x'" in conflicts.fault
+
+
+def test_a_plan_names_the_technique_whose_rule_raises(tmp_path):
+    write(tmp_path, memory__raises=technique("Raises"))
+    with pytest.raises(
+        vitsweep.BadValueError, match=r"user_techniques\.Raises\.conflicts` raised"
+    ) as no:
+        vitsweep.plan("memory=keep_all,raises", config_dir=tmp_path)
+    assert len(str(no.value).splitlines()) == 1
 
 
 @pytest.mark.full

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,29 @@ class Coloured(MapStyle):
 class LabelsTooLarge(MapStyle):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return image(index), 10 + index
+
+
+LABELS: dict[str, Any] = {
+    "half": 0.5, "text": "cat", "none": None, "no_number": float("nan"), "half_tensor": torch.tensor(0.5),
+    "one_hot": torch.eye(10)[3], "numpy_half": np.float32(0.5),
+    "numpy": np.int64(3), "tensor": torch.tensor(3), "whole": 3.0, "array": np.array(3),
+}  # fmt: skip
+
+
+class Labelled(MapStyle):
+    """Gives one label, from an image on; the first ones have 0."""
+
+    def __init__(self, label: str, since: int = 0) -> None:
+        super().__init__()
+        self.label, self.since = label, since
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        return image(index), LABELS[self.label] if index >= self.since else 0
+
+
+def labelled_stream(label: str, since: int) -> Iterator[tuple[Tensor, Any]]:
+    dataset = Labelled(label, since)
+    return (dataset[index] for index in range(len(dataset)))
 
 
 class Ragged(MapStyle):

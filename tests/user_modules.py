@@ -1,5 +1,6 @@
 """Modules as users write them: good ones, and ones with a fault."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -92,6 +93,26 @@ class WithResult(nn.Module):
         return torch.return_types.max((self.inner(images), images))
 
 
+@dataclass
+class Result:
+    values: Tensor
+    images: Tensor
+
+
+class Returns(Stack):
+    """Returns the logits beside something else, in a container that is named."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(1, 10, 16, 2)
+        self.kind = kind
+
+    def forward(self, images: Tensor) -> Any:
+        logits = super().forward(images)
+        named = {"values": logits, "images": images}
+        kinds = {"dict": named, "tuple": (images, logits), "object": Result(logits, images)}
+        return kinds.get(self.kind, logits)
+
+
 class NeedsValues(Stack):
     """Looks at its weights while it is built, which `meta` tensors do not have."""
 
@@ -111,3 +132,9 @@ class Attends(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         q, k, v = self.qkv(images.flatten(2).transpose(1, 2)).unsqueeze(1).chunk(3, dim=-1)
         return self.head(self.attend(q, k, v).squeeze(1).mean(1))
+
+
+def with_torchs_attention() -> nn.Module:
+    model = Stack(1, 10, 16, 2)
+    model.attention = nn.MultiheadAttention(16, 2)
+    return model

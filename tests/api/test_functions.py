@@ -156,6 +156,36 @@ def test_mistakes_are_exceptions_with_the_text_of_the_command_line(arguments, wo
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize("wrong", [5, None, {"precision": "O1"}, b"O1", True])
+def test_what_is_no_list_of_overrides_is_refused(wrong):
+    calls = [
+        lambda: vitsweep.plan(wrong),
+        lambda: vitsweep.race(wrong),
+        lambda: vitsweep.compare("precision=O1", wrong),
+        lambda: vitsweep.compare(wrong, "precision=O1"),
+    ]
+    for call in calls:
+        with pytest.raises(vitsweep.BadValueError, match="is no list of overrides: give texts"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"minutes": 3}, "use `sweep={'minutes': 3}`, or `minutes` of `vitsweep.race`"),
+        ({"replicate": "seed"}, "`replicate` stands in the section `sweep`: use `sweep={'rep"),
+        ({"retry": ["failed"], "only": "fits"}, "use `sweep={'retry': ['failed'], 'only': 'fits'}`."),
+        ({"overrides": "minutes=3"}, "`minutes` stands in the section `sweep`: use `sweep.minutes=3`."),
+        ({"overrides": "+limit.first=3"}, "use `sweep.limit.first=3`."),
+    ],
+)  # fmt: skip
+def test_a_key_of_sweep_at_top_level_says_where_it_stands(settings, words):
+    with pytest.raises(vitsweep.BadValueError) as refused:
+        vitsweep.plan(**settings)
+    assert words in str(refused.value)
+    assert "there are" not in str(refused.value)
+
+
 def test_a_sweep_all_of_whose_cells_are_refused_raises(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(vitsweep.ImpossibleCellError, match=r"mesh\.tensor=2"):
@@ -233,7 +263,7 @@ def test_a_race_on_a_cluster_waits_for_its_rounds(monkeypatch):
     assert asked[1][1] == {"launcher": "slurm", "name": "mine"}
 
 
-@pytest.mark.parametrize("minutes", [0, "1", float("nan")])
+@pytest.mark.parametrize("minutes", [0, "1", float("nan"), True])
 def test_a_race_without_time_is_refused(minutes):
     with pytest.raises(
         vitsweep.BadValueError, match=f"`minutes={minutes!r}` must be a number above 0"

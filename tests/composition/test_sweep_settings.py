@@ -122,6 +122,15 @@ def test_what_does_not_go_with_a_race_is_refused(override: str) -> None:
         settings("sweep.search=race", override)
 
 
+def test_a_race_is_refused_blocks_of_one_cell_and_a_grid_is_not() -> None:
+    with pytest.raises(
+        BadValueError, match=r"`sweep.cells_per_block=1` must be at least 2 in a race"
+    ):
+        settings("sweep.search=race", "sweep.cells_per_block=1")
+    assert settings("sweep.search=race", "sweep.cells_per_block=2").cells_per_block == 2
+    assert settings("sweep.cells_per_block=1").cells_per_block == 1  # beside a baseline
+
+
 def test_all_wrong_values_are_named_at_once() -> None:
     with pytest.raises(BadValueError) as error:
         settings("sweep.remeasure=maybe", "sweep.cells_per_block=0")

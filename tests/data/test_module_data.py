@@ -33,7 +33,7 @@ def indices(batches):
     [
         ("nosuch", (), "`data.target=tests.user_data.nosuch` cannot be imported"),
         ("imports_what_is_missing", (), "raised ModuleNotFoundError with the arguments {}"),
-        ("nothing", (), "returned a int, which is neither a map-style dataset"),
+        ("nothing", (), "returned a value of type int, which is neither a map-style dataset"),
         ("unpaired", (), "an item must be a pair of an image, a tensor (C, H, W), and a label; got a tensor"),
         ("stream", (), "say with `data.num_images` how many images one pass"),
         ("MapStyle", ("++data.arguments.side=6",), "gives images of shape (1, 6, 6), and"),
@@ -73,6 +73,38 @@ def test_workers_read_the_same_batches():
         assert indices(batches.train(0)) == indices(opened("MapStyle").train(0))
     finally:
         batches.close()
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("half", "float 0.5"), ("text", "str 'cat'"), ("none", "NoneType None"), ("no_number", "float nan"),
+        ("half_tensor", "float 0.5"), ("one_hot", "a tensor (10,) of torch.float32"),
+        ("numpy_half", "float 0.5"),
+    ],
+)  # fmt: skip
+def test_a_label_that_is_no_whole_number_is_refused_before_anything_runs(label, shown):
+    [reason] = planned("Labelled", f"++data.arguments.label={label}").reasons
+    assert reason == (
+        f"`data.target=tests.user_data.Labelled` gave item 0 the label {shown}, and a label is the number "
+        "of a class, from 0 to `data.num_classes` - 1: return a whole number."
+    )
+
+
+@pytest.mark.parametrize("label", ["numpy", "tensor", "whole", "array"])
+def test_whole_numbers_of_any_kind_are_labels(label):
+    target = "Labelled", f"++data.arguments.label={label}"
+    assert not planned(*target).reasons
+    _, labels = next(opened(*target).train(0))
+    assert labels.tolist() == [3] * len(labels)
+
+
+@pytest.mark.parametrize("target", ["Labelled", "labelled_stream"])
+def test_a_later_label_that_is_no_whole_number_is_named_with_its_index(target):
+    number = ("data.num_images=64",) if target == "labelled_stream" else ()
+    batches = opened(target, "++data.arguments={label:half,since:63}", *number)
+    with pytest.raises(VitsweepError, match=r"gave item 63 the label float 0\.5"):
+        list(batches.train(0))
 
 
 @pytest.mark.parametrize(

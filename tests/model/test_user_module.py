@@ -38,11 +38,14 @@ def only_reason(target: str, *overrides: str) -> str:
         ("nosuch", (), "`model.target=tests.user_modules.nosuch` cannot be imported"),
         ("misspells", (), "target=tests.user_modules.misspells` raised AttributeError with the arguments"),
         ("imports_what_is_missing", (), "raised ModuleNotFoundError with the arguments {}"),
-        ("no_module", (), "returned a dict, which is no `torch.nn.Module`"),
+        ("no_module", (), "returned a value of type dict, which is no `torch.nn.Module`"),
         ("raises", (), "raised ValueError with the arguments {} (width must be even)"),
         ("build", ("++model.arguments.widht=3",), "unexpected keyword argument 'widht'"),
         ("build", ("model.blocks=encoder.layers",), "it stacks modules at `body.layers` (2 x Residual)"),
-        ("build", ("model.blocks=head",), "`model.blocks=head` holds no modules"),
+        ("build", ("model.blocks=layers",), "`model.blocks=layers` is no part of `model=module"),
+        ("build", ("model.blocks=head",), "`model.blocks=head` holds no modules in `model=module"),
+        ("build", ("model.seams=[attend]",), "`model.seams=[attend]`: no module of `model=module"),
+        ("with_torchs_attention", ("model.seams=[attend]",), "or leave the seam out"),
         ("without_blocks", ("model.blocks=layers",), "it stacks no modules of one class"),
         ("build", ("++model.arguments.classes=3",), "returned (2, 3) for images (2, 1, 8, 8), and logits"),
         ("build", ("++model.arguments.channels=3",), "raised RuntimeError on images (2, 1, 8, 8)"),
@@ -98,6 +101,53 @@ def test_the_output_that_holds_the_logits_is_taken():
     cell = planned("WithResult", "model.output=values")
     assert not cell.reasons
     assert build_model(cell.spec)(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "output"),
+    [("dict", "values"), ("tuple", "1"), ("tuple", "-1"), ("object", "values")],
+)
+def test_logits_are_taken_by_key_place_or_attribute(kind, output):
+    cell = planned("Returns", f"++model.arguments.kind={kind}", f"model.output={output}")
+    assert not cell.reasons
+    model = build_model(cell.spec)
+    assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "told"),
+    [
+        ("dict", "logits", "dict with the keys `values`, `images`: use one of its keys."),
+        ("dict", "0", "dict with the keys `values`, `images`: use one of its keys."),
+        ("tuple", "2", "tuple of length 2: use a place from 0 to 1, such as `model.output=0`."),
+        (
+            "tuple",
+            "logits",
+            "tuple of length 2: use a place from 0 to 1, such as `model.output=0`.",
+        ),
+        (
+            "object",
+            "logits",
+            "Result with the attributes `values`, `images`: use an attribute",
+        ),
+        ("tensor", "logits", "a tensor (2, 10): leave `model.output` out."),
+        ("tensor", "0", "a tensor (2, 10): leave `model.output` out."),
+    ],
+)
+def test_an_output_that_does_not_fit_names_what_was_returned(kind, output, told):
+    reason = only_reason("Returns", f"++model.arguments.kind={kind}", f"model.output={output}")
+    assert reason.startswith(
+        f"`model.output={output}` is no part of what `model=module model.target="
+    )
+    assert f"returned, {told}" in reason
+
+
+def test_what_is_no_tensor_is_named_where_no_output_is_chosen():
+    reason = only_reason("Returns", "++model.arguments.kind=dict")
+    assert "returned dict with the keys `values`, `images` for images" in reason
+    assert reason.endswith("and `model.output`.")
 
 
 def test_a_module_that_reads_its_weights_while_it_is_built_is_built_on_the_host():

@@ -1,16 +1,21 @@
 """Columns of the user's: checked, computed from a run, empty with a reason where they fail."""
 
 import json
+from dataclasses import replace
 
 import pytest
+from pandas import DataFrame
 
 import vitsweep
-from tests.command import ROOT
+from tests.builders import ENVIRONMENT, PLAIN
+from tests.command import NO_REPORT, ROOT, Command
+from vitsweep.cli.main import run as command
 from vitsweep.errors import BadValueError
 from vitsweep.results import metrics
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import check_metrics, register, with_user_metrics
+from vitsweep.tables.empty_metrics import empty_metrics, empty_metrics_of
 from vitsweep.tables.show import presented
 
 NODE = {"function": f"{__name__}.joules", "unit": "J", "label": "Energy", "better": "lower"}
@@ -22,6 +27,25 @@ def joules(record, samples):
 
 def breaks(record, samples):
     return samples["nosuch"]
+
+
+def clears(record, samples):
+    for part in (record.metrics, record.spec, record.validity, record.environment, samples):
+        part.clear()
+    return 1.0
+
+
+def changes_a_sample(record, samples):
+    samples["step_time_ms"][0][0] = 0.0
+    return 1.0
+
+
+def exits(record, samples):
+    raise SystemExit(3)
+
+
+def stopped(record, samples):
+    raise KeyboardInterrupt
 
 
 def text(record, samples):
@@ -56,7 +80,7 @@ def run():
     return RunRecord(
         run_id="r", sweep="mine", cell_id="a", block="b", position=0, attempt=1,
         status=Status.measured, spec={"model": "vit_nano"}, metrics={"images_per_second": 3.0},
-        samples={"step_time_ms": [[1.0], [1.0]]},
+        samples={"step_time_ms": [[1.0], [1.0]], "warm_up_steps": 0, "skipped": [False]},
     )  # fmt: skip
 
 
@@ -67,14 +91,32 @@ def test_a_function_gives_a_column_and_one_that_raises_an_empty_one_with_its_rea
     assert record.status == Status.measured
 
 
+def with_metric(function, folder):
+    store = Store(folder / "mine").create()
+    node = NODE | {"function": f"{__name__}.{function}"}
+    store.append_command({"metrics": {"mine": node}, "cells": ["a"]})
+    return with_user_metrics(run(), store)
+
+
+@pytest.mark.parametrize("function", ["clears", "changes_a_sample"])
+def test_a_function_that_changes_what_it_is_given_changes_nothing_that_is_kept(function, tmp_path):
+    record = with_metric(function, tmp_path)
+    assert record == replace(run(), metrics=run().metrics | {"mine": 1.0})
+
+
+def test_a_function_that_ends_the_process_leaves_the_column_empty(tmp_path):
+    record = with_metric("exits", tmp_path)
+    assert (record.status, record.metrics["mine"]) == (Status.measured, None)
+    assert record.environment["mine_reason"].endswith("exits raised SystemExit: 3")
+    with pytest.raises(KeyboardInterrupt):
+        with_metric("stopped", tmp_path / "again")
+
+
 @pytest.mark.parametrize(
     ("function", "shown"), [("text", "'3.0'"), ("nothing", "None"), ("half_of_nothing", "nan")]
 )
 def test_what_is_no_number_leaves_the_column_empty_and_is_shown(function, shown, tmp_path):
-    store = Store(tmp_path / "mine").create()
-    node = NODE | {"function": f"{__name__}.{function}"}
-    store.append_command({"metrics": {"mine": node}, "cells": ["a"]})
-    record = with_user_metrics(run(), store)
+    record = with_metric(function, tmp_path)
     assert record.metrics["mine"] is None
     assert record.environment["mine_reason"].endswith(
         f"{function} returned {shown}, which is no finite number"
@@ -122,6 +164,49 @@ def test_tables_show_it_with_its_label_and_unit(store):
     assert metrics.METRICS["joules"].better == "lower"
     assert list(presented(cells)["Energy (J)"]) == ["8.00"]
     assert "broken_reason" in cells
+
+
+def test_what_has_no_value_is_said_once_with_its_reason(store, capsys):
+    store.freeze("a", {"cell_id": "a", "cell": {}})
+    for number in range(4):
+        record = replace(run(), run_id=f"r{number}", block=f"b{number}", spec=PLAIN)
+        record = with_user_metrics(replace(record, environment=ENVIRONMENT), store)
+        if number == 3:  # as if it had been computed
+            record.metrics["broken"] = 2.0
+            del record.environment["broken_reason"]
+        store.publish(record)
+    said = f"The metric `broken` has no value in 3 of 4 runs: {__name__}.breaks raised KeyError: 'nosuch'."
+    assert empty_metrics_of(store) == [said]
+    assert command(["collect", str(store.root)], {}) == 0
+    assert capsys.readouterr().out.count(said) == 1
+    page = vitsweep.load(store.root).report().path.read_text()
+    assert "The metric `broken` has no value in 3 of 4 runs" in page
+
+
+def test_reasons_that_differ_are_counted_and_a_long_one_is_cut(store):
+    register(store)
+    reasons = [
+        "f raised\n  ValueError: " + "x" * 999,
+        "f raised KeyError: 1",
+        "f raised KeyError: 1",
+    ]
+    runs = DataFrame({"status": "measured", "broken": None, "broken_reason": [*reasons, None]})
+    [said] = empty_metrics(runs)
+    assert said == (
+        "The metric `broken` has no value in 3 of 3 runs: f raised KeyError: 1. 1 more reason in "
+        "`broken_reason` of `runs.parquet`."
+    )
+    assert empty_metrics(runs.iloc[:1])[0].endswith("xxx….")
+    assert empty_metrics(runs.assign(broken_reason=None)) == []
+
+
+@pytest.mark.slow
+def test_a_sweep_says_in_the_terminal_what_has_no_value(tmp_path):
+    node = f"{{function:{__name__}.exits,unit:J,label:Energy,better:null}}"
+    done = Command(tmp_path)("-m", "precision=fp32,O1", f"++metric.columns.mine={node}", NO_REPORT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = f"The metric `mine` has no value in 2 of 2 runs: {__name__}.exits raised SystemExit: 3."
+    assert done.stdout.count(said) == 1
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,24 @@ NOTHING = [(math.nan, ""), (math.inf, ""), (None, "")]
 
 
 @pytest.mark.parametrize(("value", "text"), [*NUMBERS, *NOTHING, (-2.5, "-2.50")])
-def test_numbers_have_three_digits_and_no_exponent(value, text):
+def test_numbers_have_three_digits(value, text):
     assert formatting.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e300, "1.00e+300"),
+        (-2.5e15, "-2.50e+15"),
+        (1e-300, "1.00e-300"),
+        (5e11, "500,000,000,000"),
+    ],
+)
+def test_a_number_that_would_fill_lines_has_an_exponent(value, text):
+    assert formatting.number(value) == text
+    assert len(formatting.plain(value)) < 20
+    cells = table(run("base", metrics={"activation_gib": value}))
+    assert len(formatting.as_text(cells[["activation_gib"]]).iloc[0, 0]) < 20
 
 
 def test_a_bare_value_in_a_label_is_named():

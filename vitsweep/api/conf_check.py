@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.results.record import Status
 from vitsweep.results.user_metrics import check_metrics
+from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.machine import Machine
+from vitsweep.spec.rules import said_by
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
 SMALL = (
@@ -132,9 +135,17 @@ def _composed(group: str, name: str, folder: str | Path, composer: Composer) -> 
         plan_cell(composer.compose([choice, ONE_RANK]), Machine.here())
         yield Finding(choice, "composes")
         if group in TECHNIQUE_GROUPS:
-            yield _conflicts(group, choice, composer)
-    except (VitsweepError, yaml.YAMLError) as error:
-        yield Finding(choice, "composes", fault=str(error))
+            yield from _conflicts(group, choice, composer)
+    except Exception as error:  # of the user's code too
+        yield Finding(choice, "composes", fault=_fault(error))
+
+
+def _fault(error: Exception) -> str:
+    """Return an error as a sentence: its own, or what raised where in code of the user's."""
+    if isinstance(error, (VitsweepError, yaml.YAMLError)):
+        return str(error)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"`{frame.name}` raised {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})."
 
 
 def _with_partner(
@@ -170,16 +181,52 @@ def _named_sweep(name: str, folder: str | Path) -> Finding:
     return Finding(f"+sweep={name}", "composes", fault, note)
 
 
-def _conflicts(group: str, choice: str, composer: Composer) -> Finding:
-    """Pair the technique with each choice of the other groups; read the reasons that name it."""
-    reasons: dict[str, None] = {}
-    for other in (g for g in TECHNIQUE_GROUPS if g != group):
-        for option in composer.options(other):
-            cell = plan_cell(composer.compose([choice, f"{other}={option}"]), Machine.here())
-            reasons |= dict.fromkeys(reason for reason in cell.reasons if choice in reason)
+def _conflicts(group: str, choice: str, composer: Composer) -> Iterator[Finding]:
+    """Try the technique alone and beside each choice of the other groups; read what refuses it.
+
+    These are all reasons that it gives itself, and those of other rules that name it.
+    """
+    test, reasons, tried, refused = "its conflicts are sentences", dict[str, None](), 0, 0
+    alone = [f"resources.ranks_per_node={ranks}" for ranks in RANKS]
+    others = [
+        f"{g}={option}" for g in TECHNIQUE_GROUPS if g != group for option in composer.options(g)
+    ]
+    for beside in (*alone, *others):
+        try:
+            cell = plan_cell(composer.compose([choice, beside]), Machine.here())
+            own = _own_reasons(cell.spec, group)
+        except Exception as error:  # of the user's code too
+            if _can_be_planned(beside, composer):
+                yield Finding(choice, test, fault=f"beside `{beside}`: {_fault(error)}")
+                return
+            continue  # the other choice is wrong, which is said where it is tested itself
+        found = [*own, *(reason for reason in cell.reasons if choice in reason)]
+        reasons |= dict.fromkeys(found)
+        tried, refused = tried + 1, refused + bool(found)
     wrong = [reason for reason in reasons if not is_sentence(reason)]
     fault = f"no full sentence that names a way out: {wrong[0]!r}" if wrong else ""
-    return Finding(choice, "its conflicts are sentences", fault, f"{len(reasons)} found")
+    yield Finding(choice, test, fault, f"{len(reasons)} found")
+    if refused == tried:
+        note = (
+            f"it was refused in all {tried} cells that it was tried in, so that it could not be compared "
+            f"with plain training: {next(iter(reasons))}"
+        )
+        yield Finding(choice, "some cell can run with it", note=note, is_run=False)
+
+
+def _can_be_planned(override: str, composer: Composer) -> bool:
+    try:
+        plan_cell(composer.compose([override]), Machine.here())
+    except Exception:  # of the user's code too
+        return False
+    return True
+
+
+def _own_reasons(cell: CellSpec, group: str) -> list[str]:
+    """Return the reasons that a choice gives itself, unless the model refuses its whole group."""
+    if group in cell.model.refused(cell):
+        return []
+    return [*said_by(cell, group, "conflicts"), *said_by(cell, group, "lacking_here")]
 
 
 def is_sentence(reason: str) -> bool:
@@ -206,6 +253,9 @@ def _run(chosen: Sequence[str], folder: str | Path) -> Iterator[Finding]:
                 row = _only_row([*SMALL, *chosen, *where], folder)
             except ImpossibleCellError as error:
                 yield Finding(choice, test, note=" ".join(error.reasons), is_run=False)
+                continue
+            except Exception as error:  # of the user's code too
+                yield Finding(choice, test, fault=_fault(error))
                 continue
             fine = row["status"] == Status.measured
             fault = "" if fine else f"{row['status']}: {row['reason']}"

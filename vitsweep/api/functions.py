@@ -73,7 +73,10 @@ def sweep(
         if not result.submitted:
             cells = collected(result)
             from vitsweep.results.trackers import mirror
+            from vitsweep.tables.empty_metrics import empty_metrics_of
 
+            for line in empty_metrics_of(result.store):
+                session.console.print(line, highlight=False, markup=False, soft_wrap=True)
             rows = [{str(k): v for k, v in row.items()} for row in cells.to_dict("records")]
             if message := mirror(result.store, rows, session.tracker):
                 session.console.print(message, highlight=False)
@@ -228,7 +231,7 @@ def _positive(name: str, value: Any) -> float:
     Raises:
         BadValueError: it is no number above 0.
     """
-    number = float(value) if isinstance(value, Real) else 0.0
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
     if not number > 0:
         raise BadValueError(f"`{name}={value!r}` must be a number above 0.")
     return number

@@ -1,14 +1,21 @@
 """Settings given in Python, written as the overrides that the command line takes."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from vitsweep.composition.override_text import plain_value, sweep_override, value_override
+from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.errors import BadValueError
 
 Overrides = str | Sequence[str]
 """Overrides in Hydra's grammar: a list of them, or one text as typed in a shell."""
+
+
+_EXPECTED = (
+    "give texts such as 'precision=O1,O2', or settings by name, such as precision=['O1', 'O2']."
+)
 
 
 def as_overrides(overrides: Overrides, settings: Mapping[str, Any]) -> list[str]:
@@ -21,19 +28,34 @@ def as_overrides(overrides: Overrides, settings: Mapping[str, Any]) -> list[str]
 
     Raises:
         BadValueError: `overrides` is neither a text nor a list of texts, a list is empty, a value is none
-            that a setting can have, or a key is given in both.
+            that a setting can have, or a key is given in both, or is one of `sweep` without it.
     """
+    if not isinstance(overrides, Iterable) or isinstance(overrides, (Mapping, bytes)):
+        raise BadValueError(f"`{overrides!r:.80}` is no list of overrides: {_EXPECTED}")
+    _refuse_keys_of_sweep(settings)
     texts = shlex.split(overrides) if isinstance(overrides, str) else list(overrides)
     for text in texts:
         if not isinstance(text, str):
-            raise BadValueError(
-                f"`{text!r}` is no override: give texts such as 'precision=O1,O2', or settings by "
-                "name, such as precision=['O1', 'O2']."
-            )
+            raise BadValueError(f"`{text!r}` is no override: {_EXPECTED}")
     named = list(_of_settings(settings, ""))
     for text in named:
         refuse_second(texts, text)
     return [*texts, *named]
+
+
+def _refuse_keys_of_sweep(settings: Mapping[str, Any]) -> None:
+    """Refuse keys that stand in the section `sweep`, and say how they are given.
+
+    Raises:
+        BadValueError: all of them are named.
+    """
+    known = {field.name for field in fields(SweepSettings)}
+    if not (found := {key: value for key, value in settings.items() if key in known}):
+        return
+    typed = ", ".join(f"`{key}={value!r}`" for key, value in found.items())
+    what = f"`{next(iter(found))}` stands" if len(found) == 1 else "they stand"
+    budget = ", or `minutes` of `vitsweep.race`, whose budget it is" if "minutes" in found else ""
+    raise BadValueError(f"{typed}: {what} in the section `sweep`: use `sweep={found!r}`{budget}.")
 
 
 def refuse_second(texts: Sequence[str], added: str) -> None:

@@ -50,6 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.report.views import collect
     from vitsweep.results.find import find_sweep
     from vitsweep.results.trackers import sync
+    from vitsweep.tables.empty_metrics import empty_metrics_of
     from vitsweep.tables.load import cells_of
 
     store = find_sweep(typed.sweep)
@@ -70,6 +71,8 @@ def run(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
     console.print(_selected(cells, store, typed))
+    for line in empty_metrics_of(store):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for hint in (reconcile_hint(store, poll(store)), killed_hint(store)):
         if hint:
             console.print(hint, highlight=False)

@@ -16,6 +16,7 @@ from vitsweep.results.find import sweep_argument
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import mirror
+from vitsweep.tables.empty_metrics import empty_metrics_of
 from vitsweep.tables.limits import limit_answer, limits, presented_limits
 from vitsweep.tables.replicates import replicate_key, replicates
 from vitsweep.tables.terminal import ResultTable, as_table
@@ -50,6 +51,7 @@ def summarize(
     else:
         key = replicate_key(store.commands())
         console.print(ResultTable(replicates(mine, key) if key else mine, sweep_argument(store)))
+    _say_empty_metrics(store, console)
     if with_report and (mine["status"] == Status.measured).any():
         said = iter(["Drawing the charts of the report."])  # once
         with saying(console, lambda: next(said, "")):
@@ -68,8 +70,15 @@ def summarize_limits(store: Store, key: str, console: Console, *, with_report: b
     console.print()
     console.print(as_table(presented_limits(table, key), f"Limits of sweep {store.name}"))
     console.print(limit_answer(table, key), highlight=False)
+    _say_empty_metrics(store, console)
     if with_report and (table["fits"] > 0).any():
         console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
+
+
+def _say_empty_metrics(store: Store, console: Console) -> None:
+    """Print a sentence for each of the user's metrics that has no value in some runs, and why."""
+    for line in empty_metrics_of(store):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def exit_code(rows: Sequence[Mapping[str, Any]]) -> ExitCode:

@@ -99,8 +99,8 @@ def plain_value(key: str, value: Any) -> Any:
     if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
         return [plain_value(key, part) for part in value]
     raise BadValueError(
-        f"`{key}={value!r:.80}`: a {type(value).__name__} is no value of a setting: give a number, a text, "
-        "a path, True, False or None, or a list of these."
+        f"`{key}={value!r:.80}`: what is of type {type(value).__name__} is no value of a setting: give a "
+        "number, a text, a path, True, False or None, or a list of these."
     )
 
 

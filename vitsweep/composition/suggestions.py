@@ -33,6 +33,11 @@ def unknown_key(
     """
     typed, names = str(override.input_line), [name for name in node if not name.startswith("_")]
     where = ".".join(path)
+    of_sweep = node.get("sweep") if not path else None
+    if isinstance(of_sweep, Mapping) and key in of_sweep:
+        return BadValueError(
+            f"`{typed}`: `{key}` stands in the section `sweep`: use `sweep.{typed.lstrip('+')}`."
+        )
     if not names:
         return BadValueError(
             f"`{typed}`: `{where}{f'={choice}' if choice else ''}` has no key `{key}`, nor any other: "

@@ -204,11 +204,17 @@ def _race_problems(settings: SweepSettings) -> list[str]:
             "sweep.limit.key": settings.limit.key,
             "sweep.accept_code": None if settings.accept_code == "same" else settings.accept_code,
         }
-        return [
+        problems = [
             f"`{key}={value}` does not go with `sweep.search=race`: leave out one of them."
             for key, value in unfit.items()
             if value is not None
         ]
+        if settings.cells_per_block < 2:
+            problems.append(
+                f"`sweep.cells_per_block={settings.cells_per_block}` must be at least 2 in a race, which "
+                "compares the cells of a block with one another."
+            )
+        return problems
     objective = settings.objective
     listed = objective if isinstance(objective, str) else f"[{','.join(objective)}]"
     only_race = {

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
+from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -71,8 +73,8 @@ def _inspect(data: "ModuleData") -> Inspected:
         train = data.call(training=True)
         if not (_is_map_style(train) or hasattr(train, "__iter__")):
             return Inspected(
-                f"`data.target={data.target}` returned a {type(train).__name__}, which is neither a "
-                "map-style dataset (`__len__`, `__getitem__`) nor an iterable of (image, label)."
+                f"`data.target={data.target}` returned a value of type {type(train).__name__}, which is "
+                "neither a map-style dataset (`__len__`, `__getitem__`) nor an iterable of (image, label)."
             )
         if not _is_map_style(train) and data.num_images is None:
             return Inspected(
@@ -80,13 +82,15 @@ def _inspect(data: "ModuleData") -> Inspected:
                 "many images one pass over it gives."
             )
         first = train[0] if _is_map_style(train) else next(iter(train))
-        image, _ = as_pair(first)
+        image, _ = as_pair(first, 0, data.target)
         num_test = 0
         if data.test_arguments is not None:
             test = data.call(training=False)
             num_test = len(test) if _is_map_style(test) else data.num_images or 0
         num_train = len(train) if _is_map_style(train) else data.num_images
         return Inspected(shape=tuple(image.shape), num_train=num_train, num_test=num_test)
+    except BadValueError as error:  # of `as_pair`: the user's code raised nothing
+        return Inspected(str(error))
     except Exception as error:  # the code is the user's
         return Inspected(
             f"`data.target={data.target}` raised {type(error).__name__} with the arguments "
@@ -94,17 +98,35 @@ def _inspect(data: "ModuleData") -> Inspected:
         )
 
 
-def as_pair(item: Any) -> tuple[Tensor, int]:
+def as_pair(item: Any, index: int, target: str | None) -> tuple[Tensor, int]:
     """Return an item of a dataset as image and label.
 
+    Args:
+        item: what the dataset gave.
+        index: its place in the dataset, or in one pass over an iterable.
+        target: of the dataset, for the text of an error.
+
     Raises:
-        BadValueError: it is no such pair; the text shows it.
+        BadValueError: it is no such pair, or its label is no whole number; the text shows it.
     """
-    if isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[0], Tensor):
-        return item[0], int(item[1])
-    raise BadValueError(
-        f"an item must be a pair of an image, a tensor (C, H, W), and a label; got {_shown(item)}"
-    )
+    if not (isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[0], Tensor)):
+        raise BadValueError(
+            f"`data.target={target}` gave item {index}: an item must be a pair of an image, a tensor "
+            f"(C, H, W), and a label; got {_shown(item)}."
+        )
+    label = _number(item[1])
+    if not isinstance(label, int) and not (isinstance(label, float) and label.is_integer()):
+        raise BadValueError(
+            f"`data.target={target}` gave item {index} the label {_shown(label)}, and a label is the "
+            "number of a class, from 0 to `data.num_classes` - 1: return a whole number."
+        )
+    return item[0], int(label)
+
+
+def _number(label: Any) -> Any:
+    """Return the number in a tensor or array of one element, or in a number of numpy."""
+    has_one = isinstance(label, (Tensor, np.ndarray, np.generic)) and prod(label.shape) == 1
+    return label.item() if has_one else label
 
 
 def _shown(item: Any) -> str:
@@ -158,11 +180,16 @@ class PairReader(Dataset[Pair]):
         """Read one batch: images (B, C, H, W) and labels (B,)."""
         if self._dataset is None:
             self._dataset = self._data.call(training=self._training)
-        return _stacked([self._dataset[row] for row in request.rows.tolist()])
+        rows = request.rows.tolist()
+        return _stacked([(row, self._dataset[row]) for row in rows], self._data.target)
 
 
-def _stacked(items: list[Any]) -> Pair:
-    pairs = [as_pair(item) for item in items]
+Item = tuple[int, Any]
+"""What a dataset gives, with its place in it."""
+
+
+def _stacked(items: list[Item], target: str | None) -> Pair:
+    pairs = [as_pair(item, index, target) for index, item in items]
     shapes = {tuple(image.shape) for image, _ in pairs}
     if len(shapes) > 1:
         raise BadValueError(
@@ -203,28 +230,28 @@ class IterableBatches(Batches):
 
     def train(self, epoch: int, first: int = 0) -> Iterator[Pair]:
         """Pass over the iterable once; `first` micro-batches are left out."""
-        sampler, items = self._sampler, iter(self._data.call(training=True))
+        sampler, items = self._sampler, enumerate(self._data.call(training=True))
         own = sampler.accumulation_steps * sampler.micro_batch
-        micro_batches: Iterator[list[Any]] = chain.from_iterable(
+        micro_batches: Iterator[list[Item]] = chain.from_iterable(
             _cut(step[sampler.replica * own :][:own], sampler.micro_batch)
             for step in _steps(items, sampler.images_per_step)
         )
         wanted = sampler.micro_batches(self.num_train)
         for items_of_one in islice(micro_batches, first, wanted):
-            yield self._checked(*_stacked(items_of_one))
+            yield self._checked(*_stacked(items_of_one, self._data.target))
 
     def test(self) -> Iterator[Pair]:
         """Yield this replica's held-out images, in the order of the iterable."""
-        items = list(islice(iter(self._data.call(training=False)), self.num_test))
+        items = list(islice(enumerate(self._data.call(training=False)), self.num_test))
         for rows in self._sampler.test(len(items)):
-            yield self._checked(*_stacked([items[row] for row in rows]))
+            yield self._checked(*_stacked([items[row] for row in rows], self._data.target))
 
 
-def _steps(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+def _steps(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
     """Yield whole global batches."""
     while len(step := list(islice(items, size))) == size:
         yield step
 
 
-def _cut(items: list[Any], size: int) -> list[list[Any]]:
+def _cut(items: list[Item], size: int) -> list[list[Item]]:
     return [items[start : start + size] for start in range(0, len(items), size)]

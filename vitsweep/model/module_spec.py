@@ -31,7 +31,8 @@ class ModuleSpec(ModelSpec):
         blocks: path of what the module stacks, such as `encoder.layers`; `*` stands for any name.
             `auto` takes the list of equal modules with most parameters. Sharding, recomputation and
             compilation work on these.
-        output: attribute of what the module returns that holds the logits; null where it returns them.
+        output: where in what the module returns the logits are: the key of a dict, the place in a tuple
+            (from 0) or an attribute; null where it returns them.
         seams: what the module offers to techniques: `attend` where its attention modules call
             `self.attend(q, k, v)` on tensors (B, heads, T, K), as `vitsweep.model.attention` does.
         twin_arguments: arguments of the small module on which techniques are proved, over
@@ -46,7 +47,7 @@ class ModuleSpec(ModelSpec):
     shape_arguments: dict[str, str] = field(hash=False)
     passes_name: bool
     blocks: str
-    output: str | None
+    output: str | int | None
     seams: tuple[Literal["attend"], ...]
     twin_arguments: dict[str, Any] = field(hash=False, metadata={"identity": False})
     twin_side_px: Annotated[int, Gt(0)] | None = field(metadata={"identity": False})

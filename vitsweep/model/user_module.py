@@ -1,7 +1,8 @@
 """Building a module of the user's, and finding what it stacks (needs torch)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from vitsweep.model.module_spec import ModuleSpec
 
 MOST_CANDIDATES = 8
+MOST_NAMES = 12
 AUTO = "auto"
 
 _PROBLEMS: dict[tuple[str, int], tuple[str, ...]] = {}
@@ -29,18 +31,57 @@ def build_module(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     module = _called(spec, resolution_px)
     mark_layers(find_blocks(module, spec))
     if spec.output is not None:
-        module.register_forward_hook(_Output(spec.output))
+        module.register_forward_hook(_Output(spec.output, spec.typed))
     return module
 
 
 class _Output:
-    """A hook that returns one attribute of what a module returns."""
+    """A hook that returns the part of what a module returns that holds the logits."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str | int, typed: str) -> None:
+        self.name, self.typed = name, typed
 
     def __call__(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:
-        return getattr(outputs, self.name)
+        name = self.name
+        if isinstance(outputs, Mapping):  # its keys alone: `values` is an attribute of every dict
+            if name in outputs:
+                return outputs[name]
+        elif isinstance(name, str):
+            if hasattr(outputs, name):
+                return getattr(outputs, name)
+        elif isinstance(outputs, (tuple, list)) and -len(outputs) <= name < len(outputs):
+            return outputs[name]
+        raise BadValueError(
+            f"`model.output={name}` is no part of what `{self.typed}` returned, {_described(outputs)}: "
+            f"{_way_out(outputs)}."
+        )
+
+
+def _described(outputs: Any) -> str:
+    """Return what a module returned: its type with its shape, keys, length or attributes."""
+    kind = type(outputs).__name__
+    if isinstance(outputs, torch.Tensor):
+        return f"a tensor {tuple(outputs.shape)}"
+    if isinstance(outputs, Mapping):
+        return f"{kind} with the keys {_listed(outputs)}"
+    if isinstance(outputs, (tuple, list)):
+        return f"{kind} of length {len(outputs)}"
+    attributes = [name for name in getattr(outputs, "__dict__", {}) if not name.startswith("_")]
+    return f"{kind} with the attributes {_listed(attributes)}" if attributes else kind
+
+
+def _way_out(outputs: Any) -> str:
+    if isinstance(outputs, torch.Tensor):
+        return "leave `model.output` out"
+    if isinstance(outputs, Mapping):
+        return "use one of its keys"
+    if isinstance(outputs, (tuple, list)):
+        return f"use a place from 0 to {len(outputs) - 1}, such as `model.output=0`"
+    return "use an attribute that holds the logits"
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(f"`{name}`" for name in islice(names, MOST_NAMES))
 
 
 def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
@@ -67,8 +108,8 @@ def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
         ) from error
     if not isinstance(module, nn.Module):
         raise BadValueError(
-            f"`{spec.typed}` returned a {type(module).__name__}, which is no `torch.nn.Module`: name a "
-            "function or class that returns one."
+            f"`{spec.typed}` returned a value of type {type(module).__name__}, which is no "
+            "`torch.nn.Module`: name a function or class that returns one."
         )
     return module
 
@@ -86,13 +127,13 @@ def find_blocks(module: nn.Module, spec: "ModuleSpec") -> list[nn.Module]:
     at_path = [m for name, m in module.named_modules() if fnmatchcase(name, spec.blocks) and name]
     blocks = [child for container in at_path for child in container.children()]
     if not blocks:
-        fault = "holds no modules" if at_path else "is no part of it"
+        fault = "holds no modules in" if at_path else "is no part of"
         listed = ", ".join(
             f"`{path}` ({len(found[path])} x {type(found[path][0]).__name__})"
             for path in list(found)[:MOST_CANDIDATES]
         )
         there = f"it stacks modules at {listed}" if listed else "it stacks no modules of one class"
-        raise BadValueError(f"`model.blocks={spec.blocks}` {fault}, of `{spec.typed}`; {there}.")
+        raise BadValueError(f"`model.blocks={spec.blocks}` {fault} `{spec.typed}`: {there}.")
     return blocks
 
 
@@ -129,12 +170,23 @@ def _problems(spec: "ModuleSpec", resolution_px: int) -> Iterator[str]:
     except BadValueError as error:
         yield str(error)
         return
+    if "attend" in spec.seams and not any(
+        callable(getattr(m, "attend", None)) for m in module.modules()
+    ):
+        yield (
+            f"`model.seams=[attend]`: no module of `{spec.typed}` has an attribute `attend`. Let its "
+            "attention modules set `self.attend` to a function of q, k, v and call it, or leave the seam out."
+        )
+        return
     if not any(p.is_meta for p in module.parameters()):
         return
     shape = (2, *spec.input_shape(resolution_px))
     try:
         with torch.no_grad():
             outputs = module(torch.empty(shape, device="meta"))
+    except BadValueError as error:  # of `_Output`
+        yield str(error)
+        return
     except Exception as error:
         if "meta" in str(error):
             return
@@ -143,8 +195,9 @@ def _problems(spec: "ModuleSpec", resolution_px: int) -> Iterator[str]:
             f"width): {error}."
         )
         return
-    given = tuple(getattr(outputs, "shape", ())) or type(outputs).__name__
-    fits = isinstance(outputs, torch.Tensor) and outputs.shape[:1] == (2,)
+    is_tensor = isinstance(outputs, torch.Tensor)
+    given = tuple(outputs.shape) if is_tensor else _described(outputs)
+    fits = is_tensor and outputs.shape[:1] == (2,)
     if not fits or (spec.head == "classify" and given != (2, spec.num_classes)):
         yield (
             f"`{spec.typed}` returned {given} for images {shape}, and logits must be "

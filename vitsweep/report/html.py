@@ -25,6 +25,7 @@ from vitsweep.tables.columns import environment_columns, varying
 from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.compile_cost import repayments
 from vitsweep.tables.diagnostics import diagnostics
+from vitsweep.tables.empty_metrics import empty_metrics
 from vitsweep.tables.exposed_communication import presented_exposed
 from vitsweep.tables.formatting import missing
 from vitsweep.tables.half_precision import half_precision_note
@@ -88,6 +89,7 @@ def write_report(store: Store | Path) -> Path:
         comparisons=[sentence for pair in pairs for sentence in pair.sentences],
         exposed=exposed,
         race=sweep.race,
+        notes=empty_metrics(sweep.runs),
     )
     page = folder / "index.html"
     write_atomically(page, text)
@@ -104,6 +106,7 @@ def render(
     comparisons: Sequence[str] = (),
     exposed: DataFrame = chart_data.NOTHING,
     race: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
 ) -> str:
     """Return the page as text.
 
@@ -117,6 +120,7 @@ def render(
         comparisons: sentences about the pairs that `compare` measured.
         exposed: table of `tables.exposed_communication`.
         race: `race.json` of the sweep, where there was one.
+        notes: sentences about columns that lack values.
     """
     latest = commands[-1] if commands else {}
     key = limit_key(commands)
@@ -149,6 +153,7 @@ def render(
         "diagnostics": [] if diagnosed is None else diagnosed.to_dict("records"),
         "counts": counts(cells).to_dict("records"),
         "unmeasured": unmeasured_lines(checked_cells(cells, "reason")),
+        "notes": notes,
         "environment": environment(cells),
         "commands": list(dict.fromkeys(str(c["command"]) for c in commands if c.get("command"))),
         "metrics": [m for m in METRICS.values() if m.column in cells],

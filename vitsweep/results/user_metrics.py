@@ -6,6 +6,7 @@ table, chart and report that reads the sweep knows unit and label.
 
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
@@ -33,14 +34,14 @@ class UserMetric:
     function: str
 
     def compute(self, record: RunRecord) -> float:
-        """Call the function with a copy of the record and its samples.
+        """Call the function with a copy of the record and its samples, which it may change.
 
         Raises:
             NoNumberError: it returned something else than a finite number.
-            Exception: whatever importing or calling it raises.
+            BaseException: whatever importing or calling it raises, `SystemExit` among them.
         """
-        own = replace(record, metrics=dict(record.metrics))
-        value = imported_function(self.function)(own, record.samples)
+        own = deepcopy(record)
+        value = imported_function(self.function)(own, own.samples)
         try:
             number = float("nan" if isinstance(value, (str, bytes)) else value)
         except (TypeError, ValueError, OverflowError):
@@ -132,6 +133,10 @@ def with_user_metrics(record: RunRecord, store: Store) -> RunRecord:
     """Return the record of a measured run with the columns that the sweep's commands name.
 
     Where a function raises or returns no finite number, its column is empty and `<column>_reason` says why.
+    A function that ends the process (`sys.exit()`) is one that raises: the run has been measured.
+
+    Raises:
+        KeyboardInterrupt: the user stopped it.
     """
     metrics, reasons = dict(record.metrics), {}
     for metric in user_metrics(definitions_of(store)):
@@ -141,7 +146,9 @@ def with_user_metrics(record: RunRecord, store: Store) -> RunRecord:
         except NoNumberError as error:
             metrics[column] = None
             reasons[f"{column}_reason"] = f"{metric.function} {error}"
-        except Exception as error:  # the code is the user's
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the code is the user's
             metrics[column] = None
             reasons[f"{column}_reason"] = (
                 f"{metric.function} raised {type(error).__name__}: {error}"

@@ -1,13 +1,19 @@
 """What cannot run, with every reason, before a process starts or a job is queued."""
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
+from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.mesh_shape import TOKEN_AXES
 
 
 def conflicts(cell: CellSpec) -> list[str]:
-    """Return all reasons why a cell cannot run; empty means that it can."""
+    """Return all reasons why a cell cannot run; empty means that it can.
+
+    Raises:
+        BadValueError: the rule of a technique raises.
+    """
     own = [
         _mesh(cell),
         _axes(cell),
@@ -20,15 +26,45 @@ def conflicts(cell: CellSpec) -> list[str]:
         cell.recipe.conflicts(cell),
     ]
     refused = cell.model.refused(cell)
-    chosen = [t.conflicts(cell) for group, t in cell.techniques.items() if group not in refused]
+    chosen = [
+        said_by(cell, group, "conflicts") for group in cell.techniques if group not in refused
+    ]
     reasons = (reason for part in [*own, refused.values(), *chosen] for reason in part)
     return list(dict.fromkeys(reasons))
 
 
 def lacking_here(cell: CellSpec) -> Iterator[str]:
-    """Yield all reasons why this machine cannot run a cell that others can."""
-    for technique in cell.techniques.values():
-        yield from technique.lacking_here(cell)
+    """Yield all reasons why this machine cannot run a cell that others can.
+
+    Raises:
+        BadValueError: the rule of a technique raises.
+    """
+    for group in cell.techniques:
+        yield from said_by(cell, group, "lacking_here")
+
+
+def said_by(cell: CellSpec, group: str, rule: Literal["conflicts", "lacking_here"]) -> list[str]:
+    """Return the reasons that one rule of a technique itself gives against a cell.
+
+    Raises:
+        BadValueError: the rule, which may be a user's, raises or gives something else than texts.
+    """
+    technique = cell.techniques[group]
+    try:
+        said = list(getattr(technique, rule)(cell))
+        fault = "" if all(isinstance(text, str) for text in said) else f"yielded {said!r:.80}"
+    except VitsweepError:
+        raise
+    except Exception as error:
+        said, fault = [], f"raised {type(error).__name__}: {' '.join(str(error).split())}"
+    if fault:
+        kind = type(technique)
+        raise BadValueError(
+            f"`{group}={technique.name}`: `{kind.__module__}.{kind.__qualname__}.{rule}` {fault}, but it "
+            f"must yield a sentence for each reason why a cell cannot run: mend it, or choose another "
+            f"`{group}`."
+        )
+    return said
 
 
 def _mesh(cell: CellSpec) -> Iterator[str]:

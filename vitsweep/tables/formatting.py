@@ -9,6 +9,9 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS
 
+LARGEST, SMALLEST = 1e12, 1e-6
+"""Numbers from the first on, or below the second, are shown with an exponent: no column is that wide."""
+
 
 def missing(value: Any) -> bool:
     """Return whether a value is None, NaN, NA or the empty text."""
@@ -21,7 +24,8 @@ def plain(value: Any) -> str:
     """Return a value as a user types it: 3.0 becomes `3`, a missing value the empty text."""
     if missing(value):
         return ""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    whole_number = isinstance(value, float) and value.is_integer() and abs(value) < LARGEST
+    return str(int(value)) if whole_number else str(value)
 
 
 def as_text(table: DataFrame) -> DataFrame:
@@ -30,11 +34,13 @@ def as_text(table: DataFrame) -> DataFrame:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """Return a number with `digits` significant digits and no exponent: 0.0123, 1.23, 1,230."""
+    """Return a number with `digits` significant digits: 0.0123, 1.23, 1,230; 1.23e+15 beyond all units."""
     if missing(value) or not math.isfinite(float(value)):
         return ""
     if value == 0:
         return "0"
+    if not SMALLEST <= abs(value) < LARGEST:
+        return f"{float(value):.{digits - 1}e}"
     places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
     return f"{float(value):,.{places}f}"
 
