@@ -83,7 +83,7 @@ class RaceRounds:
         return Race(
             design=self.cells.design,
             baseline_of=self.cells.baselines,
-            block_size=max(LEAST_CELLS, self.settings.cells_per_block),
+            block_size=self.settings.cells_per_block,
             indifference=self.settings.indifference,
             seed=int(sha256(ids.encode()).hexdigest()[:12], 16),
             at_once=self.at_once,
