@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -30,6 +30,12 @@ def open_console() -> Console:
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     width = None if known else WIDTH_IN_A_FILE
     return CommandConsole(width=width, markup=False, emoji=False)  # `[fp8]` is text, not a style
+
+
+def print_lines(console: Console, lines: Iterable[str]) -> None:
+    """Print sentences as they are: none is cut or broken, however narrow the console is."""
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def can_be_redrawn(console: Console) -> bool:

@@ -13,7 +13,7 @@ from vitsweep.api.measure import collected, measured, search_limits, searches_of
 from vitsweep.api.session import Session, open_session
 from vitsweep.api.settings import Overrides, as_overrides, refuse_second
 from vitsweep.composition.override_text import value_override
-from vitsweep.console import open_console
+from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, SweepStopped, VitsweepError
 from vitsweep.launchers.paired_comparison import (
     DEFAULT_MINUTES,
@@ -75,8 +75,7 @@ def sweep(
             from vitsweep.results.trackers import mirror
             from vitsweep.tables.empty_metrics import empty_metrics_of
 
-            for line in empty_metrics_of(result.store):
-                session.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            print_lines(session.console, empty_metrics_of(result.store))
             rows = [{str(k): v for k, v in row.items()} for row in cells.to_dict("records")]
             if message := mirror(result.store, rows, session.tracker):
                 session.console.print(message, highlight=False)

@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     typed = parser().parse_args(arguments)
     if typed.rows not in (None, "all") and not (typed.rows.isdecimal() and int(typed.rows)):
         raise BadValueError(f"`--rows {typed.rows}` must be a number above zero, or `all`.")
-    from vitsweep.console import open_console
+    from vitsweep.console import open_console, print_lines
     from vitsweep.launchers.slurm.state.poll import poll
     from vitsweep.launchers.slurm.state.reconcile import reconcile
     from vitsweep.launchers.slurm.state.status_page import killed_hint, reconcile_hint
@@ -71,8 +71,7 @@ def run(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
     console.print(_selected(cells, store, typed))
-    for line in empty_metrics_of(store):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    print_lines(console, empty_metrics_of(store))
     for hint in (reconcile_hint(store, poll(store)), killed_hint(store)):
         if hint:
             console.print(hint, highlight=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vitsweep.api.comparisons import ComparisonResult, compared_settings
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
-from vitsweep.console import open_console
+from vitsweep.console import open_console, print_lines
 from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.launchers.paired_comparison import (
     DEFAULT_MINUTES,
@@ -125,5 +125,4 @@ def _show(pair: PairedComparison, result: ComparisonResult) -> None:
     mirrored = mirror(pair.store, records, pair.tracker)
     draws = pair.settings.report and (rows["status"] == Status.measured).any()
     report = f"Report: {write_report(pair.store)}" if draws else ""
-    for line in filter(None, [*result.sentences, report, mirrored]):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    print_lines(console, filter(None, [*result.sentences, report, mirrored]))

@@ -17,7 +17,7 @@ from rich.text import Text
 from vitsweep.cli.options import Options
 from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.composer import Composer
-from vitsweep.console import open_console
+from vitsweep.console import open_console, print_lines
 from vitsweep.errors import ExitCode
 from vitsweep.execution.calibration import calibration_for
 from vitsweep.planning.sweep_plan import plan_cell
@@ -68,8 +68,7 @@ def run(arguments: Sequence[str]) -> int:
             "The ranks of the default cell could not measure their rates: run "
             "`python -m vitsweep measurement=smoke` and read `rank0.log` in the cell's folder."
         )
-    for problem in problems:
-        console.print(problem, highlight=False, markup=False, soft_wrap=True)
+    print_lines(console, problems)
     return ExitCode.not_all_measured if problems else ExitCode.ok
 
 

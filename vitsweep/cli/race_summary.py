@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from vitsweep.console import print_lines
 from vitsweep.results.race_file import read_race
 from vitsweep.results.store import Store
 from vitsweep.tables.effects import effects, sentences
@@ -18,11 +19,8 @@ def show_race(store: Store, console: Console) -> str | None:
     if len(table) > BEST:
         console.print(f"{len(table) - BEST} more cells stand in the report.", highlight=False)
     sweep = sweep_of(store)
-    found = (
-        sentences(effects(sweep.runs, sweep.baselines))
-        if len(sweep.runs) and has_begun(race)
-        else []
-    )
-    for line in [race_answer(race), *race_lines(race), *found]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    lines = [race_answer(race), *race_lines(race)]
+    if len(sweep.runs) and has_begun(race):
+        lines += sentences(effects(sweep.runs, sweep.baselines))
+    print_lines(console, lines)
     return race.get("leader")

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from vitsweep.api.measure import SUBMITTED, Row, collected, rows_of, submitted_rows
 from vitsweep.cli.race_summary import show_race
-from vitsweep.console import saying
+from vitsweep.console import print_lines, saying
 from vitsweep.errors import ExitCode
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.report.html import write_report
@@ -51,7 +51,7 @@ def summarize(
     else:
         key = replicate_key(store.commands())
         console.print(ResultTable(replicates(mine, key) if key else mine, sweep_argument(store)))
-    _say_empty_metrics(store, console)
+    print_lines(console, empty_metrics_of(store))
     if with_report and (mine["status"] == Status.measured).any():
         said = iter(["Drawing the charts of the report."])  # once
         with saying(console, lambda: next(said, "")):
@@ -70,15 +70,9 @@ def summarize_limits(store: Store, key: str, console: Console, *, with_report: b
     console.print()
     console.print(as_table(presented_limits(table, key), f"Limits of sweep {store.name}"))
     console.print(limit_answer(table, key), highlight=False)
-    _say_empty_metrics(store, console)
+    print_lines(console, empty_metrics_of(store))
     if with_report and (table["fits"] > 0).any():
         console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
-
-
-def _say_empty_metrics(store: Store, console: Console) -> None:
-    """Print a sentence for each of the user's metrics that has no value in some runs, and why."""
-    for line in empty_metrics_of(store):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def exit_code(rows: Sequence[Mapping[str, Any]]) -> ExitCode:

@@ -17,7 +17,7 @@ from scipy.linalg import cho_solve
 from scipy.optimize import minimize
 
 from vitsweep.racing.design import Design, Floats
-from vitsweep.racing.model import LOG_RANGE, Covariance, Mixture, Posterior, Runs, Scales, factor
+from vitsweep.racing.model import LOG_RANGE, Covariances, Mixture, Posterior, Runs, Scales, factor
 
 GROWTH, FIRST_FIT, MOST_ROWS = 1.4, 24, 350
 """The scales are fitted to the first 24 runs, then each time the data have grown by 1.4, to at most the
@@ -68,7 +68,8 @@ class Model:
             runs: all of them, oldest first.
         """
         fitted = self._scales(runs)
-        parts = [Posterior(self.design, runs, scales) for scales in fitted.around]
+        covariances = Covariances.of(self.design, runs)
+        parts = [Posterior(self.design, runs, scales, covariances) for scales in fitted.around]
         return Mixture(fitted.best, parts, fitted.probabilities)
 
     def _scales(self, runs: Runs) -> FittedScales:
@@ -93,12 +94,12 @@ def _fit(design: Design, runs: Runs, start: Scales, prior: Scales, log_sd: Float
     """Maximize marginal likelihood times prior twice, with the runs reweighted between, and look around."""
     recent = runs.part(slice(max(len(runs) - MOST_ROWS, 0), None))
     seen = recent.log - recent.log.mean()
-    covariance = Covariance.of(recent, design.main(recent.cell), design.pairs(recent.cell))
+    covariances = Covariances.of(design, recent)
 
     def loss(logs: Floats, weights: Floats) -> float:
         """Return the negative logarithm of the scales' probability, up to a constant."""
         inside = np.clip(logs, *LOG_RANGE)
-        cholesky = factor(covariance.at(inside), np.exp(2 * inside[3]) / weights)
+        cholesky = factor(covariances.at(inside), np.exp(2 * inside[3]) / weights)
         penalty = 0.5 * (((logs - prior.logs) / log_sd) ** 2).sum()
         fitted = 0.5 * seen @ cho_solve(cholesky, seen, check_finite=False)
         return float(fitted + np.log(np.diag(cholesky[0])).sum() + penalty)
@@ -109,7 +110,7 @@ def _fit(design: Design, runs: Runs, start: Scales, prior: Scales, log_sd: Float
         options = {"maxfev": 45, "initial_simplex": simplex}
         found = minimize(loss, best.logs, (weights,), method="Nelder-Mead", options=options)
         best, used = Scales.of_logs(found.x), weights
-        weights = Posterior(design, recent, best).weights
+        weights = Posterior(design, recent, best, covariances).weights
     return _around(
         best, lambda logs: loss(logs, used), least_curvature=float(1 / log_sd.max() ** 2)
     )

@@ -112,11 +112,14 @@ class Posterior:
         mean: of each cell, log throughput, up to a constant.
     """
 
-    def __init__(self, design: Design, runs: Runs, scales: Scales) -> None:
+    def __init__(
+        self, design: Design, runs: Runs, scales: Scales, covariances: "Covariances | None" = None
+    ) -> None:
         self.scales, self._design, self._runs = scales, design, runs
-        self._main, self._pairs = design.main(runs.cell), design.pairs(runs.cell)
+        covariances = covariances or Covariances.of(design, runs)  # the same for all scales
+        self._main, self._pairs = covariances.main, covariances.pairs
         seen = runs.log - runs.log.mean()
-        covariance = Covariance.of(runs, self._main, self._pairs).at(scales.logs)
+        covariance = covariances.at(scales.logs)
         self.weights = np.ones(len(runs))
         variance = scales.noise**2
         for _ in range(PASSES):
@@ -205,24 +208,29 @@ def factor(covariance: Floats, noise: Floats) -> tuple[Floats, bool]:
 
 
 @dataclass(frozen=True, eq=False)
-class Covariance:
+class Covariances:
     """Covariance of runs without their noise, for any scales.
 
     Attributes:
+        main: runs x main effects.
+        pairs: runs x pairwise interactions.
         of_effects: runs x runs, for main effects, pairs and residuals of variance 1.
         fixed: of what the scales have no part in, the blocks and their first runs.
     """
 
+    main: Floats
+    pairs: Floats
     of_effects: tuple[Floats, Floats, Floats]
     fixed: Floats
 
     @classmethod
-    def of(cls, runs: Runs, main: Floats, pairs: Floats) -> "Covariance":
-        """Return that of runs with these columns, runs x effects."""
+    def of(cls, design: Design, runs: Runs) -> "Covariances":
+        """Return those of some runs."""
+        main, pairs = design.main(runs.cell), design.pairs(runs.cell)
         same_cell = (runs.cell[:, None] == runs.cell[None]).astype(float)
         same_block = runs.block[:, None] == runs.block[None]
         fixed = BLOCK_SD**2 * same_block + COLD_SD**2 * np.outer(runs.first, runs.first)
-        return cls((main @ main.T, pairs @ pairs.T, same_cell), fixed)
+        return cls(main, pairs, (main @ main.T, pairs @ pairs.T, same_cell), fixed)
 
     def at(self, logs: Floats) -> Floats:
         """Return it for some scales, given as `Scales.logs`."""

@@ -138,12 +138,13 @@ def race_answer(race: Race) -> str:
     against = "against"
     if objective_words(race) == TIME_TO_ACCURACY:
         says, against = "reaches the accuracy first", "as fast as"
+    says += "" if has_begun(race) else " so far"
     leads = f"{leader}{', the baseline,' if baseline == race['leader'] else ''} {says}"
     parts = []
-    others = {race.get("runner_up"): "the runner-up", baseline: "the baseline"}
+    others = [(baseline, "the baseline"), (race.get("runner_up"), "the runner-up")]
     if baseline == race.get("runner_up"):
-        others = {baseline: "the baseline, which is the runner-up,"}
-    for cell, what in reversed(others.items()):
+        others = [(baseline, "the baseline, which is the runner-up,")]
+    for cell, what in others:
         if cell in confirmed and cell != race["leader"]:
             found = confirmed[cell]
             size = ratio(found["speedup"], found["speedup_low"], found["speedup_high"])
@@ -155,7 +156,7 @@ def race_answer(race: Race) -> str:
             f"{leads}: {sized}, over {count(fresh, 'fresh block')} that had no part in the choice"
             f"{', too few for an interval' if fresh < MIN_BLOCKS else ''}."
         )
-    by_model = _by_model(race, baseline, against) if has_begun(race) else " so far"
+    by_model = _by_model(race, baseline, against) if has_begun(race) else ""
     return f"{leads}{by_model}; it was not measured again in fresh blocks."
 
 
