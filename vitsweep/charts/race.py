@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from vitsweep.charts import marks, style
@@ -41,6 +42,7 @@ def draw(table: DataFrame) -> Figure:
     axes.set_ylim(max(len(shown), 1) - 0.4, -0.6)
     axes.set_xlim(left=0.5)
     axes.grid(axis="y", visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("block of the race")
     return figure
 
