@@ -29,11 +29,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from vitsweep.api.plan import machine_with
 from vitsweep.charts import style
 from vitsweep.composition.composer import Composer
-from vitsweep.planning.predicted_plan import machine_with
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.predict.cell_prediction import predict_cells
+from vitsweep.predict.prediction import predict_cells
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.tables.published import published, with_conditions
 

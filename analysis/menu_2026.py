@@ -10,9 +10,9 @@ as computed unless the conditions say that it is credited.
 from pandas import DataFrame, to_numeric
 
 from analysis.study import main, with_conditions
-from vitsweep.tables.columns import varying
 from vitsweep.tables.formatting import missing, number
 from vitsweep.tables.load import Sweep
+from vitsweep.tables.names import varying
 from vitsweep.tables.published import published
 
 SOURCE = ["sure", "source"]

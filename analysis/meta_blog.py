@@ -11,13 +11,13 @@ from pandas import DataFrame, Series
 
 from analysis.study import main, with_conditions
 from vitsweep.tables.budget import epoch_hours
-from vitsweep.tables.checks import KEY, row_keys
 from vitsweep.tables.load import Sweep
 from vitsweep.tables.names import with_changes
 from vitsweep.tables.optimizer_steps import optimizer_steps
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.published import beside, published
 from vitsweep.tables.scaling import scaling_efficiency
+from vitsweep.tables.valid_runs import KEY, row_keys
 from vitsweep.tables.waterfall import waterfall
 
 BLOG = "Meta AI blog"

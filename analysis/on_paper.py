@@ -35,11 +35,11 @@ from vitsweep.composition.composer import Composer
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.closed_cell import formats_of, held_whole, layout_of, shape_of
 from vitsweep.predict.closed_trace import closed_trace
-from vitsweep.predict.hardware import hardware_named
+from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import predict_step
-from vitsweep.predict.table_rates import TableRates
+from vitsweep.rates.profile import hardware_named
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 from vitsweep.tables.published import published
 
 META = "model=vit_huge_16 data=synthetic batch=blog_560 batch.images_per_step=70 batch.scope=per_replica"

@@ -12,8 +12,7 @@ from pandas import DataFrame
 from analysis.sequences import sequence_rows
 from analysis.study import main
 from vitsweep.tables.load import Sweep
-from vitsweep.tables.memory import memory_parts
-from vitsweep.tables.published import beside, published, with_conditions
+from vitsweep.tables.published import beside, memory_parts, published, with_conditions
 
 PAPER = r"USP arXiv 2405\.07719$"
 SOURCE = ["sure", "source", "conditions"]

@@ -19,13 +19,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from kept import keep
 from omegaconf import OmegaConf, open_dict
 
-from vitsweep.composition import hydra_internals
+from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
 from vitsweep.spec.from_yaml import cell_from_tree
-from vitsweep.spec.machine import Machine
 from vitsweep.spec.resolve import resolve
+from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import conflicts
 
 
@@ -55,16 +55,16 @@ def ours(overrides: Sequence[str], machine: Machine) -> int:
 
 def stock(overrides: Sequence[str], machine: Machine, limit: int) -> int:
     """Expand and check the first cells of a grid with stock Hydra: its sweeper, then a launcher."""
-    loader = hydra_internals.open_loader(conf_dir())
+    loader = hydra.open_loader(conf_dir())
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
     [batch] = BasicSweeper.split_arguments(parsed, None)
     batch = batch[:: max(1, len(batch) // limit)][:limit]
-    master = hydra_internals.compose(loader, "config", [])
+    master = hydra.compose(loader, "config", [])
     for cell in batch:
         loader.load_sweep_config(master, list(cell))  # BasicSweeper.validate_batch_is_legal
     for cell in batch:
         config = loader.load_sweep_config(master, list(cell))  # every launcher
-        choices = hydra_internals.choices(config)
+        choices = hydra.choices(config)
         with open_dict(config):
             del config["hydra"]
         tree: Any = OmegaConf.to_container(config, resolve=True)

@@ -28,9 +28,9 @@ from gpu_smoke import smoke
 from gpu_steps import SMOKE, Figures, Run, Size, cell_of, end_if_lost, largest_batch, reason_of
 from gpu_turns import Contender, ours, theirs, time_in_turns
 
-from vitsweep.measure.calibrate import calibrate
 from vitsweep.model.attention import Attention
-from vitsweep.spec.mesh_shape import MeshShape
+from vitsweep.rates.quick import calibrate
+from vitsweep.spec.resources import MeshShape
 from vitsweep.world import World
 
 TURN_S = {"peers": 2.0, "one_at_a_time": 0.7}

@@ -10,9 +10,13 @@ from gpu_list import RING_KERNELS, smoke_cases
 from gpu_steps import ENDED, NO_TIME, SMOKE, Run, Size, cell_of, end_if_lost, our_step, reason_of
 from torch import Tensor
 
-from vitsweep.spec.mesh_shape import MeshShape
-from vitsweep.techniques.sequence_parallel.block_attention import BlockAttention, block_attention
-from vitsweep.techniques.sequence_parallel.ring_attention import Parts, _merge
+from vitsweep.spec.resources import MeshShape
+from vitsweep.techniques.sequence_parallel.ring_attention import (
+    BlockAttention,
+    Parts,
+    _merge,
+    block_attention,
+)
 from vitsweep.training.captured_step import WARM_UP_STEPS
 from vitsweep.world import World, device_mesh
 

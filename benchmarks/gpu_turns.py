@@ -25,7 +25,8 @@ from torch import nn
 
 from vitsweep.measure.memory import peak_memory, reset_peak
 from vitsweep.measure.utilization import throughput
-from vitsweep.techniques.precision.cast import allow_tf32, set_process_flags
+from vitsweep.techniques.precision.cast import set_process_flags
+from vitsweep.world import allow_tf32
 
 MOST_KEPT = 0.5
 """Share of the device's memory that steps may hold between their turns."""

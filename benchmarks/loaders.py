@@ -41,8 +41,7 @@ from vitsweep.data.folder_scan import Files, files
 from vitsweep.data.image_crop import as_rgb, cut, random_box
 from vitsweep.data.image_loader import DEVIATION, MEAN, open_image_folder
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.spec.machine import Machine
-from vitsweep.spec.mesh_shape import AXES, MeshShape
+from vitsweep.spec.resources import AXES, Machine, MeshShape
 from vitsweep.world import World
 
 WIDTH, HEIGHT, SIDE, BATCH, CLASSES = 500, 375, 224, 64, 10

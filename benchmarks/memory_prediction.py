@@ -22,7 +22,7 @@ import vitsweep
 from benchmarks.kept import keep
 from vitsweep.composition.composer import Composer
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 
 MODELS = {  # overrides -> images per rank
     "model=vit_nano": (16, 128, 512, 1024),

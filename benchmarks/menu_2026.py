@@ -29,7 +29,7 @@ from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 

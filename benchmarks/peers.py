@@ -90,7 +90,7 @@ def ours(setting: Setting, variant: str) -> Callable[[], Any]:
     from vitsweep.composition.composer import Composer
     from vitsweep.model.build import build_model
     from vitsweep.planning.sweep_plan import plan_cell
-    from vitsweep.spec.machine import Machine
+    from vitsweep.spec.resources import Machine
 
     knob = f"layout={variant}" if variant.startswith("batch") else f"attention={variant}"
     overrides = [f"model={setting.model}", "data=synthetic", knob, "resources.device=cpu",

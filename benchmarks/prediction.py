@@ -22,16 +22,16 @@ from scipy.stats import spearmanr
 from benchmarks.kept import keep
 from vitsweep.cli.calibrate_machine import calibrate
 from vitsweep.composition.composer import Composer
-from vitsweep.measure.device_name import device_name
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.calibrate import measure_steps
 from vitsweep.predict.calibration import load_calibration
-from vitsweep.predict.cell_step_time import predict_cell
+from vitsweep.predict.prediction import predict_cell
 from vitsweep.predict.step_time import StepTimePrediction
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
+from vitsweep.rates.device import device_name
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 
 MODELS = {  # overrides -> images per step and rank
     "model=vit_nano": (8, 24, 48, 96),

@@ -18,9 +18,9 @@ from typing import Any
 from benchmarks.published_rows import Row, gpt, mesh_of, names_of, text_of
 from vitsweep.predict.closed_memory import Formats, Layout
 from vitsweep.predict.closed_trace import closed_trace
-from vitsweep.predict.hardware import Figure, Hardware, hardware_named
+from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import predict_step
-from vitsweep.predict.table_rates import TableRates
+from vitsweep.rates.profile import Figure, Hardware, hardware_named
 
 LABELS, CONFIGS = "scripts/asplos/label", "scripts/asplos/data/DLmodel_configs"
 FLOAT32 = Formats(compute="float32", stream=4, inner=4)

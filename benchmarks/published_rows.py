@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitsweep.predict.closed_memory import Transformer
 from vitsweep.predict.step_time import StepTimePrediction
-from vitsweep.spec.mesh_shape import MeshShape
+from vitsweep.spec.resources import MeshShape
 
 
 @dataclass(frozen=True, kw_only=True)

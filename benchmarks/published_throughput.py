@@ -12,7 +12,7 @@ DIR holds clones of four repositories, whose tables are read and not copied:
   and one H100, eager attention (scripts/asplos/label/*/*-train-*.json)
 
 The figures of the profiles were written down before the tables were opened (the commit that added
-`vitsweep/predict/profiles`). The A100 rows of llm-foundry then gave two numbers, `table_rates.OVERHEAD` and
+`vitsweep/rates/profiles`). The A100 rows of llm-foundry then gave two numbers, `table_rates.OVERHEAD` and
 `STEP_LOG_ERROR`; all other regimes had no part in any constant. Language models are computed by
 `predict.closed_trace`, as the layouts of `plan --search layouts` are.
 """
@@ -34,9 +34,9 @@ from benchmarks.published_neusight import neusight
 from benchmarks.published_rows import Row, gpt, mesh_of, text_of
 from vitsweep.predict.closed_memory import Formats, Layout, Transformer
 from vitsweep.predict.closed_trace import closed_trace
-from vitsweep.predict.hardware import Figure, hardware_named
+from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import predict_step
-from vitsweep.predict.table_rates import TableRates
+from vitsweep.rates.profile import Figure, hardware_named
 
 HALF = Formats(
     compute="bfloat16",

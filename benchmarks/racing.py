@@ -37,9 +37,9 @@ from numpy.typing import NDArray
 from pandas import DataFrame, concat, read_csv
 
 from benchmarks.landscapes import NUM_LEVELS, Floats, Landscape, Machine
+from vitsweep.racing.conclusions import front_of
 from vitsweep.racing.design import Design
-from vitsweep.racing.fit import Model
-from vitsweep.racing.front import front_of
+from vitsweep.racing.model import Model
 from vitsweep.racing.race import NEVER, Phase, Race
 
 INDIFFERENCE, RUNS_PER_BLOCK, GRID_BLOCKS, CONFIRM = 0.02, 8, 5, 5

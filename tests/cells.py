@@ -6,7 +6,7 @@ from functools import cache
 from vitsweep.composition.composer import Composer
 from vitsweep.planning.sweep_plan import PlannedCell, plan_cell
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.machine import HERE, Machine
+from vitsweep.spec.resources import HERE, Machine
 
 LAPTOP = Machine(device="cpu", cores_per_node=2, devices_per_node=0, described_by="tests")
 THIS_LAPTOP = replace(LAPTOP, described_by=HERE)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitsweep.equivalence import _global_batch, _mean_over_replicas, _my_share
 from vitsweep.model.build import build_model
-from vitsweep.model.parameter_names import plain_name
+from vitsweep.model.initialize import plain_name
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.reference import plain_model, train_plain

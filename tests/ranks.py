@@ -67,7 +67,7 @@ def _rank(
     arguments: tuple[Any, ...],
     folder: Path,
 ) -> None:
-    from vitsweep.execution.process_group import joined_process_group
+    from vitsweep.execution.process import joined_process_group
 
     multiprocessing.current_process().daemon = False  # as the ranks of the launcher
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitsweep.model.parameter_names import plain_name
+from vitsweep.model.initialize import plain_name
 from vitsweep.model.vit import ViT
 from vitsweep.spec.model_spec import ViTSpec
 

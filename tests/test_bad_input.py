@@ -16,9 +16,8 @@ import yaml
 
 from tests.builders import run as record_of
 from tests.cells import LAPTOP, composer, entry
-from vitsweep.cli.hydra_entry import _for_hydra
-from vitsweep.cli.main import run
-from vitsweep.cli.streams import prepare_streams
+from vitsweep.cli.hydra_detour import _for_hydra
+from vitsweep.cli.main import prepare_streams, run
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import VitsweepError

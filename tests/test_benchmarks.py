@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
-from vitsweep.techniques.sequence_parallel.block_attention import Plain
+from vitsweep.techniques.sequence_parallel.ring_attention import Plain
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

@@ -19,8 +19,8 @@ from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
-from vitsweep.composition.hydra_internals import open_loader
-from vitsweep.launchers.slurm.submit.slurm_settings import settings_of
+from vitsweep.composition.hydra import open_loader
+from vitsweep.launchers.slurm.submit.settings import settings_of
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 

@@ -16,7 +16,7 @@ from vitsweep.equivalence import WrongResultError, prove, twin_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.sharding.none import Unsharded
-from vitsweep.training import scaler
+from vitsweep.training import update
 from vitsweep.world import World
 
 
@@ -91,7 +91,7 @@ def test_a_loss_scale_that_starts_too_high_is_no_wrong_result(
         scalers.append(GradScaler(device, init_scale=TOO_HIGH))
         return scalers[-1]
 
-    monkeypatch.setattr(scaler, "GradScaler", too_high)
+    monkeypatch.setattr(update, "GradScaler", too_high)
     spec = alone(f"precision={level}", "precision.half_dtype=float16")
     assert prove(spec, lone_world()) <= spec.precision.relative_tolerance()
     assert scalers

@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitsweep.api.comparisons import ComparisonResult
+    from vitsweep.api.compare import ComparisonResult
     from vitsweep.api.functions import compare, plan, race, sweep
-    from vitsweep.api.handle import Report, Sweep, load
+    from vitsweep.api.sweep import Report, Sweep, load
     from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 
 __version__ = "0.1.0"
@@ -35,8 +35,8 @@ __all__ = [
 
 _HOMES = {
     "api.functions": ("compare", "plan", "race", "sweep"),
-    "api.handle": ("Report", "Sweep", "load"),
-    "api.comparisons": ("ComparisonResult",),
+    "api.sweep": ("Report", "Sweep", "load"),
+    "api.compare": ("ComparisonResult",),
     "errors": ("BadValueError", "ImpossibleCellError", "VitsweepError"),
 }
 _MODULE_OF = {name: f"vitsweep.{home}" for home, names in _HOMES.items() for name in names}

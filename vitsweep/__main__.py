@@ -10,8 +10,7 @@ import sys
 def main() -> None:
     """Run a verb, else compose and run cells."""
     try:
-        from vitsweep.cli.main import run
-        from vitsweep.cli.streams import as_typed, flush, prepare_streams
+        from vitsweep.cli.main import as_typed, flush, prepare_streams, run
 
         prepare_streams()
     except KeyboardInterrupt:

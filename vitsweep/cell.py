@@ -15,23 +15,18 @@ import torch.distributed as dist
 
 from vitsweep.equivalence import prove
 from vitsweep.errors import VitsweepError
-from vitsweep.measure.attention_kernels import AttentionKernels
-from vitsweep.measure.communication import count_sent_bytes, profile_collectives
-from vitsweep.measure.compiled_graphs import Compiled
-from vitsweep.measure.contention import ContentionMonitor
-from vitsweep.measure.device_monitor import DeviceMonitor
+from vitsweep.measure.communication import count_sent_bytes, profile_collectives, traced
 from vitsweep.measure.environment import environment, machine
-from vitsweep.measure.float8_layers import converted_layers
+from vitsweep.measure.kernels_used import AttentionKernels, Compiled, converted_layers
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
+from vitsweep.measure.monitors import ContentionMonitor, DeviceMonitor
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
-from vitsweep.measure.trace import traced
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.training.checkpoint_manager import CheckpointManager
-from vitsweep.training.epoch_sizes import EpochSizes, described
-from vitsweep.training.epochs import Training, train_epochs
+from vitsweep.training.epochs import EpochSizes, Training, described, train_epochs
 from vitsweep.training.garbage import garbage_collector_off
 from vitsweep.training.timed_steps import endless, instrumented_steps, timed_steps
 from vitsweep.training.trainer import MicroBatch, Trainer

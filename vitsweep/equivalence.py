@@ -9,14 +9,13 @@ import torch.distributed as dist
 from vitsweep.errors import VitsweepError
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
-from vitsweep.spec.batch import Batch
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.measurement import Batch
 from vitsweep.techniques.optimizer.sgd import SGD
-from vitsweep.techniques.precision.cast import allow_tf32
 from vitsweep.training.reference import plain_gradients, plain_losses
+from vitsweep.training.shards import Named, whole_tensors
 from vitsweep.training.trainer import MicroBatch, Trainer
-from vitsweep.training.whole_tensors import Named, whole_tensors
-from vitsweep.world import World
+from vitsweep.world import World, allow_tf32
 
 STEPS = 4
 HALVINGS = 20

@@ -1,7 +1,8 @@
 """Errors that the user can fix, printed without a traceback, and the exit codes of all commands."""
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from enum import IntEnum
 
 
@@ -55,3 +56,10 @@ class ImpossibleCellError(VitsweepError):
 
 class SweepStopped(KeyboardInterrupt):
     """The user stopped a sweep, or detached from its jobs, and was told what is kept."""
+
+
+def did_you_mean(word: str, valid: Iterable[str], as_typed: Callable[[str], str]) -> str:
+    """Return ` Did you mean ...?`, or nothing where no name is close."""
+    lower = {name.lower(): name for name in valid}
+    close = get_close_matches(word.lower(), lower, n=1)
+    return f" Did you mean `{as_typed(lower[close[0]])}`?" if close else ""

@@ -26,10 +26,8 @@ from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
 from vitsweep.techniques.precision.cast import autocast, cast_model, set_process_flags
 from vitsweep.training.drop_path import StochasticDepth
-from vitsweep.training.local_shards import LocalShards
-from vitsweep.training.master_weights import MasterWeights
-from vitsweep.training.scaler import LossScaler
 from vitsweep.training.trainer import Trainer, criterion_of
+from vitsweep.training.update import LocalShards, LossScaler, MasterWeights
 from vitsweep.world import World
 
 

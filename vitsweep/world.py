@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitsweep.spec.mesh_shape import AXES, TOKEN_AXES, MeshShape
+from vitsweep.spec.resources import AXES, TOKEN_AXES, MeshShape
 
 ALONE = "alone"
 """Name of the mesh axis of size 1."""
@@ -110,3 +110,15 @@ def environment_rank() -> tuple[int, int, int] | None:
         if rank in os.environ and size in os.environ:
             return tuple(int(os.environ.get(key, 0)) for key in (rank, local_rank, size))  # type: ignore[return-value]
     return None
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Switch TensorFloat-32 in cuBLAS and in cuDNN's convolutions and RNNs, for the whole process.
+
+    torch has older and newer flags, and reading one kind raises where only the other was set. These two
+    setters change both kinds together, so that TorchInductor and other libraries may read either.
+    """
+    import torch
+
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed

@@ -35,11 +35,15 @@ from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 from vitsweep.training import shards
-from vitsweep.training.shard_planners import ShardSavePlanner, state_dict_of
+from vitsweep.training.checkpoint import (
+    ShardSavePlanner,
+    allocate_state,
+    shards_of_training,
+    state_dict_of,
+)
 from vitsweep.training.trainer import Trainer
-from vitsweep.training.training_state import allocate_state, shards_of_training
 from vitsweep.world import World, device_mesh
 
 BASE = ("model=vit_large", "model.depth=2", "data=synthetic", "batch.scope=per_replica",

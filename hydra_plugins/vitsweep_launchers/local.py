@@ -7,7 +7,7 @@ from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
 
 if TYPE_CHECKING:
     from vitsweep.launchers.base import LaunchRequest, LaunchResult
-    from vitsweep.spec.machine import Machine
+    from vitsweep.spec.resources import Machine
 
 
 class LocalLauncher(CellLauncherPlugin):
@@ -25,15 +25,14 @@ class LocalLauncher(CellLauncherPlugin):
         Raises:
             BadValueError: a field is wrong.
         """
-        from vitsweep.launchers.local_settings import local_settings
-        from vitsweep.spec.machine import Machine
+        from vitsweep.launchers.local import local_settings
+        from vitsweep.spec.resources import Machine
 
         local_settings(self.fields)
         return Machine.here()
 
     def launch_cells(self, request: "LaunchRequest") -> "AbstractContextManager[LaunchResult]":
         """Measure what is missing, one block after the other."""
-        from vitsweep.launchers.local import launch
-        from vitsweep.launchers.local_settings import local_settings
+        from vitsweep.launchers.local import launch, local_settings
 
         return launch(request, local_settings(self.fields))

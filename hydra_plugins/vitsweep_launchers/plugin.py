@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 if TYPE_CHECKING:
     from vitsweep.launchers.base import LaunchRequest, LaunchResult
     from vitsweep.planning.sweep_plan import SweepPlan
-    from vitsweep.spec.machine import Machine
+    from vitsweep.spec.resources import Machine
 
 
 class CellLauncherPlugin(Launcher):
@@ -62,7 +62,7 @@ class CellLauncherPlugin(Launcher):
         A cell that was not measured returns None, which optuna's sweeper counts as a failed trial
         (NaN would end the sweep of the others). Equal trials of a batch are one cell, and each gets its row.
         """
-        from vitsweep.cli.multirun import run_cells, session_of
+        from vitsweep.cli.hydra_detour import run_cells, session_of
         from vitsweep.composition.sweep_name import named
         from vitsweep.errors import BadValueError
         from vitsweep.launchers.dispatch import composer_of

@@ -7,9 +7,9 @@ from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
 
 if TYPE_CHECKING:
     from vitsweep.launchers.base import LaunchRequest, LaunchResult
-    from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
+    from vitsweep.launchers.slurm.submit.settings import SlurmSettings
     from vitsweep.planning.sweep_plan import SweepPlan
-    from vitsweep.spec.machine import Machine
+    from vitsweep.spec.resources import Machine
 
 
 class SlurmLauncher(CellLauncherPlugin):
@@ -23,7 +23,7 @@ class SlurmLauncher(CellLauncherPlugin):
 
     def machine(self) -> "Machine":
         """Return one node of the partition."""
-        from vitsweep.launchers.slurm.submit.cluster import machine_of
+        from vitsweep.launchers.slurm.commands import machine_of
 
         return machine_of(self.settings())
 
@@ -49,7 +49,7 @@ class SlurmLauncher(CellLauncherPlugin):
         """Return the fields, typed and checked."""
         from omegaconf import OmegaConf
 
-        from vitsweep.launchers.slurm.submit.slurm_settings import settings_of
+        from vitsweep.launchers.slurm.submit.settings import settings_of
 
         plain: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(self.fields), resolve=True)
         return settings_of(plain)

@@ -34,7 +34,7 @@ class VitsweepSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the sweep; an error the user can fix ends the program with a sentence and exit code 2."""
-        from vitsweep.cli.multirun import multirun
+        from vitsweep.cli.hydra_detour import multirun
         from vitsweep.errors import ExitCode, VitsweepError
 
         assert self.launcher is not None, "Hydra calls setup() first"

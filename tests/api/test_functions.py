@@ -14,7 +14,7 @@ import vitsweep
 from tests.cells import TINY
 from tests.command import QUICK, ROOT
 from vitsweep.api import functions
-from vitsweep.api.settings import as_overrides
+from vitsweep.api.session import as_overrides
 
 SCRIPT = f"""
 print("The script runs.")

@@ -20,10 +20,9 @@ from vitsweep.report.figures import CHARTS, ChartWarning
 from vitsweep.report.html import write_report
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
-from vitsweep.tables.accuracy import MARGIN
+from vitsweep.tables.accuracy import MARGIN, mean_curve
 from vitsweep.tables.load import Sweep, read_sweep, sweep_of
 from vitsweep.tables.replicates import replicates
-from vitsweep.tables.training_curves import mean_curve
 
 TOPS = {"fp32": (0.40, 0.60, 0.70), "bf16": (0.40, 0.58, 0.69)}
 SPREAD = (0.00, 0.03, -0.03)

@@ -14,13 +14,13 @@ from vitsweep.charts import days, effects, pareto, roofline, scaling, style
 from vitsweep.report import chart_data
 from vitsweep.report.figures import CHARTS
 from vitsweep.tables.cells import cells
-from vitsweep.tables.days import changed_speedups
 from vitsweep.tables.effects import effects as effects_table
 from vitsweep.tables.load import Sweep
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.roofline import roofline as roofline_table
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.scaling_fit import predicted_scaling
+from vitsweep.tables.sweep_diff import changed_speedups
 
 
 def labels(axes):

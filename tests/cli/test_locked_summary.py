@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from tests.cells import TINY, composer
-from vitsweep.cli import main, multirun, summary
+from vitsweep.cli import hydra_detour, main
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.launchers import external_ranks
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import freeze, open_store, plan_of
 from vitsweep.results.record import Status
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchRes
         seen.append(result.store.root)
         return [{"status": Status.measured}]
 
-    monkeypatch.setattr(summary, "summarize", is_locked)
+    monkeypatch.setattr(cells, "summarize", is_locked)
     return LaunchResult(store=store, plan=plan), seen
 
 
@@ -51,5 +51,5 @@ def test_of_ranks_that_torchrun_started(
 def test_of_a_stock_launcher_of_hydra(finished: tuple[LaunchResult, list[Any]]) -> None:
     result, seen = finished
     cells = [entry.composed for entry in result.plan.entries.values()]
-    multirun._summarize_stock(cells, cells[0].tree, composer())
+    hydra_detour._summarize_stock(cells, cells[0].tree, composer())
     assert seen == [result.store.root]

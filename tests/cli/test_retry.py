@@ -15,7 +15,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.planning.freeze import freeze, plan_of
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 
 MACHINE = Machine(device="cpu", cores_per_node=2, devices_per_node=0)
 CODE: dict[str, Any] = {"git_commit": None, "git_dirty": False, "packages": {"torch": "2"}}

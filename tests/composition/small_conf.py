@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vitsweep.composition import hydra_internals
+from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 
 FILES = {
@@ -69,4 +69,4 @@ def write(folder: Path) -> Path:
 
 
 def composer(folder: Path) -> Composer:
-    return Composer(hydra_internals.open_loader(write(folder)))
+    return Composer(hydra.open_loader(write(folder)))

@@ -3,8 +3,7 @@
 import pytest
 
 from vitsweep.composition.baseline import baseline_of
-from vitsweep.composition.composed_cell import ComposedCell
-from vitsweep.composition.composer import Composer
+from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError
 from vitsweep.spec.technique import TECHNIQUE_GROUPS

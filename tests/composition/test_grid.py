@@ -12,7 +12,7 @@ from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
-from vitsweep.composition.override_text import value_override
+from vitsweep.composition.overrides import value_override
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
 

@@ -6,24 +6,24 @@ from typing import Any
 import pytest
 
 from tests.composition import small_conf
-from vitsweep.composition import hydra_internals
+from vitsweep.composition import hydra
 
 
 @pytest.fixture
 def loader(tmp_path: Path) -> Any:
-    return hydra_internals.open_loader(small_conf.write(tmp_path))
+    return hydra.open_loader(small_conf.write(tmp_path))
 
 
 def test_parse_and_write_back(loader: Any) -> None:
-    override = hydra_internals.parse("++model.note='a, b'", loader)
-    assert hydra_internals.own_text(override) == "'a, b'"
-    assert list(hydra_internals.axis_texts(override)) == ["++model.note='a, b'"]
-    assert hydra_internals.value_text([1, None, "x"]) == "[1,null,x]"
+    override = hydra.parse("++model.note='a, b'", loader)
+    assert hydra.own_text(override) == "'a, b'"
+    assert list(hydra.axis_texts(override)) == ["++model.note='a, b'"]
+    assert hydra.value_text([1, None, "x"]) == "[1,null,x]"
 
 
 def test_enumerate_sweeps(loader: Any) -> None:
     def values(text: str) -> list[str]:
-        return list(hydra_internals.axis_texts(hydra_internals.parse(text, loader)))
+        return list(hydra.axis_texts(hydra.parse(text, loader)))
 
     assert values("seed=1,2") == ["seed=1", "seed=2"]
     assert values("seed=range(0,4,2)") == ["seed=0", "seed=2"]
@@ -31,14 +31,14 @@ def test_enumerate_sweeps(loader: Any) -> None:
 
 
 def test_files_behind_a_loader(loader: Any) -> None:
-    files = hydra_internals.repository(loader, "config", [])
+    files = hydra.repository(loader, "config", [])
     assert files.group_exists("nested/kind")
     assert not files.group_exists("seed")
-    assert hydra_internals.load_file(files, "model/missing") is None
-    assert hydra_internals.load_file(files, "model/small") == hydra_internals.ConfigFile(
+    assert hydra.load_file(files, "model/missing") is None
+    assert hydra.load_file(files, "model/small") == hydra.ConfigFile(
         {"width": 8, "depth": 2, "inner": {"a": 1, "b": [1, 2]}}, None, has_defaults=False
     )
-    based, head = (hydra_internals.load_file(files, f) for f in ("model/based", "head/two"))
+    based, head = (hydra.load_file(files, f) for f in ("model/based", "head/two"))
     assert based is not None
     assert based.has_defaults
     assert head is not None
@@ -46,11 +46,11 @@ def test_files_behind_a_loader(loader: Any) -> None:
 
 
 def test_compose_and_read(loader: Any) -> None:
-    config = hydra_internals.compose(loader, "config", ["model=follows", "seed=4"])
-    assert hydra_internals.plain(config)["model"]["width"] == "${seed}"
-    assert hydra_internals.plain_resolved(config)["model"]["width"] == 4
-    assert hydra_internals.plain_resolved(config)["seed"] == 4
-    assert hydra_internals.choices(config) == {
+    config = hydra.compose(loader, "config", ["model=follows", "seed=4"])
+    assert hydra.plain(config)["model"]["width"] == "${seed}"
+    assert hydra.plain_resolved(config)["model"]["width"] == 4
+    assert hydra.plain_resolved(config)["seed"] == 4
+    assert hydra.choices(config) == {
         "model": "follows",
         "precision": "plain",
         "data": "images",
@@ -60,7 +60,7 @@ def test_compose_and_read(loader: Any) -> None:
 
 
 def test_sources_in_order_of_merging(loader: Any) -> None:
-    found = hydra_internals.sources(loader, "config", ["+experiment=wide", "head=two"])
+    found = hydra.sources(loader, "config", ["+experiment=wide", "head=two"])
     own = [(path, package) for path, package in found if not path.startswith("hydra")]
     assert own == [
         ("model/small", "model"),

@@ -9,7 +9,7 @@ from hydra._internal.utils import create_config_search_path
 
 from hydra_plugins.vitsweep_launchers import search_path
 from tests.command import ROOT
-from vitsweep.composition import hydra_internals
+from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.conf_dir import conf_dir
 
@@ -29,7 +29,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_choices_of_an_installed_package_compose() -> None:
-    composer = Composer(hydra_internals.open_loader(conf_dir()))
+    composer = Composer(hydra.open_loader(conf_dir()))
     assert "own" in composer.options("model")
     assert composer.compose(["model=own"]).tree["model"]["blocks"] == "encoder.layers"
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tests.choices import choice
-from vitsweep.spec.mesh_shape import AXES, MeshShape
+from vitsweep.spec.resources import AXES, MeshShape
 from vitsweep.world import World
 
 

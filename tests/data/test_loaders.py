@@ -17,7 +17,7 @@ from tests.choices import choice
 from tests.data.cells_and_worlds import cell, world
 from tests.data.pictures import picture, truncate, write_folder
 from vitsweep.data import decoded_cache as cache_module
-from vitsweep.data.decoded_images import DecodedImages
+from vitsweep.data.decoded_cache import DecodedImages
 from vitsweep.data.folder_scan import files
 from vitsweep.errors import BadValueError, VitsweepError
 

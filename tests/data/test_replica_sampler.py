@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.data.cells_and_worlds import cell, world
-from vitsweep.data.replica_sampler import ReplicaSampler
+from vitsweep.data.batches import ReplicaSampler
 
 
 def shares(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vitsweep.execution import cgroup_memory
+from vitsweep.execution import rank_processes
 from vitsweep.execution.outcome import failure_of
 from vitsweep.execution.rank_processes import RankEnd
 
@@ -95,8 +95,8 @@ def test_the_counter_is_read_in_both_versions(monkeypatch, tmp_path, groups, fil
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(text)
     (tmp_path / "groups").write_text(groups)
-    monkeypatch.setattr(cgroup_memory, "PROC", tmp_path / "groups")
-    monkeypatch.setattr(cgroup_memory, "ROOT", tmp_path)
-    assert cgroup_memory.num_oom_kills() == 2
+    monkeypatch.setattr(rank_processes, "PROC", tmp_path / "groups")
+    monkeypatch.setattr(rank_processes, "ROOT", tmp_path)
+    assert rank_processes.num_oom_kills() == 2
     (tmp_path / file).unlink()
-    assert cgroup_memory.num_oom_kills() is None
+    assert rank_processes.num_oom_kills() is None

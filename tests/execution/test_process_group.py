@@ -10,7 +10,7 @@ import torch
 
 from tests.cells import GPU_NODE, cell
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.process_group import _device
+from vitsweep.execution.process import _device
 from vitsweep.execution.rank_processes import PRELOADED, context_for, fork_server
 
 GPUS = cell(machine=GPU_NODE).resources

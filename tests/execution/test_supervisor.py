@@ -21,7 +21,7 @@ from vitsweep.execution.rank_processes import (
 )
 from vitsweep.execution.run_request import UNFINISHED, RunRequest, attempt_folder
 from vitsweep.execution.supervisor import RunEnding, broken_off_trainings, supervise
-from vitsweep.results.files import append_line, read_lines, write_atomically
+from vitsweep.files import append_line, read_lines, write_atomically
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec

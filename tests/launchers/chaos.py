@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from tests.command import Command
+from vitsweep.files import read_lines
 from vitsweep.launchers.slurm.submit.sbatch import AGENT
-from vitsweep.results.files import read_lines
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 
 DONE = "Everything that was asked for is measured already"

@@ -14,16 +14,16 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from vitsweep.cli.hydra_detour import with_optuna_defaults
 from vitsweep.cli.main import run
-from vitsweep.cli.optuna_search import with_optuna_defaults
-from vitsweep.composition import hydra_internals
-from vitsweep.composition.composed_cell import ComposedCell
+from vitsweep.composition import hydra
+from vitsweep.composition.composer import ComposedCell
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.deferred_overrides import deferred
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
 from vitsweep.launchers.dispatch import running_cell
-from vitsweep.launchers.local_settings import LocalSettings
+from vitsweep.launchers.local import LocalSettings
 from vitsweep.planning.freeze import store_of
 from vitsweep.planning.sweep_plan import SweepPlan
 
@@ -57,10 +57,10 @@ class Calls:
         return 0.0
 
     def multirun(self, *overrides: str) -> Any:
-        hydra_internals.open_loader(conf_dir())
+        hydra.open_loader(conf_dir())
         search_path = create_config_search_path(str(conf_dir()))
-        hydra = Hydra.create_main_hydra2("vitsweep", search_path)
-        return hydra.multirun("config", self.task, list(overrides), with_log_configuration=False)
+        main = Hydra.create_main_hydra2("vitsweep", search_path)
+        return main.multirun("config", self.task, list(overrides), with_log_configuration=False)
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
     calls = Calls()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("vitsweep.launchers.local.launch", calls.launch)
-    monkeypatch.setattr("vitsweep.cli.summary.summarize", calls.summarize)
-    monkeypatch.setattr("vitsweep.planning.plan_table.plan", calls.plan)
+    monkeypatch.setattr("vitsweep.cli.cells.summarize", calls.summarize)
+    monkeypatch.setattr("vitsweep.api.plan.plan", calls.plan)
     yield calls
     GlobalHydra.instance().clear()
 
@@ -155,7 +155,7 @@ def test_optuna_that_is_missing_or_too_new_is_refused_with_what_to_install(
             raise PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr("vitsweep.cli.optuna_search.version", version)
+    monkeypatch.setattr("vitsweep.cli.hydra_detour.version", version)
     with pytest.raises(VitsweepError) as refused:
         with_optuna_defaults(["hydra/sweeper=optuna", "seed=1"])
     assert said in str(refused.value)

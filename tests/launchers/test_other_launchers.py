@@ -16,7 +16,7 @@ class ThreadLauncher(CellLauncherPlugin):
     """Measures every block with one thread per cell."""
 
     def machine(self):
-        from vitsweep.spec.machine import Machine
+        from vitsweep.spec.resources import Machine
 
         return Machine.here()
 

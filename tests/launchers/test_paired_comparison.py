@@ -13,11 +13,11 @@ import pytest
 
 from tests.builders import of_present_code, run
 from tests.command import QUICK, Command, fault
+from vitsweep.api.compare import _plan_pair
 from vitsweep.cli.compare import comparison_request
 from vitsweep.cli.main import run as front_door
 from vitsweep.composition.composer import Composer
-from vitsweep.launchers.paired_comparison import _plan_pair
-from vitsweep.measure.device_name import cpu_model
+from vitsweep.rates.device import cpu_model
 from vitsweep.results.store import Store
 
 FAST = ("compare", "optimizer=adamw_foreach", "optimizer=adamw_loop", *QUICK)

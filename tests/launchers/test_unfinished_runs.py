@@ -15,10 +15,9 @@ import pytest
 from tests.builders import run
 from tests.cells import entry
 from vitsweep.cli.retry import retries, retry_options
-from vitsweep.execution.frozen_cell import frozen_document
-from vitsweep.execution.run_request import attempt_folder
+from vitsweep.execution.run_request import attempt_folder, frozen_document
+from vitsweep.files import append_line
 from vitsweep.launchers.unfinished_runs import KILLED, record_unfinished
-from vitsweep.results.files import append_line
 from vitsweep.results.store import Store
 
 CODE = {"git_commit": "c", "git_dirty": False, "git_diff": "", "packages": {}}

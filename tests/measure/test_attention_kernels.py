@@ -5,7 +5,7 @@ import torch
 
 from tests.choices import choice
 from tests.shapes import build, step
-from vitsweep.measure.attention_kernels import AttentionKernels
+from vitsweep.measure.kernels_used import AttentionKernels
 
 
 @pytest.mark.parametrize(

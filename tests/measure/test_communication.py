@@ -15,7 +15,6 @@ from tests.cells import cell
 from tests.ranks import on_ranks, placed
 from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single, sent_as
 from vitsweep.equivalence import _global_batch, _my_share
-from vitsweep.measure.calibrate import calibrate
 from vitsweep.measure.communication import (
     CommunicationCounter,
     count_sent_bytes,
@@ -24,6 +23,7 @@ from vitsweep.measure.communication import (
 )
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.rates.quick import calibrate
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
 

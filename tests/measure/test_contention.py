@@ -6,8 +6,8 @@ import psutil
 import pytest
 import torch
 
-from vitsweep.measure import contention as monitor
-from vitsweep.measure.contention import SHARED_CORES_SHARE, ContentionMonitor
+from vitsweep.measure import monitors as monitor
+from vitsweep.measure.monitors import SHARED_CORES_SHARE, ContentionMonitor
 
 CPU = torch.device("cpu")
 

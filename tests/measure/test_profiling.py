@@ -6,7 +6,7 @@ import sys
 PROFILED = """
 import torch
 from torch.profiler import ProfilerActivity
-from vitsweep.measure.profiling import quiet_profile
+from vitsweep.measure.communication import quiet_profile
 
 with quiet_profile([ProfilerActivity.CPU]) as profiled:
     torch.ones(3).sum()

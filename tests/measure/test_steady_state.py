@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitsweep.measure.window import is_drifting
+from vitsweep.measure.summarize import is_drifting
 
 SEEDS = range(100)
 

@@ -8,11 +8,10 @@ import pytest
 from tests.cells import cell
 from vitsweep.errors import VitsweepError
 from vitsweep.measure.communication import SentBytes
-from vitsweep.measure.device_monitor import DeviceState
+from vitsweep.measure.monitors import DeviceState
 from vitsweep.measure.summarize import RankSamples, summarize
 from vitsweep.results.metrics import METRICS
-from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.flatten import flatten
+from vitsweep.spec.cell_spec import CellSpec, flatten
 
 
 def spec(warmup: int = 2, measured: int = 4) -> CellSpec:

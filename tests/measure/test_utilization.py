@@ -3,9 +3,9 @@
 import pytest
 
 from tests.cells import GPU_NODE, cell
-from vitsweep.measure.hardware import PEAKS, published_peak
 from vitsweep.measure.utilization import compute_dtype, throughput, utilization
 from vitsweep.model.flops import num_parameters, train_flops
+from vitsweep.rates.profile import PEAKS, published_peak
 
 
 def test_a_known_device_has_a_peak_with_its_source() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitsweep.measure.window import UNEVEN, summarize_window
+from vitsweep.measure.summarize import UNEVEN, summarize_window
 
 NO_WAIT = [0.0] * 6
 

@@ -6,7 +6,7 @@ import torch
 from tests.cells import entry
 from tests.choices import choice
 from tests.shapes import CASES, NANO, assert_equal_step, build, replace
-from vitsweep.model.rotary import RotaryPosition
+from vitsweep.model.attention import RotaryPosition
 
 transformers = pytest.importorskip("transformers", reason="pip install transformers")
 

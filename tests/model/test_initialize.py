@@ -15,7 +15,7 @@ from vitsweep.model.build import build_model
 from vitsweep.model.initialize import draw_transformer_weight, materialize
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.whole_tensors import whole_tensors
+from vitsweep.training.shards import whole_tensors
 from vitsweep.world import World
 
 

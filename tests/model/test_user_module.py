@@ -12,11 +12,10 @@ from tests.ranks import on_ranks
 from vitsweep.equivalence import WrongResultError, prove
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.code_hash import Sources
+from vitsweep.model.block import layers_of
 from vitsweep.model.build import build_model, first_model
 from vitsweep.model.counted_flops import counted
-from vitsweep.model.layer import layers_of
-from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.flatten import flatten
+from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.world import World
 
 MODULE = ("model=module", "batch.images_per_step=16", "resources.threads_per_rank=1")

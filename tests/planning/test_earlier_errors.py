@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas
 import pytest
 
-from vitsweep.planning.earlier_errors import PREDICTED, earlier_errors
-from vitsweep.predict.residuals import NO_RESIDUALS
+from vitsweep.planning.predictions import PREDICTED, earlier_errors
+from vitsweep.predict.step_time import NO_RESIDUALS
 from vitsweep.results.store import Store
 
 SAMPLE = Path(__file__).parents[2] / "analysis" / "sample"

@@ -10,15 +10,15 @@ import pytest
 from tests.cells import THIS_LAPTOP, TINY, composer
 from tests.predict.test_run_duration import prediction
 from tests.predict.traces import NOTHING_HELD, trace_of
+from vitsweep.api.plan import PlanRequest
+from vitsweep.api.plan import plan as show
 from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.planning.blocks import runs_per_cell
-from vitsweep.planning.left_out import without_left_out
-from vitsweep.planning.plan_request import PlanRequest
-from vitsweep.planning.plan_table import plan as show
+from vitsweep.planning.budget_filter import without_left_out
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
-from vitsweep.predict.trace_cache import TraceCache
-from vitsweep.spec.machine import Machine
+from vitsweep.predict.trace_pool import TraceCache
+from vitsweep.spec.resources import Machine
 
 ALONE = (*TINY, "resources.ranks_per_node=1", "data=synthetic", "batch.resolution_px=8")
 TWO = (("precision=fp32",), ("precision=bf16",))

@@ -7,11 +7,11 @@ import pytest
 
 from tests.cells import TINY
 from tests.command import Command
+from vitsweep.api.plan import machine_with
 from vitsweep.cli.plan import run
 from vitsweep.errors import BadValueError
-from vitsweep.planning.predicted_plan import machine_with
-from vitsweep.predict.hardware import hardware_named
-from vitsweep.report.plan_page import plan_page
+from vitsweep.rates.profile import hardware_named
+from vitsweep.report.html import plan_page
 
 
 def test_a_plan_predicts_and_writes_all_columns(

@@ -9,15 +9,15 @@ from rich.console import Console
 
 from tests.cells import GPU_NODE, THIS_LAPTOP, TINY, composer
 from tests.predict.traces import NOTHING_HELD, trace_of
-from vitsweep.api.measure import all_refused
+from vitsweep.api.functions import all_refused
 from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
-from vitsweep.planning import prediction_before_run
-from vitsweep.planning.prediction_before_run import chosen, predict_before_run, traced_throughput
+from vitsweep.planning import predictions
+from vitsweep.planning.predictions import chosen, predict_before_run, traced_throughput
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
-from vitsweep.predict.trace_cache import TraceCache
+from vitsweep.predict.trace_pool import TraceCache
 from vitsweep.results.store import Store
-from vitsweep.spec.machine import HERE, Machine
+from vitsweep.spec.resources import HERE, Machine
 
 MIB = 2**20
 NO_STORE = Store(Path("a sweep that has no folder"))
@@ -27,7 +27,7 @@ LARGE = "batch.images_per_step=4096"
 
 
 @pytest.fixture(autouse=True)
-def predictions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def always_predicting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("VITSWEEP_PREDICT", "always")
 
@@ -88,7 +88,7 @@ def test_what_may_fit_is_submitted(mib: float, changes: dict[str, Any], why: str
 def test_nothing_is_traced_where_a_formula_shows_that_cells_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prediction_before_run, "predict_cells", _not_called)
+    monkeypatch.setattr(predictions, "predict_cells", _not_called)
     assert not refused(*planned((), ("precision=O2",)))
 
 
@@ -104,7 +104,7 @@ def test_nothing_is_traced_where_a_formula_shows_that_cells_fit(
 def test_no_cell_is_looked_at(
     machine: Machine, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prediction_before_run, "predict_cells", _not_called)
+    monkeypatch.setattr(predictions, "predict_cells", _not_called)
     plan, settings = planned((LARGE,))
     assert not refused(plan, replace(settings, **changes), machine)
 
@@ -147,7 +147,7 @@ def test_a_race_leaves_out_what_was_traced_and_takes_the_hours_as_its_budget() -
 def test_why_a_cell_has_no_prediction_is_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prediction_before_run, "SECONDS_BEFORE_A_RUN", 0.0)
+    monkeypatch.setattr(predictions, "SECONDS_BEFORE_A_RUN", 0.0)
     [entry] = planned(("sweep.baseline=null",), machine=THIS_LAPTOP)[0].runnable
     assert predict_before_run(entry, Store(tmp_path)) == "its step was not traced within 0 s"
     monkeypatch.setenv("VITSWEEP_PREDICT", "never")

@@ -15,9 +15,8 @@ from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.freeze import plan_of
-from vitsweep.planning.race_plan import describe_race, describe_refused
-from vitsweep.planning.race_rounds import RaceRounds
 from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.racing.rounds import RaceRounds, describe_race, describe_refused
 from vitsweep.results.race_file import read_race
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store

@@ -6,10 +6,10 @@ from tests.builders import run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.console import open_console
+from vitsweep.files import append_line
 from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
-from vitsweep.results.files import append_line
 from vitsweep.results.store import Store
 
 

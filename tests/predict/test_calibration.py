@@ -8,8 +8,8 @@ import pytest
 
 from tests.predict.traces import exchange, moved, product, trace_of
 from vitsweep.predict.calibrate import fitted
-from vitsweep.predict.calibrated_rates import CalibratedRates, RankSetup
 from vitsweep.predict.calibration import Calibration, load_calibration, path_for
+from vitsweep.predict.measured_rates import CalibratedRates, RankSetup
 from vitsweep.predict.step_time import predict_step
 from vitsweep.predict.step_trace import StepTrace
 

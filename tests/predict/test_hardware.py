@@ -7,8 +7,9 @@ import pytest
 
 from tests.predict.traces import product
 from vitsweep.errors import BadValueError
-from vitsweep.measure.hardware import PEAKS
-from vitsweep.predict.hardware import (
+from vitsweep.predict.profile_rates import TableRates
+from vitsweep.rates.profile import (
+    PEAKS,
     PROFILES,
     Hardware,
     generic_gpu,
@@ -17,7 +18,6 @@ from vitsweep.predict.hardware import (
     known_hardware,
     most_usable_bytes,
 )
-from vitsweep.predict.table_rates import TableRates
 
 
 @pytest.mark.parametrize("name", known_hardware())

@@ -10,11 +10,11 @@ from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.closed_cell import formats_of, held_whole, layout_of, shape_of
 from vitsweep.predict.closed_trace import closed_trace
-from vitsweep.predict.hardware import hardware_named
 from vitsweep.predict.layouts import Found, search_layouts
 from vitsweep.predict.step_trace import StepTrace
+from vitsweep.rates.profile import hardware_named
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import conflicts
 
 SHAPE = ("model=vit_small", "model.depth=4", "data=synthetic")

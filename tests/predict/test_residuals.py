@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitsweep.predict.residuals import NO_RESIDUALS, fit_residuals
+from vitsweep.predict.step_time import NO_RESIDUALS, fit_residuals
 
 
 def records(count: int, seed: int = 0) -> tuple[list[dict[str, str]], list[float], list[float]]:

@@ -4,8 +4,7 @@ import pytest
 
 from tests.cells import TINY, cell
 from tests.predict.traces import trace_of
-from vitsweep.predict.cell_prediction import CellPrediction
-from vitsweep.predict.run_duration import SETUP_SECONDS, run_seconds, training_seconds
+from vitsweep.predict.prediction import SETUP_SECONDS, CellPrediction, run_seconds, training_seconds
 from vitsweep.predict.step_time import PARTS, StepTimePrediction
 from vitsweep.spec.cell_spec import CellSpec
 

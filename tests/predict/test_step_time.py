@@ -3,9 +3,9 @@
 import pytest
 
 from tests.predict.traces import exchange, moved, product, trace_of
-from vitsweep.predict.hardware import hardware_named
+from vitsweep.predict.profile_rates import OVERHEAD, TableRates
 from vitsweep.predict.step_time import Z_80, predict_step
-from vitsweep.predict.table_rates import OVERHEAD, TableRates
+from vitsweep.rates.profile import hardware_named
 
 H100 = TableRates(hardware_named("h100"), overhead=1.0)
 

@@ -15,8 +15,7 @@ import pytest
 from tests.cells import GPU_NODE, cell, entry
 from tests.predict.test_step_trace import TRACE
 from vitsweep.execution.rank_processes import fork_server
-from vitsweep.predict.trace_cache import TraceCache, traces_folder
-from vitsweep.predict.trace_pool import trace_cells
+from vitsweep.predict.trace_pool import TraceCache, trace_cells, traces_folder
 
 
 def test_a_trace_is_found_again(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_processes_that_trace_do_not_run_the_script_that_started_them(
 def test_processes_that_trace_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     script = (
         "from pathlib import Path; from tests.cells import cell; "
-        "from vitsweep.predict.trace_cache import TraceCache; "
+        "from vitsweep.predict.trace_pool import TraceCache; "
         "from vitsweep.predict.trace_pool import trace_cells; "
         "cells = {str(d): cell(f'model.depth={d}') for d in range(60, 100)}; "
         f"trace_cells(cells, TraceCache(Path({str(tmp_path)!r})))"

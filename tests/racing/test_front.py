@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.landscapes import Landscape, Machine
 from benchmarks.racing import INDIFFERENCE, race
-from vitsweep.racing.front import front_of
+from vitsweep.racing.conclusions import front_of
 
 MARGIN = float(np.log1p(INDIFFERENCE))
 

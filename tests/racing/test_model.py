@@ -7,8 +7,7 @@ import pytest
 
 from vitsweep.racing import model as model_module
 from vitsweep.racing.design import Design, Floats
-from vitsweep.racing.fit import Model, _around
-from vitsweep.racing.model import Mixture, Posterior, Runs, Scales
+from vitsweep.racing.model import Mixture, Model, Posterior, Runs, Scales, _around
 
 LEVELS = list(product("ab", "cd", "efg"))
 DESIGN = Design.of([dict(zip("xyz", level, strict=True)) for level in LEVELS])

@@ -16,7 +16,7 @@ from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 
 WORKFLOW = Path(__file__).parents[2] / "benchmarks" / "speed_gate.yaml"
 HOSTED = Machine(device="cpu", cores_per_node=4, devices_per_node=0, described_by="a hosted runner")

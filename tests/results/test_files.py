@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.other_process import finished, other_process
-from vitsweep.results.files import (
+from vitsweep.files import (
     append_line,
     read_lines,
     write_atomically,
@@ -57,7 +57,7 @@ def test_a_crash_while_writing_leaves_the_old_file_and_no_draft(
 LIMITED = """
     import resource, signal, sys
     from pathlib import Path
-    from vitsweep.results.files import append_line, write_atomically
+    from vitsweep.files import append_line, write_atomically
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
     path = Path(sys.argv[1])
@@ -99,7 +99,7 @@ def test_lines_cut_in_half_and_missing_files_are_left_out(tmp_path: Path) -> Non
 WRITER = """
     import sys
     from pathlib import Path
-    from vitsweep.results.files import append_line
+    from vitsweep.files import append_line
     path, writer, lines = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     sys.stdin.readline()
     for number in range(lines):
@@ -128,7 +128,7 @@ def test_lines_of_many_writers_never_mix(tmp_path: Path) -> None:
 ONCE = """
     import sys
     from pathlib import Path
-    from vitsweep.results.files import write_once
+    from vitsweep.files import write_once
     sys.stdin.readline()
     print(write_once(Path(sys.argv[1]), sys.argv[2] * 10000))
 """

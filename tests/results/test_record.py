@@ -133,7 +133,7 @@ def test_a_metric_has_its_unit_in_its_name_and_a_definition(metric) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["vitsweep.results.record", "vitsweep.results.files", "vitsweep.results.store"]
+    "module", ["vitsweep.results.record", "vitsweep.files", "vitsweep.results.store"]
 )
 def test_reading_records_does_not_load_pandas(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'pandas', 'numpy', 'torch'}} & set(sys.modules)))"

@@ -15,7 +15,7 @@ from vitsweep.results import metrics
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import check_metrics, register, with_user_metrics
-from vitsweep.tables.empty_metrics import empty_metrics, empty_metrics_of
+from vitsweep.tables.notes import empty_metrics, empty_metrics_of
 from vitsweep.tables.show import presented
 
 NODE = {"function": f"{__name__}.joules", "unit": "J", "label": "Energy", "better": "lower"}

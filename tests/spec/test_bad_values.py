@@ -5,7 +5,7 @@ import pytest
 from tests.cells import TINY, entry
 from vitsweep.errors import BadValueError
 from vitsweep.spec.from_yaml import cell_from_tree
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 
 
 def told(*overrides: str) -> str:

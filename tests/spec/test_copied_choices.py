@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.cells import GPU_NODE, LAPTOP, TINY, composer
-from vitsweep.composition.composed_cell import ComposedCell, copy_tree
+from vitsweep.composition.composer import ComposedCell, copy_tree
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.model_parallel import Volume
+from vitsweep.spec.resources import Machine
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
-from vitsweep.spec.volume import Volume
 
 CONF = Path(__file__).parents[2] / "conf"
 COPY = "copied_"

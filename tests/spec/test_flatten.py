@@ -9,8 +9,7 @@ from tests.builders import PLAIN
 from tests.cells import GPU_NODE, cell
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import RunRecord
-from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.flatten import flatten
+from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
 CELLS = {

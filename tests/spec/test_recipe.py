@@ -7,7 +7,7 @@ import pytest
 from tests.cells import cell, composer, entry
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.identity import identity
-from vitsweep.spec.recipe import NO_RECIPE
+from vitsweep.spec.task import NO_RECIPE
 
 
 def reasons(*overrides: str) -> str:

@@ -7,8 +7,8 @@ import pytest
 
 from tests.cells import GPU_NODE, LAPTOP, composer, entry
 from vitsweep.errors import BadValueError
-from vitsweep.spec.machine import Machine, count_gpus
 from vitsweep.spec.resolve import resolve
+from vitsweep.spec.resources import Machine, count_gpus
 
 BARE = Machine(device="cpu", cores_per_node=1, devices_per_node=0)
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cells import GPU_NODE, LAPTOP, TINY, entry
 from vitsweep.equivalence import twin_of
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import conflicts
 from vitsweep.techniques.optimizer import apex_adamw
 

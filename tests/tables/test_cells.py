@@ -5,8 +5,8 @@ from pandas import DataFrame
 from tests.builders import run, table
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.columns import varying
-from vitsweep.tables.status import final_status
+from vitsweep.tables.names import varying
+from vitsweep.tables.valid_runs import final_status
 
 BASELINES = {"base": "base", "fast": "base"}
 

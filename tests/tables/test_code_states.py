@@ -6,8 +6,8 @@ from pandas import DataFrame
 from tests.builders import run, table
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.code_states import newest_code
 from vitsweep.tables.speedup import OTHER_CODE, speedup_over
+from vitsweep.tables.valid_runs import newest_code
 
 BASELINES = {"base": "base", "fast": "base", "new": "base"}
 

@@ -9,7 +9,7 @@ from tests.builders import run, table
 from tests.noise import coverage, normal, simulate
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables.days import changed_speedups, changes_in_words
+from vitsweep.tables.sweep_diff import changed_speedups, changes_in_words
 
 TRUTH = {"base": 1.0, "fast": 1.3, "slow": 0.8, "same": 1.0}
 

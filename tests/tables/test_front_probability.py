@@ -6,8 +6,7 @@ import pytest
 from tests.builders import run, table
 from tests.noise import normal, simulate
 from vitsweep.tables.cells import cells
-from vitsweep.tables.front_probability import front_probability, undominated
-from vitsweep.tables.pareto import pareto_front
+from vitsweep.tables.pareto import front_probability, pareto_front, undominated
 
 
 def front(truth, peaks, spread=0.01, seed=0, **kwargs):

@@ -7,9 +7,9 @@ from pandas import DataFrame
 from rich.console import Console
 
 from tests.builders import run, table
-from vitsweep.measure.device_name import HALF_PRECISION, cpu_half_precision
+from vitsweep.rates.device import HALF_PRECISION, cpu_half_precision
 from vitsweep.tables.cells import cells
-from vitsweep.tables.half_precision import half_precision_note
+from vitsweep.tables.notes import half_precision_note
 from vitsweep.tables.terminal import ResultTable
 
 

@@ -21,12 +21,12 @@ from vitsweep.tables.comparison import paired
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.interactions import interactions
 from vitsweep.tables.limits import limits
-from vitsweep.tables.memory import memory_parts
 from vitsweep.tables.names import cell_names, with_changes
 from vitsweep.tables.optimizer_steps import optimizer_steps
 from vitsweep.tables.pareto import best_under, pareto_front
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.prediction import predicted_vs_measured
+from vitsweep.tables.published import memory_parts
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.show import counts, coverage, presented, ranked
 from vitsweep.tables.speedup import speedup_over, with_equal_claims

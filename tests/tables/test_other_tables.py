@@ -7,7 +7,6 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.communication import communication
-from vitsweep.tables.memory import memory_parts
 from vitsweep.tables.optimizer_steps import optimizer_steps
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.prediction import (
@@ -16,6 +15,7 @@ from vitsweep.tables.prediction import (
     prediction_sentence,
     presented_predictions,
 )
+from vitsweep.tables.published import memory_parts
 
 
 def test_per_chip_is_relative_to_the_baseline_of_the_slowest_device():

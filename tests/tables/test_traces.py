@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity
 from tests.builders import run
 from tests.model.test_resnet import SMALL
 from vitsweep.charts import trace as chart
-from vitsweep.measure.profiling import quiet_profile
+from vitsweep.measure.communication import quiet_profile
 from vitsweep.model.resnet import ResNet
 from vitsweep.report import chart_data
 from vitsweep.report.html import write_report

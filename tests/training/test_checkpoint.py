@@ -33,9 +33,8 @@ from vitsweep.training.checkpoint_files import (
     whole_checkpoints,
     write_info,
 )
-from vitsweep.training.checkpoint_manager import CheckpointManager
+from vitsweep.training.checkpoint_manager import CheckpointManager, StopConsensus
 from vitsweep.training.epochs import Training, train_epochs
-from vitsweep.training.stop_consensus import StopConsensus
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 

@@ -13,7 +13,7 @@ import torch
 
 from tests.cells import cell
 from tests.ranks import on_ranks
-from vitsweep.measure.window import summarize_window
+from vitsweep.measure.summarize import summarize_window
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec

@@ -23,11 +23,10 @@ from vitsweep.training.checkpoint_files import (
     INFO_FILE,
     TrainingInterrupted,
 )
-from vitsweep.training.checkpoint_manager import CheckpointManager
-from vitsweep.training.course import other_course
+from vitsweep.training.checkpoint_manager import CheckpointManager, StopConsensus
 from vitsweep.training.epochs import train_epochs
+from vitsweep.training.resume_compat import other_course
 from vitsweep.training.shards import boxes
-from vitsweep.training.stop_consensus import StopConsensus
 from vitsweep.world import World
 
 STOP = 3

@@ -18,8 +18,8 @@ from vitsweep.measure.summarize import Summary
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.scaler import LossScaler
 from vitsweep.training.trainer import Trainer
+from vitsweep.training.update import LossScaler
 from vitsweep.world import World
 
 FLOAT16 = "precision.half_dtype=float16"

@@ -10,18 +10,18 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from vitsweep.api.measure import collected, measured, rows_of
+from vitsweep.api.functions import collected, measured, rows_of
 from vitsweep.api.session import CONFIG, open_session
-from vitsweep.composition import hydra_internals
+from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.conf_dir import conf_dir
-from vitsweep.composition.override_text import value_override
+from vitsweep.composition.overrides import value_override
 from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.results.record import Status
 from vitsweep.results.user_metrics import check_metrics
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import said_by
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
@@ -82,7 +82,7 @@ def check_conf(folder: str | Path, console: Console) -> Iterator[Finding]:
     Raises:
         BadValueError: there is no such folder, or it holds no choices.
     """
-    composer = Composer(hydra_internals.open_loader(conf_dir(), folder), CONFIG)
+    composer = Composer(hydra.open_loader(conf_dir(), folder), CONFIG)
     choices = _choices(folder, composer)
     runnable: list[list[str]] = []
     for group, name in choices:

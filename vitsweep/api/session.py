@@ -1,8 +1,8 @@
 """Session: the cells of one command or call, composed and named, with the launcher that measures them."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,18 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from vitsweep.composition import hydra_internals
-from vitsweep.composition.composed_cell import ComposedCell
-from vitsweep.composition.composer import Composer
+from vitsweep.composition import hydra
+from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.deferred_overrides import belongs_to_the_sweep
 from vitsweep.composition.grid import expand
-from vitsweep.composition.override_text import parse_overrides
-from vitsweep.composition.refused_overrides import refuse_ignored
+from vitsweep.composition.overrides import (
+    parse_overrides,
+    plain_value,
+    refuse_ignored,
+    sweep_override,
+    value_override,
+)
 from vitsweep.composition.sweep_name import AUTO
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
@@ -100,12 +104,12 @@ def open_session(
     """
     overrides = list(overrides)
     refuse_ignored(overrides, has_own_conf=config_dir is None)
-    loader = hydra_internals.open_loader(conf_dir(), config_dir)
+    loader = hydra.open_loader(conf_dir(), config_dir)
     parsed = dict(zip(overrides, parse_overrides(overrides, loader), strict=True))
     of_hydra = [text for text, override in parsed.items() if override.is_hydra_override()]
     of_sweep = [text for text, override in parsed.items() if belongs_to_the_sweep(override)]
     composer = Composer(loader, CONFIG, of_hydra)
-    config = hydra_internals.compose_sweep(loader, CONFIG, of_sweep)
+    config = hydra.compose_sweep(loader, CONFIG, of_sweep)
     launcher = _launcher(config)
     sweeper = OmegaConf.select(config, "hydra.runtime.choices.hydra/sweeper")
     if sweeper != "vitsweep":
@@ -114,7 +118,7 @@ def open_session(
             "vitsweep -m ...` for another sweeper."
         )
     cells = expand([o for o in overrides if o not in of_hydra], composer)
-    plain = hydra_internals.plain_resolved(config)
+    plain = hydra.plain_resolved(config)
     plain["sweep"]["name"] = cells[0].tree["sweep"]["name"]
     extra = ["--config-dir", str(config_dir)] if config_dir else []
     words = ["python", "-m", "vitsweep", *extra, "-m", *overrides]
@@ -143,3 +147,85 @@ def _launcher(config: DictConfig) -> CellLauncher:
         )
     launcher: CellLauncher = instantiate(config.hydra.launcher)
     return launcher
+
+
+# Settings given in Python, written as the overrides that the command line takes.
+
+
+Overrides = str | Sequence[str]
+"""Overrides in Hydra's grammar: a list of them, or one text as typed in a shell."""
+
+
+_EXPECTED = (
+    "give texts such as 'precision=O1,O2', or settings by name, such as precision=['O1', 'O2']."
+)
+
+
+def as_overrides(overrides: Overrides, settings: Mapping[str, Any]) -> list[str]:
+    """Return overrides as typed after `python -m vitsweep -m`.
+
+    Args:
+        overrides: in Hydra's grammar, such as `["precision=O1,O2"]`.
+        settings: key -> value. A list, range or array sweeps the key, a mapping sets keys below it:
+            `batch={"images_per_step": [32, 64]}` is `batch.images_per_step=32,64`.
+
+    Raises:
+        BadValueError: `overrides` is neither a text nor a list of texts, a list is empty, a value is none
+            that a setting can have, or a key is given in both, or is one of `sweep` without it.
+    """
+    if not isinstance(overrides, Iterable) or isinstance(overrides, (Mapping, bytes)):
+        raise BadValueError(f"`{overrides!r:.80}` is no list of overrides: {_EXPECTED}")
+    _refuse_keys_of_sweep(settings)
+    texts = shlex.split(overrides) if isinstance(overrides, str) else list(overrides)
+    for text in texts:
+        if not isinstance(text, str):
+            raise BadValueError(f"`{text!r}` is no override: {_EXPECTED}")
+    named = list(_of_settings(settings, ""))
+    for text in named:
+        refuse_second(texts, text)
+    return [*texts, *named]
+
+
+def _refuse_keys_of_sweep(settings: Mapping[str, Any]) -> None:
+    """Refuse keys that stand in the section `sweep`, and say how they are given.
+
+    Raises:
+        BadValueError: all of them are named.
+    """
+    known = {field.name for field in fields(SweepSettings)}
+    if not (found := {key: value for key, value in settings.items() if key in known}):
+        return
+    typed = ", ".join(f"`{key}={value!r}`" for key, value in found.items())
+    what = f"`{next(iter(found))}` stands" if len(found) == 1 else "they stand"
+    budget = ", or `minutes` of `vitsweep.race`, whose budget it is" if "minutes" in found else ""
+    raise BadValueError(f"{typed}: {what} in the section `sweep`: use `sweep={found!r}`{budget}.")
+
+
+def refuse_second(texts: Sequence[str], added: str) -> None:
+    """Refuse an override whose key some texts have as well: one of them would be dropped silently.
+
+    Raises:
+        BadValueError: both are named.
+    """
+    for text in texts:
+        if text != added and _key(text) == _key(added):
+            raise BadValueError(f"`{text}` and `{added}` set the same key: give one of them.")
+
+
+def _key(text: str) -> str:
+    return text.lstrip("+").partition("=")[0]
+
+
+def _of_settings(settings: Mapping[str, Any], above: str) -> Iterator[str]:
+    for name, value in settings.items():
+        key = f"{above}{name}"
+        if above.endswith("arguments."):  # of a function: no YAML lists them
+            key = f"++{key.removeprefix('++')}"
+        if isinstance(value, Mapping):
+            yield from _of_settings(value, f"{key}.")
+        elif isinstance(plain := plain_value(key, value), list):
+            if not plain:
+                raise BadValueError(f"`{key}=[]` holds no value: give at least one.")
+            yield sweep_override(key, plain)
+        else:
+            yield value_override(key, plain)

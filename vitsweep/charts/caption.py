@@ -7,8 +7,8 @@ from pandas import DataFrame
 
 from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
-from vitsweep.tables.checks import checked_cells
 from vitsweep.tables.formatting import plain
+from vitsweep.tables.valid_runs import checked_cells
 
 
 def caption(cells: DataFrame) -> str:

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import marks, style
+from vitsweep.charts import style
 from vitsweep.charts.series import labels
 from vitsweep.tables.communication import PURPOSES
 from vitsweep.tables.formatting import cell_label, number
@@ -16,7 +16,7 @@ COLOURS = dict(zip(PURPOSES, ("#4477aa", "#88ccee", "#aa4499"), strict=True))
 def draw(table: DataFrame) -> Figure:
     """Draw the table of `tables.communication`: stacked counts, a diamond at the formula's total."""
     shown = table.sort_values("bytes_per_step", ascending=False).head(MOST)
-    figure, axes = style.new_figure(8.6, marks.height(len(shown)))
+    figure, axes = style.new_figure(8.6, style.height(len(shown)))
     left = shown["bytes_per_step"] * 0.0
     for purpose in (p for p in PURPOSES if p in shown):
         width = shown[purpose].fillna(0.0) / MIB
@@ -25,7 +25,7 @@ def draw(table: DataFrame) -> Figure:
             range(len(shown)),
             width,
             left=left,
-            height=marks.BAR,
+            height=style.BAR,
             color=COLOURS[purpose],
             label=name,
         )
@@ -35,8 +35,8 @@ def draw(table: DataFrame) -> Figure:
         total = formulas.sum(axis=1, min_count=len(formulas.columns)) / MIB
         axes.plot(total, range(len(shown)), "D", color=style.INK, ms=4.5, label="formula")
     for position, end in enumerate(left):
-        marks.value(axes, position, end, f"{number(end)} MiB")
-    marks.rows(axes, _names(table, shown), float(left.max()) if len(left) else 1.0)
+        style.value(axes, position, end, f"{number(end)} MiB")
+    style.rows(axes, _names(table, shown), float(left.max()) if len(left) else 1.0)
     axes.set_xlabel("Sent per rank and step (MiB)")
     style.legend(axes)
     return figure

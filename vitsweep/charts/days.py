@@ -5,9 +5,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import marks, style
-from vitsweep.tables.days import CHANGED
+from vitsweep.charts import style
 from vitsweep.tables.formatting import times
+from vitsweep.tables.sweep_diff import CHANGED
 
 MOST = 30
 SIDES = {"a": "A", "b": "B"}
@@ -23,7 +23,7 @@ def draw(table: DataFrame, names: dict[str, str] | None = None) -> Figure:
         names: cell -> the name that is shown.
     """
     shown = table[table["change"].notna() & (table["claim"] != "baseline")].head(MOST)
-    figure, axes = style.new_figure(8.8, marks.height(len(shown)))
+    figure, axes = style.new_figure(8.8, style.height(len(shown)))
     furthest = 1.0
     for position, row in enumerate(shown.to_dict("records")):
         changed = row["claim"] in CHANGED
@@ -33,7 +33,7 @@ def draw(table: DataFrame, names: dict[str, str] | None = None) -> Figure:
                 row[f"speedup_{side}"],
                 [row[f"speedup_{side}_{e}"] for e in ("low", "high")],
             )
-            marks.whiskers(axes, position + shift, middle, *ends)
+            style.whiskers(axes, position + shift, middle, *ends)
             look: dict[str, Any] = {"mec": colour, "mfc": face, "mew": 1.5, "ms": 7, "zorder": 3}
             axes.plot(middle, position + shift, "o", **look)
             furthest = max([furthest, middle, *(e for e in ends if e == e)])
@@ -41,11 +41,11 @@ def draw(table: DataFrame, names: dict[str, str] | None = None) -> Figure:
         end = max(
             v for s in SIDES for v in (row[f"speedup_{s}"], row[f"speedup_{s}_high"]) if v == v
         )
-        marks.value(axes, position, end, text if changed else "")
+        style.value(axes, position, end, text if changed else "")
     labels = [(names or {}).get(c, str(c)) for c in shown["cell_id"]]
-    marks.rows(axes, labels, furthest)
+    style.rows(axes, labels, furthest)
     axes.set_xlim(0, 1.3 * furthest)
-    marks.reference_line(axes, 1.0)
+    style.reference_line(axes, 1.0)
     axes.plot([], [], "o", mec=style.QUIET, mfc=style.PAPER, mew=1.5, ms=7, label="A")
     axes.plot([], [], "o", color=style.QUIET, ms=7, label="B")
     axes.set_xlabel("Speedup over the baseline (x)")

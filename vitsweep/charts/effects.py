@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import marks, style
+from vitsweep.charts import style
 from vitsweep.tables.formatting import times
 
 MOST = 24
@@ -20,7 +20,7 @@ def draw(table: DataFrame) -> Figure:
     average = table[(table["kind"] == "average") & table["effect"].notna()]
     largest = average["effect"].astype(float).map(np.log).abs().nlargest(MOST).index
     shown = average.loc[largest].sort_values("effect", ascending=False)
-    figure, axes = style.new_figure(8.8, marks.height(len(shown)))
+    figure, axes = style.new_figure(8.8, style.height(len(shown)))
     furthest = 1.0
     for position, row in enumerate(shown.to_dict("records")):
         group, _, choice = str(row["technique"]).partition("=")
@@ -30,16 +30,16 @@ def draw(table: DataFrame) -> Figure:
         axes.plot(
             given["effect"], [position] * len(given), "D", ms=4.5, mfc="none", mec=colour, mew=1.0
         )
-        marks.whiskers(axes, position, row["effect"], row["effect_low"], row["effect_high"])
+        style.whiskers(axes, position, row["effect"], row["effect_low"], row["effect_high"])
         axes.plot(row["effect"], position, "o", color=colour, ms=8, zorder=3)
         end = max(
             [row["effect"], *given["effect"], *([row["effect_high"]] * (row["effect_high"] > 0))]
         )
         furthest = max(furthest, end)
-        marks.value(axes, position, end, _text(row["effect"], given))
+        style.value(axes, position, end, _text(row["effect"], given))
     labels = [f"{row['technique']}" for row in shown.to_dict("records")]
-    marks.rows(axes, labels, furthest)
-    marks.reference_line(axes, 1.0)
+    style.rows(axes, labels, furthest)
+    style.reference_line(axes, 1.0)
     lowest = min([1.0, *table.loc[table["effect"].notna(), "effect"]])
     axes.set_xlim(max(lowest - 0.08 * (furthest - lowest), 0), furthest + 0.7 * (furthest - lowest))
     axes.plot([], [], "o", color=style.QUIET, ms=8, label="Average")

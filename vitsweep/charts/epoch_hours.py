@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import marks, style
+from vitsweep.charts import style
 from vitsweep.charts.series import labels, looks
 from vitsweep.tables.formatting import missing, number, plain
 from vitsweep.tables.names import cell_names
@@ -15,17 +15,17 @@ def draw(hours: DataFrame) -> Figure:
     """Draw the table of `tables.budget.epoch_hours`, the shortest epoch on top."""
     named = hours.assign(name=cell_names(hours), series=labels(hours))
     shown, colours = named.sort_values("epoch_hours").head(MOST), looks(hours)
-    figure, axes = style.new_figure(8.0, marks.height(len(shown)))
-    ends = marks.reach(shown["epoch_hours"], shown["epoch_hours_high"])
+    figure, axes = style.new_figure(8.0, style.height(len(shown)))
+    ends = style.reach(shown["epoch_hours"], shown["epoch_hours_high"])
     for position, (_, row) in enumerate(shown.iterrows()):
         is_baseline = plain(row.get("claim")) == "baseline"
         colour = colours[row["series"]].colour
-        axes.barh(position, row["epoch_hours"], height=marks.BAR, color=colour)
+        axes.barh(position, row["epoch_hours"], height=style.BAR, color=colour)
         low, high = row["epoch_hours_low"], row["epoch_hours_high"]
-        marks.whiskers(axes, position, row["epoch_hours"], low, high)
+        style.whiskers(axes, position, row["epoch_hours"], low, high)
         end = row["epoch_hours"] if missing(high) else min(high, ends)
         note = "  baseline" if is_baseline else ""
-        marks.value(axes, position, end, f"{number(row['epoch_hours'])} h{note}")
-    marks.rows(axes, shown["name"].tolist(), ends * 1.05)
+        style.value(axes, position, end, f"{number(row['epoch_hours'])} h{note}")
+    style.rows(axes, shown["name"].tolist(), ends * 1.05)
     axes.set_xlabel(style.axis_label("epoch_hours_imagenet1k"))
     return figure

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import marks, style
+from vitsweep.charts import style
 from vitsweep.charts.series import fastest, labels, looks
 from vitsweep.tables.formatting import number, plain, times
 
@@ -29,7 +29,7 @@ def draw(curves: DataFrame) -> Figure:
         hue = styles[row["series"]].colour
         shared = plain(row.get("oversubscribed")) == "True"
         axes.bar(
-            place, row["images_per_second_per_rank"], width * 0.92, **marks.fill(hue, not shared)
+            place, row["images_per_second_per_rank"], width * 0.92, **style.fill(hue, not shared)
         )
         text = number(row["images_per_second_per_rank"]) if is_baseline else times(row["speedup"])
         axes.annotate(

@@ -9,8 +9,8 @@ from pandas import DataFrame, Series
 
 from vitsweep.charts import style
 from vitsweep.results.record import Status
-from vitsweep.tables.columns import in_menu_order
 from vitsweep.tables.formatting import plain, times
+from vitsweep.tables.names import in_menu_order
 
 SLOWER_FASTER = LinearSegmentedColormap.from_list(
     "slower_faster", ["#d55e00", "#f5f5f5", "#0072b2"]

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import marks, style
+from vitsweep.charts import style
 from vitsweep.tables.formatting import missing, plain
 from vitsweep.tables.limits import limit_names, named
 
@@ -15,20 +15,20 @@ def draw(table: DataFrame) -> Figure:
     key = str(table.attrs["key"])
     names = named(table)
     shown = table.head(MOST)
-    figure, axes = style.new_figure(8.4, marks.height(len(shown)))
+    figure, axes = style.new_figure(8.4, style.height(len(shown)))
     group = names[0] if names else "sharding"
     for position, (_, row) in enumerate(shown.iterrows()):
         hue = style.colour(group, plain(row.get(group)))
-        axes.barh(position, row["fits"], height=marks.BAR, color=hue)
+        axes.barh(position, row["fits"], height=style.BAR, color=hue)
         end = row["fits"]
         if not missing(row["fails_at"]):
             axes.plot([row["fails_at"]], [position], "x", color=style.INK, ms=7, mew=1.8)
             end = 1.01 * max(row["fits"], row["fails_at"])  # behind the x
-        marks.value(axes, position, float(end), f"{row['fits']:,}" if row["fits"] else "none fits")
+        style.value(axes, position, float(end), f"{row['fits']:,}" if row["fits"] else "none fits")
     if shown["fails_at"].notna().any():
         axes.plot([], [], "x", color=style.INK, ms=7, mew=1.8, linestyle="", label="out of memory")
     furthest = shown[["fits", "fails_at"]].astype(float).max().max()
-    marks.rows(axes, limit_names(shown), float(furthest))
+    style.rows(axes, limit_names(shown), float(furthest))
     axes.set_xlabel(f"Largest {key} that trains")
     style.legend(axes)
     return figure

@@ -3,12 +3,11 @@
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import marks, style
+from vitsweep.charts import style
 from vitsweep.results.record import Status
 from vitsweep.tables.budget import with_peak
-from vitsweep.tables.columns import in_menu_order
 from vitsweep.tables.formatting import missing, number, plain
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.names import cell_names, in_menu_order
 
 MOST = 30
 
@@ -20,17 +19,17 @@ def draw(cells: DataFrame) -> Figure:
     order = {c: i for i, c in enumerate(in_menu_order("sharding", cells["sharding"].map(plain)))}
     table = table.assign(_place=[order[s] for s in table["sharding"].map(plain)])
     shown = table.sort_values(["_place", "peak_gib"], ascending=[True, False]).head(MOST)
-    figure, axes = style.new_figure(8.4, marks.height(len(shown)))
+    figure, axes = style.new_figure(8.4, style.height(len(shown)))
     for position, (_, row) in enumerate(shown.iterrows()):
         failed = plain(row["status"]) == Status.out_of_memory
         peak = 0.0 if missing(row["peak_gib"]) else row["peak_gib"]
         hue = style.colour("sharding", plain(row["sharding"]))
-        axes.barh(position, peak, height=marks.BAR, **marks.fill(hue, not failed))
+        axes.barh(position, peak, height=style.BAR, **style.fill(hue, not failed))
         text = f"{number(peak)} " if peak else ""
-        marks.value(axes, position, peak, text + "out of memory" * failed)
+        style.value(axes, position, peak, text + "out of memory" * failed)
     for choice in dict.fromkeys(shown["sharding"].map(plain)):
         axes.bar(0, 0, color=style.colour("sharding", choice), label=choice)
-    marks.rows(axes, shown["series"].tolist(), float(shown["peak_gib"].max()))
+    style.rows(axes, shown["series"].tolist(), float(shown["peak_gib"].max()))
     axes.set_xlabel(style.axis_label("peak_gib"))
     style.legend(axes, "sharding")
     return figure

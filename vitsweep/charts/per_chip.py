@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import marks, style
+from vitsweep.charts import style
 from vitsweep.charts.series import labels, looks
 from vitsweep.tables.formatting import times
 
@@ -11,7 +11,7 @@ from vitsweep.tables.formatting import times
 def draw(table: DataFrame) -> Figure:
     """Draw the table of `tables.per_chip`: bars in groups of one device, the slowest on top."""
     shown, styles = table.assign(series=labels(table)), looks(table)
-    figure, axes = style.new_figure(8.0, marks.height(len(table)))
+    figure, axes = style.new_figure(8.0, style.height(len(table)))
     several = shown["series"].nunique() > 1
     texts = [
         f"{d} · {n}" if several else str(d)
@@ -19,10 +19,10 @@ def draw(table: DataFrame) -> Figure:
     ]
     for position, (_, row) in enumerate(shown.iterrows()):
         ratio = row["relative_throughput"]
-        axes.barh(position, ratio, height=marks.BAR, color=styles[row["series"]].colour)
-        marks.value(axes, position, ratio, times(ratio))
-    marks.rows(axes, texts, table["relative_throughput"].max())
-    marks.reference_line(axes, 1.0)
+        axes.barh(position, ratio, height=style.BAR, color=styles[row["series"]].colour)
+        style.value(axes, position, ratio, times(ratio))
+    style.rows(axes, texts, table["relative_throughput"].max())
+    style.reference_line(axes, 1.0)
     reference = table["reference"].iloc[0] if len(table) else ""
     axes.set_xlabel(f"Throughput per chip relative to {reference} (x)")
     return figure

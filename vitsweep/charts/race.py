@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
-from vitsweep.charts import marks, style
+from vitsweep.charts import style
 
 MOST = 30
 """Cells that are drawn: those that stayed longest."""
@@ -25,7 +25,7 @@ def draw(table: DataFrame) -> Figure:
     or was on the front.
     """
     shown = table[table["runs"] > 0].head(MOST)
-    figure, axes = style.new_figure(8.8, marks.height(len(shown)))
+    figure, axes = style.new_figure(8.8, style.height(len(shown)))
     for place, row in enumerate(shown.to_dict("records")):
         colour = COLOURS.get(row["state"], style.QUIET)
         axes.hlines(place, row["first_block"], row["last_block"], color=colour, linewidth=1.2)

@@ -9,8 +9,7 @@ from pandas import DataFrame, Series
 
 from vitsweep.charts import style
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
-from vitsweep.tables.columns import CHOICES, varying
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.names import CHOICES, cell_names, varying
 
 MOST_SERIES = 8
 """More lines cannot be distinguished."""

@@ -5,11 +5,10 @@ from math import nan
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import marks, style
+from vitsweep.charts import style
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
-from vitsweep.tables.columns import varying
 from vitsweep.tables.formatting import missing, plain, times
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.names import cell_names, varying
 
 MOST = 30
 """Bars beyond it cannot be read; the table has them all."""
@@ -27,25 +26,25 @@ def draw(cells: DataFrame) -> Figure:
     columns, names = varying(cells) or ["precision"], cell_names(cells)
     group = next((c for c in columns if c in TECHNIQUE_GROUPS), columns[0])
     shown = cells[cells["speedup"].notna()].sort_values("speedup", ascending=False).head(MOST)
-    figure, axes = style.new_figure(8.4, marks.height(len(shown)))
-    ends, longest_note = marks.reach(shown["speedup"], shown["speedup_high"]), 0
+    figure, axes = style.new_figure(8.4, style.height(len(shown)))
+    ends, longest_note = style.reach(shown["speedup"], shown["speedup_high"]), 0
     for position, (_, row) in enumerate(shown.iterrows()):
         claim, high = plain(row["claim"]), row["speedup_high"]
         hue = style.BASELINE if claim == "baseline" else style.colour(group, row[group])
         sure = claim in SURE
-        axes.barh(position, row["speedup"], height=marks.BAR, **marks.fill(hue, sure))
-        marks.whiskers(axes, position, row["speedup"], row["speedup_low"], high)
+        axes.barh(position, row["speedup"], height=style.BAR, **style.fill(hue, sure))
+        style.whiskers(axes, position, row["speedup"], row["speedup_low"], high)
         note = "" if claim in ("faster", "slower", UNSHOWN) else f"  {claim}"
         longest_note = max(longest_note, len(note))
         end = row["speedup"] if missing(high) else min(high, ends)
-        marks.value(axes, position, end, times(row["speedup"]) + note)
+        style.value(axes, position, end, times(row["speedup"]) + note)
     others = shown[shown["claim"] != "baseline"]
     for choice in dict.fromkeys(others[group].astype(str)):
         axes.bar(0, 0, color=style.colour(group, choice), label=choice)
     if not shown["claim"].isin(SURE).all():
-        axes.bar(nan, 0, label=HATCHED, **marks.fill(style.QUIET, False))
-    marks.rows(axes, names[shown.index].tolist(), ends, longest_note)
-    marks.reference_line(axes, 1.0)
+        axes.bar(nan, 0, label=HATCHED, **style.fill(style.QUIET, False))
+    style.rows(axes, names[shown.index].tolist(), ends, longest_note)
+    style.reference_line(axes, 1.0)
     over = "repetitions" if "replicated" in cells else "blocks"
     axes.set_xlabel(f"{style.axis_label('speedup')}, 95 % interval over {over}")
     style.legend(axes, group)

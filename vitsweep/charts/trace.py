@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
-from vitsweep.charts import marks, style
+from vitsweep.charts import style
 from vitsweep.tables.formatting import count, number
 from vitsweep.tables.traces import DEVICE, HOST
 
@@ -39,7 +39,7 @@ def draw(steps: DataFrame) -> Figure:
             for of_optimizer, colour in ((False, style.BASELINE), (True, hue)):
                 chosen = here[here["in_optimizer"] == of_optimizer]
                 _bars(axes, chosen, longest - left, borders, colour)
-        marks.value(axes, position, _end(rows), _summary(rows))
+        style.value(axes, position, _end(rows), _summary(rows))
         names.append(f"{family} {implementation}")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(max(len(names), 1) - 0.45, -0.55)

@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from vitsweep.charts import style
 from vitsweep.charts.series import Look, fastest, looks, settings
-from vitsweep.tables.training_curves import mean_curve
+from vitsweep.tables.accuracy import mean_curve
 
 PANELS = {"seconds": style.axis_label("train_seconds"), "epoch": "Epochs trained"}
 """Column of the horizontal axis -> its label."""

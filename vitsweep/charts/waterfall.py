@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import marks, style
+from vitsweep.charts import style
 from vitsweep.tables.formatting import missing, plain, times
 
 
@@ -17,7 +17,7 @@ def draw(steps: DataFrame) -> Figure:
     first = steps[steps["baseline_cell_id"] == steps["baseline_cell_id"].iloc[0]]
     kinds = [k for k in ("alone", "cumulative") if (first["kind"] == k).any()]
     most = max((first["kind"] == k).sum() for k in kinds)
-    figure = style.empty_figure(5.0 * len(kinds) + 0.4, marks.height(int(most)))
+    figure = style.empty_figure(5.0 * len(kinds) + 0.4, style.height(int(most)))
     for place, kind in enumerate(kinds):
         axes = style.dress(figure.add_subplot(1, len(kinds), place + 1))
         rows = first[first["kind"] == kind].sort_values(
@@ -30,28 +30,28 @@ def draw(steps: DataFrame) -> Figure:
 
 
 def _bars(axes: Axes, rows: DataFrame, kind: str) -> None:
-    before, ends = 1.0, marks.reach(rows["speedup"], rows["speedup_high"])
+    before, ends = 1.0, style.reach(rows["speedup"], rows["speedup_high"])
     for position, (_, row) in enumerate(rows.iterrows()):
         if missing(row["speedup"]):
-            marks.value(axes, position, 0.0, plain(row.get("status")).replace("_", " "))
+            style.value(axes, position, 0.0, plain(row.get("status")).replace("_", " "))
             continue
         group, _, choice = plain(row["added"]).partition("=")
         hue = style.colour(group, choice) if choice else style.BASELINE
         claim = plain(row["claim"] if kind == "alone" else row["gain_claim"])
-        look = marks.fill(hue, claim in ("faster", "slower", "baseline"))
+        look = style.fill(hue, claim in ("faster", "slower", "baseline"))
         left = 0.0 if kind == "alone" or not choice else before
-        axes.barh(position, row["speedup"] - left, left=left, height=marks.BAR, **look)
-        marks.whiskers(axes, position, row["speedup"], row["speedup_low"], row["speedup_high"])
+        axes.barh(position, row["speedup"] - left, left=left, height=style.BAR, **look)
+        style.whiskers(axes, position, row["speedup"], row["speedup_low"], row["speedup_high"])
         end = max(x for x in (row["speedup"], row["speedup_high"], left) if not missing(x))
         end = min(end, ends)
         gain = f" ({times(row['gain'])})" if kind == "cumulative" and choice else ""
-        marks.value(axes, position, end, times(row["speedup"]) + gain)
+        style.value(axes, position, end, times(row["speedup"]) + gain)
         before = row["speedup"]
     names = [
         _name(row["added"], position, kind) for position, (_, row) in enumerate(rows.iterrows())
     ]
-    marks.rows(axes, names, ends * 1.08)
-    marks.reference_line(axes, 1.0)
+    style.rows(axes, names, ends * 1.08)
+    style.reference_line(axes, 1.0)
 
 
 def _name(added: str, position: int, kind: str) -> str:

@@ -15,7 +15,7 @@ from vitsweep.predict.calibration import Calibration
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 
 BUSY = 0.5
 """Load per core above which other work on the machine disturbs the measurement."""

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from vitsweep.cli.options import Options
-from vitsweep.cli.verbs import VERBS
+from vitsweep.cli.verbs import VERBS, Options
 
 
 def parser() -> Options:
@@ -17,7 +16,7 @@ def run(arguments: Sequence[str]) -> int:
     """End the jobs of a sweep; what was measured is kept."""
     typed = parser().parse_args(arguments)
     from vitsweep.console import open_console
-    from vitsweep.launchers.slurm.state.job_control import cancel
-    from vitsweep.results.find import find_sweep
+    from vitsweep.launchers.slurm.state.status import cancel
+    from vitsweep.results.store import find_sweep
 
     return cancel(find_sweep(typed.sweep), open_console())

@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from vitsweep.cli.options import Options
-from vitsweep.cli.verbs import VERBS
+from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.errors import ExitCode
 from vitsweep.tables.formatting import count
 

@@ -5,8 +5,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vitsweep.cli.options import Options
-from vitsweep.cli.verbs import VERBS
+from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.errors import BadValueError
 
 if TYPE_CHECKING:
@@ -45,13 +44,13 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.console import open_console, print_lines
     from vitsweep.launchers.slurm.state.poll import poll
     from vitsweep.launchers.slurm.state.reconcile import reconcile
-    from vitsweep.launchers.slurm.state.status_page import killed_hint, reconcile_hint
+    from vitsweep.launchers.slurm.state.status import killed_hint, reconcile_hint
     from vitsweep.launchers.unfinished_runs import record_unfinished
     from vitsweep.report.views import collect
-    from vitsweep.results.find import find_sweep
+    from vitsweep.results.store import find_sweep
     from vitsweep.results.trackers import sync
-    from vitsweep.tables.empty_metrics import empty_metrics_of
     from vitsweep.tables.load import cells_of
+    from vitsweep.tables.notes import empty_metrics_of
 
     store = find_sweep(typed.sweep)
     if typed.reconcile:
@@ -84,7 +83,7 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
     Raises:
         BadValueError: a column or a condition is wrong, or no cell fulfils it.
     """
-    from vitsweep.results.find import sweep_argument
+    from vitsweep.results.store import sweep_argument
     from vitsweep.tables.replicates import replicate_key, replicates
     from vitsweep.tables.select import columns, sorted_by, where
     from vitsweep.tables.terminal import BEST, ResultTable, as_table

@@ -4,22 +4,22 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from vitsweep.api.comparisons import ComparisonResult, compared_settings
-from vitsweep.cli.options import Options
-from vitsweep.cli.verbs import VERBS
-from vitsweep.console import open_console, print_lines
-from vitsweep.errors import ExitCode, VitsweepError
-from vitsweep.launchers.paired_comparison import (
+from vitsweep.api.compare import (
     DEFAULT_MINUTES,
     DEFAULT_WIDTH,
     ComparisonRequest,
+    ComparisonResult,
     PairedComparison,
     StopReason,
+    compared_settings,
 )
+from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.console import open_console, print_lines
+from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
-from vitsweep.results.find import sweep_argument
 from vitsweep.results.record import Status
+from vitsweep.results.store import sweep_argument
 from vitsweep.results.trackers import mirror
 from vitsweep.tables.terminal import ResultTable
 

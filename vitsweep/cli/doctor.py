@@ -14,16 +14,14 @@ import psutil
 from rich.table import Table
 from rich.text import Text
 
-from vitsweep.cli.options import Options
-from vitsweep.cli.verbs import VERBS
+from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import ExitCode
 from vitsweep.execution.calibration import calibration_for
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.results.find import RESULTS
-from vitsweep.results.store import Store
-from vitsweep.spec.machine import Machine
+from vitsweep.results.store import RESULTS, Store
+from vitsweep.spec.resources import Machine
 
 PACKAGES = ("torch", "hydra-core", "submitit", "hydra-submitit-launcher", "pandas", "wandb")
 OPTIONAL = {
@@ -87,7 +85,7 @@ def _unwritable_results() -> list[str]:
 
 
 def _machine(machine: Machine) -> list[tuple[str, str]]:
-    from vitsweep.measure.device_name import cpu_model
+    from vitsweep.rates.device import cpu_model
 
     memory = psutil.virtual_memory()
     disk = shutil.disk_usage(Path.cwd())
@@ -103,7 +101,7 @@ def _machine(machine: Machine) -> list[tuple[str, str]]:
 
 
 def _half_precision() -> str:
-    from vitsweep.measure.device_name import cpu_half_precision
+    from vitsweep.rates.device import cpu_half_precision
 
     found = cpu_half_precision()
     none = "no bfloat16 instructions: O1 to O3 and bf16 will be slower than fp32 here"

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitsweep.cli.options import Options
-from vitsweep.cli.verbs import VERBS
+from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.errors import VitsweepError
 
 HELP = """\
@@ -96,7 +95,7 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: there is no such sweep or baseline, or nothing could be compared.
     """
     from vitsweep.report.gate import gate
-    from vitsweep.results.find import find_sweep
+    from vitsweep.results.store import find_sweep
     from vitsweep.tables.load import load
 
     options = gate_options(arguments)

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from pandas import DataFrame
 from rich.console import Console
 
-from vitsweep.cli.options import Options
-from vitsweep.cli.verbs import VERBS
+from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.closed_cell import RECOMPUTE
-from vitsweep.predict.hardware import Hardware, hardware_named, known_hardware
 from vitsweep.predict.layouts import SHARDINGS, Candidate, Choices, Found, search_layouts
+from vitsweep.rates.profile import Hardware, hardware_named, known_hardware
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
 from vitsweep.tables.terminal import as_table
 

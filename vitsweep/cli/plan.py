@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitsweep.cli.hydra_entry import HYDRA_SHOWS, run_hydra
-from vitsweep.cli.options import Options, require_writable
-from vitsweep.cli.verbs import VERBS
+from vitsweep.api.plan import CURRENT, PlanRequest
+from vitsweep.cli.hydra_detour import HYDRA_SHOWS, run_hydra
+from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError
-from vitsweep.planning.plan_request import CURRENT, PlanRequest
 
 
 def parser() -> Options:
@@ -41,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     for option, file in (("--parquet", known.parquet), ("--html", known.html)):
         if file is not None:
             require_writable(option, file)
-    from vitsweep.planning.prediction_before_run import predicts  # loads torch
+    from vitsweep.planning.predictions import predicts  # loads torch
 
     if known.nodes is not None:
         overrides.append(f"resources.nodes={_nodes(known.nodes)}")

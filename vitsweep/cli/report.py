@@ -3,8 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from vitsweep.cli.options import Options
-from vitsweep.cli.verbs import VERBS
+from vitsweep.cli.verbs import VERBS, Options
 
 
 def parser() -> Options:
@@ -22,7 +21,7 @@ def parser() -> Options:
 
 def run(arguments: Sequence[str]) -> int:
     """Write the report of the sweep, or what changed from it to the other; print its path."""
-    from vitsweep.api.handle import load
+    from vitsweep.api.sweep import load
 
     asked = parser().parse_args(arguments)
     sweep = load(asked.sweep)

@@ -4,14 +4,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vitsweep.cli.hydra_entry import run_hydra
-from vitsweep.cli.options import Options
-from vitsweep.cli.verbs import VERBS
-from vitsweep.composition.override_text import value_override
+from vitsweep.cli.hydra_detour import run_hydra
+from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.composition.overrides import value_override
 from vitsweep.errors import ExitCode, VitsweepError
-from vitsweep.results.find import find_sweep
 from vitsweep.results.record import RETRIABLE
-from vitsweep.results.store import Store
+from vitsweep.results.store import Store, find_sweep
 
 HELP = """\
 Run the cells of a sweep again that were not measured, whichever command they belong to.

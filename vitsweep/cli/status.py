@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vitsweep.cli.options import Options
-from vitsweep.cli.verbs import VERBS
+from vitsweep.cli.verbs import VERBS, Options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,8 +25,8 @@ def run(arguments: Sequence[str]) -> int:
     if typed.all and (typed.sweep or typed.watch):
         options.error("--all lists all sweeps: it takes neither SWEEP nor --watch")
     from vitsweep.console import open_console
-    from vitsweep.launchers.slurm.state.job_control import status
-    from vitsweep.results.find import find_sweep
+    from vitsweep.launchers.slurm.state.status import status
+    from vitsweep.results.store import find_sweep
 
     if typed.all:
         open_console().print(_sweeps())
@@ -41,8 +40,7 @@ def _sweeps() -> "Table | str":
 
     from pandas import DataFrame
 
-    from vitsweep.results.find import RESULTS, sweep_names
-    from vitsweep.results.store import Store
+    from vitsweep.results.store import RESULTS, Store, sweep_names
     from vitsweep.tables.load import cells_of
     from vitsweep.tables.terminal import as_table
 

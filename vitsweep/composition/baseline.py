@@ -4,10 +4,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitsweep.composition.composed_cell import ComposedCell
-from vitsweep.composition.composer import Composer
-from vitsweep.composition.override_text import value_override
-from vitsweep.composition.set_value import root_of
+from vitsweep.composition.composer import ComposedCell, Composer, root_of
+from vitsweep.composition.overrides import value_override
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.spec.technique import TECHNIQUE_GROUPS

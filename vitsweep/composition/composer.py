@@ -6,17 +6,316 @@ Hydra's own list of sources that the node of a group comes from one file, and as
 these parts. What is not shown to be local is composed by Hydra, with all that sets the same key.
 """
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cached_property
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
-from vitsweep.composition import hydra_internals
-from vitsweep.composition.composed_cell import ComposedCell, Tree, copy_tree
+from vitsweep.composition import hydra
 from vitsweep.composition.conf_dir import conf_dir
-from vitsweep.composition.fragment_cache import FragmentCache, Kind
-from vitsweep.composition.set_value import NotLocalError, root_of, set_value
-from vitsweep.composition.suggestions import unknown_key
+from vitsweep.composition.overrides import parse_overrides
+from vitsweep.composition.suggestions import hydra_error_sentence, unknown_choice, unknown_key
+from vitsweep.errors import BadValueError
+
+# ComposedCell: the overrides of one cell and the configuration composed from them, not yet typed.
+
+
+Tree = dict[str, Any]
+
+OUTSIDE_THE_CELL = ("sweep", "tracker", "metric")
+"""Top-level nodes of the configuration that say where results go, not what is measured."""
+
+
+@dataclass(frozen=True)
+class ComposedCell:
+    """One cell of a sweep before `spec.from_yaml`.
+
+    Attributes:
+        overrides: what to type to get exactly this cell; Hydra composes it from them as well.
+        choices: config group -> choice, in the order of the defaults list.
+        tree: the composed configuration as plain containers without Hydra's own node; the node of
+            each group carries `name`, its choice.
+    """
+
+    overrides: tuple[str, ...]
+    choices: Mapping[str, str]
+    tree: Tree
+
+    @property
+    def key(self) -> str:
+        """Text that is equal for two cells whose configurations are equal."""
+        cell = {k: v for k, v in self.tree.items() if k not in OUTSIDE_THE_CELL}
+        return json.dumps(cell, sort_keys=True, default=str)
+
+
+def copy_tree(node: Any) -> Any:
+    """Copy nested plain containers, so that no two cells share one."""
+    if isinstance(node, dict):
+        return {key: copy_tree(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [copy_tree(value) for value in node]
+    return node
+
+
+def has_interpolation(node: Any) -> bool:
+    """True where a `${...}` makes a part depend on others."""
+    if isinstance(node, dict):
+        return any(has_interpolation(part) for pair in node.items() for part in pair)
+    if isinstance(node, list):
+        return any(map(has_interpolation, node))
+    return isinstance(node, str) and "${" in node
+
+
+# Setting one value in a plain tree exactly as Hydra sets it in a composed configuration.
+
+
+_PLAIN_KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_SETS = (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD)
+
+
+class NotLocalError(Exception):
+    """A cell cannot be assembled from cached parts: Hydra must compose what sets a key.
+
+    Attributes:
+        root: the top-level key; `*` for all of them.
+    """
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.root = root
+
+
+def root_of(override: Override) -> str:
+    """Return the top-level key that an override sets."""
+    return override.key_or_group.replace("/", ".").split(".")[0]
+
+
+def is_plain_value(override: Override) -> bool:
+    """True for an override that sets one value and can affect nothing else."""
+    return (
+        override.type in _SETS
+        and override.package is None
+        and _PLAIN_KEY.fullmatch(override.key_or_group) is not None
+        and _is_plain(override.value())
+    )
+
+
+def set_value(
+    tree: dict[str, Any], override: Override, choices: Mapping[str, str] | None = None
+) -> None:
+    """Set the value of an override in `tree`.
+
+    Args:
+        tree: the configuration.
+        override: of one value.
+        choices: group -> choice that filled its node, for errors.
+
+    Raises:
+        BadValueError: the key does not exist, or `+` meets one that does.
+        NotLocalError: Hydra has a rule of its own for the present value of the key.
+    """
+    *path, last = override.key_or_group.split(".")
+    node, adds = tree, override.type is not OverrideType.CHANGE
+    chosen = (choices or {}).get(path[0], "") if path else ""
+    for depth, key in enumerate(path):
+        if key not in node and not adds:
+            raise unknown_key(override, path[:depth], key, node, chosen if depth == 1 else "")
+        node = node.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise NotLocalError(path[0])
+    if last not in node and not adds:
+        raise unknown_key(override, path, last, node, chosen if len(path) == 1 else "")
+    _set(node, last, override)
+
+
+def _set(node: dict[str, Any], key: str, override: Override) -> None:
+    old, new = node.get(key), override.value()
+    if isinstance(old, dict):
+        raise NotLocalError(override.key_or_group.split(".")[0])
+    is_free = old is None or old == "???" or isinstance(new, list)
+    if override.type is OverrideType.ADD and not is_free:
+        text = str(override.input_line).lstrip("+")
+        raise BadValueError(
+            f"`+{text}` would add what exists already (`{override.key_or_group}={old}`): "
+            f"leave the `+` out, `{text}`."
+        )
+    node[key] = new
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, str):
+        return "${" not in value
+    return value is None or isinstance(value, (bool, int, float))
+
+
+# FragmentCache: files read and configurations composed once, and which overrides are local.
+#
+# An override is local if it changes the node of one group, or one value, and nothing else: then a cell
+# can be assembled from cached parts. Everything else needs Hydra to compose the whole configuration.
+
+
+class Kind(Enum):
+    """What an override does, and whether that is local."""
+
+    choice = auto()  # swaps the file of one group
+    value = auto()  # sets one value
+    composed_choice = auto()  # chooses a file, or a setting of Hydra itself, with wider effects
+    composed_value = auto()  # sets something for which Hydra has rules of its own
+
+    @property
+    def is_local(self) -> bool:
+        """True where a cell can be assembled without Hydra composing it."""
+        return self in (Kind.choice, Kind.value)
+
+
+@dataclass(frozen=True)
+class HydraComposition:
+    """A whole configuration as Hydra composed it.
+
+    Attributes:
+        tree: plain containers, without Hydra's own node.
+        choices: config group -> choice, in the order of the defaults list.
+        is_static: True where it held no `${...}`, so that no part depends on another.
+    """
+
+    tree: Tree
+    choices: Mapping[str, str]
+    is_static: bool
+
+
+class FragmentCache:
+    """The parts of one conf/, each composed, read, parsed or proved once.
+
+    Attributes:
+        compositions: how often Hydra composed a whole configuration.
+    """
+
+    def __init__(
+        self, loader: ConfigLoader, config_name: str, hydra_overrides: Sequence[str]
+    ) -> None:
+        self.loader = loader
+        self.config_name = config_name
+        self.hydra_overrides = list(hydra_overrides)
+        self.compositions = 0
+        self._kinds: dict[str, Kind] = {}
+        self._nodes: dict[tuple[str, str], Any] = {}
+        self._bases: dict[tuple[str, ...], HydraComposition] = {}
+        self._sources: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+        self._owners: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+
+    def parse(self, texts: Iterable[str]) -> list[Override]:
+        """Parse overrides, each text once.
+
+        Raises:
+            BadValueError: a text is no override.
+        """
+        return parse_overrides(texts, self.loader)
+
+    def options(self, group: str) -> list[str]:
+        """Return the choices of a group."""
+        return sorted(self.loader.get_group_options(group))
+
+    def base(self, texts: tuple[str, ...] = ()) -> HydraComposition:
+        """Return the configuration of some overrides, composed by Hydra.
+
+        Raises:
+            BadValueError: Hydra refuses them.
+        """
+        if texts not in self._bases:
+            self._bases[texts] = self._compose(texts)
+        return self._bases[texts]
+
+    def kind(self, override: Override) -> Kind:
+        """Return what an override does.
+
+        Raises:
+            BadValueError: a group has no such choice.
+        """
+        text = str(override.input_line)
+        if text not in self._kinds:
+            self._kinds[text] = self._kind(override)
+        return self._kinds[text]
+
+    def node(self, group: str, choice: str, base: tuple[str, ...]) -> Any:
+        """Return what a choice puts at the node of its group.
+
+        Args:
+            group: config group.
+            choice: its choice, of kind `Kind.choice`.
+            base: overrides of the configuration into which the node is put.
+
+        Raises:
+            NotLocalError: in that configuration another file writes into the node as well.
+        """
+        if (group, base) not in self._owners:
+            if base not in self._sources:
+                self._sources[base] = hydra.sources(
+                    self.loader, self.config_name, [*self.hydra_overrides, *base]
+                )
+            found = self._sources[base]
+            self._owners[group, base] = [path for path, at in found if self._fills(path, at, group)]
+        if self._owners[group, base] != [f"{group}/{self.base(base).choices.get(group)}"]:
+            raise NotLocalError(group)
+        return self._nodes[group, choice]
+
+    @cached_property
+    def _files(self) -> Any:
+        return hydra.repository(self.loader, self.config_name, self.hydra_overrides)
+
+    def _compose(self, texts: tuple[str, ...]) -> HydraComposition:
+        self.compositions += 1
+        asked = [*self.hydra_overrides, *texts]
+        try:
+            config = hydra.compose(self.loader, self.config_name, asked)
+            tree = hydra.plain(config)
+            is_static = not has_interpolation(tree)
+            tree = tree if is_static else hydra.plain_resolved(config)
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            what = f"`{' '.join(texts)}`" if texts else "The configuration"
+            raise BadValueError(
+                hydra_error_sentence(f"{what} cannot be composed", error)
+            ) from error
+        return HydraComposition(tree, hydra.choices(config), is_static)
+
+    def _kind(self, override: Override) -> Kind:
+        if override.is_hydra_override():
+            return Kind.composed_choice
+        is_group = bool(self._files.group_exists(override.key_or_group))
+        if is_group and not isinstance(override.value(), dict):
+            return Kind.choice if self._is_local_choice(override) else Kind.composed_choice
+        is_local = not is_group and is_plain_value(override)
+        return Kind.value if is_local else Kind.composed_value
+
+    def _is_local_choice(self, override: Override) -> bool:
+        """True for `group=choice` whose file fills the node of its group and nothing else."""
+        group, choice = override.key_or_group, override.value()
+        changes = override.type is OverrideType.CHANGE and override.package is None
+        if not changes or isinstance(choice, list) or group not in self.base().choices:
+            return False
+        file = hydra.load_file(self._files, f"{group}/{choice}")
+        if not isinstance(choice, str) or file is None or choice.endswith((".yaml", ".yml")):
+            typed = hydra.own_text(override)
+            raise unknown_choice(group, typed, self.options(group))
+        if "/" in group or file.has_defaults or file.package not in (None, group):
+            return False
+        self._nodes[group, choice] = file.content
+        return not has_interpolation(file.content)
+
+    def _fills(self, path: str, package: str, group: str) -> bool:
+        if package:
+            return package.split(".")[0] == group
+        file = hydra.load_file(self._files, path)
+        return file is not None and isinstance(file.content, dict) and group in file.content
 
 
 class Composer:
@@ -34,7 +333,7 @@ class Composer:
         config_name: str = "config",
         hydra_overrides: Sequence[str] = (),
     ) -> None:
-        loader = loader or hydra_internals.open_loader(conf_dir())
+        loader = loader or hydra.open_loader(conf_dir())
         self._cache = FragmentCache(loader, config_name, hydra_overrides)
 
     def compose(self, overrides: Sequence[str] = ()) -> ComposedCell:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Override, OverrideType
 
-from vitsweep.composition import hydra_internals
-from vitsweep.composition.composed_cell import OUTSIDE_THE_CELL
-from vitsweep.composition.override_text import parse_overrides
-from vitsweep.composition.set_value import root_of
+from vitsweep.composition import hydra
+from vitsweep.composition.composer import OUTSIDE_THE_CELL, root_of
+from vitsweep.composition.overrides import parse_overrides
 
 _SHOW_ONE = ("-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "-r", "--run")
 """Flags of Hydra under which there is one configuration and no sweep."""
@@ -41,7 +40,7 @@ def _deferred(text: str) -> str:
     [override] = parse_overrides([text])
     if belongs_to_the_sweep(override) or override.is_sweep_override():
         return text
-    key, value = override.get_key_element(), hydra_internals.own_text(override) or "''"
+    key, value = override.get_key_element(), hydra.own_text(override) or "''"
     if override.value() is None:
         return f"{key}={value},{value}"  # Hydra refuses `choice(null)`; equal cells are one
     return f"{key}=choice({value})"

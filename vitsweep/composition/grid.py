@@ -1,16 +1,142 @@
 """The grid: from a command line to its cells. Grammar as in Hydra, expansion by vitsweep."""
 
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from vitsweep.composition.axes import Axis, axes_of, cells_axis, named_axes, zipped
-from vitsweep.composition.composed_cell import ComposedCell, Tree
-from vitsweep.composition.composer import Composer
-from vitsweep.composition.override_text import value_override
+from hydra.core.override_parser.types import Override
+
+from vitsweep.composition import hydra
+from vitsweep.composition.composer import ComposedCell, Composer, Tree, root_of
+from vitsweep.composition.overrides import sweep_override, value_override
 from vitsweep.composition.sweep_name import named
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
+
+# Axes of a grid: a key with the overrides it takes in turn.
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One factor of the grid.
+
+    Attributes:
+        key: as typed, with `+`, `++` or `~`.
+        values: for each step along the axis, the overrides it stands for.
+        root: top-level key of the configuration that it touches; empty where there are several.
+    """
+
+    key: str
+    values: Sequence[tuple[str, ...]]
+    root: str = ""
+
+    @property
+    def name(self) -> str:
+        """The key without its sign, as `sweep.zip` names it."""
+        return self.key.lstrip("+~")
+
+
+def axes_of(composer: Composer, overrides: Sequence[str]) -> list[Axis]:
+    """Return an axis for each override; one that is not swept has one value.
+
+    Of two overrides with the same key the later counts, at the place of the first, as in Hydra.
+
+    Raises:
+        BadValueError: an override cannot be read, cannot be enumerated, or has no value.
+    """
+    axes: dict[str, Axis] = {}
+    for override in composer.parse(overrides):
+        if not _is_hydras_own(override):
+            axis = _axis(override, composer)
+            axes[axis.key] = axis
+    return list(axes.values())
+
+
+def named_axes(composer: Composer, axes: Mapping[str, Any]) -> list[Axis]:
+    """Return the axes of a named sweep: key -> list of values, or a sweep in Hydra's grammar."""
+    texts = []
+    for key, value in axes.items():
+        values = value if isinstance(value, list) else None
+        if values == []:
+            raise BadValueError(f"`sweep.axes`: `{key}` has no value.")
+        texts.append(sweep_override(key, values) if values else f"{key}={value}")
+    return axes_of(composer, texts)
+
+
+def cells_axis(composer: Composer, cells: Sequence[Any]) -> Axis:
+    """Return the axis of `sweep.cells`: each entry a list of overrides, or one text of them."""
+    values: list[tuple[str, ...]] = []
+    for entry in cells:
+        texts = shlex.split(entry) if isinstance(entry, str) else [str(text) for text in entry]
+        factors = [axis.values for axis in axes_of(composer, texts)]
+        values += [tuple(t for part in parts for t in part) for parts in product(*factors)]
+    return Axis("sweep.cells", values)
+
+
+def zipped(axes: Sequence[Axis], groups: Sequence[Sequence[str]]) -> list[Axis]:
+    """Return axes where those named together in `sweep.zip` became one.
+
+    Raises:
+        BadValueError: a name is not swept, stands twice, or lengths differ.
+    """
+    result = list(axes)
+    for names in groups:
+        members = [_member(result, name, names) for name in names]
+        lengths = {axis.name: len(axis.values) for axis in members}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"`{name}` has {length} values" for name, length in lengths.items())
+            raise BadValueError(f"`sweep.zip` pairs axes of one length; {listed}.")
+        steps = zip(*(axis.values for axis in members), strict=True)
+        joined = Axis(" + ".join(lengths), [tuple(t for v in step for t in v) for step in steps])
+        result[result.index(members[0])] = joined
+        result = [axis for axis in result if axis not in members]
+    return result
+
+
+def _member(axes: Sequence[Axis], name: str, names: Sequence[str]) -> Axis:
+    found = [axis for axis in axes if axis.name == name and len(axis.values) > 1]
+    if not found or names.count(name) > 1:
+        swept = ", ".join(f"`{axis.name}`" for axis in axes if len(axis.values) > 1) or "none"
+        raise BadValueError(
+            f"`sweep.zip` names `{name}`, which must be one swept key, once; swept are {swept}."
+        )
+    return found[0]
+
+
+def _axis(override: Override, composer: Composer) -> Axis:
+    text, key = override.input_line, override.get_key_element()
+    if override.is_interval_sweep():
+        raise BadValueError(
+            f"`{text}`: an interval has no list of values. Use `range(...)` or `choice(...)`, or "
+            "let an optimizing sweeper draw from it: `hydra/sweeper=optuna`."
+        )
+    try:
+        values = [(each,) for each in hydra.axis_texts(override)]
+    except ValueError as error:  # of Python's `range`
+        raise BadValueError(f"`{text}` cannot be enumerated: {error}.") from error
+    if not values:
+        group = override.key_or_group
+        has = f"; `{group}` has {', '.join(f'`{o}`' for o in composer.options(group))}"
+        raise BadValueError(
+            f"`{text}` holds no value{has if group in composer.default_choices else ''}."
+        )
+    return Axis(key, values, root_of(override))
+
+
+def _is_hydras_own(override: Override) -> bool:
+    """Tell whether an override sets Hydra's own node, which is constant over a sweep.
+
+    Raises:
+        BadValueError: one is swept.
+    """
+    if override.is_hydra_override() and override.is_sweep_override():
+        raise BadValueError(
+            f"`{override.input_line}`: Hydra's own settings are the same for all cells. What a "
+            "cell needs is part of the cell: sweep `resources.nodes` or `resources.ranks_per_node`."
+        )
+    return bool(override.is_hydra_override())
 
 
 def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[ComposedCell]:

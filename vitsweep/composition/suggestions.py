@@ -1,13 +1,12 @@
 """Error messages for unknown groups, choices and keys: as typed, the valid ones, the closest one."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from vitsweep.errors import BadValueError
+from vitsweep.errors import BadValueError, did_you_mean
 
 
 def unknown_choice(group: str, choice: str, valid: Iterable[str]) -> BadValueError:
@@ -52,13 +51,6 @@ def unknown_key(
         f"`{typed}`: {fault}; there are {_listed(names)}."
         + did_you_mean(key, names, lambda name: ".".join([*path, name, *rest]) + f"={value}")
     )
-
-
-def did_you_mean(word: str, valid: Iterable[str], as_typed: Callable[[str], str]) -> str:
-    """Return ` Did you mean ...?`, or nothing where no name is close."""
-    lower = {name.lower(): name for name in valid}
-    close = get_close_matches(word.lower(), lower, n=1)
-    return f" Did you mean `{as_typed(lower[close[0]])}`?" if close else ""
 
 
 def hydra_error_sentence(what: str, error: BaseException) -> str:

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 from hydra.core.override_parser.types import Override
 
-from vitsweep.composition.composed_cell import OUTSIDE_THE_CELL, ComposedCell
-from vitsweep.composition.composer import Composer
-from vitsweep.composition.set_value import root_of
+from vitsweep.composition.composer import OUTSIDE_THE_CELL, ComposedCell, Composer, root_of
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
 AUTO = "auto"

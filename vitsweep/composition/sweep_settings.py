@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from vitsweep.composition.suggestions import did_you_mean
-from vitsweep.errors import BadValueError
+from vitsweep.errors import BadValueError, did_you_mean
 from vitsweep.results.record import RETRIABLE
 from vitsweep.spec.from_yaml import section_from_tree
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 from torch.nn.functional import interpolate
 
-from vitsweep.data.device_batches import DeviceBatches, Images
-from vitsweep.data.replica_sampler import ReplicaSampler
+from vitsweep.data.batches import DeviceBatches, Images, ReplicaSampler
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World

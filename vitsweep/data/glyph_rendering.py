@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from vitsweep.cache_files import cache_folder, write_cache_file
-from vitsweep.data.device_batches import DeviceBatches, Images
+from vitsweep.data.batches import DeviceBatches, Images, ReplicaSampler
 from vitsweep.data.digits_tensors import resize_bilinear
 from vitsweep.data.glyph_fonts import (
     CHARACTERS,
@@ -26,8 +25,8 @@ from vitsweep.data.glyph_fonts import (
     TRAIN_COPIES,
     TRAIN_FONTS,
 )
-from vitsweep.data.replica_sampler import ReplicaSampler
 from vitsweep.errors import VitsweepError
+from vitsweep.files import cache_folder, write_cache_file
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
 

@@ -12,9 +12,8 @@ from vitsweep.data.glyph_fonts import (
     TRAIN_COPIES,
     TRAIN_FONTS,
 )
-from vitsweep.data.shared_conflicts import head_conflicts, image_count_conflicts
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.data import Batches, Data
+from vitsweep.spec.data import Batches, Data, head_conflicts, image_count_conflicts
 
 if TYPE_CHECKING:
     from vitsweep.world import World

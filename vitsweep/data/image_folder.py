@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from annotated_types import Ge, Gt, Le
 
 from vitsweep.data.folder_scan import class_names, count_up_to
-from vitsweep.data.shared_conflicts import head_conflicts, image_count_conflicts
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.data import Batches, Data
+from vitsweep.spec.data import Batches, Data, head_conflicts, image_count_conflicts
 
 if TYPE_CHECKING:
     from vitsweep.world import World

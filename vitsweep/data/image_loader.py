@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vitsweep.data.decoded_cache import decoded_images
-from vitsweep.data.decoded_images import DecodedImages
+from vitsweep.data.batches import ReplicaSampler
+from vitsweep.data.decoded_cache import DecodedImages, decoded_images
 from vitsweep.data.folder_scan import Files, files
 from vitsweep.data.image_reader import ImageReader, Read
 from vitsweep.data.image_threads import ThreadedReads
 from vitsweep.data.loader_batches import LoaderBatches, Pair, Request
-from vitsweep.data.replica_sampler import ReplicaSampler
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World

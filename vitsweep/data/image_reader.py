@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vitsweep.data.decoded_images import DecodedImages
+from vitsweep.data.decoded_cache import DecodedImages
 from vitsweep.data.folder_scan import Files
 from vitsweep.data.image_crop import centre_box, cut, decode, random_box
 from vitsweep.data.loader_batches import Request

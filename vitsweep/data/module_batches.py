@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from vitsweep.data.batches import ReplicaSampler
 from vitsweep.data.loader_batches import LoaderBatches, Pair, Request
-from vitsweep.data.replica_sampler import ReplicaSampler
 from vitsweep.errors import BadValueError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
-from vitsweep.spec.function_path import imported_function
+from vitsweep.spec.from_yaml import imported_function
 from vitsweep.world import World
 
 if TYPE_CHECKING:

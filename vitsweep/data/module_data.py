@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from vitsweep.data.shared_conflicts import image_count_conflicts
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.data import Batches, Data
-from vitsweep.spec.function_path import imported_function, is_function_path
+from vitsweep.spec.data import Batches, Data, image_count_conflicts
+from vitsweep.spec.from_yaml import imported_function, is_function_path
 
 if TYPE_CHECKING:
     from vitsweep.world import World

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Gt
 
-from vitsweep.data.shared_conflicts import head_conflicts, image_count_conflicts
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.data import Batches, Data
+from vitsweep.spec.data import Batches, Data, head_conflicts, image_count_conflicts
 
 if TYPE_CHECKING:
     from vitsweep.world import World

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
-from vitsweep.data.device_batches import DeviceBatches, Images
-from vitsweep.data.replica_sampler import ReplicaSampler
+from vitsweep.data.batches import DeviceBatches, Images, ReplicaSampler
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
 

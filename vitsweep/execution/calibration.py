@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitsweep.execution.process_setup import end_with_launcher, exit_now
+from vitsweep.execution.process import end_with_launcher, exit_now
 from vitsweep.execution.rank_processes import (
     LocalRanks,
     Ranks,
@@ -18,7 +18,7 @@ from vitsweep.execution.rank_processes import (
     rendezvous,
     wait_for_ranks,
 )
-from vitsweep.results.files import append_line, read_lines, write_atomically
+from vitsweep.files import append_line, read_lines, write_atomically
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -87,8 +87,8 @@ def calibrate_rank(
     cell: CellSpec, init_method: str, answer: str, rank: int, local_rank: int
 ) -> None:
     """Run one rank of a calibration; rank 0 writes the rates as JSON to the file `answer`."""
-    from vitsweep.execution.process_group import joined_process_group
-    from vitsweep.measure.calibrate import calibrate
+    from vitsweep.execution.process import joined_process_group
+    from vitsweep.rates.quick import calibrate
 
     end_with_launcher()
     own_limit = replace(cell.measurement, timeout_min=TIMEOUT_S / 60)  # not that of the cell's runs

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError, disk_full_error
-from vitsweep.results.files import write_atomically
+from vitsweep.files import write_atomically
 from vitsweep.results.record import Status
 
 OUT_OF_MEMORY = (

@@ -10,11 +10,10 @@ from typing import Any
 
 from vitsweep.execution.rank_processes import EXIT_DISK_FULL, RankEnd
 from vitsweep.execution.run_request import RunRequest, attempt_folder
-from vitsweep.results.files import read_lines
+from vitsweep.files import read_lines
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
-from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.flatten import flatten
+from vitsweep.spec.cell_spec import CellSpec, flatten
 
 LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
 """Texts of errors that a rank meets because another rank has died."""

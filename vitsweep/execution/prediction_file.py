@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitsweep.results.files import write_atomically
+from vitsweep.files import write_atomically
 
 NAME = "prediction.json"
 PREFIX = "predicted_"

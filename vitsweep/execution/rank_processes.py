@@ -19,10 +19,40 @@ from typing import Any, Protocol
 
 import psutil
 
-from vitsweep.execution.cgroup_memory import num_oom_kills
 from vitsweep.execution.failures import killed_for_memory, read_failure
-from vitsweep.execution.process_setup import main_module_left_alone
+from vitsweep.execution.process import main_module_left_alone
 from vitsweep.spec.cell_spec import CellSpec
+
+# Kills by the kernel because the memory of this process's control group ran out.
+
+
+PROC, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def num_oom_kills() -> int | None:
+    """Return how many processes of this control group the kernel has killed for their memory.
+
+    The counter is `oom_kill` of `memory.events` (version 2), or of `memory.oom_control` (version 1).
+
+    Returns:
+        None where the system does not say.
+    """
+    with suppress(OSError, ValueError):
+        for line in PROC.read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                file = ROOT / path.lstrip("/") / "memory.events"
+            elif "memory" in controllers.split(","):
+                file = ROOT / "memory" / path.lstrip("/") / "memory.oom_control"
+            else:
+                continue
+            if file.exists():
+                pairs = dict(
+                    entry.split() for entry in file.read_text(encoding="utf-8").splitlines()
+                )
+                return int(pairs["oom_kill"]) if "oom_kill" in pairs else None
+    return None
+
 
 PRELOADED = "vitsweep.execution.preloaded"
 """Imported once by the fork server, so that ranks need not."""

@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING
 
 from vitsweep.errors import VitsweepError, disk_full_error
 from vitsweep.execution.failures import write_failure
-from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.outcome import RECORD_DRAFT
-from vitsweep.execution.process_group import joined_process_group
-from vitsweep.execution.process_setup import end_with_launcher, exit_now, log_to
+from vitsweep.execution.process import end_with_launcher, exit_now, joined_process_group, log_to
 from vitsweep.execution.rank_processes import EXIT_DISK_FULL, EXIT_SAVED, STOP_SIGNAL
-from vitsweep.execution.run_request import RunRequest
-from vitsweep.results.files import write_atomically
+from vitsweep.execution.run_request import RunRequest, read_cell
+from vitsweep.files import write_atomically
 from vitsweep.results.record import RunRecord, Status, utc_now
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import with_user_metrics
-from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.flatten import flatten
+from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.spec.rules import lacking_here
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, TrainingInterrupted
 from vitsweep.world import World
@@ -121,8 +118,7 @@ def _run(
 
 
 def _checkpoint_manager(request: RunRequest, cell: CellSpec, world: World) -> "CheckpointManager":
-    from vitsweep.training.checkpoint_manager import CheckpointManager
-    from vitsweep.training.stop_consensus import StopConsensus
+    from vitsweep.training.checkpoint_manager import CheckpointManager, StopConsensus
 
     minutes = cell.task.checkpoint_minutes
     return CheckpointManager(

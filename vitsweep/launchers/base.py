@@ -12,16 +12,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 
-from vitsweep.composition.composed_cell import ComposedCell
-from vitsweep.composition.composer import Composer
+from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.planning.freeze import freeze, open_store, plan_of, store_of
-from vitsweep.planning.prediction_before_run import chosen
-from vitsweep.planning.provenance import code_state, command_line
-from vitsweep.planning.race_rounds import RaceRounds
+from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
+from vitsweep.planning.predictions import chosen
 from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.racing.rounds import RaceRounds
 from vitsweep.results.store import Store
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
 
 

@@ -20,12 +20,11 @@ from vitsweep.execution.calibration import calibration_for
 from vitsweep.execution.code_hash import Sources, changed_files
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.execution.run_request import RunRequest, earlier_folders, run_id_of
-from vitsweep.execution.supervisor import RunEnding, start_local_ranks, supervise
-from vitsweep.execution.warm_up import warm_up
+from vitsweep.execution.supervisor import RunEnding, start_local_ranks, supervise, warm_up
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block, runs_per_cell, warm_up_cell
-from vitsweep.planning.notices import MOST_FILES
-from vitsweep.planning.prediction_before_run import predict_before_run
+from vitsweep.planning.pending import MOST_FILES
+from vitsweep.planning.predictions import predict_before_run
 from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status

@@ -8,9 +8,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 
-from vitsweep.composition.composed_cell import ComposedCell
-from vitsweep.composition.composer import Composer
-from vitsweep.composition.override_text import value_override
+from vitsweep.composition.composer import ComposedCell, Composer
+from vitsweep.composition.overrides import value_override
 from vitsweep.composition.sweep_name import named
 from vitsweep.errors import BadValueError
 

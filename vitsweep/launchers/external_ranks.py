@@ -4,16 +4,14 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from vitsweep.composition.composed_cell import ComposedCell
-from vitsweep.composition.composer import Composer
+from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import ImpossibleCellError, VitsweepError
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.launchers.base import LaunchResult
-from vitsweep.planning.freeze import freeze, open_store, plan_of
-from vitsweep.planning.provenance import code_state
-from vitsweep.spec.machine import Machine
+from vitsweep.planning.freeze import code_state, freeze, open_store, plan_of
+from vitsweep.spec.resources import Machine
 from vitsweep.world import environment_rank
 
 FIRST_PORT, NUM_PORTS = 20_000, 40_000

@@ -1,14 +1,17 @@
 """The launcher of this machine: one cell at a time, each run in fresh processes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
+from typing import Annotated, Any
 
-from vitsweep.composition.composed_cell import ComposedCell
-from vitsweep.composition.composer import Composer
+from annotated_types import Gt
+
+from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
-from vitsweep.errors import VitsweepError
+from vitsweep.errors import BadValueError, VitsweepError, did_you_mean
 from vitsweep.launchers.base import (
     LaunchRequest,
     LaunchResult,
@@ -17,21 +20,101 @@ from vitsweep.launchers.base import (
     prepared,
 )
 from vitsweep.launchers.block_runner import BlockRunner
-from vitsweep.launchers.local_race import run_race
-from vitsweep.launchers.local_settings import LocalSettings
 from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.unfinished_runs import record_unfinished
 from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
     blocks_until_measured,
+    repeated_runs,
     runs_per_cell,
 )
-from vitsweep.planning.notices import print_notices
-from vitsweep.planning.pending import ResumeState, resume_state
+from vitsweep.planning.pending import ResumeState, print_notices, resume_state
+from vitsweep.planning.predictions import traced_throughput
 from vitsweep.planning.sweep_plan import cell_labels
+from vitsweep.racing.rounds import RaceRounds, describe_refused
+from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.from_yaml import section_from_tree
+from vitsweep.spec.resources import Machine
+
+# A race on this machine: blocks one after the other, each chosen from the runs of those before.
+
+
+def run_race(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
+    """Run blocks until the race has ended; True if the user stopped it.
+
+    Raises:
+        BadValueError: the race cannot begin, see `RaceRounds.check`.
+    """
+    store, plan, console = sweep.store, sweep.plan, request.console
+    earlier = list(store.runs())
+    predicted = traced_throughput(plan)
+    rounds = RaceRounds(plan, request.settings, store, sweep.code, earlier, predicted=predicted)
+    rounds.check()
+    if refused := describe_refused(plan):
+        console.print(refused, highlight=False)
+    runner = BlockRunner(store, sweep.code, parallel, earlier)
+    begin = rounds.state(())
+    print_notices(begin, plan, store, f"`vitsweep retry {store.name}` runs them again", console)
+    runner.skipped |= set(begin.not_measured)
+    once = {e.cell_id: 1 for e in plan.runnable if e.cell_id not in begin.not_measured}
+    resumed = runner.resume(plan, once, 1, console)
+    progress = Progress(console, cell_labels(plan), 0)
+
+    def raced() -> Iterator[Block]:
+        while blocks := rounds.next(runner.records):
+            for number, block in enumerate(blocks):
+                progress.expects(sum(len(b.entries) for b in blocks[number:]))
+                yield block
+                if repeated := repeated_runs(block, runner.records, rounds.state(runner.records)):
+                    yield repeated
+
+    interrupted = runner.run(chain(resumed, raced()), progress)
+    if interrupted:
+        rounds.note(runner.records)
+    return interrupted
+
+
+# LocalSettings: the fields of conf/hydra/launcher/local.yaml, typed and checked.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings:
+    """Settings of the launcher of this machine.
+
+    Attributes:
+        parallel: cells that run at the same time.
+        objective: column of a cell's row that an optimizing sweeper is given.
+    """
+
+    parallel: Annotated[int, Gt(0)]
+    objective: str
+
+
+def local_settings(fields: Mapping[str, Any]) -> LocalSettings:
+    """Type the launcher's fields.
+
+    Raises:
+        BadValueError: a field is unknown, missing or has a wrong value; all such are named.
+    """
+    settings: LocalSettings = section_from_tree(LocalSettings, fields, "hydra.launcher")
+    check_objective(settings.objective)
+    return settings
+
+
+def check_objective(objective: str) -> None:
+    """Refuse an objective that is no column of a cell, before a sweep is measured for it.
+
+    Raises:
+        BadValueError: it is none of the metrics.
+    """
+    if objective not in METRICS:
+        raise BadValueError(
+            f"`hydra.launcher.objective={objective}` is no measured column, such as "
+            "`images_per_second`, `speedup` or `peak_gib`."
+            + did_you_mean(objective, METRICS, lambda name: f"hydra.launcher.objective={name}")
+        )
 
 
 @contextmanager

@@ -8,10 +8,9 @@ from typing import Any
 
 import psutil
 
-from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.outcome import RunFailure, left_a_measurement, publish
-from vitsweep.execution.run_request import UNFINISHED, RunRequest
-from vitsweep.results.files import read_lines
+from vitsweep.execution.run_request import UNFINISHED, RunRequest, read_cell
+from vitsweep.files import read_lines
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 

@@ -1,17 +1,38 @@
 """Communication of a step: bytes counted at the real collectives, time read from a profiler."""
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from vitsweep.collectives.primitives import Purpose, current_purpose
-from vitsweep.measure.profiling import quiet_profile
+from vitsweep.world import World
+
+if TYPE_CHECKING:
+    from torch.profiler import ProfilerActivity, profile
+
+
+# torch's profiler, without the messages that it prints.
+
+
+ABOVE_ALL = "6"
+"""A level of Kineto's log above its highest, USDT (5): it prints every start and stop at that one."""
+
+
+def quiet_profile(activities: "Sequence[ProfilerActivity]") -> "profile":
+    """Return a profiler for a `with` block; Kineto reads its log level when the first one starts."""
+    from torch.profiler import profile
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", ABOVE_ALL)
+    return profile(activities=activities)
+
 
 RECEIVES = {torch.ops.c10d.recv_.default, torch.ops.c10d.recv_any_source_.default}
 """Not counted: their bytes are counted at the sender."""
@@ -259,3 +280,22 @@ def transfer_and_wait_ms(ranks: Sequence[Collectives]) -> tuple[float, float | N
         return mean, None
     transfer = sum(map(min, zip(*times, strict=True)))
     return transfer, mean - transfer
+
+
+# A profiler trace of one step, for reading in a browser (chrome://tracing, Perfetto).
+
+
+def traced(step: Callable[[], object], folder: Path, world: World) -> Path | None:
+    """Run `step` on every rank under the profiler; rank 0 writes `trace.json.gz`."""
+    from torch.profiler import ProfilerActivity
+
+    on_gpu = world.device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
+    with quiet_profile(activities) as profiled:
+        step()
+    if world.rank:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "trace.json.gz"
+    profiled.export_chrome_trace(str(path))
+    return path

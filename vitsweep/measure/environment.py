@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitsweep.measure.device_name import cpu_half_precision, cpu_model
+from vitsweep.rates.device import cpu_half_precision, cpu_model
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from vitsweep.measure.hardware import published_peak
 from vitsweep.model.flops import (
     Pooling,
     num_parameters,
@@ -10,6 +9,7 @@ from vitsweep.model.flops import (
     train_flops,
 )
 from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.rates.profile import published_peak
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import ModelSpec
 

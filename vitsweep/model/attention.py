@@ -1,12 +1,68 @@
 """Multi-head self-attention with one seam, `attend`, which is all that a technique may replace."""
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitsweep.errors import BadValueError
-from vitsweep.model.rotary import RotaryPosition
+
+# Rotary positions of patches on a grid (RoFormer, arXiv:2104.09864; DINOv3, arXiv:2508.10104).
+
+
+BASE = 100.0
+"""Longest period over the shortest, of DINOv3."""
+
+
+class RotaryPosition:
+    """Turns pairs of numbers of q and k by angles that grow with a patch's row and column.
+
+    Rows and columns run from -1 to 1 over the image, whatever its size; half of the pairs turn with
+    the row, half with the column, at geometric frequencies. Class token and registers stay.
+
+    No buffer: DDP would send it in every step.
+
+    Args:
+        grid: patches along a side.
+        head_width: K, a multiple of 4.
+        num_prefix_tokens: tokens before the patches.
+    """
+
+    def __init__(self, grid: int, head_width: int, num_prefix_tokens: int) -> None:
+        self._grid, self._width, self._first = grid, head_width, num_prefix_tokens
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, x_BHTK: Tensor) -> Tensor:
+        """Turn q or k; (B, H, T, K) -> (B, H, T, K)."""
+        cos, sin = self._cos_and_sin(x_BHTK)
+        first = self._first
+        patches = x_BHTK.narrow(2, first, x_BHTK.shape[2] - first)
+        a, b = patches.chunk(2, dim=-1)
+        turned = patches * cos + torch.cat([-b, a], dim=-1) * sin
+        return torch.cat([x_BHTK.narrow(2, 0, first), turned], dim=2) if first else turned
+
+    def _cos_and_sin(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both tables (P, K), made once per device and dtype."""
+        if self._tables is None or (self._tables[0].device, self._tables[0].dtype) != (
+            like.device,
+            like.dtype,
+        ):
+            angles = self._angles(like.device)
+            self._tables = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        return self._tables
+
+    def _angles(self, device: torch.device) -> Tensor:
+        center = torch.arange(self._grid, device=device, dtype=torch.float64) + 0.5
+        side = 2 * center / self._grid - 1
+        places_P2 = torch.cartesian_prod(side, side)
+        quarter = self._width // 4
+        periods = BASE ** (torch.arange(quarter, device=device, dtype=torch.float64) / quarter)
+        angles = 2 * math.pi * places_P2.unsqueeze(2) / periods
+        return angles.flatten(1).repeat(1, 2)
+
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """softmax(q k^T / sqrt(K)) v: (B, H, T, K) three times -> (B, H, T, K)."""
@@ -81,3 +137,35 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
             "modules set `self.attend` to a function of q, k, v and call it, or leave the seam out."
         )
     return found
+
+
+# Along which axes a model's tokens lie, and which blocks attend along which of them.
+
+
+class TokenAxis(NamedTuple):
+    """An axis of the residual stream.
+
+    Attributes:
+        axis: its place, from the front.
+        length: tokens along it.
+    """
+
+    axis: int
+    length: int
+
+
+def token_axes(model: nn.Module) -> tuple[TokenAxis, ...]:
+    """Return the axes between which blocks alternate; a plain ViT has one."""
+    if hasattr(model, "token_axes"):
+        return model.token_axes  # type: ignore[return-value]
+    axis = 1 if model.batch_first else 0
+    return (TokenAxis(axis, model.num_tokens),)  # type: ignore[arg-type]
+
+
+def attentions_along(model: nn.Module, axis: int) -> list[Attention]:
+    """Return the attention of all blocks that attend along `axis`."""
+    return [
+        block.attention
+        for block in model.blocks  # type: ignore[union-attr]
+        if getattr(block, "axis", axis) == axis
+    ]

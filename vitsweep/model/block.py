@@ -1,15 +1,45 @@
 """One pre-norm transformer block, and a sequence of them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitsweep.model.attention import Attention
-from vitsweep.model.layer import Layer, is_marked
-from vitsweep.model.rotary import RotaryPosition
+from vitsweep.collectives.parallel_linear import Boundary, ColumnParallelLinear, RowParallelLinear
+from vitsweep.model.attention import Attention, RotaryPosition
 from vitsweep.spec.model_spec import TransformerSpec
+
+# What a model repeats, whatever its kind.
+
+
+NORMS = (nn.LayerNorm, nn.BatchNorm2d)
+"""Modules that `precision.keep_norm_fp32` spares."""
+
+_MARK = "is_repeated_layer"
+
+
+class Layer(nn.Module):
+    """One of the parts that a model stacks: a transformer's block, a bottleneck.
+
+    Sharding gathers the parameters of one layer at a time.
+    """
+
+
+def mark_layers(modules: Iterable[nn.Module]) -> None:
+    """Let modules of a class that is not ours count as layers, and as blocks."""
+    for module in modules:
+        setattr(module, _MARK, True)
+
+
+def is_marked(module: nn.Module) -> bool:
+    """Return whether `mark_layers` was called on a module."""
+    return _MARK in vars(module)
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the parts that a model stacks, in the order of its modules."""
+    return [m for m in model.modules() if isinstance(m, Layer) or is_marked(m)]
 
 
 class Mlp(nn.Module):
@@ -110,3 +140,34 @@ def swapped(kind: type[nn.Module], own: type[nn.Module]) -> type[nn.Module]:
     if (kind, own) not in _SUBCLASSES:
         _SUBCLASSES[kind, own] = type(f"{kind.__name__}Of{own.__name__}", (kind, own), {})
     return _SUBCLASSES[kind, own]
+
+
+# Blocks whose matrices are split over ranks: heads of attention, hidden units of the MLP.
+
+
+def split_blocks(model: nn.Module, boundary_of: Callable[[nn.Module], Boundary]) -> nn.Module:
+    """Keep this rank's heads and hidden units in every block.
+
+    Args:
+        model: whole, the same on every rank.
+        boundary_of: block of `model.blocks` -> what lies outside its pairs of matrices.
+    """
+    for outer in model.blocks:  # type: ignore[union-attr]
+        boundary = boundary_of(outer)
+        for block in outer.modules():
+            if isinstance(block, Block):
+                _split(block, boundary)
+    return model
+
+
+def _split(block: Block, boundary: Boundary) -> None:
+    attention: nn.Module = block.attention
+    # q, k and v are fused: each is cut by heads for itself.
+    ColumnParallelLinear.take(attention.qkv, boundary, parts=3)  # type: ignore[arg-type]
+    RowParallelLinear.take(attention.out, boundary)  # type: ignore[arg-type]
+    # So are gate and up of SwiGLU.
+    ColumnParallelLinear.take(
+        block.mlp.up, boundary, parts=2 if isinstance(block.mlp, SwiGlu) else 1
+    )
+    RowParallelLinear.take(block.mlp.down, boundary)
+    attention.num_heads //= boundary.group.size()  # type: ignore[operator, assignment]

@@ -10,8 +10,7 @@ from vitsweep.model.multidim import MultiDimViT
 from vitsweep.model.resnet import ResNet
 from vitsweep.model.user_module import build_module
 from vitsweep.model.vit import ViT
-from vitsweep.spec.model_spec import ViTSpec
-from vitsweep.spec.multidim_spec import MultiDimSpec
+from vitsweep.spec.model_spec import MultiDimSpec, ViTSpec
 from vitsweep.spec.resnet_spec import ResNetSpec
 
 if TYPE_CHECKING:

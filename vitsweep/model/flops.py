@@ -20,10 +20,9 @@ a fused attention kernel, one of which computes q k^T again, where the mathemati
 from typing import Literal
 
 from vitsweep.model import resnet_flops
-from vitsweep.spec.attention_pattern import SOFTMAX, AttentionPattern
-from vitsweep.spec.model_spec import ModelSpec, TransformerSpec, ViTSpec
-from vitsweep.spec.multidim_spec import MultiDimSpec
+from vitsweep.spec.model_spec import ModelSpec, MultiDimSpec, TransformerSpec, ViTSpec
 from vitsweep.spec.resnet_spec import ResNetSpec
+from vitsweep.spec.technique import SOFTMAX, AttentionPattern
 
 Pooling = Literal["token", "mean"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
-from vitsweep.spec.function_path import imported_function, is_function_path
+from vitsweep.spec.from_yaml import imported_function, is_function_path
 from vitsweep.spec.model_spec import ModelSpec
 from vitsweep.spec.resnet_spec import OF_TRANSFORMERS
 

@@ -8,11 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vitsweep.model.attention import Attention
+from vitsweep.model.attention import Attention, TokenAxis
 from vitsweep.model.block import Block, BlockStack
 from vitsweep.model.initialize import draw_transformer_weight, draw_weights
-from vitsweep.model.token_axes import TokenAxis
-from vitsweep.spec.multidim_spec import MultiDimSpec
+from vitsweep.spec.model_spec import MultiDimSpec
 
 # Axes: B inputs, C channels, F frames, H x W pixels, X x Y tokens, D width.
 

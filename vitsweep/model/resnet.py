@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitsweep.model.block import Layer
 from vitsweep.model.initialize import draw_norm_or_bias, draw_weights
-from vitsweep.model.layer import Layer
 from vitsweep.spec.resnet_spec import BottleneckShape, Convolution, ResNetSpec
 
 # Axes: B images, C channels, H x W pixels or places.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vitsweep.errors import BadValueError
-from vitsweep.model.layer import mark_layers
+from vitsweep.model.block import mark_layers
 
 if TYPE_CHECKING:
     from vitsweep.model.module_spec import ModuleSpec

@@ -1,5 +1,6 @@
 """A plain pre-norm Vision Transformer (Dosovitskiy et al., arXiv:2010.11929)."""
 
+import math
 from functools import partial
 from typing import Literal
 
@@ -7,11 +8,149 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitsweep.model.attention import RotaryPosition
 from vitsweep.model.block import Block, BlockStack
-from vitsweep.model.embedding import Embedding
 from vitsweep.model.initialize import draw_transformer_weight, draw_weights
-from vitsweep.model.rotary import RotaryPosition
 from vitsweep.spec.model_spec import ViTSpec
+
+# From pixels to tokens: patches, class token, registers, position.
+
+
+class Embedding(nn.Module):
+    """Cut images into patches, project each to width D, add its learned position.
+
+    Axes: B images, C channels, P patches (h x w of them), p pixels of a patch's side, K pixels of all
+    channels of a patch, G groups of channels, T tokens, D width. C is 1 after the patches, and G is 1,
+    unless every channel has tokens of its own.
+
+    With `tokens_per_channel` each channel has filters of its own and P patches of its own, channel
+    after channel (as the per-variable embedding of ClimaX, arXiv:2301.10343).
+
+    `position` is (T, D), not (1, T, D): sharding splits the first axis, and an axis of size one
+    would leave the whole tensor to one rank.
+
+    Args:
+        spec: the shape.
+        resolution_px: side of an image.
+        class_token: whether there is one.
+        batch_first: order of the axes of the tokens.
+        channels_last: memory format of the images for a convolution.
+        as_linear: compute the convolution as a product with the pixels of each patch side by side. The
+            parameters stay those of the convolution.
+
+    Attributes:
+        num_prefix_tokens: class token and registers, which come before the patches.
+        resizes_position: whether images of another size are taken, for which the grid of positions is
+            resized; an error otherwise.
+    """
+
+    def __init__(
+        self,
+        spec: ViTSpec,
+        *,
+        resolution_px: int,
+        class_token: bool,
+        batch_first: bool,
+        channels_last: bool,
+        as_linear: bool = False,
+    ) -> None:
+        super().__init__()
+        groups = spec.in_channels if spec.tokens_per_channel else 1
+        self.width = spec.width
+        self.batch_first = batch_first
+        self.channels_last = channels_last
+        self.as_linear = as_linear
+        self.patch = nn.Conv2d(
+            spec.in_channels,
+            groups * spec.width,
+            kernel_size=spec.patch_px,
+            stride=spec.patch_px,
+            groups=groups,
+        )
+        num_positions = spec.num_patches(resolution_px) + class_token
+        learned = spec.position == "learned"
+        self.position = nn.Parameter(torch.zeros(num_positions, spec.width)) if learned else None
+        self.class_token = nn.Parameter(torch.zeros(spec.width)) if class_token else None
+        some = spec.registers > 0
+        self.registers = nn.Parameter(torch.zeros(spec.registers, spec.width)) if some else None
+        self.num_prefix_tokens = spec.registers + class_token
+        self.resizes_position = False
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Embed images; (B, C, H, W) -> (B, T, D), or (T, B, D) where the batch comes second."""
+        x = self._multiplied(images_BCHW) if self.as_linear else self._convolved(images_BCHW)
+        token_axis = 1 if self.batch_first else 0
+        if self.class_token is not None:
+            first = self.class_token.expand_as(x.narrow(token_axis, 0, 1))
+            x = torch.cat([first, x], dim=token_axis)
+        # Without `contiguous` the sum would keep the strides of the convolution, and so would the
+        # residual stream through all blocks: every LayerNorm would copy.
+        x = x.contiguous()
+        if self.position is not None:
+            position: Tensor = self.position
+            if self.resizes_position:
+                prefix = 0 if self.class_token is None else 1
+                position = resized_positions(position, x.shape[token_axis] - prefix, prefix)
+            x = x + (position if self.batch_first else position.unsqueeze(1))
+        return x if self.registers is None else self._with_registers(x, self.registers, token_axis)
+
+    def _convolved(self, images_BCHW: Tensor) -> Tensor:
+        """Return the tokens of all patches."""
+        if self.channels_last:
+            images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
+        # A grouped convolution gives its channels one after another, each of width D.
+        x_BCDP = self.patch(images_BCHW).flatten(2).unflatten(1, (-1, self.width))
+        # The one change of layout: the blocks after it keep the order of the axes.
+        if self.batch_first:
+            return x_BCDP.permute(0, 1, 3, 2).flatten(1, 2)
+        return x_BCDP.permute(1, 3, 0, 2).flatten(0, 1)
+
+    def _multiplied(self, images_BCHW: Tensor) -> Tensor:
+        """Return the same tokens by products, already in the order of the blocks."""
+        size, groups, bias = self.patch.kernel_size[0], self.patch.groups, self.patch.bias
+        pixels_BChpwp = images_BCHW.unflatten(3, (-1, size)).unflatten(2, (-1, size))
+        pixels_BGChpwp = pixels_BChpwp.unflatten(1, (groups, -1))
+        # `flatten` makes the one copy, in the order of the blocks: (B, G, h, w, K) or (G, h, w, B, K).
+        order = (0, 1, 3, 5, 2, 4, 6) if self.batch_first else (1, 3, 5, 0, 2, 4, 6)
+        patches = pixels_BGChpwp.permute(order).flatten(4)
+        tokens = (1, 3) if self.batch_first else (0, 2)
+        if groups == 1:
+            return F.linear(patches.flatten(*tokens), self.patch.weight.flatten(1), bias)
+        assert bias is not None
+        weight_GDK = self.patch.weight.flatten(1).unflatten(0, (groups, -1))
+        letters = "bghwk,gdk->bghwd" if self.batch_first else "ghwbk,gdk->ghwbd"
+        one_per_channel = (groups, *(1,) * (2 if self.batch_first else 3), self.width)
+        x = torch.einsum(letters, patches, weight_GDK) + bias.view(one_per_channel)
+        return x.flatten(*tokens)
+
+    def _with_registers(self, x: Tensor, registers: Tensor, token_axis: int) -> Tensor:
+        """Insert the registers, which have no position, between class token and patches."""
+        images = x.shape[1 - token_axis]
+        inserted = registers.unsqueeze(1 - token_axis).expand(
+            *((images, -1, -1) if token_axis else (-1, images, -1))
+        )
+        first = 0 if self.class_token is None else 1
+        before, patches = x.split([first, x.shape[token_axis] - first], dim=token_axis)
+        return torch.cat([before, inserted.to(x.dtype), patches], dim=token_axis)
+
+
+def resized_positions(position_TD: Tensor, patches: int, prefix: int) -> Tensor:
+    """Return positions of a square grid with another number of patches (arXiv:2010.11929, section 3.2).
+
+    Args:
+        position_TD: of `prefix` tokens and of a square grid of patches.
+        patches: wanted; where there are as many, the positions are returned as they are.
+        prefix: tokens before the patches, whose positions stay.
+    """
+    if len(position_TD) - prefix == patches:
+        return position_TD
+    before, grid_PD = position_TD[:prefix], position_TD[prefix:]
+    old, new = math.isqrt(len(grid_PD)), math.isqrt(patches)
+    grid_1Dhw = grid_PD.T.unflatten(1, (old, old)).unsqueeze(0)
+    wide = grid_1Dhw.to(torch.promote_types(grid_1Dhw.dtype, torch.float32))
+    resized = F.interpolate(wide, size=(new, new), mode="bicubic", antialias=True)
+    return torch.cat([before, resized[0].flatten(1).T.to(position_TD.dtype)])
+
 
 # Axes: B images, C channels, H x W pixels, P patches, T tokens (patches and class token), D width,
 #       F values that the head gives for one patch, h x w patches in a field.

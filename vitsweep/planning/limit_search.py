@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitsweep.composition.composed_cell import ComposedCell
-from vitsweep.composition.composer import Composer
-from vitsweep.composition.override_text import value_override
+from vitsweep.composition.composer import ComposedCell, Composer
+from vitsweep.composition.overrides import value_override
 from vitsweep.composition.sweep_settings import LimitSettings
 from vitsweep.errors import BadValueError
 from vitsweep.results.record import Status

@@ -7,8 +7,7 @@ from typing import Any
 from pandas import DataFrame
 from rich.console import Console
 
-from vitsweep.composition.suggestions import did_you_mean
-from vitsweep.errors import BadValueError
+from vitsweep.errors import BadValueError, did_you_mean
 from vitsweep.tables.formatting import number, plain
 from vitsweep.tables.reasons import reason_lines
 from vitsweep.tables.terminal import as_table

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vitsweep.files import read_lines
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.results.files import read_lines
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 

@@ -4,17 +4,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
-from vitsweep.composition.composed_cell import ComposedCell, Tree
-from vitsweep.errors import BadValueError
+from vitsweep.composition.composer import ComposedCell, Tree
+from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.code_hash import CellCode, Sources
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
-from vitsweep.spec.machine import HERE, Machine
-from vitsweep.spec.recipe import OPTIMIZER_FIELDS
 from vitsweep.spec.resolve import resolve
+from vitsweep.spec.resources import HERE, Machine
 from vitsweep.spec.rules import conflicts, lacking_here
+from vitsweep.spec.task import OPTIMIZER_FIELDS
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
-from vitsweep.training.course import resume_conflicts
+from vitsweep.tables.reasons import reason_lines
+from vitsweep.training.resume_compat import resume_conflicts
 
 _GROUPS = tuple(part.name for part in fields(CellSpec) if part.name != "seed")
 
@@ -218,3 +219,17 @@ def cell_settings(plan: SweepPlan) -> dict[str, dict[str, str]]:
 def _overrides(entry: PlannedCell) -> dict[str, str]:
     pairs = (text.lstrip("+").partition("=") for text in entry.composed.overrides)
     return {key: value for key, _, value in pairs if not key.startswith(("sweep", "hydra"))}
+
+
+# The error of a command of which no cell can run.
+
+
+def all_refused(plan: SweepPlan) -> ImpossibleCellError:
+    """Return the error that names each reason with the cells that it is about."""
+    every = plan.entries.values()
+    reasons = [reason for entry in every for reason in entry.reasons]
+    if len(every) == 1:
+        return ImpossibleCellError(reasons)
+    settings = cell_settings(plan)
+    together = [" ".join(entry.reasons) for entry in every]
+    return ImpossibleCellError(reasons, reason_lines([settings[c] for c in plan.entries], together))

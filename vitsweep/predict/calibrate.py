@@ -13,13 +13,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitsweep.execution.process_setup import end_with_launcher, exit_now
+from vitsweep.execution.process import end_with_launcher, exit_now
 from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvous, wait_for_ranks
-from vitsweep.measure.device_name import device_name
-from vitsweep.predict.calibrated_rates import CalibratedRates, RankSetup
+from vitsweep.files import write_atomically
 from vitsweep.predict.calibration import Calibration
+from vitsweep.predict.measured_rates import CalibratedRates, RankSetup
 from vitsweep.predict.step_trace import StepTrace
-from vitsweep.results.files import write_atomically
+from vitsweep.rates.device import device_name
 from vitsweep.spec.cell_spec import CellSpec
 
 TIMEOUT_S = 600
@@ -178,8 +178,8 @@ def measure_rank(
     local_rank: int,
 ) -> None:
     """Run one rank; rank 0 writes times of operators, collectives and steps as JSON to `answer`."""
-    from vitsweep.execution.process_group import joined_process_group
-    from vitsweep.measure.operator_rates import collective_times, operator_times
+    from vitsweep.execution.process import joined_process_group
+    from vitsweep.rates.operators import collective_times, operator_times
 
     end_with_launcher()
     limit = replace(cells[0].measurement, timeout_min=TIMEOUT_S / 60)

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from vitsweep.predict.calibrated_rates import CalibratedRates, RankSetup
+from vitsweep.predict.measured_rates import CalibratedRates, RankSetup
 from vitsweep.spec.cell_spec import CellSpec
 
 SCHEMA = 1
@@ -55,7 +55,7 @@ class Calibration:
 
     def save(self) -> Path:
         """Write the file of this device; return its path."""
-        from vitsweep.results.files import write_atomically
+        from vitsweep.files import write_atomically
 
         path = path_for(self.device)
         write_atomically(path, json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1))

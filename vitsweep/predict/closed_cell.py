@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from vitsweep.predict.closed_memory import Formats, Layout, Transformer, memory
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.model_parallel import BYTES
 from vitsweep.spec.model_spec import TransformerSpec
-from vitsweep.spec.volume import BYTES
 
 RECOMPUTE = {"keep_all": "none", "recompute_selected": "selected", "recompute_blocks": "blocks"}
 SAFETY = 2.0

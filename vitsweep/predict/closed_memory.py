@@ -8,7 +8,7 @@ from math import ceil, prod
 from typing import Literal
 
 from vitsweep.predict.step_trace import MemoryParts
-from vitsweep.spec.mesh_shape import AXES, MeshShape
+from vitsweep.spec.resources import AXES, MeshShape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ from vitsweep.errors import BadValueError
 from vitsweep.predict.closed_cell import formats_of, held_whole, layout_of, shape_of
 from vitsweep.predict.closed_memory import memory
 from vitsweep.predict.closed_trace import closed_trace
-from vitsweep.predict.hardware import Hardware
+from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import StepTimePrediction, predict_step
-from vitsweep.predict.table_rates import TableRates
+from vitsweep.rates.profile import Hardware
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.mesh_shape import MeshShape
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
 from vitsweep.spec.model_spec import TransformerSpec
+from vitsweep.spec.resources import MeshShape
 from vitsweep.spec.rules import conflicts
 from vitsweep.spec.technique import Memory, Sharding
 

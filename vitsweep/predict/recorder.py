@@ -24,7 +24,7 @@ from vitsweep.predict.step_trace import (
     OperatorTotal,
     Phase,
 )
-from vitsweep.spec.mesh_shape import AXES
+from vitsweep.spec.resources import AXES
 from vitsweep.world import World
 
 Held = Literal["parameters", "gradients", "optimizer", "buffers", "gathered", "activations"]

@@ -15,13 +15,12 @@ from vitsweep.measure.memory import optimizer_tensors
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.predict.extrapolate import extrapolate, traced_depths
-from vitsweep.predict.fake_world import fake_world, float32_layer_norm
+from vitsweep.predict.fake_world import Replica, fake_world, float32_layer_norm
 from vitsweep.predict.recorder import Recorder
-from vitsweep.predict.replica import Replica
 from vitsweep.predict.step_trace import MemoryParts, StepTrace, memory_parts
 from vitsweep.predict.untraced import traceable
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.multidim_spec import MultiDimSpec
+from vitsweep.spec.model_spec import MultiDimSpec
 from vitsweep.techniques.memory import offloaded_blocks
 from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
 from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica

@@ -13,11 +13,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from vitsweep.racing.conclusions import Verdict, judge, judge_front, proposals
 from vitsweep.racing.design import Design, Ints
-from vitsweep.racing.fit import Model
-from vitsweep.racing.front import judge_front
-from vitsweep.racing.model import Runs
-from vitsweep.racing.rules import Verdict, judge, proposals
+from vitsweep.racing.model import Model, Runs
 
 LEAST_START_BLOCKS = 4
 NEVER = 2**62

@@ -5,10 +5,9 @@ from pandas import DataFrame, Series
 from vitsweep.charts.caption import values
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
-from vitsweep.tables.checks import SEPARATOR, checked_cells, row_keys
-from vitsweep.tables.columns import varying
-from vitsweep.tables.names import cell_names, named, with_changes
+from vitsweep.tables.names import cell_names, named, varying, with_changes
 from vitsweep.tables.show import MANY, counts
+from vitsweep.tables.valid_runs import SEPARATOR, checked_cells, row_keys
 
 UNKNOWN = Series({"images_per_second": float("nan")})
 """A baseline that the table does not have."""

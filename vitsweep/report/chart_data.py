@@ -10,20 +10,18 @@ from vitsweep.tables import budget
 from vitsweep.tables import communication as communication_table
 from vitsweep.tables import limits as limits_table
 from vitsweep.tables import optimizer_steps as optimizer_table
-from vitsweep.tables.columns import varying
+from vitsweep.tables.accuracy import training_curves
 from vitsweep.tables.effects import BASELINE, effects
-from vitsweep.tables.exposed_communication import exposed_communication
 from vitsweep.tables.load import Sweep
-from vitsweep.tables.names import with_changes
+from vitsweep.tables.names import varying, with_changes
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.race import race_history
 from vitsweep.tables.roofline import roofline
-from vitsweep.tables.scaling import scaling_efficiency
+from vitsweep.tables.scaling import exposed_communication, scaling_efficiency
 from vitsweep.tables.scaling_fit import predicted_scaling
 from vitsweep.tables.tidy import ordered
 from vitsweep.tables.traces import optimizer_traces
-from vitsweep.tables.training_curves import training_curves
 from vitsweep.tables.waterfall import waterfall
 
 NOTHING = DataFrame()

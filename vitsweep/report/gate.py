@@ -11,11 +11,10 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 from vitsweep.results.upgrade import PER_SECOND
-from vitsweep.tables.checks import checked_runs
 from vitsweep.tables.formatting import count, plain, times
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.regression import compare_with_kept, metric_named
-from vitsweep.tables.status import counted, final_status, note_on_medians
+from vitsweep.tables.sweep_diff import compare_with_kept, metric_named
+from vitsweep.tables.valid_runs import checked_runs, counted, final_status, note_on_medians
 
 WORSE, GONE = "worse beyond the tolerance", "no longer measured"
 FELL = "accuracy fell"

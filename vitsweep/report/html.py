@@ -1,42 +1,84 @@
 """`write_report`: one self-contained page, with its charts, Markdown and CSV beside it."""
 
+import base64
+import gzip
+import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pandas import DataFrame, Series
+from pandas.api.types import is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
 from vitsweep.charts import style
 from vitsweep.errors import VitsweepError
+from vitsweep.files import write_atomically
 from vitsweep.report import chart_data
 from vitsweep.report.answer import answers, question
-from vitsweep.report.explorer import explorer
 from vitsweep.report.figures import ChartWarning, drawn
-from vitsweep.results.files import write_atomically
 from vitsweep.results.metrics import COLUMN_OF, METRICS
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.tables.checks import checked_cells
-from vitsweep.tables.columns import environment_columns, varying
+from vitsweep.tables.budget import with_peak
 from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.compile_cost import repayments
 from vitsweep.tables.diagnostics import diagnostics
-from vitsweep.tables.empty_metrics import empty_metrics
-from vitsweep.tables.exposed_communication import presented_exposed
-from vitsweep.tables.formatting import missing
-from vitsweep.tables.half_precision import half_precision_note
+from vitsweep.tables.formatting import missing, number, plain, whole
 from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
 from vitsweep.tables.load import Sweep, sweep_of
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.names import CHOICES, cell_names, environment_columns, metric_columns, varying
+from vitsweep.tables.notes import empty_metrics, half_precision_note
 from vitsweep.tables.prediction import prediction_sentence, presented_predictions
 from vitsweep.tables.race import presented_race, race_answer, race_lines, race_table
 from vitsweep.tables.reasons import unmeasured_lines
 from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
+from vitsweep.tables.scaling import presented_exposed
 from vitsweep.tables.show import counts, coverage, markdown, peaks_gib, presented, ranked
+from vitsweep.tables.valid_runs import checked_cells
+
+# The interactive chart of the report: any two numbers against each other, by any choice.
+
+
+FIRST = ("peak_gib", "images_per_second")
+"""What the explorer opens with: memory across, throughput up."""
+
+
+def explorer(cells: DataFrame) -> dict[str, Any] | None:
+    """Return what the page needs to draw: data as JSON and plotly's code, compressed.
+
+    None where nothing was measured or plotly is not installed; the page then has no explorer.
+    """
+    measured = with_peak(cells[cells["status"] == Status.measured])
+    if measured.empty or find_spec("plotly") is None:
+        return None
+    numbers = [c for c in metric_columns(measured) if measured[c].notna().any()]
+    numbers += [c for c in varying(measured) if c not in CHOICES and measured[c].dtype.kind in "if"]
+    groups = [c for c in varying(cells) if c in CHOICES] or ["model"]
+    data = {
+        "names": cell_names(cells)[measured.index].tolist(),
+        "numbers": {c: [None if missing(v) else float(v) for v in measured[c]] for c in numbers},
+        "labels": {c: style.axis_label(c) for c in numbers},
+        "groups": {c: [plain(v) for v in measured[c]] for c in groups},
+        "colours": {c: {plain(v): style.colour(c, plain(v)) for v in measured[c]} for c in groups},
+        "first": [c if c in numbers else numbers[0] for c in FIRST],
+        "better": {c: METRICS[c].better for c in numbers if c in METRICS},
+    }
+    # "</" would end the script element of the page
+    return {"data": json.dumps(data).replace("</", "<\\/"), "code": _plotly_code()}
+
+
+@cache
+def _plotly_code() -> str:
+    code = files("plotly.package_data").joinpath("plotly.min.js").read_bytes()
+    return base64.b64encode(gzip.compress(code, 6, mtime=0)).decode()
+
 
 FEW_VALUES = 3
 
@@ -240,3 +282,38 @@ def _saved(folder: Path, chart: Any, figure: Any, caption: str) -> dict[str, Any
     (folder / f"{chart.name}.png").write_bytes(style.to_png(figure))
     inline = Markup(style.themed(svg))
     return {"name": chart.name, "title": chart.title, "caption": caption, "svg": inline}
+
+
+# A page of a plan: every cell with its predictions.
+
+
+def plan_page(name: str, table: DataFrame) -> str:
+    """Return the page, complete in itself.
+
+    Args:
+        name: of the sweep.
+        table: one row per cell; columns that are empty are left out.
+    """
+    shown = table.loc[:, table.notna().any() & (table.astype(str) != "").any()]
+    numeric = {c for c in shown if is_numeric_dtype(shown[c]) and not is_bool_dtype(shown[c])}
+    counts = {c for c in numeric if is_integer_dtype(shown[c])}
+
+    def text(column: Hashable, value: Any) -> str:
+        if column in counts:
+            return whole(value)
+        return number(value, 4) if column in numeric else plain(value)
+
+    rows = [
+        [(text(c, v), c in numeric) for c, v in row.items()] for row in shown.to_dict("records")
+    ]
+    environment = Environment(
+        loader=PackageLoader("vitsweep.report"), autoescape=True, undefined=StrictUndefined
+    )
+    heads = [(str(c), c in numeric) for c in shown]
+    template = environment.get_template("plan.html.j2")
+    return template.render(name=name, heads=heads, rows=rows, states=_tally(table))
+
+
+def _tally(table: DataFrame) -> str:
+    counts = table["state"].value_counts(sort=False).items() if len(table) else ()
+    return " · ".join(f"{state} {count}" for state, count in counts)

@@ -11,14 +11,14 @@ from pandas import DataFrame
 from vitsweep.charts import days, style
 from vitsweep.charts.caption import caption
 from vitsweep.errors import VitsweepError
-from vitsweep.results.files import write_atomically
+from vitsweep.files import write_atomically
 from vitsweep.results.store import Store
-from vitsweep.tables.days import changed_speedups, changes_in_words
 from vitsweep.tables.formatting import missing, number, times
 from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.show import markdown
-from vitsweep.tables.status import note_on_medians
+from vitsweep.tables.sweep_diff import changed_speedups, changes_in_words
+from vitsweep.tables.valid_runs import note_on_medians
 
 NUMERIC = ("img/s A", "img/s B", "speedup A", "speedup B", "B over A", "blocks A", "blocks B")
 

@@ -7,12 +7,11 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
-from vitsweep.results.files import replacing, write_if_changed
+from vitsweep.files import replacing, write_if_changed
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import register
-from vitsweep.tables.load import cells_from
-from vitsweep.tables.read_store import rows_of
+from vitsweep.tables.load import cells_from, rows_of
 from vitsweep.tables.replicates import replicate_key, replicates
 
 

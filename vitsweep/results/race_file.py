@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitsweep.results.files import write_atomically
+from vitsweep.files import write_atomically
 
 NAME = "race.json"
 

@@ -5,6 +5,8 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from typing import Any
 import yaml
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.files import (
+from vitsweep.files import (
     append_line,
     read_lines,
     write_atomically,
@@ -288,3 +290,53 @@ def _sorted_paths(folder: str | Path) -> list[str]:
             return sorted(entry.path for entry in entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+# Where the sweeps are that a command names.
+
+
+RESULTS = Path("results")
+
+
+def find_sweep(name: str | None) -> "Store":
+    """Open a sweep that exists.
+
+    Args:
+        name: a folder, or a name under `results/`; None for the sweep with the latest command, which
+            is named on stderr.
+
+    Raises:
+        VitsweepError: there is no such sweep; the text lists those that there are.
+    """
+
+    names = sweep_names()
+    if name is None and names:
+        print(f"Sweep `{names[0]}`, the latest.", file=sys.stderr)
+        return Store(RESULTS / names[0])
+    for folder in (Path(name), RESULTS / name) if name else ():
+        if (folder / "cells").is_dir():
+            return Store(folder)
+    which = f"sweep `{name}`" if name else "sweep"
+    listed = ", ".join(f"`{known}`" for known in sorted(names))
+    raise VitsweepError(
+        f"There is no {which} under `{RESULTS}/`, which holds {listed}."
+        if names
+        else f"There is no {which}: `{RESULTS}/` in this folder holds none yet."
+    )
+
+
+def sweep_argument(store: "Store") -> str:
+    """Return what to type for a sweep: its name, or its folder where that is not in `results/`."""
+    is_here = store.root.parent.resolve() == RESULTS.resolve()
+    return shlex.quote(store.name if is_here else str(store.root))
+
+
+def sweep_names() -> list[str]:
+    """Return the names of the sweeps under `results/`, that of the latest command first."""
+
+    def last_command(folder: Path) -> float:
+        commands = folder / "commands.jsonl"
+        return (commands if commands.exists() else folder).stat().st_mtime
+
+    folders = [path.parent for path in RESULTS.glob("*/cells")]
+    return [folder.name for folder in sorted(folders, key=last_command, reverse=True)]

@@ -12,11 +12,10 @@ from math import isfinite
 from typing import Any
 
 from vitsweep.errors import BadValueError
-from vitsweep.results.columns import RESERVED, RESERVED_PATTERN
-from vitsweep.results.metrics import COLUMN_OF, METRICS, Metric
+from vitsweep.results.metrics import COLUMN_OF, METRICS, RESERVED, RESERVED_PATTERN, Metric
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
-from vitsweep.spec.function_path import imported_function, is_function_path
+from vitsweep.spec.from_yaml import imported_function, is_function_path
 
 Definitions = Mapping[str, Mapping[str, Any]]
 """Column -> `function`, `unit`, `label`, `better`."""

@@ -2,27 +2,25 @@
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from vitsweep.spec.attention_pattern import AttentionPattern
-from vitsweep.spec.batch import Batch
 from vitsweep.spec.data import Data
 from vitsweep.spec.host import Loader, Runtime
 from vitsweep.spec.identity import added_later, identity, value_before
-from vitsweep.spec.measurement import Measurement
-from vitsweep.spec.mesh_shape import MeshShape
+from vitsweep.spec.measurement import Batch, Measurement
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
 from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
 from vitsweep.spec.model_variant import Averaging, BlockVariant, Schedule, TokenVariant
-from vitsweep.spec.recipe import NO_RECIPE, Recipe
-from vitsweep.spec.resources import Resources
-from vitsweep.spec.task import Task
+from vitsweep.spec.resources import MeshShape, Resources
+from vitsweep.spec.task import NO_RECIPE, Recipe, Task
 from vitsweep.spec.technique import (
     TECHNIQUE_GROUPS,
     AttentionKernel,
+    AttentionPattern,
     Classifier,
     Compilation,
     Layout,
@@ -142,3 +140,48 @@ def choices_before() -> dict[str, str]:
     """Return group -> choice of cells from before the group was added, of each such group."""
     found = {part.name: value_before(part) for part in fields(CellSpec)}
     return {name: before["name"] for name, (later, before) in found.items() if later}
+
+
+# A spec as one flat row: choice names under their group, fields dotted below them.
+
+
+GROUPS_WITH_NAME = ("model", "data", "task", "recipe", "batch", "measurement")
+
+
+def flatten(cell: CellSpec) -> dict[str, Any]:
+    """Return the spec as columns of the record, the ones people filter by first."""
+    choices = {group: technique.name for group, technique in cell.techniques.items()}
+    named = {group: getattr(cell, group).name for group in GROUPS_WITH_NAME}
+    plain = {
+        "half_dtype": getattr(cell.precision, "half_dtype", None),
+        "images_per_step": cell.images_per_step,
+        "accumulation_steps": cell.batch.accumulation_steps,
+        "resolution_px": cell.batch.resolution_px,
+        "num_tokens": cell.num_tokens,
+        "nodes": cell.resources.nodes,
+        "ranks_per_node": cell.resources.ranks_per_node,
+        "world_size": cell.resources.world_size,
+        "seed": cell.seed,
+    }
+    dotted = {
+        key: value
+        for group in (f.name for f in fields(cell) if f.name != "seed")
+        for part in [getattr(cell, group)]
+        for field in fields(part)
+        if field.name != "name" and not field.metadata.get("derived")
+        for key, value in _spread(f"{group}.{field.name}", getattr(part, field.name))
+    }
+    return choices | named | plain | {k: _plain(v) for k, v in dotted.items()}
+
+
+def _spread(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a column for each key of a mapping, and for any other value one."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _spread(f"{key}.{name}", part)
+    else:
+        yield key, value
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

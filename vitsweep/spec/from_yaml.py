@@ -4,9 +4,11 @@ import dataclasses
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -224,3 +226,24 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 @cache
 def _module(name: str) -> Any:
     return importlib.import_module(name)
+
+
+# A user's function, named by its path: `package.module.function`.
+
+
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+
+
+def is_function_path(text: str) -> bool:
+    """Tell whether a text could be `package.module.function`."""
+    return _PATH.fullmatch(text) is not None
+
+
+def imported_function(path: str) -> Any:
+    """Return what stands at a path.
+
+    Raises:
+        Exception: whatever importing its module raises; AttributeError where it has no such name.
+    """
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)

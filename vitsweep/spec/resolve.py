@@ -8,10 +8,8 @@ from typing import Any, get_args
 from vitsweep.errors import BadValueError
 from vitsweep.spec.data import Data
 from vitsweep.spec.from_yaml import part_from_tree, target_class
-from vitsweep.spec.machine import Machine
 from vitsweep.spec.measurement import AUTO_SECONDS, AUTO_WARMUP_SECONDS
-from vitsweep.spec.mesh_shape import AXES
-from vitsweep.spec.resources import LARGEST_WORLD, Device
+from vitsweep.spec.resources import AXES, LARGEST_WORLD, Device, Machine
 
 Tree = dict[str, Any]
 AUTO = "auto"

@@ -1,6 +1,9 @@
 """What a cell runs on, and what the machine that plans it offers."""
 
+import os
 from dataclasses import dataclass, field
+from functools import cache
+from math import prod
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -47,3 +50,138 @@ class Resources:
             self.device == "cpu"
             and self.ranks_per_node * self.threads_per_rank > self.cores_per_node
         )
+
+
+# What the machine offers on which a sweep is made: the source of every `auto`.
+
+
+HERE = "this machine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Facts of a node.
+
+    Attributes:
+        device: `cuda` where GPUs are usable.
+        cores_per_node: cores this process may use.
+        devices_per_node: usable GPUs.
+        described_by: where the facts come from (`this machine`, or the name of a site profile).
+        gib_per_device: memory of one GPU that tensors may take, where it is known without looking at it.
+    """
+
+    device: Device
+    cores_per_node: int
+    devices_per_node: int
+    described_by: str = HERE
+    gib_per_device: float | None = None
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """Look at this machine, without loading torch (a login node plans thousands of cells)."""
+        gpus = count_gpus()
+        return cls(
+            device="cuda" if gpus else "cpu",
+            cores_per_node=len(os.sched_getaffinity(0)),
+            devices_per_node=gpus,
+        )
+
+
+def count_gpus() -> int:
+    """Count the GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 without a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        present = int(pynvml.nvmlDeviceGetCount())
+        pynvml.nvmlShutdown()
+    except Exception:  # no driver, no library, no permission: all mean that no GPU can be used
+        return 0
+    if visible is None:
+        return present
+    return min(
+        present, len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    )
+
+
+@cache
+def gpu_capability() -> tuple[int, int] | None:
+    """Return the compute capability of this machine's newest GPU; None without one.
+
+    Without loading torch. NVML and CUDA may number the GPUs of a mixed machine in other orders, so that a
+    rank on its older GPU hears of it from torch.
+    """
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        found = [pynvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles]
+        pynvml.nvmlShutdown()
+    except Exception:  # no driver, no library, no permission: nothing is known
+        return None
+    return max(((int(major), int(minor)) for major, minor in found), default=None)
+
+
+# How the ranks are arranged: one degree per kind of parallelism.
+
+
+AXES = ("pipeline", "replicate", "shard", "sequence", "ring", "ulysses", "tensor")
+"""Outermost first: the chattiest axis (tensor) lies on adjacent ranks (USP, arXiv:2405.07719, tip 7)."""
+
+TOKEN_AXES = ("sequence", "ring", "ulysses")
+"""Axes along which ranks share the tokens of one image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """Degrees of the device mesh; their product is the world size.
+
+    `replicate` is what is left when all other degrees are taken out of the world.
+    """
+
+    pipeline: int
+    replicate: int
+    shard: int
+    sequence: int
+    ring: int
+    ulysses: int
+    tensor: int
+
+    def degrees(self) -> tuple[int, ...]:
+        """Return the degrees in the order of `AXES`."""
+        return tuple(getattr(self, axis) for axis in AXES)
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Return the index of a rank along each of `AXES` (the last axis runs fastest)."""
+        rest, indices = rank, []
+        for degree in reversed(self.degrees()):
+            rest, index = divmod(rest, degree)
+            indices.append(index)
+        return tuple(reversed(indices))
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return prod(self.degrees())
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks that see different images."""
+        return self.replicate * self.shard
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        """Ranks that share the tokens of one image."""
+        return self.sequence * self.ring * self.ulysses
+
+    @property
+    def gradient_shares(self) -> int:
+        """Ranks whose gradients of one weight are averaged."""
+        return self.data_parallel_size * self.sequence_parallel_size
+
+    @property
+    def state_shards(self) -> int:
+        """Ranks over which one copy of the state is spread where it is sharded."""
+        return self.shard * self.sequence_parallel_size

@@ -5,7 +5,7 @@ from typing import Literal
 
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.mesh_shape import TOKEN_AXES
+from vitsweep.spec.resources import TOKEN_AXES
 
 
 def conflicts(cell: CellSpec) -> list[str]:

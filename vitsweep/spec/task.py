@@ -1,12 +1,17 @@
 """What a cell does with its model: a few measured steps, or training to an accuracy."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from vitsweep.spec.identity import added_later
+from vitsweep.spec.technique import OptimizerChoice
+
+if TYPE_CHECKING:
+    from vitsweep.spec.cell_spec import CellSpec
+
 
 WITHOUT_EFFECT = {
     "evaluate_every_epochs": 1, "target_accuracy": None, "checkpoint_minutes": 10.0,
@@ -75,4 +80,147 @@ class Task:
                     f"`task.evaluate_every_epochs={every}` evaluates the trained model only: the time to "
                     f"`task.target_accuracy={self.target_accuracy:g}` can only be that of all "
                     f"`task.epochs={self.epochs}`."
+                )
+
+
+# A training recipe: learning rate, regularization and augmentation of `task=train`.
+
+
+NO_RECIPE = {
+    "_target_": "vitsweep.spec.task.Recipe", "name": "none", "epochs": 30, "warmup_epochs": 5.0,
+    "label_smoothing": 0.1, "learning_rate": None, "learning_rate_images": None, "weight_decay": None,
+    "clip_norm": None, "mixup_alpha": 0.0, "cutmix_alpha": 0.0, "rand_augment_ops": 0,
+    "rand_augment_magnitude": 0.0, "erase_probability": 0.0, "drop_path": 0.0,
+}  # fmt: skip
+"""`recipe=none`, as it stands for cells from before there were recipes."""
+_SETTINGS = NO_RECIPE.keys() - {"_target_", "name"}
+OPTIMIZER_FIELDS = ("learning_rate", "weight_decay", "clip_norm")
+"""Fields of the optimizer that a recipe replaces while it trains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model is trained to an accuracy; the timed steps of `measurement` do not use it.
+
+    Attributes:
+        epochs: where `task.epochs=auto`.
+        warmup_epochs: where `task.warmup_epochs=auto`.
+        label_smoothing: where `task.label_smoothing=auto`.
+        learning_rate: peak, instead of the optimizer's; None keeps that.
+        learning_rate_images: batch for which `learning_rate` is meant: it is multiplied by
+            `images_per_step` / this (Goyal et al., arXiv:1706.02677); None does not scale it.
+        weight_decay: instead of the optimizer's; None keeps that.
+        clip_norm: instead of the optimizer's; None keeps that.
+        mixup_alpha: of the Beta distribution by which pairs of images are averaged (Zhang et al.,
+            arXiv:1710.09412); 0 mixes none.
+        cutmix_alpha: of the same for boxes of an image in another (Yun et al., arXiv:1905.04899). With
+            both, each step draws one of them.
+        rand_augment_ops: random distortions of each image (Cubuk et al., arXiv:1909.13719).
+        rand_augment_magnitude: their strength, 0 to 10.
+        erase_probability: share of images of which a rectangle becomes noise (Zhong et al.,
+            arXiv:1708.04896).
+        drop_path: share of images for which the last block's branches are left out, in a line from 0
+            at the first block (stochastic depth, Huang et al., arXiv:1603.09382).
+    """
+
+    name: str
+    epochs: Annotated[int, Gt(0)]
+    warmup_epochs: Annotated[float, Ge(0)]
+    label_smoothing: Annotated[float, Ge(0), Le(1)]
+    learning_rate: Annotated[float, Gt(0)] | None
+    learning_rate_images: Annotated[int, Gt(0)] | None
+    weight_decay: Annotated[float, Ge(0)] | None
+    clip_norm: Annotated[float, Gt(0)] | None
+    mixup_alpha: Annotated[float, Ge(0)]
+    cutmix_alpha: Annotated[float, Ge(0)]
+    rand_augment_ops: Annotated[int, Ge(0)]
+    rand_augment_magnitude: Annotated[float, Ge(0), Le(10)]
+    erase_probability: Annotated[float, Ge(0), Le(1)]
+    drop_path: Annotated[float, Ge(0), Lt(1)]
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images of a batch are mixed with one another, and labels become shares of classes."""
+        return self.mixup_alpha > 0 or self.cutmix_alpha > 0
+
+    @property
+    def augments(self) -> bool:
+        """Whether training images are changed at all."""
+        return self.mixes or self.rand_augment_ops > 0 or self.erase_probability > 0
+
+    def optimizer(self, cell: "CellSpec") -> OptimizerChoice:
+        """Return the optimizer with which the cell trains: its own with this recipe's values."""
+        values: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in OPTIMIZER_FIELDS
+            if getattr(self, name) is not None
+        }
+        if self.learning_rate is not None and self.learning_rate_images is not None:
+            values["learning_rate"] *= cell.images_per_step / self.learning_rate_images
+        return replace(cell.optimizer, **values)
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Yield reasons why the recipe cannot train this cell, or would have no effect."""
+        if not cell.task.epochs:
+            yield from self._without_effect(cell.task.name)
+            return
+        yield from self._optimizer_conflicts(cell)
+        yield from self._augmentation_conflicts(cell)
+        yield from self._drop_path_conflicts(cell)
+
+    def _without_effect(self, task: str) -> Iterator[str]:
+        changed = {
+            key: value
+            for key, plain in NO_RECIPE.items()
+            if key in _SETTINGS and (value := getattr(self, key)) != plain
+        }
+        if not changed:
+            return
+        typed = [f"`recipe={self.name}`"]
+        if self.name == NO_RECIPE["name"]:
+            typed = [f"`recipe.{key}={value}`" for key, value in changed.items()]
+        yield (
+            f"{' and '.join(typed)} {'have' if len(typed) > 1 else 'has'} no effect with `task={task}`, "
+            "which does not train: use `task=train`, or leave it out."
+        )
+
+    def _optimizer_conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        is_adam = getattr(cell.optimizer, "beta2", None) is not None  # Muon's updates are as large
+        if self.learning_rate is not None and not is_adam:
+            yield (
+                f"`recipe={self.name}` has the learning rate of AdamW, and "
+                f"`optimizer={cell.optimizer.name}` needs another: use an `optimizer=adamw_...`, or "
+                "`recipe.learning_rate=null` and `optimizer.learning_rate`."
+            )
+
+    def _augmentation_conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        if self.augments and (
+            cell.model.head == "dense" or getattr(cell.data, "num_frames", 1) > 1
+        ):
+            yield (
+                f"`recipe={self.name}` changes single images with one label each, which "
+                f"`data={cell.data.name}` has not: use `recipe=none`."
+            )
+        if self.mixes and cell.micro_batch % 2:
+            yield (
+                f"`recipe={self.name}` mixes pairs of neighbouring images, and a micro-batch of "
+                f"{cell.micro_batch} has no whole number of them: use another `batch.images_per_step`, or "
+                "`recipe.mixup_alpha=0 recipe.cutmix_alpha=0`."
+            )
+
+    def _drop_path_conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        if not self.drop_path:
+            return
+        if cell.vit_block.draws:
+            yield (
+                f"`recipe.drop_path={self.drop_path:g}` and `vit_block={cell.vit_block.name}` are both "
+                "stochastic depth, and a branch would be left out twice: use `recipe.drop_path=0`, or "
+                "`vit_block=plain`."
+            )
+        for group in ("sequence_parallel", "tensor_parallel", "pipeline_parallel"):
+            choice = getattr(cell, group).name
+            if choice != "none":
+                yield (
+                    f"`recipe.drop_path={self.drop_path:g}` is for ranks with images of their own, and the "
+                    f"ranks of `{group}={choice}` share an image: use `recipe.drop_path=0`."
                 )

@@ -4,10 +4,10 @@ from pandas import DataFrame
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables.checks import checked_cells, of_baseline
-from vitsweep.tables.columns import varying
+from vitsweep.tables.names import varying
 from vitsweep.tables.show import peaks_gib
 from vitsweep.tables.tidy import one_device
+from vitsweep.tables.valid_runs import checked_cells, of_baseline
 
 IMAGENET_1K = 1_281_167
 """Training images of ImageNet-1k (ILSVRC 2012)."""

@@ -5,14 +5,19 @@ from collections.abc import Mapping
 import pandas as pd
 from pandas import DataFrame, Series
 
-from vitsweep.results.columns import COMPARISON, HEAD, RUN_ONLY, VALIDITY
-from vitsweep.results.metrics import FLAGS, METRICS
-from vitsweep.tables import columns as col
-from vitsweep.tables.checks import checked_cells, checked_runs, separated
-from vitsweep.tables.code_states import is_earlier
+from vitsweep.results.metrics import COMPARISON, FLAGS, HEAD, METRICS, RUN_ONLY, VALIDITY
+from vitsweep.tables import names as col
 from vitsweep.tables.compile_cost import with_repayment
 from vitsweep.tables.speedup import Families, compare_rows
-from vitsweep.tables.status import counted, final_status, in_order
+from vitsweep.tables.valid_runs import (
+    checked_cells,
+    checked_runs,
+    counted,
+    final_status,
+    in_order,
+    is_earlier,
+    separated,
+)
 
 COMPARED = (
     "sweep", "device", "world_size", "images_per_step", "images_per_second", *COMPARISON,

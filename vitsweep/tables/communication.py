@@ -6,8 +6,8 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
-from vitsweep.tables.checks import checked_cells
-from vitsweep.tables.columns import varying
+from vitsweep.tables.names import varying
+from vitsweep.tables.valid_runs import checked_cells
 
 PURPOSES = ("parameter_bytes_per_step", "gradient_bytes_per_step", "activation_bytes_per_step")
 

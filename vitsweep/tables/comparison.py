@@ -13,11 +13,10 @@ from scipy.special import stdtrit
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import RATES, TIMES
-from vitsweep.tables.checks import checked_runs
 from vitsweep.tables.formatting import count, times
 from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
-from vitsweep.tables.status import in_order
 from vitsweep.tables.tidy import one_device
+from vitsweep.tables.valid_runs import checked_runs, in_order
 
 COMPARE = "vitsweep compare "
 """In the text of a command of `compare`."""

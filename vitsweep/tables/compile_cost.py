@@ -4,7 +4,7 @@ import numpy as np
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
-from vitsweep.tables import columns as col
+from vitsweep.tables import names as col
 from vitsweep.tables.formatting import number
 from vitsweep.tables.names import cell_names
 

@@ -9,10 +9,9 @@ from pandas import DataFrame
 from scipy.special import stdtrit
 
 from vitsweep.results.record import Status
-from vitsweep.tables.checks import checked_runs, separated
 from vitsweep.tables.formatting import count
 from vitsweep.tables.ratios import BLOCK, LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
-from vitsweep.tables.status import counted
+from vitsweep.tables.valid_runs import checked_runs, counted, separated
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
 SMALL_EFFECT = 0.005

@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 from pandas import DataFrame, Series
 from scipy.special import stdtr, stdtrit
 
-from vitsweep.tables.checks import checked_runs
-from vitsweep.tables.columns import varying
-from vitsweep.tables.effect_grid import Effect, Factor, Grid
+from vitsweep.tables.effect_model import Effect, Factor, Grid, MixedFit, fit_mixed_model
 from vitsweep.tables.formatting import plain, times
-from vitsweep.tables.mixed_model import MixedFit, fit_mixed_model
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.names import cell_names, varying
 from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, holm
+from vitsweep.tables.valid_runs import checked_runs
 from vitsweep.tables.within_blocks import within_blocks
 
 Floats = NDArray[np.float64]

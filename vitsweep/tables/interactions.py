@@ -17,7 +17,7 @@ from vitsweep.tables.ratios import (
     log_throughput_per_block,
     samples,
 )
-from vitsweep.tables.status import counted
+from vitsweep.tables.valid_runs import counted
 from vitsweep.tables.waterfall import compared_cells
 
 WEIGHTS = {"cell_id": 1.0, "first_cell": -1.0, "second_cell": -1.0}

@@ -9,10 +9,10 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import HEADINGS, METRICS
 from vitsweep.results.record import Status
-from vitsweep.tables.checks import checked_cells
-from vitsweep.tables.columns import comparable, spec_columns, varying
 from vitsweep.tables.formatting import number, plain, status, value_label, whole
+from vitsweep.tables.names import comparable, spec_columns, varying
 from vitsweep.tables.show import peaks_gib
+from vitsweep.tables.valid_runs import checked_cells
 
 FOLLOWING = ("num_tokens", "resolution_px", "images_per_step", "model.frames", "batch.name")
 """Spec columns that are computed from others, so they do not separate searches."""

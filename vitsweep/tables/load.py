@@ -1,6 +1,6 @@
 """Read sweep folders, parquet files or a W&B project into one table."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,16 +11,70 @@ from pyarrow import ArrowInvalid
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.race_file import read_race
+from vitsweep.results.record import RunRecord, column_number
 from vitsweep.results.store import Store
 from vitsweep.results.upgrade import upgraded_rows
+from vitsweep.results.user_metrics import register
+from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.cells import cells
-from vitsweep.tables.code_states import newest_code
 from vitsweep.tables.comparison import with_comparisons
 from vitsweep.tables.limits import limit_key
-from vitsweep.tables.read_store import runs_of, unrun_of
 from vitsweep.tables.tidy import tidy
 from vitsweep.tables.traces import traces_of
-from vitsweep.tables.training_curves import evaluations_of
+from vitsweep.tables.valid_runs import newest_code
+
+# The records of one sweep folder as rows.
+
+
+def runs_of(store: Store) -> DataFrame:
+    """Return one row per run of a store, failed ones included; damaged records cause a warning."""
+    register(store)
+    return from_rows(rows_of(store, store.runs()))
+
+
+def rows_of(store: Store, records: Iterable[RunRecord]) -> Iterator[dict[str, Any]]:
+    """Yield a row per record; `sweep` is the folder's name, also where it was renamed or copied."""
+    for record in records:
+        yield record.row() | {"sweep": store.name}
+
+
+def unrun_of(store: Store) -> DataFrame:
+    """Return the cells that have no run: invalid, never started (see `record.json`), or waiting."""
+    rows = [
+        {"cell_id": cell_id, "sweep": None, "status": None}
+        | _known(store, cell_id)
+        | {"sweep": store.name}
+        for cell_id in store.cells_without_runs()
+    ]
+    return DataFrame(rows)
+
+
+def from_rows(rows: Iterable[dict[str, Any]]) -> DataFrame:
+    """Build a table column by column: equal texts are kept once, so 100,000 rows stay small."""
+    columns: dict[str, list[Any]] = {}
+    seen: dict[str, str] = {}
+    for count, row in enumerate(rows):
+        for key, value in row.items():
+            if key not in columns:
+                columns[key] = [None] * count
+            columns[key].append(seen.setdefault(value, value) if type(value) is str else value)
+        if len(row) < len(columns):
+            for column in columns.values():
+                column.extend([None] * (count + 1 - len(column)))
+    return DataFrame(columns)
+
+
+def _known(store: Store, cell_id: str) -> dict[str, Any]:
+    """Return the row of a cell that never ran: its kept row, with its frozen choices if it has none."""
+    row = store.kept_row(cell_id)
+    if "model" in row or not (store.cell(cell_id) / "cell.yaml").exists():
+        return row
+    parts = store.frozen(cell_id)["cell"]
+    choices = {k: v["name"] for k, v in parts.items() if isinstance(v, dict) and "name" in v}
+    values = {k: v for k, v in parts.items() if not isinstance(v, dict)}
+    numbers = {k: column_number(str(v)) for k, v in values.items() if type(v) is int}
+    return choices | values | numbers | row
+
 
 __all__ = ["Source", "Sweep", "cells_of", "load", "read_sweep", "runs_of", "sweep_of", "unrun_of"]
 

@@ -3,8 +3,8 @@
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
-from vitsweep.tables.checks import checked_cells, text
-from vitsweep.tables.columns import varying
+from vitsweep.tables.names import varying
+from vitsweep.tables.valid_runs import checked_cells, text
 
 
 def optimizer_steps(cells: DataFrame) -> DataFrame:

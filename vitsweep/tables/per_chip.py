@@ -7,8 +7,8 @@ from pandas import DataFrame, Series
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables.checks import checked_cells, row_keys
-from vitsweep.tables.columns import varying
+from vitsweep.tables.names import varying
+from vitsweep.tables.valid_runs import checked_cells, row_keys
 
 
 def per_chip(cells: DataFrame, reference: Mapping[str, Any] | None = None) -> DataFrame:

@@ -10,11 +10,10 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
-from vitsweep.tables.checks import checked_cells
-from vitsweep.tables.columns import varying
 from vitsweep.tables.formatting import count, missing, number
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.names import cell_names, varying
 from vitsweep.tables.show import peaks_gib
+from vitsweep.tables.valid_runs import checked_cells
 
 PREFIX = "predicted_"
 

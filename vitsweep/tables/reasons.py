@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
-from vitsweep.tables.columns import varying
 from vitsweep.tables.formatting import as_text, count, plain
+from vitsweep.tables.names import varying
 
 Settings = Mapping[str, str]
 """Key -> value of what distinguishes a cell from the others."""

@@ -17,13 +17,12 @@ from vitsweep.spec.measurement import Measurement
 from vitsweep.tables.accuracy import COLUMNS as ACCURACY
 from vitsweep.tables.accuracy import accuracy_claims
 from vitsweep.tables.cells import in_record_order, typed
-from vitsweep.tables.checks import checked_cells
-from vitsweep.tables.columns import comparable, metric_columns, spec_columns
 from vitsweep.tables.formatting import count, missing, number, plain, ratio
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.names import cell_names, comparable, metric_columns, spec_columns
 from vitsweep.tables.ratios import MIN_BLOCKS, adjusted, estimate, interval
 from vitsweep.tables.show import SHOWN, ranked
 from vitsweep.tables.speedup import claims
+from vitsweep.tables.valid_runs import checked_cells
 
 SPREAD = ("images_per_second", "accuracy_top1", "seconds_to_target")
 """Metrics that get a standard deviation and an interval over the repetitions."""

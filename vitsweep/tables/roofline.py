@@ -7,9 +7,9 @@ import numpy as np
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
-from vitsweep.tables.checks import checked_cells
-from vitsweep.tables.columns import varying
 from vitsweep.tables.formatting import missing
+from vitsweep.tables.names import varying
+from vitsweep.tables.valid_runs import checked_cells
 
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 

@@ -1,24 +1,31 @@
 """Strong and weak scaling: throughput and efficiency by number of ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from pandas import DataFrame, Series
+from scipy.special import stdtrit
 
 from vitsweep.results.record import Status
+from vitsweep.tables import formatting
 from vitsweep.tables.cells import cells
-from vitsweep.tables.checks import checked_runs, row_keys, separated
-from vitsweep.tables.columns import comparable, spec_columns, varying
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.communication import PURPOSES
+from vitsweep.tables.names import cell_names, comparable, spec_columns, varying
 from vitsweep.tables.ratios import (
+    LEVEL,
+    MIN_BLOCKS,
     contrast,
     estimate,
     log_ratios,
     log_throughput_per_block,
     samples,
 )
-from vitsweep.tables.status import counted
 from vitsweep.tables.tidy import one_device
+from vitsweep.tables.valid_runs import checked_runs, counted, row_keys, separated
 
 SIZES = ("nodes", "ranks_per_node", "world_size", "images_per_step", "batch", "measurement")
 SIZE_FIELDS = ("mesh.", "resources.", "batch.images_per_step", "batch.scope")
@@ -116,3 +123,229 @@ def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
         efficiency_high=ratios["speedup_high"].to_numpy() / growth,
         efficiency_blocks=ratios["num_blocks"].fillna(0).to_numpy(int),
     ).drop(columns=["reference", "_key"])
+
+
+# Step times of every scaling curve, block by block: what fits and exposed communication start from.
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class CurveSteps:
+    """The points of one curve, smallest world first, and their step times by block.
+
+    Attributes:
+        name: as in `scaling_efficiency`.
+        kind: `strong` or `weak`.
+        points: one row per size.
+        step_ms: blocks x sizes.
+        left_out: sizes that were oversubscribed.
+    """
+
+    name: str
+    kind: str
+    points: DataFrame
+    step_ms: Floats
+    left_out: list[int]
+
+    @property
+    def ranks(self) -> Floats:
+        """World sizes."""
+        return self.points["world_size"].to_numpy(float)
+
+    @property
+    def images(self) -> Floats:
+        """Images of a step."""
+        return self.points["images_per_step"].to_numpy(float)
+
+    @property
+    def bytes_per_step(self) -> Floats:
+        """Bytes sent per rank and step; NaN where none were counted on several ranks."""
+        counted = [c for c in PURPOSES if c in self.points]
+        total = self.points[counted].astype(float).sum(axis=1, min_count=1).to_numpy(float)
+        return np.where(self.ranks == 1, 0.0, total)
+
+    @property
+    def communication_ms(self) -> Floats:
+        """Time inside collectives of one step; NaN where it was not profiled."""
+        if "communication_ms" not in self.points:
+            return np.full(len(self.points), np.nan)
+        return self.points["communication_ms"].to_numpy(float)
+
+
+def curve_steps(
+    runs: DataFrame,
+    baselines: Mapping[str, str | None],
+    mixed_hardware: bool,
+    all_points: bool = False,
+) -> Iterator[CurveSteps]:
+    """Yield every curve of `scaling_efficiency` with the step times of its sizes.
+
+    Sizes that share fewer than `MIN_BLOCKS` blocks are matched in the order in which they ran.
+
+    Args:
+        runs: one row per run.
+        baselines: cell -> its baseline, None where it has none.
+        mixed_hardware: take points of different devices together.
+        all_points: keep the oversubscribed ones, whose ranks shared cores.
+
+    Raises:
+        VitsweepError: a column is missing, a number is text, or the points ran on different devices
+            (unless `mixed_hardware`).
+    """
+    runs = checked_runs(runs, "images_per_step", "world_size")
+    if runs.empty or not (runs["status"] == Status.measured).any():
+        return
+    steps = _step_ms(runs)
+    curves = scaling_efficiency(runs, baselines, mixed_hardware)
+    curves["oversubscribed"] = (
+        curves["oversubscribed"].eq(True).fillna(False).astype(bool)
+        if "oversubscribed" in curves
+        else False
+    )
+    for (kind, name), points in curves.groupby(["scaling", "curve"], sort=False):
+        usable = points if all_points else points[~points["oversubscribed"]]
+        left_out = sorted(map(int, set(points["world_size"]) - set(usable["world_size"])))
+        times = _by_block(steps, list(usable["cell_id"]))
+        yield CurveSteps(str(name), str(kind), usable, times, left_out)
+
+
+def _step_ms(runs: DataFrame) -> DataFrame:
+    """Return `cell_id, sweep, block, step_ms`: mean time of a step, from images and throughput."""
+    measured = counted(runs)
+    usable = measured.dropna(subset=["images_per_second", "images_per_step"])
+    step = 1000 * usable["images_per_step"].astype(float) / usable["images_per_second"]
+    return (
+        usable.assign(step_ms=step)
+        .groupby(["cell_id", "sweep", "block"], observed=True, sort=False)["step_ms"]
+        .mean()
+        .reset_index()
+    )
+
+
+def _by_block(steps: DataFrame, cells: list[str]) -> Floats:
+    """Return blocks x cells; where too few blocks hold all cells, their n-th blocks are matched."""
+    mine = steps[steps["cell_id"].isin(cells)]
+    if mine.empty or not cells:
+        return np.zeros((0, len(cells)))
+    wide = mine.pivot_table(
+        index=["sweep", "block"], columns="cell_id", values="step_ms", observed=True, sort=False
+    ).reindex(columns=cells)
+    whole = wide.dropna()
+    samples = [mine.loc[mine["cell_id"] == cell, "step_ms"].to_numpy(float) for cell in cells]
+    fewest = min(len(s) for s in samples)
+    if len(whole) >= min(MIN_BLOCKS, fewest):
+        return whole.to_numpy(float)
+    return np.column_stack([s[:fewest] for s in samples])
+
+
+def over_blocks(values: Floats) -> tuple[float, float, float]:
+    """Return mean and 95 % interval (Student's t) over blocks."""
+    middle = float(values.mean()) if len(values) else float("nan")
+    if len(values) < MIN_BLOCKS:
+        return middle, float("nan"), float("nan")
+    error = float(values.std(ddof=1)) / np.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1.0, 1 - LEVEL / 2)) * error
+    return middle, middle - half, middle + half
+
+
+# How much of the communication of a scaling point is hidden behind computation.
+
+
+EXPOSED_COLUMNS = (
+    "curve scaling cell_id world_size oversubscribed step_ms compute_ms exposed_ms exposed_ms_low "
+    "exposed_ms_high communication_ms overlapped_ms exposed_share num_blocks note"
+).split()
+
+
+def exposed_communication(
+    runs: DataFrame, baselines: Mapping[str, str | None], mixed_hardware: bool = False
+) -> DataFrame:
+    """Tell how much of the communication of every scaling point is hidden behind computation.
+
+    compute = step of the smallest world x images per rank / its images per rank;
+    exposed = step - compute (paired within blocks, Student's t); overlapped = communication_ms -
+    exposed, at least 0. Where the smallest world has several ranks, its own exposed time counts as
+    computation: `note` says so.
+
+    Returns:
+        One row per point of every curve, times in ms of one step. `exposed_share` is of the step.
+
+    Raises:
+        VitsweepError: as `scaling_fits`.
+    """
+    rows = [
+        row
+        for curve in curve_steps(runs, baselines, mixed_hardware, all_points=True)
+        for row in _exposed_rows(curve)
+    ]
+    return DataFrame(rows, columns=EXPOSED_COLUMNS)
+
+
+def presented_exposed(table: DataFrame) -> DataFrame:
+    """Return `exposed_communication` as text, for the points with several ranks; times in ms per step.
+
+    Empty where no point sends anything or was compared with a smaller world.
+    """
+    if table.empty:
+        return DataFrame()
+    several = table[(table["world_size"] > 1) & table["exposed_ms"].notna()]
+    several = several[several["communication_ms"].notna()]
+    rows = [
+        {
+            "curve": formatting.plain(row["curve"]),
+            "ranks": str(row["world_size"])
+            + (" (oversubscribed)" if row["oversubscribed"] else ""),
+            "step ms": formatting.number(row["step_ms"]),
+            "compute ms": formatting.number(row["compute_ms"]),
+            "exposed ms": _with_ends(row),
+            "overlapped ms": formatting.number(row["overlapped_ms"]),
+            "communication ms": formatting.number(row["communication_ms"]),
+            "exposed of step": formatting.percent(row["exposed_share"]),
+            "blocks": str(row["num_blocks"]),
+            "note": row["note"],
+        }
+        for row in several.to_dict("records")
+    ]
+    return DataFrame(rows, dtype=str)
+
+
+def _with_ends(row: Mapping[Hashable, Any]) -> str:
+    ends = [row["exposed_ms_low"], row["exposed_ms_high"]]
+    text = formatting.number(row["exposed_ms"])
+    shown = "" if any(map(formatting.missing, ends)) else ", ".join(map(formatting.number, ends))
+    return f"{text} [{shown}]" if shown else text
+
+
+def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
+    per_rank = curve.images / curve.ranks
+    alone = curve.ranks[0] == 1
+    note = "" if alone else f"what {int(curve.ranks[0])} ranks expose counts as computation"
+    for i, (_, point) in enumerate(curve.points.iterrows()):
+        compute = curve.step_ms[:, 0] * per_rank[i] / per_rank[0]
+        exposed, low, high = over_blocks(curve.step_ms[:, i] - compute)
+        step = float(curve.step_ms[:, i].mean()) if len(curve.step_ms) else float("nan")
+        total = float(curve.communication_ms[i])
+        if curve.ranks[i] == 1:
+            total = 0.0 if total != total else total
+        first = i == 0
+        yield {
+            "curve": curve.name,
+            "scaling": curve.kind,
+            "cell_id": point["cell_id"],
+            "world_size": int(curve.ranks[i]),
+            "oversubscribed": bool(point["oversubscribed"]),
+            "step_ms": step,
+            "compute_ms": float(compute.mean()) if len(compute) else float("nan"),
+            "exposed_ms": exposed,
+            "exposed_ms_low": float("nan") if first else low,
+            "exposed_ms_high": float("nan") if first else high,
+            "communication_ms": total,
+            "overlapped_ms": max(total - max(exposed, 0.0), 0.0)
+            if total == total
+            else float("nan"),
+            "exposed_share": exposed / step,
+            "num_blocks": len(curve.step_ms),
+            "note": note,
+        }

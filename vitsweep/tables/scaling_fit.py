@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
-from vitsweep.tables.curve_steps import CurveSteps, Floats, curve_steps, over_blocks
+from vitsweep.tables.scaling import CurveSteps, Floats, curve_steps, over_blocks
 
 FEWEST_SIZES = 3
 """A line through two points fits whatever was measured."""

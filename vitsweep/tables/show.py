@@ -11,9 +11,8 @@ from vitsweep.results.metrics import FLAGS, HEADINGS
 from vitsweep.results.record import Status
 from vitsweep.results.user_metrics import users_columns
 from vitsweep.tables import formatting
-from vitsweep.tables.checks import checked_cells
-from vitsweep.tables.columns import varying
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.names import cell_names, varying
+from vitsweep.tables.valid_runs import checked_cells
 
 MANY = 4
 """With more varying columns than this one column names the cells."""

@@ -8,8 +8,6 @@ from pandas import DataFrame, Series, factorize
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables.checks import SEPARATOR, checked_cells, checked_runs, separated
-from vitsweep.tables.code_states import is_earlier
 from vitsweep.tables.ratios import (
     LEVEL,
     MIN_BLOCKS,
@@ -20,7 +18,15 @@ from vitsweep.tables.ratios import (
     log_ratios,
     log_throughput_per_block,
 )
-from vitsweep.tables.status import counted, final_status
+from vitsweep.tables.valid_runs import (
+    SEPARATOR,
+    checked_cells,
+    checked_runs,
+    counted,
+    final_status,
+    is_earlier,
+    separated,
+)
 
 Families = Sequence[Collection[str]]
 """The cells of each command of a sweep, oldest first."""

@@ -17,12 +17,11 @@ from vitsweep.results.record import Status
 from vitsweep.results.user_metrics import users_columns
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.tables import formatting
-from vitsweep.tables.checks import checked_cells
-from vitsweep.tables.columns import ORDER, varying
-from vitsweep.tables.half_precision import half_precision_note
-from vitsweep.tables.names import name_parts
+from vitsweep.tables.names import ORDER, name_parts, varying
+from vitsweep.tables.notes import half_precision_note
 from vitsweep.tables.reasons import lines_of
 from vitsweep.tables.show import ACCURACY, DIFFERENCE, MANY, SHOWN, ranked, shown_columns
+from vitsweep.tables.valid_runs import checked_cells
 
 BEST = 20
 """Rows that are shown unless all are asked for."""

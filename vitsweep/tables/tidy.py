@@ -12,10 +12,10 @@ from pandas import CategoricalDtype, DataFrame
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
-from vitsweep.tables import columns as col
+from vitsweep.tables import names as col
 from vitsweep.tables.cells import typed
-from vitsweep.tables.checks import row_keys
-from vitsweep.tables.columns import in_menu_order
+from vitsweep.tables.names import in_menu_order
+from vitsweep.tables.valid_runs import row_keys
 
 MEASURED_NAME = re.compile(r"_(ms|us|ns|gib|mib|gb|bytes|per_second|tflops|joules|watts|hours)$")
 """Endings of the names of measured quantities."""

@@ -8,7 +8,6 @@ from pandas import DataFrame
 
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.checks import SEPARATOR, checked_runs, row_keys, separated
 from vitsweep.tables.names import Changes, named, with_changes
 from vitsweep.tables.ratios import (
     contrast,
@@ -19,8 +18,8 @@ from vitsweep.tables.ratios import (
     samples,
 )
 from vitsweep.tables.speedup import claims
-from vitsweep.tables.status import counted
 from vitsweep.tables.tidy import one_device_each
+from vitsweep.tables.valid_runs import SEPARATOR, checked_runs, counted, row_keys, separated
 
 COLUMNS = (
     "baseline_cell_id kind position added cell_id status images_per_second throughput_spread "

@@ -11,9 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
-from vitsweep.tables.checks import checked_runs
 from vitsweep.tables.ratios import BLOCK, log_throughput_per_block, share_nodes
-from vitsweep.tables.status import counted
+from vitsweep.tables.valid_runs import checked_runs, counted
 
 Floats = NDArray[np.float64]
 

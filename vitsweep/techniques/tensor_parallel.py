@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.model_parallel import TensorParallel
+from vitsweep.spec.model_parallel import TensorParallel, Volume, remote_fraction
 from vitsweep.spec.rules import tensor_split_conflicts
-from vitsweep.spec.volume import Volume, remote_fraction
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +45,7 @@ class Megatron(TensorParallel):
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Split the linears of every block."""
         from vitsweep.collectives.parallel_linear import Replicated
-        from vitsweep.model.tensor_split import split_blocks
+        from vitsweep.model.block import split_blocks
 
         boundary = Replicated(world.axis("tensor").get_group())
         return split_blocks(model, lambda block: boundary)

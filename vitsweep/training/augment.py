@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.recipe import Recipe
+from vitsweep.spec.task import Recipe
 from vitsweep.world import World
 
 Pair = tuple[Tensor, Tensor]

@@ -6,7 +6,7 @@ once. Model, optimizer state and averaged weights are whole tensors under the pl
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,32 +14,294 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.optim import Optimizer
 
 from vitsweep.errors import VitsweepError
 from vitsweep.training.checkpoint_files import (
     CheckpointInfo,
+    altered_file,
     checksum,
+    damage,
     drop_old_checkpoints,
     read_info,
     step_folder,
     write_info,
 )
-from vitsweep.training.checkpoint_fit import first_of_all_ranks, other_state, refusal
-from vitsweep.training.course import course
-from vitsweep.training.shard_planners import ShardLoadPlanner, ShardSavePlanner, state_dict_of
-from vitsweep.training.shards import whole
+from vitsweep.training.resume_compat import course
+from vitsweep.training.shards import Shard, Updated, untouched, updated, whole
 from vitsweep.training.trainer import Trainer
-from vitsweep.training.training_state import (
-    NON_FINITE,
-    OPTIMIZER,
-    all_shards,
-    allocate_state,
-    drop_unsaved_state,
-    random_state,
-    restore_random_state,
-    shards_of_training,
-)
+from vitsweep.world import World
+
+# How torch.distributed.checkpoint writes and reads boxes of whole tensors.
+
+
+def state_dict_of(shards: Iterable[Shard]) -> dict[str, Tensor]:
+    """Return the shards as torch.distributed.checkpoint takes them, for the planners below."""
+    return {_key(shard.name, shard.offsets): shard.values for shard in shards}
+
+
+def _key(name: str, offsets: Iterable[int] | None) -> str:
+    return f"{name}@{','.join(map(str, offsets or ()))}"
+
+
+def _chunk(shard: Shard) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(torch.Size(shard.offsets), shard.values.shape)
+
+
+class ShardSavePlanner(DefaultSavePlanner):
+    """Writes each box once, though several ranks may hold it.
+
+    Args:
+        shards: of this rank, whose `state_dict_of` is saved.
+    """
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._items = [
+            WriteItem(
+                index=MetadataIndex(shard.name, shard.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=_chunk(shard),
+                    properties=TensorProperties.create_from_tensor(shard.values),
+                    size=torch.Size(shard.shape),
+                ),
+            )
+            for shard in shards
+        ]
+
+    def create_local_plan(self) -> SavePlan:
+        """Plan to write every box of this rank; the coordinator drops what others write."""
+        self.plan = SavePlan(list(self._items))
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        """Return a box, or the copy of it that is written while training goes on."""
+        found: Tensor = self.state_dict[_key(index.fqn, index.offset)]
+        return found
+
+
+class ShardLoadPlanner(DefaultLoadPlanner):
+    """Reads what overlaps with the boxes of this rank, whoever wrote it.
+
+    Args:
+        shards: of this rank, whose `state_dict_of` is loaded into.
+    """
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._shards = list(shards)
+
+    def create_local_plan(self) -> LoadPlan:
+        """Plan what to read."""
+        assert self.metadata is not None
+        items = []
+        for shard in self._shards:
+            saved = self.metadata.state_dict_metadata[shard.name]
+            assert isinstance(saved, TensorStorageMetadata)
+            items += create_read_items_for_chunk_list(shard.name, saved, [_chunk(shard)])
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """Return the box to read into."""
+        found: Tensor = self.state_dict[_key(index.fqn, index.offset)]
+        return found
+
+
+# Every tensor that further training steps depend on, under names that do not depend on the ranks.
+
+
+NON_FINITE = ".non_finite"
+"""Ends the names of the flags that a loss was inf or NaN, one of each rank."""
+OPTIMIZER = "optimizer."
+"""Begins the names of optimizer state, perhaps after that of a rank."""
+
+
+def all_shards(trainer: Trainer) -> Iterator[Shard]:
+    """Yield every tensor that further steps depend on; loading writes into these tensors."""
+    yield from shards_of_training(trainer)
+    world = trainer.world
+    yield whole(f"rank{world.rank}{NON_FINITE}", trainer.non_finite)
+    for name, state in random_state(world, world.rank).items():
+        yield whole(name, state)
+
+
+def shards_of_training(trainer: Trainer) -> Iterator[Shard]:
+    """Yield model, optimizer state and averaged weights: what does not depend on the ranks.
+
+    Of half-precision weights with masters only the masters are there; the others follow from them.
+    """
+    places = updated(trainer)
+    for index, place in enumerate(places):
+        yield from place.shards("model", place.tensor)
+        for name, value in _state(trainer.optimizer, place):
+            yield from place.shards(f"optimizer.{name}", value)
+        if trainer.average:
+            yield from place.shards("average", trainer.average.averages[index])
+    yield from untouched(trainer)
+
+
+def _state(optimizer: Optimizer, place: Updated) -> list[tuple[str, Tensor]]:
+    state = optimizer.state.get(place.tensor, {})
+    return [(name, value) for name, value in state.items() if isinstance(value, Tensor)]
+
+
+def allocate_state(optimizer: Optimizer) -> None:
+    """Let an optimizer allocate its state, for a checkpoint to be loaded into.
+
+    It takes a step with zero gradients and zero learning rate, as
+    torch.distributed.checkpoint.state_dict does.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad.zero_()
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    optimizer.zero_grad()
+
+
+def drop_unsaved_state(trainer: Trainer, saved: Mapping[str, Any]) -> None:
+    """Drop state that the checkpoint does not hold: of parameters that never had a gradient."""
+    for place in updated(trainer):
+        held = [
+            shard.name
+            for name, value in _state(trainer.optimizer, place)
+            for shard in place.shards(f"optimizer.{name}", value)
+        ]
+        if not any(name in saved for name in held):
+            trainer.optimizer.state.pop(place.tensor, None)
+
+
+def random_state(world: World, rank: int) -> dict[str, Tensor]:
+    """Return the state of torch's generators, under the names that `rank` has for them."""
+    states = {f"rank{rank}.random.cpu": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        states[f"rank{rank}.random.cuda"] = torch.cuda.get_rng_state(world.device)
+    return states
+
+
+def restore_random_state(states: Mapping[str, Tensor], world: World) -> None:
+    """Give torch's generators the states that `random_state` returned."""
+    for name, state in states.items():
+        if name.endswith("cuda"):
+            torch.cuda.set_rng_state(state, world.device)
+        else:
+            torch.set_rng_state(state)
+
+
+# Whether a checkpoint fits a trainer: its model, optimizer state and ranks.
+
+
+def refusal(trainer: Trainer, folder: Path) -> str:
+    """Return why a checkpoint is none of this trainer's, from its files alone; "" where it fits.
+
+    Each rank reads its part of the files for their checksums: the answers of all ranks count.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    world = trainer.world
+    if reason := damage(folder) or altered_file(folder, world.rank, world.size):
+        return f"`{folder}` is damaged: {reason}."
+    try:
+        saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    except Exception as error:  # unpickling a damaged file raises anything
+        return f"`{folder}` is damaged: its metadata cannot be read ({type(error).__name__})."
+    return _other_model(trainer, saved, folder)
+
+
+def saved_by(folder: Path, trainer: Trainer) -> str:
+    """Return which ranks saved a checkpoint, where they are not those of the trainer; otherwise ""."""
+    info, world, sharding = read_info(folder), trainer.world, trainer.cell.sharding.name
+    here = (world.size, asdict(world.shape), sharding)
+    if (info.world_size, info.mesh, info.sharding) == here:
+        return ""
+    return f"saved by {_described(info.world_size, info.mesh, info.sharding)}, read by {_described(*here)}"
+
+
+def _other_model(trainer: Trainer, saved: Mapping[str, Any], folder: Path) -> str:
+    for shard in shards_of_training(trainer):
+        kind, _, own = shard.name.partition(".")
+        if kind != "model":
+            continue
+        if shard.name not in saved:
+            return f"`{folder}` is of another model: it has no `{own}`."
+        here, there = shard.shape, tuple(getattr(saved[shard.name], "size", ()))
+        if here != there:
+            return f"`{folder}` is of another model: the shape of its `{own}` is {there} instead of {here}."
+    return ""
+
+
+def other_state(trainer: Trainer, saved: Mapping[str, Any], folder: Path) -> str:
+    """Return why the optimizer state of a checkpoint is none of this trainer's; "" where it fits.
+
+    State in blocks of numbers with a common scale cannot be cut elsewhere: it is kept by rank.
+    """
+    here = {s.name for s in shards_of_training(trainer) if OPTIMIZER in s.name}
+    by_rank = [n for n in {*here, *saved} if n.startswith("rank") and OPTIMIZER in n]
+    if by_rank and saved_by(folder, trainer):
+        return (
+            f"`{folder}` cannot be read by {_described_trainer(trainer)}: `optimizer="
+            f"{trainer.cell.optimizer.name}` keeps blocks of numbers with one scale, which cannot be cut "
+            "elsewhere. Go on with the ranks, mesh and sharding that saved it."
+        )
+    kinds, there = _kinds(here), _kinds(name for name in saved if OPTIMIZER in name)
+    if there and kinds - there:
+        return (
+            f"`{folder}` is of another optimizer: it holds {_quoted(there)}, and `optimizer="
+            f"{trainer.cell.optimizer.name}` needs {_quoted(kinds)}."
+        )
+    return ""
+
+
+def _kinds(names: Iterable[str]) -> set[str]:
+    """Return what an optimizer keeps of each parameter: `exp_avg`, `step`."""
+    return {name.partition(OPTIMIZER)[2].partition(".")[0] for name in names}
+
+
+def _quoted(kinds: set[str]) -> str:
+    return ", ".join(f"`{kind}`" for kind in sorted(kinds))
+
+
+def _described(size: int, mesh: Mapping[str, int], sharding: str) -> str:
+    degrees = [f"{axis}={degree}" for axis, degree in mesh.items() if degree > 1]
+    ranks = "1 rank" if size == 1 else f"{size} ranks"
+    return f"{ranks} ({', '.join([f'sharding={sharding}', *degrees])})"
+
+
+def _described_trainer(trainer: Trainer) -> str:
+    world = trainer.world
+    return _described(world.size, asdict(world.shape), trainer.cell.sharding.name)
+
+
+def first_of_all_ranks(reason: str) -> str:
+    """Return the reason of the first rank that has one; "" where none has."""
+    reasons: list[Any] = [reason]
+    if dist.is_initialized():
+        reasons = [None] * dist.get_world_size()
+        dist.all_gather_object(reasons, reason)
+    return next((found for found in reasons if found), "")
 
 
 @dataclass(frozen=True)

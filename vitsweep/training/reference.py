@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vitsweep.model.build import build_model
 from vitsweep.model.draws import Draws
-from vitsweep.model.parameter_names import plain_name
+from vitsweep.model.initialize import plain_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.optimizer.parameter_groups import parameter_groups

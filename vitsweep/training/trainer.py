@@ -19,12 +19,9 @@ from vitsweep.spec.model_variant import WeightAverage
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.precision.cast import autocast
 from vitsweep.training.captured_step import CapturedStep
-from vitsweep.training.clip import clip_gradients
 from vitsweep.training.drop_path import StochasticDepth
 from vitsweep.training.garbage import ScheduledCollection
-from vitsweep.training.local_shards import LocalShards
-from vitsweep.training.master_weights import MasterWeights
-from vitsweep.training.scaler import LossScaler
+from vitsweep.training.update import LocalShards, LossScaler, MasterWeights, clip_gradients
 from vitsweep.world import World
 
 MicroBatch = tuple[Tensor, Tensor]

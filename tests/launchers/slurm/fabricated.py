@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.cells import entry
-from vitsweep.execution.frozen_cell import frozen_document
+from vitsweep.execution.run_request import frozen_document
+from vitsweep.files import append_line
+from vitsweep.launchers.slurm.commands import SlurmJob
 from vitsweep.launchers.slurm.state import poll
-from vitsweep.launchers.slurm.state.job_files import JobArray
-from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob
-from vitsweep.results.files import append_line
+from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.results.store import Store
 from vitsweep.tables.load import cells_of
 

@@ -7,8 +7,7 @@ from pandas import DataFrame
 
 from tests.command import Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
-from vitsweep.launchers.slurm.state.job_events import JobEvents
-from vitsweep.launchers.slurm.state.job_files import JobArray, job_arrays
+from vitsweep.launchers.slurm.state.jobs import JobArray, JobEvents, job_arrays
 
 SMALL = (
     "resources.threads_per_rank=1",

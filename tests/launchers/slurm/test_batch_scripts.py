@@ -15,9 +15,9 @@ from tests.launchers.slurm.test_packing import settings
 from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.submit import sbatch
-from vitsweep.launchers.slurm.submit.job_request import Request
 from vitsweep.launchers.slurm.submit.packing import PlannedJob
 from vitsweep.launchers.slurm.submit.sbatch import without_secrets
+from vitsweep.launchers.slurm.submit.settings import Request
 from vitsweep.results.store import Store
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,9 +7,9 @@ import pytest
 
 from tests.launchers.slurm.fabricated import START, first_run_start, write_events
 from vitsweep.errors import VitsweepError
-from vitsweep.launchers.slurm.state.job_events import read_new_events
-from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob
-from vitsweep.results.files import append_line
+from vitsweep.files import append_line
+from vitsweep.launchers.slurm.commands import SlurmJob
+from vitsweep.launchers.slurm.state.jobs import read_new_events
 from vitsweep.results.store import Store
 
 DENIED = "scancel: error: Kill job error on job id 7_0: Access/permission denied"
@@ -82,7 +82,7 @@ def test_jobs_that_slurm_refuses_to_cancel_are_told_at_once(
     slurm["7_0"] = SlurmJob(state="PENDING")
     command_on_path(tmp_path / "bin", monkeypatch, "scancel", f"echo '{DENIED}' >&2; exit 1")
     monkeypatch.setattr(
-        "vitsweep.launchers.slurm.state.job_control._wait_until_gone",
+        "vitsweep.launchers.slurm.state.status._wait_until_gone",
         lambda store, cancelled: pytest.fail("nothing to wait for"),
     )
     with pytest.raises(VitsweepError, match=r"Not cancelled: 1 job .*7_0.*permission denied"):
@@ -110,7 +110,7 @@ def test_a_scancel_that_is_missing_or_silent_is_named(store, slurm, tmp_path, mo
     command_on_path(tmp_path / "bin", monkeypatch, "scancel", scancel or "")
     if scancel is None:
         monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("vitsweep.launchers.slurm.state.slurm_cli.TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("vitsweep.launchers.slurm.commands.TIMEOUT_SECONDS", 0.2)
     with pytest.raises(VitsweepError, match=r"`scancel` is missing .* or does not answer"):
         import_module("vitsweep.cli.cancel").run([str(store.root)])
 

@@ -10,8 +10,8 @@ import pytest
 from tests.command import Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Sweep, hang
-from vitsweep.launchers.slurm.state.slurm_cli import sacct
-from vitsweep.results.files import read_lines
+from vitsweep.files import read_lines
+from vitsweep.launchers.slurm.commands import sacct
 
 HOLD = "+hydra.launcher.additional_parameters.hold=true"
 """Jobs wait until a test lets them go."""

@@ -13,19 +13,22 @@ from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
+from vitsweep.launchers.slurm.commands import gpu_types_in, gpus_in
 from vitsweep.launchers.slurm.node.signals import Signals
-from vitsweep.launchers.slurm.submit.cluster import gpu_types_in, gpus_in
-from vitsweep.launchers.slurm.submit.job_request import groups
-from vitsweep.launchers.slurm.submit.packing import PlannedJob, pack, without_unpaired_baselines
-from vitsweep.launchers.slurm.submit.run_minutes import RunMinutes, run_minutes
+from vitsweep.launchers.slurm.submit.packing import (
+    PlannedJob,
+    RunMinutes,
+    pack,
+    run_minutes,
+    without_unpaired_baselines,
+)
 from vitsweep.launchers.slurm.submit.sbatch import parameters
-from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings, settings_of
-from vitsweep.planning.freeze import plan_of
+from vitsweep.launchers.slurm.submit.settings import SlurmSettings, groups, settings_of
+from vitsweep.planning.freeze import code_folder, plan_of
 from vitsweep.planning.pending import resume_state
-from vitsweep.planning.provenance import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.store import Store
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 
 MACHINE = Machine(device="cpu", cores_per_node=4, devices_per_node=0)
 

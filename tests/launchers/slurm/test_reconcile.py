@@ -16,17 +16,16 @@ from tests.builders import run as measured_run
 from tests.launchers.slurm.fabricated import START, first_run_start, rows, write_events
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import attempt_folder
+from vitsweep.files import append_line
+from vitsweep.launchers.slurm.commands import SlurmJob, expand_job_ids
 from vitsweep.launchers.slurm.node.coordinator import Coordinator
 from vitsweep.launchers.slurm.node.execute import MultiNodeRunner
-from vitsweep.launchers.slurm.node.job_environment import LOOPBACK, JobEnvironment
 from vitsweep.launchers.slurm.node.remote_ranks import Nodes
+from vitsweep.launchers.slurm.node.transport import LOOPBACK, JobEnvironment
 from vitsweep.launchers.slurm.state import poll
-from vitsweep.launchers.slurm.state.job_events import JobEvents, Run
-from vitsweep.launchers.slurm.state.job_files import ArrayJob, JobArray
+from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents, Run
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
-from vitsweep.launchers.slurm.state.slurm_cli import SlurmJob, expand_job_ids
-from vitsweep.results.files import append_line
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.load import cells_of

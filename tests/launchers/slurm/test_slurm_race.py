@@ -11,7 +11,7 @@ from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Sweep
 from tests.launchers.slurm.test_packing import plan, settings
 from vitsweep.errors import BadValueError
-from vitsweep.launchers.slurm.submit.slurm_race import check_race, only_request
+from vitsweep.launchers.slurm.submit.launch import check_race, only_request
 from vitsweep.results.race_file import read_race
 
 KILLS = 20

@@ -14,10 +14,15 @@ import psutil
 import pytest
 
 from vitsweep.errors import VitsweepError
-from vitsweep.execution import process_group
-from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
+from vitsweep.execution import process
 from vitsweep.launchers.slurm.node.remote_ranks import Nodes
-from vitsweep.launchers.slurm.node.transport import AgentListener, connect, receive, send
+from vitsweep.launchers.slurm.node.transport import (
+    AgentListener,
+    JobEnvironment,
+    connect,
+    receive,
+    send,
+)
 
 TWO = ("127.0.0.2", "127.0.0.3")
 
@@ -125,12 +130,12 @@ def test_the_store_of_torch_listens_on_the_address_of_the_rendezvous_only() -> N
     with socket.create_server(("127.0.0.5", 0)) as probe:
         port = probe.getsockname()[1]
     before = listening_addresses()
-    store = process_group._store(f"tcp://127.0.0.5:{port}", 0, 1, timedelta(seconds=60))
+    store = process._store(f"tcp://127.0.0.5:{port}", 0, 1, timedelta(seconds=60))
     assert listening_addresses() - before == {("127.0.0.5", port)}
     store.set("key", "value")
     assert store.get("key") == b"value"
-    assert process_group._store("file:///tmp/x", 0, 1, timedelta(seconds=60)) is None
-    assert process_group._listening(socket.gethostname(), 0) is None or not (
+    assert process._store("file:///tmp/x", 0, 1, timedelta(seconds=60)) is None
+    assert process._listening(socket.gethostname(), 0) is None or not (
         socket.gethostbyname(socket.gethostname()).startswith("127.")
     )
 
@@ -144,7 +149,7 @@ def test_the_port_of_a_rendezvous_is_kept_for_rank_0(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as other, pytest.raises(OSError, match="Address already in use"):
         other.bind(("", port))
-    store = process_group._store(init_method, 0, 1, timedelta(seconds=60))
+    store = process._store(init_method, 0, 1, timedelta(seconds=60))
     store.set("key", "value")
     assert store.get("key") == b"value"
     assert urlsplit(nodes.rendezvous()).port != port

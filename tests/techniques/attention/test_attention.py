@@ -8,7 +8,7 @@ from tests.cells import GPU_NODE, TINY, entry
 from tests.choices import choice
 from tests.shapes import CASES, NANO, assert_equal_step, build, replace, step
 from vitsweep.errors import VitsweepError
-from vitsweep.model.parameter_names import plain_name
+from vitsweep.model.initialize import plain_name
 from vitsweep.spec.technique import PrecisionPlan
 
 ON_CPU = ["sdpa_auto", "sdpa_math", "sdpa_flash", "mha_module"]

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from tests.cells import cell
-from vitsweep.model.flat_layout import ALIGNMENT_BYTES
+from vitsweep.collectives.padding import ALIGNMENT_BYTES
 from vitsweep.spec.technique import OptimizerChoice
 from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
 

@@ -3,7 +3,7 @@ import importlib.machinery
 import pytest
 
 from tests.cells import GPU_NODE, LAPTOP, cell
-from vitsweep.spec.machine import Machine
+from vitsweep.spec.resources import Machine
 from vitsweep.techniques.optimizer import apex_adamw
 
 

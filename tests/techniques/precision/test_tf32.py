@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.backends import cuda, cudnn
 
-from vitsweep.techniques.precision.cast import allow_tf32
+from vitsweep.world import allow_tf32
 
 
 def inside_cudnn_flags() -> bool:

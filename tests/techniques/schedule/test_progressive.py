@@ -14,13 +14,11 @@ from tests.training.test_checkpoint import Told
 from vitsweep.cell import RunContext, run_cell
 from vitsweep.model.build import build_model
 from vitsweep.model.draws import Draws
-from vitsweep.model.embedding import resized_positions
+from vitsweep.model.vit import resized_positions
 from vitsweep.spec.model_variant import EpochSize
 from vitsweep.training.checkpoint_files import TrainingInterrupted
-from vitsweep.training.checkpoint_manager import CheckpointManager
-from vitsweep.training.epoch_sizes import EpochSizes, described, flops_share
-from vitsweep.training.epochs import train_epochs
-from vitsweep.training.stop_consensus import StopConsensus
+from vitsweep.training.checkpoint_manager import CheckpointManager, StopConsensus
+from vitsweep.training.epochs import EpochSizes, described, flops_share, train_epochs
 
 GROWING = (
     "task=train", "task.epochs=5", "schedule=progressive", "schedule.growth_epochs=0.8",

@@ -13,8 +13,8 @@ from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.reference import plain_model, train_plain
+from vitsweep.training.shards import whole_tensors
 from vitsweep.training.trainer import Trainer
-from vitsweep.training.whole_tensors import whole_tensors
 from vitsweep.world import World
 
 STEPS = 3

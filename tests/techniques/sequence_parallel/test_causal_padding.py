@@ -14,7 +14,7 @@ from tests.techniques.sequence_parallel.cases import answers, cell
 from tests.techniques.sequence_parallel.equal import pass_differences
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.sequence_parallel import ring_attention
-from vitsweep.techniques.sequence_parallel.block_attention import Gradients, Plain
+from vitsweep.techniques.sequence_parallel.ring_attention import Gradients, Plain
 from vitsweep.world import World
 
 PADDED = ("attention=sdpa_causal", "classifier=pooled", "batch.resolution_px=10")

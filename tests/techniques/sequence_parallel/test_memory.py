@@ -14,10 +14,9 @@ from vitsweep.measure.memory import memory_by_kind
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.flatten import flatten
+from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.tables.cells import cells as cell_table
-from vitsweep.tables.memory import GATHERED, PARTS, memory_parts
+from vitsweep.tables.published import GATHERED, PARTS, memory_parts
 from vitsweep.world import World
 
 SINGLE = ("precision.dtype=float32", "batch.images_per_step=8", "model.mlp_width=128")

@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vitsweep.model.attention import TokenAxis
 from vitsweep.model.linear_attention import LinearAttend
-from vitsweep.model.token_axes import TokenAxis
 from vitsweep.techniques.attention.linear import alibi_slopes
-from vitsweep.techniques.sequence_parallel.block_attention import (
+from vitsweep.techniques.sequence_parallel.ring_attention import (
     BlockAttention,
     FlashOnCpu,
     FlashOnCuda,
     Plain,
+    _merge,
 )
-from vitsweep.techniques.sequence_parallel.ring_attention import _merge
 from vitsweep.techniques.sequence_parallel.token_sharding import from_zigzag, to_zigzag
 from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.attention_pattern import AttentionPattern
-from vitsweep.spec.technique import AttentionKernel
+from vitsweep.spec.technique import AttentionKernel, AttentionPattern
 
 if TYPE_CHECKING:
     from torch import nn

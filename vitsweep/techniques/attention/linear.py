@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from annotated_types import Gt, Le
 
-from vitsweep.spec.attention_pattern import AttentionPattern
-from vitsweep.spec.technique import AttentionKernel
+from vitsweep.spec.technique import AttentionKernel, AttentionPattern
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from vitsweep.spec.identity import added_later
-from vitsweep.spec.machine import gpu_capability
+from vitsweep.spec.resources import gpu_capability
 from vitsweep.spec.technique import AttentionKernel
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from vitsweep.model.layer import is_marked
+from vitsweep.model.block import is_marked
 
 aten = torch.ops.aten
 

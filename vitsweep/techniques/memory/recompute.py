@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from vitsweep.spec.attention_pattern import SOFTMAX, AttentionPattern
 from vitsweep.spec.identity import added_later
-from vitsweep.spec.technique import Memory
+from vitsweep.spec.technique import SOFTMAX, AttentionPattern, Memory
 
 if TYPE_CHECKING:
     from torch import nn

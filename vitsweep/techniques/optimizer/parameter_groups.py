@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from vitsweep.collectives.parallel_linear import split_over_ranks
-from vitsweep.model.parameter_names import plain_name
+from vitsweep.model.initialize import plain_name
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

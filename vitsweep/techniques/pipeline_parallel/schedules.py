@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
-from vitsweep.spec.model_parallel import PipelineParallel
+from vitsweep.spec.model_parallel import PipelineParallel, Volume, remote_fraction
 from vitsweep.spec.rules import largest_degree
-from vitsweep.spec.volume import Volume, remote_fraction
 
 if TYPE_CHECKING:
     from torch import nn
@@ -104,7 +103,7 @@ class Schedule(PipelineParallel):
         forward_context: Callable[[], AbstractContextManager[Any]],
     ) -> "list[nn.Module]":
         """Keep this rank's stages."""
-        from vitsweep.techniques.pipeline_parallel.stages import cut
+        from vitsweep.techniques.pipeline_parallel.runner import cut
 
         group = world.axis("pipeline").get_group()
         return cut(model, group.rank(), group.size(), self.stages_per_rank, forward_context)

@@ -5,10 +5,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from vitsweep.model.layer import NORMS
+from vitsweep.model.block import NORMS
 from vitsweep.model.norm import Float32LayerNorm, HalfLayerNorm
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
+from vitsweep.world import allow_tf32
 
 
 def cast_model(model: nn.Module, plan: PrecisionPlan, *, sharded_masters: bool) -> nn.Module:
@@ -32,16 +33,6 @@ def cast_model(model: nn.Module, plan: PrecisionPlan, *, sharded_masters: bool) 
             if isinstance(norm, nn.LayerNorm):  # BatchNorm takes half inputs beside float32 weights
                 norm.__class__ = HalfLayerNorm if half else Float32LayerNorm
     return model
-
-
-def allow_tf32(allowed: bool) -> None:
-    """Switch TensorFloat-32 in cuBLAS and in cuDNN's convolutions and RNNs, for the whole process.
-
-    torch has older and newer flags, and reading one kind raises where only the other was set. These two
-    setters change both kinds together, so that TorchInductor and other libraries may read either.
-    """
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = allowed
 
 
 def set_process_flags(cell: CellSpec) -> None:

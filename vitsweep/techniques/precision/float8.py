@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.identity import added_later
-from vitsweep.spec.machine import gpu_capability
+from vitsweep.spec.resources import gpu_capability
 from vitsweep.spec.technique import Precision, PrecisionPlan
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.model_parallel import SequenceParallel
-from vitsweep.spec.volume import Volume, remote_fraction
+from vitsweep.spec.model_parallel import SequenceParallel, Volume, remote_fraction
 from vitsweep.techniques.sequence_parallel.sent_bytes import axis_lengths, padded_share
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.model_parallel import SequenceParallel
-from vitsweep.spec.volume import Volume, remote_fraction
+from vitsweep.spec.model_parallel import SequenceParallel, Volume, remote_fraction
 from vitsweep.techniques.sequence_parallel.sent_bytes import (
     gathered_at_the_end,
     state_bytes,
@@ -51,8 +50,8 @@ class Lasp2(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens and exchange the states of attention between ranks."""
+        from vitsweep.model.attention import attentions_along, token_axes
         from vitsweep.model.linear_attention import LinearAttend
-        from vitsweep.model.token_axes import attentions_along, token_axes
         from vitsweep.techniques.sequence_parallel.linear_states import by_states
         from vitsweep.techniques.sequence_parallel.token_sharding import shard_tokens
 

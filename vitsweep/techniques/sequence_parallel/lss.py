@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.model_parallel import SequenceParallel
-from vitsweep.spec.volume import Volume
+from vitsweep.spec.model_parallel import SequenceParallel, Volume
 from vitsweep.techniques.sequence_parallel.sent_bytes import (
     attended_bytes,
     gathered_at_the_end,
@@ -55,7 +54,7 @@ class LongSequenceSegmentation(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens; gather keys and values before each attention along them."""
-        from vitsweep.model.token_axes import token_axes
+        from vitsweep.model.attention import token_axes
         from vitsweep.techniques.sequence_parallel.token_sharding import (
             replace_attend,
             shard_tokens,

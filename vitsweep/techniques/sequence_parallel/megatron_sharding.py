@@ -6,13 +6,16 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from vitsweep.collectives.megatron_operators import gather_replicated, scatter_to_sequence_parallel
-from vitsweep.collectives.parallel_linear import RowParallelLinear, TokenSharded
+from vitsweep.collectives.parallel_linear import (
+    RowParallelLinear,
+    TokenSharded,
+    gather_replicated,
+    scatter_to_sequence_parallel,
+)
 from vitsweep.collectives.primitives import sum_together
-from vitsweep.model.block import Block
+from vitsweep.model.attention import token_axes
+from vitsweep.model.block import Block, split_blocks
 from vitsweep.model.norm import TokenShardedNorm
-from vitsweep.model.tensor_split import split_blocks
-from vitsweep.model.token_axes import token_axes
 
 
 def shard_outside(model: nn.Module, group: ProcessGroup) -> nn.Module:

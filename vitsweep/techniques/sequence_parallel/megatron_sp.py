@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.model_parallel import SequenceParallel
+from vitsweep.spec.model_parallel import BYTES, SequenceParallel, Volume, remote_fraction
 from vitsweep.spec.rules import tensor_split_conflicts
-from vitsweep.spec.volume import BYTES, Volume, remote_fraction
 from vitsweep.techniques.sequence_parallel.sent_bytes import axis_lengths, padded_share
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Gt
 
-from vitsweep.spec.attention_pattern import AttentionPattern
 from vitsweep.spec.model_parallel import SequenceParallel
+from vitsweep.spec.technique import AttentionPattern
 from vitsweep.techniques.sequence_parallel.sent_bytes import gathered_at_the_end, tokens
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class SegmentLocal(SequenceParallel):
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
         """Attend within segments, in one process."""
-        from vitsweep.model.token_axes import token_axes
+        from vitsweep.model.attention import token_axes
         from vitsweep.techniques.sequence_parallel.token_sharding import replace_attend
         from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
 
@@ -79,7 +79,7 @@ class SegmentLocal(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens by whole segments; attend within each."""
-        from vitsweep.model.token_axes import token_axes
+        from vitsweep.model.attention import token_axes
         from vitsweep.techniques.sequence_parallel.token_sharding import (
             replace_attend,
             shard_tokens,

@@ -6,7 +6,7 @@ bytes (the gathered one) send (n-1)/n b from each rank, a point-to-point message
 """
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.volume import Volume, remote_fraction
+from vitsweep.spec.model_parallel import Volume, remote_fraction
 
 
 def axis_lengths(cell: CellSpec) -> tuple[int, ...]:

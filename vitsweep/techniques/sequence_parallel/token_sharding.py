@@ -8,8 +8,7 @@ from torch.distributed import ProcessGroup
 
 from vitsweep.collectives.padding import pad, padded_share
 from vitsweep.collectives.resharding import gather, split, switch
-from vitsweep.model.attention import Attend
-from vitsweep.model.token_axes import TokenAxis, attentions_along, token_axes
+from vitsweep.model.attention import Attend, TokenAxis, attentions_along, token_axes
 
 
 def shard_tokens(

@@ -44,7 +44,7 @@ class Ulysses(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens; exchange them for heads around each attention along them."""
-        from vitsweep.model.token_axes import token_axes
+        from vitsweep.model.attention import token_axes
         from vitsweep.techniques.sequence_parallel.token_sharding import (
             replace_attend,
             shard_tokens,

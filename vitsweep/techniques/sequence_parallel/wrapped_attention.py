@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from vitsweep.collectives.head_exchange import lies_tokens_outermost, to_heads, to_tokens
-from vitsweep.collectives.megatron_operators import gather_from_sequence_parallel
 from vitsweep.collectives.padding import check_share, padded_share, unpadded_length
+from vitsweep.collectives.parallel_linear import gather_from_sequence_parallel
+from vitsweep.collectives.resharding import lies_tokens_outermost, to_heads, to_tokens
 from vitsweep.model.attention import Attend
 from vitsweep.model.linear_attention import LinearAttend
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from vitsweep.errors import VitsweepError
-from vitsweep.model.layer import NORMS, layers_of
+from vitsweep.model.block import NORMS, layers_of
 from vitsweep.spec.technique import PrecisionPlan
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from vitsweep.collectives.padding import aligned, view_like
 from vitsweep.collectives.primitives import (
     broadcast_together,
     start_mean_scatter,
     start_part_gather,
 )
-from vitsweep.model.flat_layout import aligned, view_like
 from vitsweep.model.norm import TokenShardedNorm
 
 MIB = 2**20

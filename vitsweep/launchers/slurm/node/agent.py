@@ -16,7 +16,6 @@ from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.calibration import calibrate_rank
-from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.rank_processes import (
     LocalRanks,
     RankEnd,
@@ -24,12 +23,17 @@ from vitsweep.execution.rank_processes import (
     fork_server,
     start_fork_server,
 )
-from vitsweep.execution.run_request import RunRequest
+from vitsweep.execution.run_request import RunRequest, read_cell
 from vitsweep.execution.worker import rank_main
 from vitsweep.launchers.slurm.node.coordinator import coordinate
-from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
-from vitsweep.launchers.slurm.node.transport import SECONDS_TO_CONNECT, connect, receive, send
-from vitsweep.launchers.slurm.state.job_files import JobArray
+from vitsweep.launchers.slurm.node.transport import (
+    SECONDS_TO_CONNECT,
+    JobEnvironment,
+    connect,
+    receive,
+    send,
+)
+from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.results.store import Store
 
 HEARTBEAT_SECONDS = 2.0

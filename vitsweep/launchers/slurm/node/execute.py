@@ -8,14 +8,12 @@ from typing import Any
 
 from vitsweep.execution.calibration import calibrated, calibration_key
 from vitsweep.execution.code_hash import Sources
-from vitsweep.execution.frozen_cell import read_cell
-from vitsweep.execution.run_request import RunRequest, earlier_folders
-from vitsweep.execution.supervisor import supervise
-from vitsweep.execution.warm_up import warm_up
-from vitsweep.launchers.slurm.node.job_environment import JobEnvironment
+from vitsweep.execution.run_request import RunRequest, earlier_folders, read_cell
+from vitsweep.execution.supervisor import supervise, warm_up
+from vitsweep.files import append_line, read_lines
 from vitsweep.launchers.slurm.node.remote_ranks import Nodes, RemoteRanks
-from vitsweep.launchers.slurm.state.job_events import Run
-from vitsweep.results.files import append_line, read_lines
+from vitsweep.launchers.slurm.node.transport import JobEnvironment
+from vitsweep.launchers.slurm.state.jobs import Run
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec

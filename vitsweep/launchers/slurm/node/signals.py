@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from types import FrameType
 
 from vitsweep.execution.supervisor import RunEnding
-from vitsweep.launchers.slurm.state.job_events import (
+from vitsweep.launchers.slurm.commands import slurm_output
+from vitsweep.launchers.slurm.state.jobs import (
     CAUSE_CANCELLED,
     CAUSE_PREEMPTED,
     CAUSE_REQUEUED,
     CAUSE_TIME_LIMIT,
 )
-from vitsweep.launchers.slurm.state.slurm_cli import slurm_output
 from vitsweep.results.record import Status
 
 MARGIN_SECONDS = 90

@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vitsweep.launchers.slurm.state.job_events import JobEvents, Run
-from vitsweep.launchers.slurm.state.job_files import ArrayJob, JobArray, job_arrays
-from vitsweep.launchers.slurm.state.slurm_cli import (
+from vitsweep.files import write_atomically
+from vitsweep.launchers.slurm.commands import (
     SlurmJob,
     controller_settings,
     sacct,
     squeue,
     submitted_scripts,
 )
-from vitsweep.results.files import write_atomically
+from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents, Run, job_arrays
 from vitsweep.results.store import Store
 
 SECONDS_TO_SUBMIT = 60

@@ -5,19 +5,18 @@ import time
 from collections.abc import Sequence
 
 from vitsweep.errors import DISK_FULL_ERRNOS
-from vitsweep.execution.frozen_cell import read_cell
 from vitsweep.execution.outcome import RunFailure, left_a_measurement, publish
-from vitsweep.execution.run_request import UNFINISHED, RunRequest
-from vitsweep.launchers.slurm.state.job_events import (
+from vitsweep.execution.run_request import UNFINISHED, RunRequest, read_cell
+from vitsweep.files import append_line
+from vitsweep.launchers.slurm.commands import release
+from vitsweep.launchers.slurm.state.jobs import (
     CAUSE_PREEMPTED,
     CAUSE_REQUEUED,
     CAUSE_TIME_LIMIT,
+    JobArray,
     Run,
 )
-from vitsweep.launchers.slurm.state.job_files import JobArray
 from vitsweep.launchers.slurm.state.poll import JobState, poll
-from vitsweep.launchers.slurm.state.slurm_cli import release
-from vitsweep.results.files import append_line
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 

@@ -9,8 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from vitsweep.launchers.progress import Progress
-from vitsweep.launchers.slurm.state.job_events import read_new_events
-from vitsweep.launchers.slurm.state.job_files import JobArray
+from vitsweep.launchers.slurm.state.jobs import JobArray, read_new_events
 from vitsweep.launchers.slurm.state.reconcile import reconcile
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import Status

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.launchers.slurm.state.job_files import JobArray
-from vitsweep.launchers.slurm.state.slurm_cli import controller_settings
-from vitsweep.launchers.slurm.submit.job_request import Request
+from vitsweep.files import write_atomically
+from vitsweep.launchers.slurm.commands import controller_settings
+from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.launchers.slurm.submit.packing import PlannedJob
-from vitsweep.launchers.slurm.submit.slurm_settings import SlurmSettings
-from vitsweep.results.files import write_atomically
+from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings
 from vitsweep.results.store import Store
 
 TESTED_SUBMITIT = "1.5"

@@ -1,0 +1,377 @@
+"""Two settings measured in turns, and two measured sweeps beside each other."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from pandas import DataFrame
+from rich.console import Console
+
+from vitsweep.api.sweep import Sweep
+from vitsweep.composition.composer import Composer
+from vitsweep.composition.grid import merge_overrides
+from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
+from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
+from vitsweep.launchers.base import locked
+from vitsweep.launchers.block_runner import BlockRunner
+from vitsweep.launchers.progress import Progress
+from vitsweep.planning.blocks import BalancedOrder, Block, blocks, repeated_runs
+from vitsweep.planning.freeze import code_state, freeze, open_store
+from vitsweep.planning.pending import print_notices, resume_state, usable_runs
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, make_sweep_plan
+from vitsweep.rates.device import device_name
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store
+from vitsweep.results.trackers import check_tracker
+from vitsweep.spec.resources import Machine
+from vitsweep.tables.comparison import (
+    SELF_TEST,
+    Comparison,
+    as_self_test,
+    blocks_wanted,
+    compared,
+    paired,
+    self_test_arms,
+)
+from vitsweep.tables.formatting import count
+from vitsweep.tables.tidy import one_device
+
+# Two settings measured in turns, until the interval on their ratio is narrow enough.
+
+
+DEFAULT_WIDTH, DEFAULT_MINUTES = 0.05, 30.0
+FOLDER = "sweep.name=compare"
+"""Where the runs go unless the user says otherwise: blocks of two, apart from ordinary sweeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRequest:
+    """Two settings to compare.
+
+    Attributes:
+        variant: overrides of A.
+        baseline: overrides of B, which the ratio divides by.
+        common: overrides of both.
+        width: half of the interval that is narrow enough, relative: 0.05 is +- 5 %.
+        minutes: budget of this command.
+        mixed_hardware: whether blocks of different devices may be taken together.
+    """
+
+    variant: tuple[str, ...]
+    baseline: tuple[str, ...]
+    common: tuple[str, ...]
+    width: float = DEFAULT_WIDTH
+    minutes: float = DEFAULT_MINUTES
+    mixed_hardware: bool = False
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """A and B in words."""
+        variant, baseline = (" ".join(s) or "the default" for s in (self.variant, self.baseline))
+        return variant, baseline
+
+
+class StopReason(Enum):
+    """Why no further block is measured."""
+
+    narrow_enough = auto()
+    budget_spent = auto()
+    not_measured = auto()
+    interrupted = auto()
+
+
+@contextmanager
+def measured_pair(request: ComparisonRequest, console: Console) -> Iterator["PairedComparison"]:
+    """Measure blocks of two settings until the interval is narrow enough or the budget is spent.
+
+    The sweep stays locked until the `with` block ends.
+
+    Raises:
+        VitsweepError: a setting is wrong or cannot run, or blocks of different devices would be
+            compared; nothing has run.
+    """
+    plan, settings, tracker = _plan_pair(request, Composer())
+    check_tracker(tracker)
+    store = open_store(settings)
+    with locked(store, console):
+        pair = PairedComparison(store, plan, settings, tracker, code_state(), request, console)
+        pair.check_device()
+        freeze(store, plan, settings, pair.code, comparison=pair.facts)
+        pair.measure()
+        yield pair
+
+
+def _plan_pair(
+    request: ComparisonRequest, composer: Composer
+) -> tuple[SweepPlan, SweepSettings, Mapping[str, Any]]:
+    """Return the two cells (the baseline last), and the settings of the sweep and its tracker."""
+    _require_single_cells([*request.common, *request.variant, *request.baseline], composer)
+    variant, baseline = (
+        composer.compose(merge_overrides([(FOLDER,), request.common, setting], composer))
+        for setting in (request.variant, request.baseline)
+    )
+    if variant.tree["sweep"] != baseline.tree["sweep"]:
+        raise BadValueError("`sweep.*` is one for A and B: give it after both.")
+    settings = sweep_settings(variant.tree)
+    if settings.accept_code != "same":
+        raise BadValueError(
+            f"`sweep.accept_code={settings.accept_code}`: `compare` takes all blocks together into one "
+            "interval, so that they must be of one code: leave it out."
+        )
+    if not settings.question:
+        first, second = request.names
+        settings = replace(settings, question=f"How does {first} compare with {second}?")
+    plan = make_sweep_plan([variant, baseline], Machine.here(), lambda cell: baseline)
+    if reasons := [reason for e in plan.entries.values() for reason in e.reasons]:
+        raise ImpossibleCellError(list(dict.fromkeys(reasons)))
+    return plan, settings, variant.tree.get("tracker") or {}
+
+
+def _require_single_cells(texts: Sequence[str], composer: Composer) -> None:
+    """Refuse what makes several cells of one, and what chooses another launcher."""
+    for override in composer.parse(texts):
+        text = override.input_line
+        if override.is_sweep_override():
+            raise BadValueError(f"`{text}` is several settings; `compare` takes one A and one B.")
+        if str(override.key_or_group).split(".")[0].split("/")[0] == "hydra":
+            raise BadValueError(
+                f"`{text}`: `compare` measures on this machine. On a cluster type it inside an "
+                "allocation of one node (`salloc -N1 ... python -m vitsweep compare ...`)."
+            )
+
+
+@dataclass
+class PairedComparison:
+    """The blocks of one comparison: those in the store, and those that this command adds.
+
+    Attributes:
+        is_self_test: A and B are the same cell. Each block then runs it twice, and the block's random
+            name decides which run stands for A: an interval without 1 is a false claim.
+        stop_reason: why there are no more blocks, once `measure` has returned.
+        seconds_per_block: mean duration of the blocks that this command measured; 0 before any.
+    """
+
+    store: Store
+    plan: SweepPlan
+    settings: SweepSettings
+    tracker: Mapping[str, Any]
+    code: dict[str, Any]
+    request: ComparisonRequest
+    console: Console
+    stop_reason: StopReason = StopReason.narrow_enough
+    seconds_per_block: float = 0.0
+
+    def __post_init__(self) -> None:
+        cells = list(self.plan.entries)
+        self.is_self_test = len(cells) == 1
+        self.variant, self.baseline = self_test_arms(cells[0]) if self.is_self_test else cells
+        used = set() if self.settings.remeasure else {run["block"] for run in self._rows()}
+        earlier = {run.block for cell_id in cells for run in self.store.runs(cell_id)}
+        self._left_out_blocks = earlier - used
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the command's line in the store says, so that the report shows the same result."""
+        return {
+            "names": self.request.names,
+            "left_out_blocks": sorted(self._left_out_blocks),
+            "mixed_hardware": self.request.mixed_hardware,
+        }
+
+    def log_ratios(self) -> list[float]:
+        """Return log(variant / baseline) of throughput for each block, oldest first."""
+        return paired(self._used(), self.variant, self.baseline, self.request.mixed_hardware)
+
+    @property
+    def result(self) -> Comparison:
+        """The ratio with its interval, over the blocks measured so far."""
+        return compared(self.log_ratios())
+
+    def check_device(self) -> None:
+        """Refuse to add blocks of this machine's device to those of another.
+
+        Raises:
+            VitsweepError: the store holds blocks of another device.
+        """
+        first = next(iter(self.plan.entries.values()))
+        here = device_name(first.spec.resources.device)
+        row = {"status": Status.measured, "device": here}
+        runs = DataFrame([*self._used().to_dict("records"), row])
+        try:
+            one_device(runs, self.request.mixed_hardware)
+        except VitsweepError:
+            devices = ", ".join(map(str, dict.fromkeys(runs["device"].dropna())))
+            raise VitsweepError(
+                f"`{self.store.root}` holds blocks of these settings on another device than this "
+                f"({devices}). Measure into another folder (`sweep.name=NAME`), or take them "
+                "together with `--mixed-hardware`."
+            ) from None
+
+    def measure(self) -> None:
+        """Run the blocks that are missing; `stop_reason` says why there are no more."""
+        earlier = list(self.store.runs())
+        state = resume_state(self.plan, earlier, self.settings, self.code)
+        statuses = ",".join(sorted({str(run.status) for run in state.not_measured.values()}))
+        again = f"`sweep.retry=[{statuses}]` at the end of the command measures them again"
+        state = replace(state, changed_code={}, accepted_code={}, unproved=())
+        print_notices(state, self.plan, self.store, again, self.console)
+        if self._left_out_blocks and not self.settings.remeasure:
+            self.console.print(
+                f"{count(len(self._left_out_blocks), 'earlier block')} left out, but kept: measured by "
+                "other code, with another torch, or without the proof or window that is wanted now.",
+                highlight=False,
+            )
+        runner = BlockRunner(self.store, self.code, earlier=earlier)
+        runner.skipped |= set(state.not_measured)
+        progress = Progress(self.console, cell_labels(self.plan), 0)
+        if runner.run(self._blocks(runner, progress), progress):
+            self.stop_reason = StopReason.interrupted
+
+    def _blocks(self, runner: BlockRunner, progress: Progress) -> Iterator[Block]:
+        once = dict.fromkeys(self.plan.entries, 1)
+        order = BalancedOrder.after(runner.earlier)
+        yield from runner.resume(self.plan, once, 1, self.console)
+        begin, num_new, num_before = time.monotonic(), 0, -1
+        while True:
+            logs = self.log_ratios()
+            wanted = blocks_wanted(logs, self.request.width)
+            spent_s = time.monotonic() - begin
+            self.seconds_per_block = spent_s / num_new if num_new else 0.0
+            if runner.skipped or len(logs) == num_before:
+                self.stop_reason = StopReason.not_measured
+                return
+            if len(logs) >= wanted:
+                self.stop_reason = StopReason.narrow_enough
+                return
+            if num_new and spent_s + self.seconds_per_block > 60 * self.request.minutes:
+                self.stop_reason = StopReason.budget_spent
+                return
+            progress.expects(2 * (wanted - len(logs)))
+            block = next(blocks(self.plan, once, 1, order))
+            if self.is_self_test:
+                block = replace(block, entries=2 * block.entries)
+            yield block
+            state = resume_state(self.plan, (), self.settings, self.code, runner.records)
+            repeated = repeated_runs(block, runner.records, state)
+            if repeated and not self.is_self_test:
+                yield repeated
+            num_new, num_before = num_new + 1, len(logs)
+
+    def _used(self) -> DataFrame:
+        """Return the runs that count for the two cells, one row each."""
+        runs = DataFrame([r for r in self._rows() if r["block"] not in self._left_out_blocks])
+        return as_self_test(runs) if self.is_self_test else runs
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return the runs of the code as it is now: the blocks of one interval are of one code."""
+        stored = (run for cell_id in self.plan.entries for run in self.store.runs(cell_id))
+        torch_version = self.code["packages"]["torch"]
+        usable = usable_runs(stored, self.plan, torch_version, accepts_any_code=False)
+        return [run.row() for run in usable.own]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonResult:
+    """How two settings compare.
+
+    Attributes:
+        a: the setting in the numerator, in words.
+        b: the setting in the denominator.
+        comparison: ratio of throughputs A / B with its 95 % interval, blocks, and claim.
+        stop_reason: why no further block was measured.
+        sentences: result and stopping in words.
+        folder: where the runs are.
+    """
+
+    a: str
+    b: str
+    comparison: Comparison
+    stop_reason: StopReason
+    sentences: tuple[str, ...]
+    folder: Path
+
+    @property
+    def ratio(self) -> float:
+        """Throughput of A over that of B; NaN where nothing was measured."""
+        return self.comparison.ratio
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the ratio; NaN where there are too few blocks."""
+        return self.comparison.low, self.comparison.high
+
+    @property
+    def claim(self) -> str:
+        """`faster`, `slower`, `no difference shown` or `too few blocks`: A against B."""
+        return self.comparison.claim
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
+
+
+@contextmanager
+def compared_settings(
+    request: ComparisonRequest, console: Console
+) -> Iterator[tuple[PairedComparison, ComparisonResult]]:
+    """Measure blocks of two settings in turns; the sweep stays locked until the `with` block ends.
+
+    Raises:
+        VitsweepError: a setting is wrong or cannot run; nothing has run.
+    """
+    with measured_pair(request, console) as pair:
+        a, b = request.names
+        result = pair.result
+        yield (
+            pair,
+            ComparisonResult(
+                a=a,
+                b=b,
+                comparison=result,
+                stop_reason=pair.stop_reason,
+                sentences=tuple(_sentences(pair, result)),
+                folder=pair.store.root,
+            ),
+        )
+
+
+def compared_sweeps(a: Sweep, b: Sweep) -> "DataFrame":
+    """Return which speedups of the same cells changed from sweep A to sweep B.
+
+    Returns:
+        The table of `tables.days.changed_speedups`, one row per cell, largest change first.
+    """
+    from vitsweep.results.store import Store
+    from vitsweep.tables.sweep_diff import changed_speedups
+
+    baselines = (Store(sweep.folder).baselines() for sweep in (a, b))
+    return changed_speedups(a.runs, b.runs, *baselines)
+
+
+def _sentences(pair: PairedComparison, result: Comparison) -> Iterator[str]:
+    wanted = f"+- {100 * pair.request.width:.3g} %"
+    if result.num_blocks:
+        yield result.sentence(*pair.request.names)
+    if pair.is_self_test:
+        yield SELF_TEST
+    reached = f"+- {100 * result.half_width:.2g} %" if result.low == result.low else "still unknown"
+    if pair.stop_reason is StopReason.narrow_enough:
+        yield f"The interval is {reached}; {wanted} was asked for."
+    elif pair.stop_reason is StopReason.budget_spent:
+        more = blocks_wanted(pair.log_ratios(), pair.request.width) - result.num_blocks
+        minutes = max(1, round(more * pair.seconds_per_block / 60))
+        yield (
+            f"The budget of {pair.request.minutes:g} min is spent and the interval {reached}, not "
+            f"{wanted}: about {count(more, 'more block')} ({minutes} min); the same command continues."
+        )
+    elif pair.stop_reason is StopReason.interrupted:
+        yield "Stopped. What was measured is kept; the same command continues."
+    else:
+        yield "Not every block measured both settings: see the status above."

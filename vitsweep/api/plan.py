@@ -1,0 +1,331 @@
+"""`vitsweep plan`: what a sweep would run and could show, without training anything."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pandas import DataFrame
+from rich.console import Console
+
+from vitsweep.composition.composer import ComposedCell, Composer
+from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.console import open_console
+from vitsweep.planning.blocks import runs_per_cell
+from vitsweep.planning.budget_filter import without_left_out
+from vitsweep.planning.detectable_effect import (
+    describe_detectable_effect,
+    noise_of,
+    noise_of_other_sweep,
+)
+from vitsweep.planning.freeze import code_state, plan_of, store_of
+from vitsweep.planning.pending import ResumeState, print_notices, resume_state
+from vitsweep.planning.plan_view import show_plan
+from vitsweep.planning.predictions import earlier_errors, tracing
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings
+from vitsweep.predict.prediction import CellPrediction, predict_cells
+from vitsweep.racing.rounds import RaceRounds, describe_race
+from vitsweep.rates.device import device_name
+from vitsweep.rates.profile import hardware_named
+from vitsweep.report.html import plan_page
+from vitsweep.results.store import Store
+from vitsweep.spec.resources import HERE, Machine
+from vitsweep.tables.formatting import number
+
+# Predictions beside the cells of a plan, and their sums.
+
+
+WILL_NOT_FIT = "will not fit"
+RUNNABLE = "runnable"
+OVER_BUDGET = "over budget"
+CORES_PER_GPU = 12
+"""Of a node that is not here."""
+
+
+def machine_with(hardware: str) -> Machine:
+    """Return a node of the named devices, with as many as its profile says.
+
+    Raises:
+        BadValueError: the hardware is unknown.
+    """
+    profile = hardware_named(hardware)
+    devices = int(profile["devices_per_node"])
+    return Machine(
+        device="cuda",
+        cores_per_node=CORES_PER_GPU * devices,
+        devices_per_node=devices,
+        described_by=profile.title,
+    )
+
+
+def with_predictions(
+    rows: Sequence[Mapping[str, Any]],
+    plan: SweepPlan,
+    kept: SweepPlan,
+    found: Mapping[str, CellPrediction],
+    runs: Mapping[str, int],
+) -> list[dict[str, Any]]:
+    """Add the columns of the predictions to the rows of a plan; invalid cells have none.
+
+    A runnable cell that needs more memory than there is becomes `will not fit`, and one that
+    `sweep.max_gpu_hours` does not cover `over budget`, with the reason. Baselines that no cell needs any more
+    have no row.
+
+    Args:
+        rows: of all cells.
+        plan: all cells.
+        kept: without those that the settings of the sweep leave out, see `left_out`.
+        found: cell id -> prediction.
+        runs: cell id -> runs that it lacks in `kept`.
+    """
+    added = []
+    for row in rows:
+        key = row["cell_id"]
+        if key not in kept.entries:
+            continue
+        row = {**row, "runs": runs.get(key, 0)}
+        if prediction := found.get(key):
+            row |= prediction.columns(row["runs"])
+        refused = kept.entries[key].reasons[len(plan.entries[key].reasons) :]
+        too_large = prediction.why_not if prediction else ""
+        if row["state"] == RUNNABLE and too_large:
+            row |= {"state": WILL_NOT_FIT, "reasons": [too_large]}
+        elif row["state"] == RUNNABLE and refused:
+            row |= {"state": OVER_BUDGET, "reasons": list(refused)}
+        added.append(row)
+    return added
+
+
+def as_columns(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+    """Return rows as columns of numbers and text, one column for each setting that varies."""
+    return DataFrame(
+        [
+            {k: v for k, v in row.items() if k not in ("settings", "reasons")}
+            | row["settings"]
+            | {"reasons": " ".join(row["reasons"])}
+            for row in rows
+        ]
+    )
+
+
+def sums(rows: Sequence[Mapping[str, Any]], device: str) -> list[str]:
+    """Say what the runs that are missing take, and what could not be predicted.
+
+    Args:
+        rows: with predictions.
+        device: name of what they run on.
+    """
+    counted = [row for row in rows if row.get("device_hours") and row["state"] == RUNNABLE]
+    lines = []
+    if counted:
+        total, low, high = (
+            number(sum(row[f"device_hours{end}"] for row in counted), 2)
+            for end in ("", "_low", "_high")
+        )
+        line = f"Predicted for the missing runs: {total} hours of {device} ({low} to {high})"
+        if all(row["cost_low_usd"] is not None for row in counted):
+            cost = [
+                number(sum(row[f"cost_{end}_usd"] for row in counted), 2) for end in ("low", "high")
+            ]
+            line += f", {cost[0]} to {cost[1]} USD at published prices"
+        lines.append(line + ".")
+    endless = [row["cell"] for row in rows if row["runs"] and row.get("device_hours", 0) is None]
+    if endless:
+        lines.append(
+            f"Trainings of unknown length are not counted: {', '.join(endless)}: their `data` does not say "
+            "how many images it has."
+        )
+    for reason in dict.fromkeys(
+        row["why_not_predicted"] for row in rows if "why_not_predicted" in row
+    ):
+        cells = [row["cell"] for row in rows if row.get("why_not_predicted") == reason]
+        lines.append(f"Not predicted: {', '.join(cells)}: {reason}.")
+    rates = dict.fromkeys(row["rates"] for row in rows if row.get("rates"))
+    lines += [f"Step times by {each}, in brackets the interval of 80 %." for each in rates]
+    return lines + list(dict.fromkeys(row["notes"] for row in rows if row.get("notes")))
+
+
+# What a plan is to predict, and what it writes (no torch).
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """Options of `vitsweep plan`.
+
+    Attributes:
+        predict: whether memory, communication and step time are predicted.
+        hardware: devices or profile files to plan for; empty for this machine.
+        columns: of the table, in their order; `all` prints all of them below each cell; empty for the
+            most important ones.
+        parquet: file for all columns, or None.
+        html: file for a page, or None.
+    """
+
+    predict: bool = True
+    hardware: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    parquet: Path | None = None
+    html: Path | None = None
+
+
+CURRENT: ContextVar[PlanRequest] = ContextVar("plan_request", default=PlanRequest())  # noqa: B039
+"""Set by the command line: between it and the planner lies Hydra, which takes no arguments for others."""
+
+
+def plan(
+    cells: Sequence[ComposedCell],
+    settings: SweepSettings,
+    composer: Composer,
+    machine: Machine,
+    with_paired_baselines: Callable[[SweepPlan], SweepPlan] = lambda plan: plan,
+    request: PlanRequest | None = None,
+) -> list[dict[str, Any]]:
+    """Print every cell with its state and prediction, and return one row per cell (see `overview`).
+
+    Args:
+        cells: see `overview`.
+        settings: see `overview`.
+        composer: see `overview`.
+        machine: see `overview`; not used where `request` names hardware.
+        with_paired_baselines: see `overview`.
+        request: what to predict and to write.
+
+    Raises:
+        BadValueError: a device or a column is unknown.
+    """
+    request = request or PlanRequest(predict=False)
+    for name in request.hardware:
+        hardware_named(name)  # refused before anything is traced
+    console = open_console()
+    rows = []
+    for hardware in request.hardware or (None,):
+        node = machine_with(hardware) if hardware else machine
+        found = overview(cells, settings, composer, node, with_paired_baselines)
+        title = f"Plan of sweep {found.store.name}"
+        if hardware:
+            found = replace(found, rows=[row | {"hardware": hardware} for row in found.rows])
+            title += f" on {node.described_by}"
+        if request.predict:
+            found = replace(found, rows=_predicted(found, settings, hardware, machine, console))
+        show_plan(found.rows, title, request.columns, console)
+        if request.predict:
+            _show_sums(found.rows, node, console)
+        if not hardware:
+            again = f"`vitsweep retry {found.store.name}` runs them again"
+            print_notices(found.state, found.plan, found.store, again, console)
+        if found.detectable_effect:
+            console.print(found.detectable_effect, highlight=False)
+        rows += found.rows
+    _write(rows, request, settings.name, console)
+    return rows
+
+
+def _predicted(
+    found: "PlanOverview",
+    settings: SweepSettings,
+    hardware: str | None,
+    machine: Machine,
+    console: Console,
+) -> list[dict[str, Any]]:
+    """Return the rows with their predictions, and without what the settings leave out because of them."""
+    plan, missing = found.plan, found.state.missing_blocks
+    here = machine.described_by == HERE and not hardware
+    residuals = earlier_errors(found.store, device_name(machine.device) if here else None)
+    specs = {entry.cell_id: entry.spec for entry in plan.runnable}
+    with tracing(console) as progress:
+        predictions = predict_cells(
+            specs, hardware, residuals, progress, gib_per_device=machine.gib_per_device
+        )
+    kept = without_left_out(plan, settings, predictions, missing)
+    runs = runs_per_cell(kept, missing, settings.cells_per_block)
+    return with_predictions(found.rows, plan, kept, predictions, runs)
+
+
+def _show_sums(rows: list[dict[str, Any]], node: Machine, console: Console) -> None:
+    device = "one rank" if node.described_by == HERE else node.described_by
+    for line in sums(rows, device):
+        console.print(line, highlight=False, markup=False)
+
+
+def _write(rows: list[dict[str, Any]], request: PlanRequest, name: str, console: Console) -> None:
+    table = as_columns(rows)
+    if request.parquet:
+        table.to_parquet(request.parquet, index=False)
+        console.print(f"All columns: {request.parquet}", highlight=False)
+    if request.html:
+        request.html.write_text(plan_page(name, table), encoding="utf-8")
+        console.print(f"Page: {request.html}", highlight=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOverview:
+    """What a sweep would run and could show.
+
+    Attributes:
+        rows: one per cell, see `plan_rows`.
+        plan: the cells with their baselines.
+        state: what is measured already.
+        store: of the sweep; its folder need not exist.
+        detectable_effect: a sentence on how small a difference the sweep could show, or ""; of a race,
+            how it would proceed.
+    """
+
+    rows: list[dict[str, Any]]
+    plan: SweepPlan
+    state: ResumeState
+    store: Store
+    detectable_effect: str
+
+
+def overview(
+    cells: Sequence[ComposedCell],
+    settings: SweepSettings,
+    composer: Composer,
+    machine: Machine,
+    with_paired_baselines: Callable[[SweepPlan], SweepPlan] = lambda plan: plan,
+) -> PlanOverview:
+    """Check all cells and look up what is measured; nothing is written or trained.
+
+    Args:
+        cells: of the command.
+        settings: of the sweep.
+        composer: composes the baselines.
+        machine: node for which every `auto` is resolved.
+        with_paired_baselines: leaves out the baselines that the launcher cannot run in the blocks of
+            their cells.
+    """
+    sweep_plan = with_paired_baselines(plan_of(cells, machine, composer))
+    store = store_of(settings)
+    runs = list(store.runs()) if store.cells.is_dir() else []
+    state = resume_state(sweep_plan, runs, settings, code_state())
+    rows = plan_rows(sweep_plan, state, settings.cells_per_block)
+    baselines = (store.baselines() if runs else {}) | sweep_plan.baselines
+    noise = noise_of(runs, baselines)
+    if not noise.num_ratios and sweep_plan.runnable and machine.described_by == HERE:
+        noise = noise_of_other_sweep(store, device_name(machine.device))
+    if settings.search == "race":
+        outlook = describe_race(RaceRounds(sweep_plan, settings, store, code_state(), runs))
+    else:
+        outlook = describe_detectable_effect(sweep_plan, noise) or ""
+    return PlanOverview(
+        rows=rows, plan=sweep_plan, state=state, store=store, detectable_effect=outlook
+    )
+
+
+def plan_rows(plan: SweepPlan, state: ResumeState, cells_per_block: int) -> list[dict[str, Any]]:
+    """Return one row per cell: id, label, settings, state, runs it lacks, reasons why it is not run."""
+    settings, labels = cell_settings(plan), cell_labels(plan)
+    runs = runs_per_cell(plan, state.missing_blocks, cells_per_block)
+    return [
+        {
+            "cell_id": entry.cell_id,
+            "cell": labels[entry.cell_id],
+            "settings": settings[entry.cell_id],
+            "state": str(state.cell_state(entry)),
+            "runs": runs[entry.cell_id],
+            "is_baseline": entry.is_added_baseline,
+            "reasons": state.reasons(entry),
+        }
+        for entry in plan.entries.values()
+    ]

@@ -1,0 +1,223 @@
+"""Sweep: a sweep folder in Python, with its tables, charts and jobs."""
+
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitsweep.errors import VitsweepError
+from vitsweep.results.store import Store, find_sweep
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from vitsweep.tables.load import Sweep as SweepTables
+
+
+SPEEDUP = (
+    "images_per_second", "speedup", "speedup_low", "speedup_high", "claim", "num_pairs", "status",
+)  # fmt: skip
+"""Columns of `Sweep.speedups`, after those that tell the cells apart."""
+
+
+class Sweep:
+    """A sweep folder. Tables are read anew at each access, so that they show what was measured since.
+
+    Args:
+        folder: of the sweep; it holds `cells/`.
+        command_cells: ids of the cells that a call of `vitsweep.sweep` named; empty for all.
+
+    Raises:
+        VitsweepError: there is no sweep in the folder.
+    """
+
+    def __init__(self, folder: str | Path | Store, command_cells: tuple[str, ...] = ()) -> None:
+        if not isinstance(folder, Store) and not (Path(folder) / "cells").is_dir():
+            raise VitsweepError(
+                f"`{folder}` holds no sweep: name a folder with `cells/`, such as `results/default`."
+            )
+        self._store = folder if isinstance(folder, Store) else Store(Path(folder))
+        self.command_cells = command_cells
+
+    @property
+    def folder(self) -> Path:
+        """The sweep's folder; all that was measured is in it."""
+        return self._store.root
+
+    @property
+    def name(self) -> str:
+        """Name of the sweep."""
+        return self._store.name
+
+    @property
+    def cells(self) -> "DataFrame":
+        """One row per cell over its runs, measured or not; `results/metrics.py` defines the columns."""
+        return self._tables.cells
+
+    @property
+    def runs(self) -> "DataFrame":
+        """One row per run, of each cell's newest code."""
+        return self._tables.runs
+
+    def speedups(self) -> "DataFrame":
+        """Return the cells with the largest speedup first.
+
+        Returns:
+            `cell` (what tells it apart), the settings that vary, throughput in images/s, the speedup
+            over the baseline with its 95 % interval, the claim adjusted over all cells of the
+            question, the number of paired blocks, and the status.
+        """
+        from vitsweep.tables.names import cell_names, varying
+        from vitsweep.tables.show import ranked
+
+        cells = self.cells
+        columns = [*varying(cells), *SPEEDUP]
+        ordered = ranked(cells.assign(cell=cell_names(cells)))
+        return ordered.reindex(columns=["cell", *columns]).reset_index(drop=True)
+
+    def race(self) -> "DataFrame":
+        """Return how a race went: when and why each cell was dropped; empty where there was no race."""
+        from pandas import DataFrame
+
+        from vitsweep.results.race_file import read_race
+        from vitsweep.tables.race import race_table
+
+        found = read_race(self.folder)
+        return race_table(found) if found else DataFrame()
+
+    def report(self) -> "Report":
+        """Write tables, charts and one HTML page into `folder/report`; a notebook shows the page.
+
+        Raises:
+            VitsweepError: the sweep has no cells.
+        """
+        from vitsweep.report.html import write_report
+        from vitsweep.report.views import collect
+
+        collect(self._store)
+        return Report(write_report(self._store))
+
+    def status(self) -> "DataFrame":
+        """Return one row per cell: `cell_id`, `status` and `reason`.
+
+        The status of a cell whose runs are still to come is `waiting` or `running`, from any
+        process that sees the folder.
+        """
+        from pandas import DataFrame
+
+        from vitsweep.launchers.slurm.state.poll import poll
+        from vitsweep.launchers.slurm.state.status import outcomes_of
+
+        found = outcomes_of(self._store, poll(self._store))
+        rows = [(cell_id, str(o.status), o.reason) for cell_id, o in found.items()]
+        return DataFrame(rows, columns=["cell_id", "status", "reason"])
+
+    def wait(self, minutes: float | None = None) -> "Sweep":
+        """Wait until no job of the sweep is waiting or running on the cluster; return the sweep.
+
+        Args:
+            minutes: give up after so long; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: jobs are still live after `minutes`.
+        """
+        from vitsweep.launchers.slurm.state.status import wait_for_jobs
+        from vitsweep.report.views import collect
+
+        if not wait_for_jobs(self._store, None if minutes is None else 60 * minutes):
+            raise TimeoutError(
+                f"Jobs of sweep {self.name} are still live after {minutes:g} min; they continue, and "
+                "`wait()` can be called again."
+            )
+        collect(self._store)
+        return self
+
+    def cancel(self) -> None:
+        """End the live jobs of the sweep; what was measured is kept.
+
+        Raises:
+            VitsweepError: Slurm does not answer, refuses, or jobs are still live after a minute.
+        """
+        from vitsweep.console import open_console
+        from vitsweep.launchers.slurm.state.status import cancel
+
+        cancel(self._store, open_console())
+
+    def __repr__(self) -> str:
+        counts = (
+            ", ".join(f"{number} {status}" for status, number in self._counts().items())
+            or "no cells"
+        )
+        return f"<vitsweep.Sweep {self.name!r} in {self.folder}: {counts}>"
+
+    def _repr_html_(self) -> str:
+        """Show the answer, the table and the speedup chart in a notebook."""
+        from vitsweep.report.answer import answers
+        from vitsweep.results.race_file import read_race
+        from vitsweep.tables.race import race_answer, race_lines
+        from vitsweep.tables.show import presented
+
+        cells = self.cells
+        if cells.empty:
+            return f"<p>{escape(repr(self))}</p>"
+        race = read_race(self.folder)
+        said = [race_answer(race), *race_lines(race)] if race else answers(cells)
+        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in said)
+        table = presented(cells).to_html(index=False)
+        return f"<h4>Sweep {escape(self.name)}</h4>{sentences}{table}{self._chart()}"
+
+    def _chart(self) -> str:
+        from vitsweep.charts import speedup, style
+        from vitsweep.report import chart_data
+
+        table = chart_data.speedups(self._tables)
+        return style.to_svg(style.settled(speedup.draw(table))) if len(table) else ""
+
+    def _counts(self) -> dict[str, int]:
+        status = self.cells.get("status")
+        if status is None:
+            return {}
+        found = status.fillna("not run").astype(str).str.replace("_", " ").value_counts()
+        return {str(name): int(number) for name, number in found.items()}
+
+    @property
+    def _tables(self) -> "SweepTables":
+        from vitsweep.tables.load import sweep_of
+
+        return sweep_of(self._store)
+
+
+class Report:
+    """A written report.
+
+    Attributes:
+        path: of its `index.html`, one self-contained page.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"<vitsweep.Report {self.path}>"
+
+    def _repr_html_(self) -> str:
+        """Show the page in a notebook; it brings all that it needs with it."""
+        page = escape(self.path.read_text(encoding="utf-8"), quote=True)
+        return f'<iframe srcdoc="{page}" style="width:100%;height:70vh;border:0"></iframe>'
+
+
+def load(sweep: str | Path | None = None) -> Sweep:
+    """Open a sweep that exists.
+
+    Args:
+        sweep: its folder, or its name below `results/`; None for the sweep of the latest command.
+
+    Raises:
+        VitsweepError: there is no such sweep; the text lists those that there are.
+    """
+    return Sweep(find_sweep(None if sweep is None else str(sweep)))

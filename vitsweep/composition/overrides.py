@@ -1,0 +1,214 @@
+"""Between text and overrides: texts are parsed with Hydra's grammar, values are written as texts."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException
+
+from vitsweep.composition import hydra
+from vitsweep.composition.conf_dir import named_sweeps
+from vitsweep.composition.suggestions import unknown_choice
+from vitsweep.errors import BadValueError
+
+_NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_][\w./-]*")
+_READ_AS_OTHER_THAN_TEXT = ("null", "true", "false", "inf", "nan")
+
+
+def parse_overrides(texts: Iterable[str], loader: ConfigLoader | None = None) -> list[Override]:
+    """Parse overrides with Hydra's grammar, each text once per process.
+
+    Args:
+        texts: as typed.
+        loader: lists the choices of a group where `glob(...)` asks for them; without one the values
+            of such an override cannot be enumerated.
+
+    Raises:
+        BadValueError: a text is no override.
+    """
+    return [_parsed(text, loader) for text in texts]
+
+
+@lru_cache(maxsize=100_000)
+def _parsed(text: str, loader: ConfigLoader | None) -> Override:
+    try:
+        return hydra.parse(text, loader)
+    except HydraException as error:
+        raise BadValueError(_unreadable(text, error)) from error
+
+
+def _unreadable(text: str, error: HydraException) -> str:
+    """Say what Hydra's grammar does not read in an override, and how to quote it."""
+    key, equals, value = text.partition("=")
+    if not equals and not text.startswith("~"):
+        return f"`{text}` is no override: type `key=value`, such as `precision=O1`."
+    if value[:1] in ("[", "{"):
+        return (
+            f"`{text}` cannot be read: brackets must close, and a text in a list or section that holds "
+            f"more than letters, digits and `.-_/` stands in quotes, such as `{key}=['a=b']`."
+        )
+    if ",," in text or text.endswith(","):
+        return f"`{text}` cannot be read: a value is missing beside a comma."
+    return (
+        f"`{text}` cannot be read: a text that holds more than letters, digits and `.-_/` stands in "
+        f'quotes, and in others for the shell: `"{value_override(key, value)}"`.'
+    )
+
+
+def value_override(key: str, value: Any) -> str:
+    """Return the override that sets `key` to `value`: one value, never read as a sweep.
+
+    Raises:
+        BadValueError: no setting can have such a value.
+    """
+    return f"{key}={hydra.value_text(_quoted(plain_value(key, value)))}"
+
+
+def sweep_override(key: str, values: list[Any]) -> str:
+    """Return the override that sweeps `key` over `values`.
+
+    Raises:
+        BadValueError: no setting can have such a value.
+    """
+    plain = (_quoted(plain_value(key, value)) for value in values)
+    return f"{key}=" + ",".join(map(hydra.value_text, plain))
+
+
+def plain_value(key: str, value: Any) -> Any:
+    """Return a value of Python's as Hydra's grammar has them: None, bool, number, text, list or dict.
+
+    Numbers and arrays of numpy, pandas and torch, ranges and other iterables, and paths are converted.
+
+    Args:
+        key: of the setting, for the error.
+        value: that a setting should have.
+
+    Raises:
+        BadValueError: it is none of these.
+    """
+    if hasattr(value, "tolist"):  # of numpy, pandas, torch: the number or list in Python's types
+        value = value.tolist()
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {name: plain_value(key, part) for name, part in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
+        return [plain_value(key, part) for part in value]
+    raise BadValueError(
+        f"`{key}={value!r:.80}`: what is of type {type(value).__name__} is no value of a setting: give a "
+        "number, a text, a path, True, False or None, or a list of these."
+    )
+
+
+def _quoted(value: Any) -> Any:
+    """Quote the texts that Hydra's grammar would read as something else than a text."""
+    if isinstance(value, dict):
+        return {key: _quoted(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_quoted(part) for part in value]
+    if not isinstance(value, str):
+        return value
+    if _NEEDS_NO_QUOTES.fullmatch(value) and value.lower() not in _READ_AS_OTHER_THAN_TEXT:
+        return value
+    return QuotedString(value, Quote.single)
+
+
+# Overrides that nothing would read are refused, from the command line and from Python.
+
+
+FOLDERS = ("hydra.run", "hydra.sweep", "hydra.output_subdir", "hydra.job.chdir")
+"""Settings of Hydra's output folders: vitsweep has none of them."""
+UNREAD = ("hydra.job", "hydra.runtime")
+"""What Hydra fills in about a job, or would do to its process: cells run in processes of their own."""
+OF_HYDRAS_OWN_OUTPUT = (
+    "hydra.verbose", "hydra.help", "hydra/help", "hydra.hydra_help", "hydra/hydra_help",
+    "hydra.job_logging", "hydra/job_logging", "hydra.hydra_logging", "hydra/hydra_logging",
+    "hydra.output", "hydra/output", "hydra.callbacks", "hydra/callbacks", "hydra.mode",
+)  # fmt: skip
+"""Settings of Hydra's logs, help and callbacks: vitsweep prints its own."""
+LOCAL_SETTINGS = ("parallel", "objective")
+"""What `hydra.launcher` has where no launcher is chosen."""
+ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")
+STOCK_LAUNCHERS = ("hydra/launcher=basic", "hydra/launcher=joblib", "hydra/launcher=submitit")
+"""Hydra's own launchers do set the variables of `ENVIRONMENT` for their jobs."""
+
+
+def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
+    """Refuse settings that nothing reads, and a named sweep that does not exist or is typed as a value.
+
+    Raises:
+        BadValueError: there is one; the text says what to type instead.
+    """
+    has_stock = any(o.startswith(STOCK_LAUNCHERS) for o in overrides)
+    for override in overrides:
+        key, _, name = override.lstrip("+").partition("=")
+        if key == "sweep" and not (override.startswith("+") and name.isidentifier()):
+            raise BadValueError(
+                f"`{override}`: `sweep` is a section of settings; a named sweep is `+sweep=NAME`, "
+                "and `python -m vitsweep --help` lists them."
+            )
+        if key == "sweep" and has_own_conf and name not in (names := named_sweeps()):
+            raise unknown_choice("+sweep", name, names)
+        if _is_below(key.lstrip("~"), FOLDERS):
+            raise BadValueError(
+                f"`{override}` would change nothing: results go to the folder "
+                "`sweep.folder`/`sweep.name`; set those instead."
+            )
+        if _is_below(key.lstrip("~"), OF_HYDRAS_OWN_OUTPUT):
+            raise BadValueError(
+                f"`{override}` would change nothing: vitsweep prints its own progress and help, and "
+                "calls no callbacks. Leave it out."
+            )
+        _refuse_settings_of_what_is_not_chosen(override, key, overrides)
+        if key == "hydra.searchpath":
+            _require_folders(override, name)
+        if _is_below(key.lstrip("~"), UNREAD) and not (has_stock and _is_below(key, ENVIRONMENT)):
+            raise BadValueError(
+                f"`{override}` would change nothing: cells run in processes of their own, and no setting "
+                "of Hydra's job reaches them. Leave it out; variables of the environment stand in "
+                "front of the command (`NAME=value python -m vitsweep ...`)."
+            )
+
+
+def _refuse_settings_of_what_is_not_chosen(
+    override: str, key: str, overrides: Sequence[str]
+) -> None:
+    """Refuse a setting of a launcher or sweeper that the command does not choose."""
+    part, _, setting = key.lstrip("~").removeprefix("hydra.").partition(".")
+    if not (key.startswith("hydra.") and setting and part in ("launcher", "sweeper")):
+        return
+    if any(text.lstrip("+").startswith(f"hydra/{part}") for text in overrides):
+        return
+    if part == "launcher" and setting not in LOCAL_SETTINGS:
+        raise BadValueError(
+            f"`{override}`: the launcher of this machine has no such setting, only "
+            f"{' and '.join(f'`hydra.launcher.{name}`' for name in LOCAL_SETTINGS)}. Those of a cluster "
+            "need `hydra/launcher=slurm` beside them."
+        )
+    if part == "sweeper" and setting != "plan_only":
+        raise BadValueError(
+            f"`{override}` is a setting of an optimizing sweeper: add `hydra/sweeper=optuna`, or leave "
+            "it out."
+        )
+
+
+def _require_folders(override: str, value: str) -> None:
+    """Refuse a search path with a folder that does not exist."""
+    for path in value.strip("[]").split(","):
+        folder = path.strip().strip("'\"").removeprefix("file://")
+        if folder and not folder.startswith("pkg:") and not Path(folder).is_dir():
+            raise BadValueError(
+                f"`{override}`: `{folder}` is no folder: name one that exists, such as "
+                "`'hydra.searchpath=[file:///home/me/my_conf]'`, or use `--config-dir`."
+            )
+
+
+def _is_below(key: str, sections: Sequence[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)

@@ -1,0 +1,297 @@
+"""Slurm's commands, run with a time limit; one that is missing or does not answer is no error."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from vitsweep.errors import VitsweepError
+from vitsweep.launchers.slurm.submit.settings import SlurmSettings
+from vitsweep.rates.profile import most_usable_bytes
+from vitsweep.spec.resources import Machine
+
+TIMEOUT_SECONDS = 20
+LIVE_STATES = frozenset(
+    "PENDING RUNNING SUSPENDED COMPLETING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED RESIZING "
+    "SIGNALING STAGE_OUT STOPPED SPECIAL_EXIT RESV_DEL_HOLD".split()
+)
+"""States in which a job may still run; every other state is final."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmJob:
+    """What Slurm says about one job of an array.
+
+    Attributes:
+        state: as Slurm names it, such as `RUNNING`.
+        reason: why it waits, or how it ended.
+        exit_code: of the batch script, where known.
+        restarts: how often Slurm has requeued it; a requeued job has one more than it started with.
+        script: path of its batch script, "" where unknown; ids are reused after a crash, scripts not.
+    """
+
+    state: str
+    reason: str = ""
+    exit_code: int | None = None
+    restarts: int = 0
+    script: str = ""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may still run."""
+        return self.state in LIVE_STATES
+
+
+def _run(*command: str) -> "subprocess.CompletedProcess[str] | None":
+    environ = os.environ | {"SLURM_BITSTR_LEN": "0"}  # ranges of array indices in full
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT_SECONDS,
+            env=environ,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def slurm_output(*command: str) -> str | None:
+    """Return what a command prints, or None where it is missing, fails or does not answer."""
+    done = _run(*command)
+    return done.stdout if done is not None and done.returncode == 0 else None
+
+
+def controller_settings() -> dict[str, str]:
+    """Return slurm.conf as the controller has read it; {} where it does not answer."""
+    lines = (slurm_output("scontrol", "show", "config") or "").splitlines()
+    pairs = (line.partition("=") for line in lines)
+    return {key.strip(): value.strip() for key, separator, value in pairs if separator}
+
+
+def require_slurm() -> None:
+    """Stop where nothing can be submitted.
+
+    Raises:
+        VitsweepError: there is no `sbatch`.
+    """
+    if not shutil.which("sbatch"):
+        raise VitsweepError(
+            "`hydra/launcher=slurm` needs Slurm's client commands and there is no `sbatch` here: "
+            "type the command on a login node, or use `hydra/launcher=local`."
+        )
+
+
+def squeue(array_ids: set[str]) -> dict[str, SlurmJob] | None:
+    """Return `<array>_<index>` -> job as the controller knows it; None where it does not answer.
+
+    Jobs are asked for by id, so that they are found whoever asks.
+    """
+    if not array_ids:
+        return {}
+    ids = ",".join(sorted(array_ids))
+    done = _run("squeue", "-j", ids, "-h", "-r", "-t", "all", "-O", _SQUEUE_FIELDS)
+    if done is None or (done.returncode and "Invalid job id" not in done.stderr):
+        return None
+    jobs = {}
+    for line in done.stdout.splitlines():
+        array, index, state, reason, code, restarts, script = map(str.strip, line.split("|", 6))
+        if array in array_ids:
+            jobs[f"{array}_{index}"] = SlurmJob(
+                state=state,
+                reason=reason,
+                exit_code=_exit_code(code, state),
+                restarts=int(restarts),
+                script=script,
+            )
+    return jobs
+
+
+_SQUEUE_FIELDS = (
+    "ArrayJobID: |,ArrayTaskID: |,State: |,Reason: |,exit_code: |,RestartCnt: |,Command: "
+)
+
+
+def submitted_scripts(users: Collection[int]) -> dict[str, str] | None:
+    """Return path of the batch script -> array id of some users' jobs; None without an answer."""
+    of_users = f"--user={','.join(map(str, users))}"
+    shown = slurm_output("squeue", of_users, "-h", "-t", "all", "-O", "ArrayJobID: |,Command: ")
+    if shown is None:
+        return None
+    lines = (line.partition("|") for line in shown.splitlines())
+    return {script.strip(): array.strip() for array, _, script in lines}
+
+
+def _exit_code(wait_status: str, state: str) -> int | None:
+    """Read what squeue shows, which is a status as the system call `wait` returns it."""
+    if state in LIVE_STATES or not wait_status.isdigit():
+        return None
+    return int(wait_status) >> 8
+
+
+def sacct(array_ids: set[str]) -> dict[str, SlurmJob]:
+    """Return `<array>_<index>` -> job as the accounting knows it; {} where there is none.
+
+    Jobs that never started share a line, such as `18_[2-4%1]`.
+    """
+    if not array_ids:
+        return {}
+    ids = ",".join(sorted(array_ids))
+    shown = slurm_output("sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", ids)
+    jobs = {}
+    for line in (shown or "").splitlines():
+        job_ids, state, code = [*line.split("|"), "", ""][:3]
+        words = state.split(" ", 1)
+        job = SlurmJob(
+            state=words[0], reason=" ".join(words[1:]), exit_code=int(code.split(":")[0] or 0)
+        )
+        jobs.update(dict.fromkeys(expand_job_ids(job_ids), job))
+    return jobs
+
+
+def expand_job_ids(text: str) -> list[str]:
+    """Return the ids that Slurm means: `18_[2-4,7%1]` is 18_2, 18_3, 18_4 and 18_7."""
+    array, bracket, rest = text.partition("_[")
+    if not bracket:
+        return [text]
+    ids = []
+    for part in rest.rstrip("]").partition("%")[0].split(","):
+        bounds, _, step = part.partition(":")
+        first, _, last = bounds.partition("-")
+        ids += [f"{array}_{i}" for i in range(int(first), int(last or first) + 1, int(step or 1))]
+    return ids
+
+
+def release(job_id: str) -> None:
+    """Let a held job start again, where Slurm allows it."""
+    slurm_output("scontrol", "release", job_id)
+
+
+def scancel(job_ids: list[str]) -> str:
+    """Cancel arrays or single jobs of arrays; return Slurm's error messages.
+
+    Raises:
+        VitsweepError: there is no `scancel` here, or it does not answer.
+    """
+    errors = []
+    for start in range(0, len(job_ids), 500):  # command lines have a limit
+        done = _run("scancel", *job_ids[start : start + 500])
+        if done is None:
+            raise VitsweepError(
+                f"`scancel` is missing on this machine or does not answer within {TIMEOUT_SECONDS} s: "
+                "it may have cancelled nothing, or part of the jobs. Type the same command again, on a "
+                "login node of the cluster."
+            )
+        errors.append(done.stderr.strip())
+    return "\n".join(filter(None, errors))
+
+
+# CPUs and GPUs of the cluster's nodes, as Slurm knows them; a login node may differ.
+
+
+DEFAULT_MAX_ARRAY_SIZE = 1001
+"""Slurm's own default, used where the controller does not say."""
+
+Kind = tuple[int, int]
+"""CPUs and GPUs of a node."""
+
+
+def machine_of(settings: SlurmSettings) -> Machine:
+    """Return the machine on which cells are planned: one node of the partition.
+
+    Raises:
+        VitsweepError: Slurm does not answer, or the partition has several kinds of nodes and the
+            profile does not say which is meant.
+    """
+    site = settings.site
+    described = site.cores_per_node, site.gpus_per_node
+    cores, gpus = described if "auto" not in described else _only_kind(settings)
+    cores = cores if site.cores_per_node == "auto" else site.cores_per_node
+    gpus = gpus if site.gpus_per_node == "auto" else site.gpus_per_node
+    device: Literal["cpu", "cuda"] = "cuda" if gpus else "cpu"
+    if site.device != "auto":
+        device = site.device
+    return Machine(
+        device=device,
+        cores_per_node=int(cores),
+        devices_per_node=int(gpus) if device == "cuda" else 0,
+        described_by=f"partition {settings.partition or '(default)'}",
+        gib_per_device=_gib_per_gpu(settings) if device == "cuda" else None,
+    )
+
+
+def _gib_per_gpu(settings: SlurmSettings) -> float | None:
+    """Return the memory of the largest GPU that a job may get; None where one of them is unknown.
+
+    The type is what `hydra.launcher.gpu_type` or `gres` names, else those of the partition's nodes.
+    """
+    if settings.gpu_type:
+        types = {settings.gpu_type}
+    elif settings.gres:
+        types = gpu_types_in(settings.gres)
+    else:
+        where = ("-p", settings.partition) if settings.partition else ()
+        shown = slurm_output("sinfo", "-h", *where, "-o", "%G") or ""
+        types = set().union(*(gpu_types_in(line) for line in shown.splitlines()))
+    sizes = [most_usable_bytes(each) for each in types]
+    known = [size for size in sizes if size is not None]
+    return max(known) / 2**30 if known and len(known) == len(sizes) else None
+
+
+def _only_kind(settings: SlurmSettings) -> Kind:
+    where = ("-p", settings.partition) if settings.partition else ()
+    shown = slurm_output("sinfo", "-h", *where, "-o", "%c|%G|%f|%P")
+    if shown is None:
+        raise VitsweepError(
+            "`sinfo` does not answer, so the nodes are unknown: check `sinfo` by hand, or describe "
+            "them with `hydra.launcher.site.cores_per_node` and `hydra.launcher.site.gpus_per_node`."
+        )
+    lines = [line.split("|") for line in shown.splitlines()]
+    if not where:
+        lines = [line for line in lines if line[3].endswith("*")]  # the default partition
+    kinds = _kinds(lines, settings.constraint)
+    if len(kinds) == 1:
+        return kinds.pop()
+    if not kinds:
+        raise VitsweepError(
+            f"No node is in `hydra.launcher.partition={settings.partition}` with "
+            f"`hydra.launcher.constraint={settings.constraint}`; `sinfo -s` lists the partitions."
+        )
+    found = "; ".join(f"{cores} CPUs and {gpus} GPUs" for cores, gpus in sorted(kinds))
+    raise VitsweepError(
+        f"The partition `{settings.partition or '(default)'}` has nodes of these kinds: {found}. Say "
+        "which is meant with `hydra.launcher.partition`, `hydra.launcher.constraint`, or "
+        "`hydra.launcher.site.cores_per_node` and `hydra.launcher.site.gpus_per_node`."
+    )
+
+
+def _kinds(lines: Iterable[list[str]], constraint: str | None) -> set[Kind]:
+    """Keep nodes with the feature `constraint`; expressions such as `a&b` are left to Slurm."""
+    plain = constraint is not None and re.fullmatch(r"[\w.-]+", constraint)
+    return {
+        (int(cpus.rstrip("+")), gpus_in(gres))
+        for cpus, gres, features, _ in lines
+        if not plain or constraint in features.split(",")
+    }
+
+
+def gpus_in(gres: str) -> int:
+    """Count the GPUs of a generic-resource text such as `gpu:h100:8(S:0-1),nvme:1`."""
+    counts = re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", gres)
+    return sum(map(int, counts))
+
+
+def gpu_types_in(gres: str) -> set[str]:
+    """Return the types of GPUs that such a text names; "" stands for GPUs without a type."""
+    return set(re.findall(r"(?:^|,)gpu(?::([^:,(]*[^:,(\d][^:,(]*))?(?=[:,(]|$)", gres))
+
+
+def max_array_size(settings: SlurmSettings) -> int:
+    """Return how many jobs an array may have; Slurm's limit is one more than the highest index."""
+    if settings.site.max_array_size != "auto":
+        return settings.site.max_array_size
+    return int(controller_settings().get("MaxArraySize", DEFAULT_MAX_ARRAY_SIZE))

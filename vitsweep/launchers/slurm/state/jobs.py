@@ -1,0 +1,302 @@
+"""Files of the job arrays of a sweep: what each job has to run, and the events it writes.
+
+```
+jobs/<array>/array.json       what is requested from Slurm, written before the request
+jobs/<array>/slurm_id         the array's id in Slurm
+jobs/<array>/tasks.jsonl      one line per job of the array: its blocks
+jobs/<array>/key              secret with which agents of a job authenticate
+jobs/<array>/<index>.jsonl    events of a job: start, runs, heartbeats, signals, end
+jobs/<array>/*_log.out        output of its processes
+```
+Only the job's first node writes its events, so the file stays whole on file systems where appends of
+several nodes mix.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from vitsweep.errors import VitsweepError
+from vitsweep.execution.run_request import run_id_of
+from vitsweep.files import parsed_lines, read_lines
+from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
+from vitsweep.results.store import Store
+
+# Events that a job writes about itself: its starts, runs, heartbeats, signals and end.
+
+
+MAX_KILLS = 3
+"""A cell is given up by a job after so many attempts that something from outside stopped for good."""
+
+CAUSE_TIME_LIMIT = "time limit"
+CAUSE_PREEMPTED = "preempted"
+CAUSE_REQUEUED = "requeued"
+CAUSE_CANCELLED = "cancelled"
+CAUSE_DONE = "done"
+"""Causes of a `job_end` event that others act on."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that a job has to do, in one attempt or several.
+
+    Attributes:
+        block: name of its block.
+        position: place in the block, from 0.
+        cell_id: its cell.
+        name: run id of the first attempt.
+    """
+
+    block: str
+    position: int
+    cell_id: str
+    name: str
+
+    def run_id(self, attempt: int) -> str:
+        """Return the run id of an attempt, counted from 1."""
+        return run_id_of(self.name, attempt)
+
+
+@dataclass(frozen=True)
+class JobEvents:
+    """All events of one job, oldest first.
+
+    Kinds: `job_start`, `warm_up_start`, `warm_up_end`, `run_start`, `run_end`, `heartbeat`, `signal`,
+    `job_end`, written by the job; `taken_over`, written by a job that was taken for dead and starts
+    again; `reconciled`, written by whoever recorded the runs that a dead job did not finish.
+    """
+
+    events: list[dict[str, Any]]
+
+    def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return the events of some kinds."""
+        return [event for event in self.events if event["event"] in kinds]
+
+    def _last_of_kind(self, *kinds: str) -> dict[str, Any] | None:
+        return next(iter(self.of_kind(*kinds)[::-1]), None)
+
+    @property
+    def last_start(self) -> dict[str, Any] | None:
+        """The latest start of the job, or None before the first."""
+        return self._last_of_kind("job_start")
+
+    @property
+    def end(self) -> dict[str, Any] | None:
+        """The end that the job wrote since its latest start; None while it runs or waits."""
+        last = self._last_of_kind("job_start", "job_end")
+        return last if last and last["event"] == "job_end" else None
+
+    @property
+    def last_time(self) -> float:
+        """When the job wrote its latest event, in seconds since 1970; 0 before the first."""
+        return max(
+            (e.get("time", 0.0) for e in self.events if e["event"] != "reconciled"), default=0
+        )
+
+    @property
+    def reconciled(self) -> bool:
+        """Whether the runs that the job did not finish are recorded already."""
+        last = self._last_of_kind("job_start", "reconciled")
+        return last is not None and last["event"] == "reconciled"
+
+    @property
+    def reconciled_at(self) -> float:
+        """When these runs were first recorded since the latest start, in seconds since 1970; inf before."""
+        times: list[float] = []
+        for event in self.of_kind("job_start", "reconciled"):
+            times = [] if event["event"] == "job_start" else [*times, event["time"]]
+        return min(times, default=inf)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing will run any more, unless Slurm starts the job again."""
+        return self.reconciled or (self.end is not None and not self.end.get("requeued"))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has done all its work."""
+        return self.end is not None and self.end["cause"] == CAUSE_DONE
+
+    @property
+    def restart(self) -> int:
+        """Number of the latest start of the job: 0 for the first, -1 before it."""
+        return -1 if self.last_start is None else int(self.last_start["restart"])
+
+    @property
+    def in_flight(self) -> dict[str, Any] | None:
+        """The `run_start` of the run that has not ended, or None."""
+        last = self._last_of_kind("run_start", "run_end")
+        return last if last and last["event"] == "run_start" else None
+
+    @property
+    def ended_in_warm_up(self) -> bool:
+        """Whether a start of the job ended while its nodes were warmed up."""
+        return len(self.of_kind("warm_up_start")) > len(self.of_kind("warm_up_end"))
+
+    def num_attempts(self, run: Run) -> int:
+        """Return how often a run has started."""
+        return sum(event["run"] == run.name for event in self.of_kind("run_start"))
+
+    def num_saved_attempts(self, run: Run) -> int:
+        """Return how many attempts of a run have saved its training after more steps than before."""
+        ends = (event for event in self.of_kind("run_end") if event["run"] == run.name)
+        return len({event.get("saved_step") or 0 for event in ends} - {0})
+
+    def final_statuses(self) -> dict[str, str]:
+        """Return run -> status, of the runs that the job will not repeat."""
+        return {e["run"]: e["status"] for e in self.of_kind("run_end") if not e["will_repeat"]}
+
+    def cells_to_skip(self, runs: Iterable[Run], final_statuses: Mapping[str, str]) -> set[str]:
+        """Return the cells of which the job does no further run.
+
+        One that ended by itself without being measured would end the same way again. One that was
+        killed or preempted still has its other blocks, until that has happened `MAX_KILLS` times.
+        Other jobs have those that were submitted again while this job was taken for dead.
+
+        Args:
+            runs: of the job.
+            final_statuses: run name -> status, of the runs that have ended.
+        """
+        kills: Counter[str] = Counter()
+        found = {cell_id for event in self.of_kind("taken_over") for cell_id in event["cells"]}
+        for run in runs:
+            status = final_statuses.get(run.name, Status.measured)
+            if status in STOPPED_FROM_OUTSIDE:
+                kills[run.cell_id] += max(1, self.num_attempts(run))
+            if kills[run.cell_id] >= MAX_KILLS or status not in (
+                Status.measured,
+                *STOPPED_FROM_OUTSIDE,
+            ):
+                found.add(run.cell_id)
+        return found
+
+
+def read_new_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the events of complete lines since `offset` (in bytes), and the offset behind them.
+
+    A line that a crash or a full disk cut in half is left out.
+    """
+    with path.open("rb") as handle:
+        handle.seek(offset)
+        text = handle.read()
+    whole = text[: text.rfind(b"\n") + 1]
+    return parsed_lines(whole), offset + len(whole)
+
+
+@dataclass(frozen=True)
+class JobArray:
+    """One job array of a sweep.
+
+    Attributes:
+        folder: `jobs/<array>` in the sweep folder.
+    """
+
+    folder: Path
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What was requested from Slurm.
+
+        Raises:
+            VitsweepError: the file is damaged; it is named. `jobs` and `job` raise the same.
+        """
+        path = self.folder / "array.json"
+        return self._parsed(path, path.read_bytes())
+
+    @property
+    def slurm_id(self) -> str:
+        """Id of the array in Slurm; "" where the submitting command died before it was noted."""
+        path = self.folder / "slurm_id"
+        if path.exists():
+            return path.read_text(encoding="utf-8")
+        events = (event for path in self.folder.glob("*.jsonl") for event in read_lines(path))
+        return next((event["array_id"] for event in events if "array_id" in event), "")
+
+    def owns(self, script: str) -> bool:
+        """Whether a batch script is the one of this array; the folder may have been moved since."""
+        return Path(script).parent.name == self.folder.name
+
+    def jobs(self) -> Iterator["ArrayJob"]:
+        """Yield the jobs of the array, by index."""
+        path = self.folder / "tasks.jsonl"
+        for index, line in enumerate(path.read_bytes().splitlines()):
+            yield ArrayJob(self, index, self._parsed(path, line))
+
+    def job(self, index: int) -> "ArrayJob":
+        """Return one job of the array, without reading the work of the others."""
+        path = self.folder / "tasks.jsonl"
+        with path.open("rb") as lines:
+            line = next(islice(lines, index, None), b"")
+        return ArrayJob(self, index, self._parsed(path, line))
+
+    def _parsed(self, path: Path, text: bytes) -> dict[str, Any]:
+        try:
+            parsed: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise VitsweepError(
+                f"`{path}` is damaged ({error}): it is not known what this job array has to run. "
+                f"Restore the file from a backup. Or, once Slurm runs no job of array "
+                f"{self.slurm_id or '(id unknown)'} any more, remove the folder `{path.parent}`: what "
+                "was measured lies in `cells/` and is kept."
+            ) from error
+        return parsed
+
+
+@dataclass(frozen=True)
+class ArrayJob:
+    """One job (Slurm: array task) of a job array.
+
+    Attributes:
+        array: the array.
+        index: in the array, from 0.
+        task: its line of `tasks.jsonl`.
+    """
+
+    array: JobArray
+    index: int
+    task: dict[str, Any]
+
+    @property
+    def slurm_id(self) -> str:
+        """Its id as Slurm's tools show it, such as `123_4`."""
+        return f"{self.array.slurm_id}_{self.index}"
+
+    @property
+    def events_path(self) -> Path:
+        """File to which it writes its events."""
+        return self.array.folder / f"{self.index}.jsonl"
+
+    @property
+    def cells(self) -> dict[str, dict[str, Any]]:
+        """Cell id -> `measurement` and `code_hash` of the command that submitted it."""
+        cells: dict[str, dict[str, Any]] = self.task.get("cells", {})
+        return cells
+
+    def events(self) -> JobEvents:
+        """Return the events it has written by now."""
+        return JobEvents(read_lines(self.events_path))
+
+    def runs(self) -> list[Run]:
+        """Return the runs it has to do, in order."""
+        return [
+            Run(block["name"], position, run["cell_id"], run["run_id"])
+            for block in self.task["blocks"]
+            for position, run in enumerate(block["runs"])
+        ]
+
+
+def cells_submitted_since(store: Store, since: float) -> set[str]:
+    """Return the cells of the arrays that were submitted after a time, in seconds since 1970."""
+    later = (array for array in job_arrays(store) if array.facts["time"] > since)
+    return {run.cell_id for array in later for job in array.jobs() for run in job.runs()}
+
+
+def job_arrays(store: Store) -> list[JobArray]:
+    """Return the job arrays of a sweep, oldest first."""
+    return [JobArray(path.parent) for path in sorted(store.root.glob("jobs/*/array.json"))]

@@ -1,0 +1,332 @@
+"""What `vitsweep status` shows: jobs, the number of cells by status, and why cells have no result."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from vitsweep.errors import VitsweepError
+from vitsweep.launchers.slurm.commands import scancel
+from vitsweep.launchers.slurm.state.jobs import JobArray
+from vitsweep.launchers.slurm.state.poll import JobState, pending_runs, poll
+from vitsweep.launchers.slurm.state.reconcile import failure_of_job, reconcile, runs_to_record
+from vitsweep.launchers.unfinished_runs import KILLED, unfinished_runs
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.store import Store, sweep_argument
+from vitsweep.tables.formatting import count
+
+WAITING, RUNNING = "waiting", "running"
+MOST_LINES = 100
+"""Reasons that are shown."""
+MOST_DEAD_JOBS = 3
+"""Jobs that ended without recording all their runs, of which it is shown how they ended."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell.
+
+    Attributes:
+        status: of the record, or `waiting` or `running`.
+        reason: why it was not measured.
+        spec: the flattened spec, where a run or a refusal tells it.
+    """
+
+    status: str
+    reason: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+
+def page(
+    store: Store, job_states: Sequence[JobState], outcomes: Mapping[str, Outcome]
+) -> RenderableType:
+    """Return a table of the job arrays, the number of cells by status, and why cells have no result."""
+    counts = Counter(outcome.status.replace("_", " ") for outcome in outcomes.values())
+    cells = " · ".join(f"{name} {count}" for name, count in counts.most_common())
+    parts: list[RenderableType] = [_arrays_table(job_states)] if job_states else []
+    parts.append(Text(f"Cells of {store.name}: {cells}"))
+    if any(state.state == "unknown" for state in job_states):
+        clusters = {s.job.array.facts.get("cluster", "") for s in job_states} - {""}
+        where = f" for cluster {', '.join(sorted(clusters))}" if clusters else ""
+        parts.append(
+            Text(
+                f"Slurm does not answer{where}, or hides its jobs from this user: their state is as "
+                "they last wrote it."
+            )
+        )
+    parts += [Text(f"  {line}") for line in _without_result(outcomes)]
+    hints = (_continue_hint(store, job_states, outcomes), reconcile_hint(store, job_states))
+    return Group(*parts, *(Text(hint) for hint in hints if hint))
+
+
+def reconcile_hint(store: Store, job_states: Sequence[JobState]) -> str:
+    """Return how to record the runs that dead jobs did not finish, or "" where there are none."""
+    dead = [state for state in job_states if runs_to_record(store, state)]
+    if not dead:
+        return ""
+    whose = "its" if len(dead) == 1 else "their"
+    reasons = [f"  {failure_of_job(state).reason}" for state in dead[:MOST_DEAD_JOBS]]
+    if len(dead) > MOST_DEAD_JOBS:
+        reasons.append(f"  ... and {len(dead) - MOST_DEAD_JOBS} more")
+    return "\n".join(
+        [
+            f"{count(len(dead), 'job')} ended without recording all {whose} runs: `vitsweep collect "
+            f"{sweep_argument(store)} --reconcile` records why; the same command runs them again.",
+            *reasons,
+        ]
+    )
+
+
+def killed_hint(store: Store) -> str:
+    """Return how to record runs on this machine that were killed with their command, or ""."""
+    cells = list(store.cells_without_runs())
+    dead = [c for c in cells if _last_unfinished(store, c).status == Status.killed]
+    if not dead:
+        return ""
+    return (
+        f"{count(len(dead), 'cell')} of those not run had started when the command that ran them was "
+        f"killed: `vitsweep collect {sweep_argument(store)} --reconcile` records it, `vitsweep retry "
+        f"{sweep_argument(store)}` runs them again."
+    )
+
+
+def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outcome]:
+    """Return cell id -> what became of it over all its runs.
+
+    A cell without a run that a live job will still do is waiting or running, whatever became of an
+    earlier job.
+    """
+    from pandas import DataFrame
+
+    from vitsweep.tables.valid_runs import final_status
+
+    columns = ("cell_id", "status", "reason", "failed_rank", "attempt", "started_at")
+    records = list(store.runs())
+    runs = [(*(getattr(r, c) for c in columns[:-1]), _started_at(r)) for r in records]
+    specs = {record.cell_id: record.spec for record in records}
+    outcomes: dict[str, Outcome] = {}
+    if runs:
+        for row in final_status(DataFrame(runs, columns=columns)).to_dict("records"):
+            cell_id = row["cell_id"]
+            outcomes[cell_id] = Outcome(str(row["status"]), str(row["reason"]), specs[cell_id])
+    coming = {run.cell_id for run in pending_runs(job_states)}
+    running = set(_cells_in_flight(job_states))
+    for cell_id in store.cells_without_runs():
+        if cell_id in coming:
+            outcomes[cell_id] = Outcome(RUNNING if cell_id in running else WAITING)
+        elif kept := store.kept_row(cell_id):
+            status = str(kept.get("status") or WAITING)
+            outcomes[cell_id] = Outcome(status, str(kept.get("reason") or ""), kept)
+        else:
+            outcomes[cell_id] = _last_unfinished(store, cell_id)
+    return outcomes
+
+
+def _last_unfinished(store: Store, cell_id: str) -> Outcome:
+    """Return what became of a cell without a record: its last run may have started on this machine."""
+    for run in unfinished_runs(store, cell_id)[-1:]:
+        return Outcome(RUNNING) if run.is_running else Outcome(Status.killed, KILLED)
+    return Outcome(WAITING)
+
+
+def _started_at(run: RunRecord) -> str | None:
+    return run.environment.get("started_at")
+
+
+def _arrays_table(job_states: Sequence[JobState]) -> Table:
+    table = Table(title="Jobs", title_justify="left")
+    for column in ("array", "nodes x ranks", "waiting", "running", "ended", "runs", "now"):
+        table.add_column(column, overflow="fold")
+    by_array: dict[JobArray, list[JobState]] = {}
+    for state in job_states:
+        by_array.setdefault(state.job.array, []).append(state)
+    for array, members in by_array.items():
+        counts = Counter(state.state for state in members)
+        num_runs = sum(len(state.job.runs()) for state in members)
+        num_remaining = sum(state.num_remaining_runs for state in members)
+        request = array.facts["request"]
+        table.add_row(
+            array.slurm_id or "?",
+            f"{request['nodes']} x {request['ranks_per_node']}",
+            str(counts["waiting"]),
+            str(counts["running"] + counts["unknown"]),
+            str(counts["ended"] + counts["gone"]),
+            f"{num_runs - num_remaining}/{num_runs}",
+            Text(_current_activity(members)),
+        )
+    return table
+
+
+def _current_activity(members: Sequence[JobState]) -> str:
+    """Return why jobs wait, and up to three of the cells that run."""
+    reasons = {s.slurm.reason for s in members if s.state == "waiting" and s.slurm}
+    return ", ".join([*sorted(reasons - {"None", ""}), *_cells_in_flight(members)[:3]])
+
+
+def _cells_in_flight(job_states: Sequence[JobState]) -> list[str]:
+    """Return the cells that jobs are running; where Slurm does not answer, as they last wrote it."""
+    return [
+        state.events.in_flight["cell_id"]
+        for state in job_states
+        if state.state in ("running", "unknown") and state.events.in_flight
+    ]
+
+
+def _without_result(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
+    """Yield a line per status and reason of the cells that ended without a measurement."""
+    going = (Status.measured, WAITING, RUNNING)
+    if all(outcome.status in going for outcome in outcomes.values()):
+        return
+    from pandas import DataFrame
+
+    from vitsweep.tables.reasons import lines_of
+
+    known = [o for o in outcomes.values() if o.spec or o.status not in going]
+    rows = DataFrame([dict(o.spec) | {"status": o.status, "reason": o.reason} for o in known])
+    lines = lines_of(rows, ~rows["status"].isin(going))
+    yield from lines[:MOST_LINES]
+    if len(lines) > MOST_LINES:
+        yield f"... and {len(lines) - MOST_LINES} more reasons: `vitsweep collect` shows all cells."
+
+
+def is_busy(store: Store, job_states: Sequence[JobState], outcomes: Mapping[str, Outcome]) -> bool:
+    """Whether something runs cells of the sweep: a job, or a command on this or another machine.
+
+    A command holds the folder from its start on, long before its first run.
+    """
+    return (
+        any(state.is_live for state in job_states)
+        or any(outcome.status == RUNNING for outcome in outcomes.values())
+        or store.is_locked()
+    )
+
+
+def _continue_hint(
+    store: Store, job_states: Sequence[JobState], outcomes: Mapping[str, Outcome]
+) -> str:
+    """Return the command that measures cells which nothing will start by itself, or ""."""
+    waiting = {cell_id for cell_id, outcome in outcomes.items() if outcome.status == WAITING}
+    if not waiting or any(state.is_live for state in job_states):
+        return ""
+    if is_busy(store, job_states, outcomes):
+        return "A command is at work on this sweep."
+    for entry in reversed(store.commands()):
+        if entry.get("command") and waiting & set(entry.get("cells", ())):
+            return f"The same command goes on with the cells that wait: {entry['command']}"
+    return ""
+
+
+# `vitsweep status` and `vitsweep cancel`: the jobs of a submitted sweep, from any terminal.
+
+
+REFRESH_SECONDS = 1.0
+SECONDS_TO_CANCEL = 60.0
+REFUSED = "access/permission denied"
+"""What scancel prints about jobs of another user."""
+
+
+def status(store: Store, watch: bool, console: Console) -> int:
+    """Show the jobs and cells of a sweep.
+
+    Args:
+        store: of the sweep.
+        watch: show them again and again until nothing runs any more.
+        console: where to show them.
+
+    Returns:
+        0; 3 where nothing runs any more and not all cells were measured.
+    """
+    if not watch:
+        job_states = poll(store)
+        outcomes = outcomes_of(store, job_states)
+        console.print(page(store, job_states, outcomes))
+        return 0 if is_busy(store, job_states, outcomes) else _exit_code(outcomes)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            start = time.monotonic()
+            job_states = poll(store)
+            outcomes = outcomes_of(store, job_states)
+            live.update(page(store, job_states, outcomes), refresh=True)
+            if not is_busy(store, job_states, outcomes):
+                return _exit_code(outcomes)
+            # a large sweep takes seconds to read: at most a third of the time is spent on it
+            time.sleep(max(REFRESH_SECONDS, 2 * (time.monotonic() - start)))
+
+
+def _exit_code(outcomes: Mapping[str, Outcome]) -> int:
+    return 0 if all(o.status == Status.measured for o in outcomes.values()) else 3
+
+
+def cancel(store: Store, console: Console) -> int:
+    """End the live jobs of a sweep; what was measured stays, the rest is recorded as killed.
+
+    Returns:
+        0.
+
+    Raises:
+        VitsweepError: Slurm does not answer, refuses, or jobs are still live after a minute.
+    """
+    live = [state for state in poll(store) if state.is_live]
+    if any(state.state == "unknown" for state in live):
+        raise VitsweepError("Slurm does not answer: nothing was cancelled. Try again later.")
+    if not live:
+        console.print(f"No job of sweep {store.name} is waiting or running.")
+        return 0
+    errors = scancel(_ids_to_cancel(live))
+    if REFUSED not in errors.lower():
+        _wait_until_gone(store, live)
+    job_states = poll(store)
+    left = _still_live(live, job_states)
+    if len(left) < len(live):
+        console.print(f"Cancelled {count(len(live) - len(left), 'job')}.", highlight=False)
+    console.print(page(store, job_states, outcomes_of(store, job_states)))
+    if left:
+        ids = ", ".join(left[:3]) + (", ..." if len(left) > 3 else "")
+        why = errors or f"Slurm has not ended them within {SECONDS_TO_CANCEL:.0f} s."
+        raise VitsweepError(
+            f"Not cancelled: {count(len(left), 'job')} of sweep {store.name} ({ids}). {why} Type the "
+            "same command again, as the user who submitted them."
+        )
+    return 0
+
+
+def _wait_until_gone(store: Store, cancelled: Sequence[JobState]) -> None:
+    """Wait until Slurm has ended some jobs, for `SECONDS_TO_CANCEL` at most; record what they left."""
+    deadline = time.monotonic() + SECONDS_TO_CANCEL
+    while _still_live(cancelled, reconcile(store)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+
+
+def _still_live(of: Sequence[JobState], now: Sequence[JobState]) -> list[str]:
+    """Return the ids of those jobs that are live now."""
+    ids = {state.job.slurm_id for state in of}
+    return [s.job.slurm_id for s in now if s.is_live and s.job.slurm_id in ids]
+
+
+def wait_for_jobs(store: Store, seconds: float | None = None) -> bool:
+    """Wait until no job of a sweep is live; runs that dead jobs did not finish are recorded.
+
+    Returns:
+        False if jobs are still live after `seconds`.
+    """
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    while any(state.is_live for state in reconcile(store)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(REFRESH_SECONDS)
+    return True
+
+
+def _ids_to_cancel(live: Sequence[JobState]) -> list[str]:
+    """Name whole arrays where all their jobs are meant: Slurm cancels these in one step."""
+    counts = Counter(state.job.array.slurm_id for state in live)
+    size = {state.job.array.slurm_id: state.job.array.facts["num_jobs"] for state in live}
+    whole = [array_id for array_id, count in counts.items() if count == size[array_id]]
+    return whole + [s.job.slurm_id for s in live if s.job.array.slurm_id not in whole]

@@ -1,0 +1,270 @@
+"""Predictions of the cells of a command, made before they run: for their records, and to choose among them.
+
+A prediction never stops a command: whatever goes wrong in it leaves the cell without one. With
+`VITSWEEP_PREDICT=never` in the environment none is made.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from math import log
+
+from pandas import DataFrame
+from rich.console import Console
+
+from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.console import saying
+from vitsweep.errors import VitsweepError
+from vitsweep.execution.prediction_file import write_prediction
+from vitsweep.execution.rank_processes import fork_server, start_fork_server
+from vitsweep.planning.budget_filter import bounded_hours, without, without_left_out
+from vitsweep.planning.freeze import code_state
+from vitsweep.planning.pending import resume_state
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.predict.closed_cell import surely_fits
+from vitsweep.predict.prediction import (
+    CellPrediction,
+    limit_bytes,
+    predict_cells,
+    process_bytes,
+    run_seconds,
+)
+from vitsweep.predict.step_time import ResidualModel, fit_residuals
+from vitsweep.rates.device import device_name
+from vitsweep.results.store import Store
+from vitsweep.spec.cell_spec import choices_before
+from vitsweep.spec.resources import HERE, Machine
+from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.tables.load import load
+
+# What the records of earlier sweeps say about predicted step times on a device.
+
+
+MOST_SWEEPS = 30
+"""The latest sweeps beside the planned one whose records count."""
+PREDICTED = "predicted_uncorrected_step_time_ms"
+BEFORE = choices_before()
+"""Groups that tables of earlier versions lack, and what their cells did."""
+
+
+def earlier_errors(store: Store, device: str | None) -> ResidualModel:
+    """Fit corrections to the records of the sweeps beside `store`, itself included.
+
+    Args:
+        store: of the sweep that is planned; it need not exist.
+        device: name as in the `device` column of records; None where it is unknown.
+
+    Returns:
+        No correction where there are too few records with a prediction on that device.
+    """
+    settings: list[dict[str, str]] = []
+    measured: list[float] = []
+    predicted: list[float] = []
+    for cells in _tables(store) if device else ():
+        if not {PREDICTED, "step_time_ms", "device", *TECHNIQUE_GROUPS} - set(BEFORE) <= set(cells):
+            continue
+        rows = cells[(cells["device"] == device) & (cells["status"] == "measured")]
+        for row in rows.dropna(subset=[PREDICTED, "step_time_ms"]).to_dict("records"):
+            chosen = {group: str(row.get(group, BEFORE.get(group))) for group in TECHNIQUE_GROUPS}
+            settings.append(
+                {"model": str(row["model"]), "ranks": str(int(row["world_size"])), **chosen}
+            )
+            measured.append(float(row["step_time_ms"]))
+            predicted.append(float(row[PREDICTED]))
+    return fit_residuals(settings, measured, predicted)
+
+
+def _tables(store: Store) -> Iterator[DataFrame]:
+    paths = store.root.parent.glob("*/cells.parquet")
+    latest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in latest[:MOST_SWEEPS]:
+        try:
+            yield load(path)
+        except (VitsweepError, OSError, ValueError):  # damaged, or of another version
+            continue
+
+
+SECONDS_BEFORE_A_RUN = 30.0
+"""So long at most a cell waits for its prediction."""
+SECONDS_BEFORE_A_SUBMISSION = 60.0
+"""So long at most a command traces cells that may be too large; what is not traced by then is submitted."""
+STORED = (
+    "step_time_ms",
+    "step_time_low_ms",
+    "step_time_high_ms",
+    "images_per_second",
+    "peak_gib",
+    "parameter_gib",
+    "gradient_gib",
+    "optimizer_state_gib",
+    "parameter_bytes_per_step",
+    "gradient_bytes_per_step",
+    "activation_bytes_per_step",
+)
+"""Columns of a prediction that go into the record."""
+
+
+def predicts() -> bool:
+    """Whether predictions are made beside runs."""
+    return os.environ.get("VITSWEEP_PREDICT", "always") != "never"
+
+
+def predict_before_run(entry: PlannedCell, store: Store) -> str:
+    """Keep the prediction of one cell in its folder; torch is there in the fork server already.
+
+    Returns:
+        Why there is no prediction, or "".
+    """
+    if not predicts():
+        return ""
+    try:
+        context = fork_server()  # says what the server imports, before it starts
+        start_fork_server()
+        found = predict_cells(
+            {entry.cell_id: entry.spec},
+            context=context,
+            seconds=SECONDS_BEFORE_A_RUN,
+        ).get(entry.cell_id)
+        if found is None:
+            return f"its step was not traced within {SECONDS_BEFORE_A_RUN:.0f} s"
+        _store(found, entry.cell_id, store)
+    except Exception as error:  # a run is never held back by its prediction
+        return f"{type(error).__name__}: {error}"
+    return found.reason
+
+
+def predict_before_submission(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
+    """Keep the predictions of cells that jobs will run, as far as they were traced before.
+
+    Returns:
+        Cell id -> minutes of a run at the upper end of its interval of 80 %.
+    """
+    minutes = {}
+    if predicts():
+        with suppress(Exception):
+            specs = {entry.cell_id: entry.spec for entry in entries}
+            for cell_id, found in predict_cells(specs, only_cached=True).items():
+                _store(found, cell_id, store)
+                if found.step_time and not found.cell.task.epochs:
+                    seconds = run_seconds(found.cell, found.step_time.high_ms)
+                    minutes[cell_id] = (seconds or 0.0) / 60
+    return minutes
+
+
+def traced_throughput(plan: SweepPlan) -> dict[str, float]:
+    """Return cell id -> log of its predicted throughput, where all cells that can run were traced before.
+
+    `plan` in front of a command traces its cells, and so does a run of each. Nothing is traced here:
+    a race of thousands of cells would wait for cells that it never runs.
+    """
+    logs: dict[str, float] = {}
+    if predicts():
+        with suppress(Exception):
+            specs = {entry.cell_id: entry.spec for entry in plan.runnable}
+            for cell_id, found in predict_cells(specs, only_cached=True).items():
+                if found.step_time:
+                    logs[cell_id] = log(found.cell.images_per_step / found.step_time.step_time_ms)
+    return logs if len(logs) == len(plan.runnable) else {}
+
+
+def _store(found: CellPrediction, cell_id: str, store: Store) -> None:
+    if found.trace is None:
+        return
+    columns = found.columns()
+    kept = {name: columns.get(name) for name in STORED}
+    kept["uncorrected_step_time_ms"] = found.uncorrected_ms
+    write_prediction(
+        store.cell(cell_id), {k: float(v) for k, v in kept.items() if isinstance(v, (int, float))}
+    )
+
+
+def chosen(
+    plan: SweepPlan,
+    settings: SweepSettings,
+    console: Console,
+    machine: Machine,
+    store: Store,
+) -> SweepPlan:
+    """Leave out cells that predictions exclude: they become invalid, with the figures.
+
+    `sweep.only` and `sweep.max_gpu_hours` are for any machine, see `left_out`. Before jobs are submitted,
+    cells that are too large for the cluster's GPUs, or for their own budget of memory, are left out in any
+    case, save by `sweep.try_anyway` and where a search wants to find what fits. A race leaves them out on
+    any machine, as far as they were traced before, and takes the hours as its budget.
+
+    Args:
+        plan: the cells.
+        settings: of the sweep.
+        console: for what the user should know while cells are traced.
+        machine: on which the cells will run.
+        store: of the sweep; its records say which runs are missing, and how far predictions are off.
+    """
+    if settings.try_anyway:
+        return plan
+    if settings.only is None and bounded_hours(settings) is None:
+        submitted = machine.described_by != HERE
+        if submitted and settings.limit.key is None and predicts():
+            with suppress(Exception):
+                return _without_too_large(plan, console, machine)
+        if settings.search == "race" and not submitted and predicts():
+            with suppress(Exception):
+                return _without_known_too_large(plan, machine)
+        return plan
+    here = machine.described_by == HERE
+    residuals = earlier_errors(store, device_name(machine.device) if here else None)
+    with tracing(console) as progress:
+        found = predict_cells(
+            {entry.cell_id: entry.spec for entry in plan.runnable},
+            residuals=residuals,
+            progress=progress,
+            gib_per_device=machine.gib_per_device,
+        )
+    runs = list(store.runs()) if store.cells.is_dir() else []
+    missing = resume_state(plan, runs, settings, code_state()).missing_blocks
+    return without_left_out(plan, settings, found, missing)
+
+
+@contextmanager
+def tracing(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Say how many steps are traced, while it lasts and whenever there are more."""
+    traced, said = [0, 0], [""]
+
+    def progress(done: int, of: int) -> None:
+        traced[:] = [done, of]
+
+    def line() -> str:
+        text = f"{traced[0]} of {traced[1]} steps traced" if traced[1] else ""
+        news, said[0] = text != said[0], text
+        return text if news else ""
+
+    with saying(console, line):
+        yield progress
+
+
+def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> SweepPlan:
+    """Refuse what will not fit; traced are only cells of which a formula does not show that they fit."""
+    doubtful = {}
+    for entry in plan.runnable:
+        resources = entry.spec.resources
+        if resources.device == "cpu" and resources.memory_gib_per_rank is None:
+            continue  # what a node of the cluster has is not known here
+        limit = limit_bytes(entry.spec, gib_per_device=machine.gib_per_device)
+        if limit and not surely_fits(entry.spec, limit - process_bytes(entry.spec)):
+            doubtful[entry.cell_id] = entry.spec
+    if not doubtful:
+        return plan
+    with tracing(console) as progress:
+        found = predict_cells(
+            doubtful,
+            progress=progress,
+            seconds=SECONDS_BEFORE_A_SUBMISSION,
+            gib_per_device=machine.gib_per_device,
+        )
+    return without(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})
+
+
+def _without_known_too_large(plan: SweepPlan, machine: Machine) -> SweepPlan:
+    """Refuse what will not fit, of the cells that were traced before."""
+    specs = {entry.cell_id: entry.spec for entry in plan.runnable}
+    found = predict_cells(specs, only_cached=True, gib_per_device=machine.gib_per_device)
+    return without(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})

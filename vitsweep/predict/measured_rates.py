@@ -1,0 +1,218 @@
+"""Rates of a machine from measurements of its own operators (`vitsweep doctor --calibrate`)."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vitsweep.predict.rates import Rates
+from vitsweep.predict.step_trace import CollectiveTotal, OperatorTotal
+from vitsweep.rates.interpolate import Curve, Neighbours
+
+GENERIC = "add"
+"""Element-wise operator whose bytes per microsecond stand for those that were not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSetup:
+    """Rates under one number of ranks on a node, which share its cores and its memory bandwidth.
+
+    Attributes:
+        ranks: ranks at work on the node while it was measured.
+        threads: of each rank.
+        operators: as `measure.operator_rates.operator_times` returns them.
+        collectives: as `measure.operator_rates.collective_times` returns them.
+        dispatch_us: host time of one dispatched operator beside what the operators take alone.
+        scale: computing time in training steps relative to operators alone.
+        log_error: standard deviation of log(measured / predicted) over the steps that gave these two.
+    """
+
+    ranks: int
+    threads: int
+    operators: Sequence[dict[str, Any]]
+    collectives: Sequence[dict[str, Any]]
+    dispatch_us: float = 0.0
+    scale: float = 1.0
+    log_error: float = 0.1
+
+
+class CalibratedRates(Rates):
+    """Rates of a measured machine.
+
+    Args:
+        setup: measurements under the number of ranks nearest to the cell's.
+        ranks_per_node: of the cell.
+        threads: of each of its ranks.
+        cores: of the node.
+        title: of the machine and the calibration.
+        asynchronous: whether the device is a GPU.
+    """
+
+    def __init__(
+        self,
+        setup: RankSetup,
+        *,
+        ranks_per_node: int,
+        threads: int,
+        cores: int,
+        title: str,
+        asynchronous: bool = False,
+    ) -> None:
+        self.asynchronous = asynchronous  # type: ignore[misc]
+        self._setup, self._title = setup, title
+        crowd = max(1.0, ranks_per_node * threads / cores)
+        measured_crowd = max(1.0, setup.ranks * setup.threads / cores)
+        fewer_threads = 1.0 if crowd > 1 else setup.threads / min(threads, setup.threads)
+        self._slower = 1.0 if asynchronous else crowd / measured_crowd * fewer_threads
+        self._extrapolated = ranks_per_node != setup.ranks or threads != setup.threads
+
+    @property
+    def title(self) -> str:
+        """Of which machine, and when it was measured."""
+        return self._title
+
+    @property
+    def dispatch_us(self) -> float:
+        """Fitted to whole training steps."""
+        return self._setup.dispatch_us * (self._slower if not self.asynchronous else 1.0)
+
+    def operator_us(self, operator: OperatorTotal, tf32: bool = False) -> float:
+        """Interpolate between the nearest measured shapes of the same operator and dtype."""
+        if not operator.count:
+            return 0.0
+        dtype = "tf32" if tf32 and operator.dtype == "float32" else operator.dtype
+        bytes_per_call = operator.bytes_moved / operator.count
+        flops = operator.flops / operator.count
+        if operator.kind in ("matmul", "convolution") and flops:
+            us = flops / self._flops_per_us(operator, dtype)
+        elif operator.kind == "attention" and flops:
+            us = flops / self._attention_flops_per_us(operator, dtype)
+        else:
+            us = self._elementwise_us(operator, dtype, bytes_per_call)
+        return us * self._setup.scale * self._slower
+
+    def collective_us(self, collective: CollectiveTotal) -> float:
+        """Read the measured time of the size; other numbers of ranks by the share that each sends."""
+        if collective.group_ranks < 2 or not self._setup.collectives:
+            return 0.0
+        known = "all_reduce" if collective.name not in self._collectives else collective.name
+        name = "broadcast" if collective.name == "send" else known
+        curve, ranks = self._collectives[name]
+        size = max(1.0, float(collective.bytes_whole))
+        here = (collective.group_ranks - 1) / collective.group_ranks
+        return curve(size) * here / ((ranks - 1) / ranks) * self._slower
+
+    def log_error(self, part: str) -> float:
+        """Return the error of the steps that the calibration timed, wider where it extrapolates."""
+        wider = 1.5 if self._extrapolated else 1.0
+        if part == "step":
+            return self._setup.log_error * wider
+        return {"communication": 0.2, "data": 0.5, "optimizer": 0.1}.get(part, 0.05) * wider
+
+    def compiled_dispatch(self, captured: bool) -> float:
+        """A compiled step dispatches about a quarter of the operators (B200, 1B model: 12.6 of 48.8 ms)."""
+        return 0.05 if captured else 0.26
+
+    @property
+    def compiled_memory(self) -> float:
+        """Fusion saves some passes over memory (assumed)."""
+        return 0.7
+
+    def overlap_charge(self, collective: CollectiveTotal) -> float:
+        """As the published figure for NVLink (Calculon, SC'23)."""
+        return 0.15
+
+    @cached_property
+    def _collectives(self) -> dict[str, tuple[Curve, int]]:
+        points: dict[str, dict[float, float]] = defaultdict(dict)
+        for row in self._setup.collectives:
+            points[row["name"]][float(row["bytes"])] = row["us"]
+        ranks = self._setup.collectives[0]["ranks"]
+        return {name: (Curve(curve, slope_ends=True), ranks) for name, curve in points.items()}
+
+    @cached_property
+    def _products(self) -> dict[tuple[str, bool], Neighbours]:
+        """(dtype, whether the inner dimension is that of tokens) -> FLOPs per microsecond by (m, n, k)."""
+        rows: dict[tuple[str, bool], list[dict[str, Any]]] = defaultdict(list)
+        for row in self._setup.operators:
+            if row["kind"] == "matmul":
+                rows[row["dtype"], row["backward"]].append(row)
+        return {
+            key: Neighbours(
+                [row["shape"][1:] for row in group],
+                [2 * math.prod(row["shape"]) / row["us"] for row in group],
+            )
+            for key, group in rows.items()
+        }
+
+    def _flops_per_us(self, operator: OperatorTotal, dtype: str) -> float:
+        batch, m, n, k = operator.shape
+        by_weight = operator.phase == "backward" and k >= max(m, n)
+        known = self._products.get((dtype, by_weight)) or self._products["float32", by_weight]
+        rate = known((m * batch if not by_weight else m, n, k))
+        return rate
+
+    @cached_property
+    def _attentions(self) -> dict[tuple[str, bool], Neighbours]:
+        rows: dict[tuple[str, bool], list[dict[str, Any]]] = defaultdict(list)
+        for row in self._setup.operators:
+            if row["kind"] == "attention":
+                rows[row["dtype"], row["backward"]].append(row)
+        return {
+            key: Neighbours(
+                [_attention_position(row["shape"]) for row in group],
+                [_attention_flops(row["shape"], key[1]) / row["us"] for row in group],
+                nearest=3,
+            )
+            for key, group in rows.items()
+        }
+
+    def _attention_flops_per_us(self, operator: OperatorTotal, dtype: str) -> float:
+        backward = "backward" in operator.name
+        known = self._attentions.get((dtype, backward)) or self._attentions["float32", backward]
+        return known(_attention_position(operator.shape))
+
+    @cached_property
+    def _curves(self) -> dict[tuple[str, str], tuple[Curve, Curve]]:
+        """(name, dtype) -> microseconds by elements, and bytes of a call by elements."""
+        rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+        for row in self._setup.operators:
+            if row["kind"] in ("memory", "optimizer"):
+                rows[row["name"], row["dtype"]].append(row)
+        return {
+            key: (
+                Curve({r["shape"][0]: r["us"] for r in group}, slope_ends=True),
+                Curve({r["bytes_moved"]: r["us"] for r in group}, slope_ends=True),
+            )
+            for key, group in rows.items()
+        }
+
+    def _elementwise_us(self, operator: OperatorTotal, dtype: str, bytes_per_call: float) -> float:
+        elements = float(max(1, operator.shape[0])) if operator.shape else 1.0
+        for known_dtype in (dtype, "float32"):
+            if curves := self._curves.get((operator.name, known_dtype)):
+                if operator.name.startswith("_fo") or operator.name.startswith("_fused"):
+                    return self._list_us(operator, curves[0], elements)
+                return curves[0](elements)
+        return self._curves[GENERIC, "float32"][1](max(1.0, bytes_per_call))
+
+    def _list_us(self, operator: OperatorTotal, curve: Curve, elements: float) -> float:
+        """Time of an update of a list of tensors: a share per tensor, the rest per element."""
+        measured = [r for r in self._setup.operators if r["name"] == operator.name]
+        least = min(measured, key=lambda row: row["shape"][0])
+        per_tensor = least["us"] / least["shape"][1]
+        tensors = operator.shape[1] if len(operator.shape) > 1 else least["shape"][1]
+        return per_tensor * tensors + max(0.0, curve(elements) - least["us"])
+
+
+def _attention_position(shape: Sequence[int]) -> tuple[float, ...]:
+    batch, heads, queries, keys, width = shape
+    return (batch * heads, queries, keys, width)
+
+
+def _attention_flops(shape: Sequence[int], backward: bool) -> float:
+    """Two products forward; five backward, which computes the scores again."""
+    batch, heads, queries, keys, width = shape
+    return (5 if backward else 2) * 2.0 * batch * heads * queries * keys * width

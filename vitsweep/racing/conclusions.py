@@ -1,0 +1,286 @@
+"""What a race concludes from a posterior: who leads, who is dropped, who is run next, whether it is over.
+
+Dropping and stopping follow one rule each (Kalyanakrishnan et al. 2012 for the indifference; the
+posterior takes the place of their confidence bounds):
+
+- a cell is dropped when it is shown worse than the leader at all, and judged anew after each round.
+  Dropping already within the indifference would let small losses add up while leaders change;
+- the race is settled when the probability that any live cell beats the leader by more than the
+  indifference is at most `LEVEL`, twice running (see `racing.race`).
+
+Challengers are drawn by top-two Thompson sampling (Russo 2016): the best cell of a joint draw,
+without the leader; draws in which it beats the leader by more than the indifference come first.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from vitsweep.racing.design import Floats, Ints
+from vitsweep.racing.model import Mixture, Runs, Scales
+
+LEVEL = 0.05
+"""Probability of an end with a leader that is not within the indifference, by the model."""
+NUM_DRAWS = 300
+ODD_WEIGHT = 0.5
+LEAST_RUNS_OF_LEADER = 4
+DRAWS_PER_RUN = 1.5
+"""A block with room for six challengers takes those of the next nine draws: the fewer rivals are left,
+the shorter it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What the runs so far say.
+
+    Attributes:
+        leader: cell with the highest mean among those that ran and are still in the race.
+        runner_up: the second of them; the leader itself where there is no other.
+        chance_of_better: probability that some live cell beats the leader by more than the indifference.
+        num_blocks: that were run.
+        scales: of the fitted model.
+        odd_runs: of each run, whether it was far off what the model expects (weight below a half).
+        gain: of each cell over the leader, log throughput; its mean.
+        gain_sd: standard deviation of `gain`.
+        alive: cells that are neither shown worse nor out for another reason.
+        num_runs: of each cell.
+        is_settled: by these runs alone; a race asks for it twice running.
+        challengers: cells by how soon they are run next.
+        front: of a race for two figures, the cells of the front, fastest first; else empty.
+        lean_gain: of a race for two figures, `gain` of the second, larger is better; else None.
+    """
+
+    leader: int
+    runner_up: int
+    chance_of_better: float
+    num_blocks: int
+    scales: Scales
+    odd_runs: NDArray[np.bool_]
+    gain: Floats
+    gain_sd: Floats
+    alive: NDArray[np.bool_]
+    num_runs: Ints
+    is_settled: bool
+    challengers: tuple[int, ...]
+    front: tuple[int, ...] = ()
+    lean_gain: Floats | None = None
+
+
+def judge(
+    posterior: Mixture,
+    runs: Runs,
+    out: NDArray[np.bool_],
+    indifference: float,
+    random: np.random.Generator,
+) -> Verdict:
+    """Return what a posterior says.
+
+    Args:
+        posterior: after `runs`.
+        runs: that were measured.
+        out: cells that left the race before.
+        indifference: gains below it do not matter: 0.02 is 2 %.
+        random: for the draws.
+    """
+    num_cells, mean = len(out), posterior.mean
+    num_runs = np.bincount(runs.cell, minlength=num_cells)
+    standing = np.where((num_runs > 0) & ~out, mean, -np.inf)
+    leader = int(standing.argmax())
+    draws_at = posterior.draws(NUM_DRAWS, random)
+    of_leader = draws_at(np.array([leader]))
+    gain_sd, alive = np.zeros(num_cells), ~out
+    best, best_cell = np.full(NUM_DRAWS, -np.inf), np.full(NUM_DRAWS, leader)
+    limit = -ndtri(LEVEL / 2 / max(num_cells, 1))  # union bound over the cells
+    for cells in posterior.chunks():
+        gain = draws_at(cells) - of_leader
+        gain_sd[cells] = gain.std(axis=1)
+        shown_worse = mean[leader] - mean[cells] > limit * np.maximum(gain_sd[cells], 1e-9)
+        alive[cells] &= ~shown_worse
+        rivals = alive[cells] & (cells != leader)
+        gain[~rivals] = -np.inf
+        winner = gain.argmax(axis=0)
+        top = gain[winner, np.arange(NUM_DRAWS)]
+        is_better = top > best
+        best = np.where(is_better, top, best)
+        best_cell = np.where(is_better, cells[winner], best_cell)
+    alive[leader] = not out[leader]
+    standing[leader] = -np.inf
+    runner_up = int(standing.argmax()) if np.isfinite(standing).any() else leader
+    threshold = np.log1p(indifference)
+    chance = float((best > threshold).mean())
+    enough = num_runs[leader] >= LEAST_RUNS_OF_LEADER
+    order = np.lexsort((random.random(NUM_DRAWS), best <= threshold))
+    found = best_cell[order][np.isfinite(best[order])]
+    if not found.size:
+        # all rivals were dropped at once: the nearest run again before the race ends
+        rivals = np.flatnonzero(~out & (np.arange(num_cells) != leader))
+        found = rivals[np.argsort(-mean[rivals], kind="stable")]
+    return Verdict(
+        leader=leader,
+        runner_up=runner_up,
+        chance_of_better=chance,
+        num_blocks=runs.num_blocks,
+        scales=posterior.scales,
+        odd_runs=posterior.weights < ODD_WEIGHT,
+        gain=mean - mean[leader],
+        gain_sd=gain_sd,
+        alive=alive,
+        num_runs=num_runs,
+        is_settled=bool(chance <= LEVEL and enough),
+        challengers=tuple(int(c) for c in found),
+    )
+
+
+def proposals(verdict: Verdict, always: Ints, size: int, num_blocks: int) -> list[list[int]]:
+    """Return the cells of the next blocks: those that are always in one, then challengers.
+
+    Args:
+        verdict: after all runs so far.
+        always: the leader, and the baseline where there is one.
+        size: runs of a block at most.
+        num_blocks: wanted; fewer where there are no challengers left.
+    """
+    found: list[list[int]] = []
+    wanted = iter(verdict.challengers)
+    for _ in range(num_blocks):
+        block = list(dict.fromkeys(int(cell) for cell in always))
+        num_always = len(block)
+        room = max(size - num_always, 1)
+        for cell in islice(wanted, ceil(DRAWS_PER_RUN * room)):
+            if cell not in block:
+                block.append(cell)
+            if len(block) == num_always + room:
+                break
+        if len(block) == num_always and found:
+            break
+        found.append(block)
+    return found
+
+
+# What a race for two figures concludes: the Pareto front of throughput and, say, peak memory.
+#
+# Each figure has a posterior of its own. A cell *covers* another where it is at most the indifference
+# worse in both figures. The front is a set of measured cells of which every next one is slower, by its
+# mean, and leaner by more than the indifference.
+#
+# - A cell is dropped when some cell of the front is shown faster at all and shown to cost no more than
+# the indifference above it. Cells are judged anew after each round, and always against the front
+# itself, so that small losses do not add up while the front changes.
+# - The race is settled when, with probability 1 - `LEVEL` at least, the front covers every live cell and
+# no live cell is better than one of the front by more than the indifference in both figures. This is
+# the aim of epsilon-PAL (Zuluaga, Krause and Pueschel 2016, Journal of Machine Learning Research 17),
+# with joint draws in the place of its rectangles of confidence.
+#
+# Challengers are those cells that a draw puts furthest outside the front, each with the cell of the front
+# that it is to be compared with (Thompson sampling, as in `rules`).
+
+
+def judge_front(
+    fast: Mixture,
+    lean: Mixture,
+    runs: Runs,
+    out: NDArray[np.bool_],
+    indifference: float,
+    random: np.random.Generator,
+) -> Verdict:
+    """Return what the posteriors of two figures say, larger being better in both.
+
+    Args:
+        fast: of throughput, after `runs`.
+        lean: of the inverse of what should be small, after `runs.of_cost`.
+        runs: that were measured.
+        out: cells that left the race before.
+        indifference: differences below it do not matter: 0.02 is 2 %.
+        random: for the draws.
+    """
+    num_cells, margin = len(out), float(np.log1p(indifference))
+    num_runs = np.bincount(runs.cell, minlength=num_cells)
+    ran = (num_runs > 0) & ~out
+    front = front_of(fast.mean, lean.mean, ran if ran.any() else ~out, margin)
+    leader = front[0]
+    draws = [posterior.draws(NUM_DRAWS, random) for posterior in (fast, lean)]
+    of_front = [np.stack([at(np.array([f]))[0] for f in front]) for at in draws]
+    gain_sd, alive = np.zeros(num_cells), ~out
+    furthest, cell_of = np.full(NUM_DRAWS, -np.inf), np.full(NUM_DRAWS, leader)
+    partner_of = np.full(NUM_DRAWS, leader)
+    # union bound over the pairs of a cell and one of the front, and over the two figures
+    limit = -ndtri(LEVEL / 4 / (num_cells * len(front)))
+    for cells in fast.chunks():
+        at_cells = [at(cells) for at in draws]
+        uncovered, nearest = np.full(at_cells[0].shape, np.inf), np.zeros(at_cells[0].shape, int)
+        better = np.full(at_cells[0].shape, -np.inf)
+        worst = np.zeros(at_cells[0].shape, int)
+        for place, member in enumerate(front):
+            faster, leaner = (c - f[place] for c, f in zip(at_cells, of_front, strict=True))
+            if place == 0:
+                gain_sd[cells] = faster.std(axis=1)
+            is_slower = _shown(fast.mean[member] - fast.mean[cells], faster, limit)
+            is_no_leaner = _shown(lean.mean[member] - lean.mean[cells] + margin, leaner, limit)
+            alive[cells] &= ~(is_slower & is_no_leaner)
+            either, both = np.maximum(faster, leaner), np.minimum(faster, leaner)
+            nearest, uncovered = _where(either < uncovered, place, either, nearest, uncovered)
+            worst, better = _where(both > better, place, both, worst, better)
+        outside = np.maximum(uncovered, better)
+        partner = np.where(uncovered >= better, nearest, worst)
+        outside[~alive[cells]] = -np.inf
+        winner, every = outside.argmax(axis=0), np.arange(NUM_DRAWS)
+        is_further = outside[winner, every] > furthest
+        furthest = np.where(is_further, outside[winner, every], furthest)
+        cell_of = np.where(is_further, cells[winner], cell_of)
+        partner_of = np.where(is_further, np.array(front)[partner[winner, every]], partner_of)
+    chance = float((furthest > margin).mean())
+    rare = [f for f in front if num_runs[f] < LEAST_RUNS_OF_LEADER]
+    order = np.lexsort((random.random(NUM_DRAWS), furthest <= margin))
+    pairs = [int(c) for draw in order for c in (cell_of[draw], partner_of[draw])]
+    return Verdict(
+        leader=leader,
+        runner_up=front[1] if len(front) > 1 else leader,
+        chance_of_better=chance,
+        num_blocks=runs.num_blocks,
+        scales=fast.scales,
+        odd_runs=fast.weights < ODD_WEIGHT,
+        gain=fast.mean - fast.mean[leader],
+        gain_sd=gain_sd,
+        alive=alive,
+        num_runs=num_runs,
+        is_settled=bool(chance <= LEVEL and not rare),
+        challengers=(*rare, *pairs),
+        front=tuple(front),
+        lean_gain=lean.mean - lean.mean[leader],
+    )
+
+
+def front_of(fast: Floats, lean: Floats, allowed: NDArray[np.bool_], margin: float) -> list[int]:
+    """Return the cells of the front, fastest first: each leaner by more than `margin` than those before.
+
+    Args:
+        fast: log of one figure of each cell, larger is better.
+        lean: of the other.
+        allowed: cells that may be on the front, one at least.
+        margin: log of 1 + indifference.
+    """
+    order = np.lexsort((-lean, -fast))
+    front: list[int] = []
+    for cell in map(int, order[allowed[order]]):
+        if not front or lean[cell] > lean[front[-1]] + margin:
+            front.append(cell)
+    return front
+
+
+def _shown(difference: Floats, draws: Floats, limit: float) -> NDArray[np.bool_]:
+    """Tell of which cells a difference is shown to be above 0, its draws being those of its negative."""
+    return difference > limit * np.maximum(draws.std(axis=1), 1e-9)
+
+
+def _where(
+    better: NDArray[np.bool_],
+    place: int,
+    value: Floats,
+    places: NDArray[np.int64],
+    values: Floats,
+) -> tuple[NDArray[np.int64], Floats]:
+    return np.where(better, place, places), np.where(better, value, values)

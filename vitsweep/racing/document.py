@@ -1,0 +1,76 @@
+"""What `race.json` says of the cells and rounds of a race."""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from vitsweep.racing.cells import RaceCells
+from vitsweep.racing.conclusions import LEVEL, Verdict
+from vitsweep.racing.model import Runs
+
+
+def state_of_race(
+    cells: RaceCells,
+    labels: Mapping[str, str],
+    runs: Runs,
+    verdicts: Sequence[Verdict],
+    left: Mapping[str, tuple[int, str]],
+) -> dict[str, Any]:
+    """Return leader, front, diagnostics, rounds and a row per cell as plain containers.
+
+    `gain` and `memory_gain` of a cell are log ratios of its throughput and peak memory to the leader's.
+
+    Args:
+        cells: of the race.
+        labels: cell id -> its name.
+        runs: that chose the leader.
+        verdicts: after each round, oldest first.
+        left: cell id -> block after which it left without being shown slower, and why.
+    """
+    rows: list[dict[str, Any]] = []
+    for number, entry in enumerate(cells.entries):
+        blocks = runs.block[runs.cell == number].tolist()
+        name = labels[entry.cell_id]
+        if cells.settings.replicate:  # the cell stands for all its seeds
+            name = re.sub(rf" ?\b{cells.settings.replicate}=\S+", "", name).strip() or "plain"
+        row = {"cell_id": entry.cell_id, "name": name, "blocks": blocks}
+        if entry.cell_id in left:
+            row["left_after"], row["reason"] = left[entry.cell_id]
+        elif (after := _dropped_after(verdicts, number)) is not None:
+            row["dropped_after"] = after
+        if verdicts:
+            row["gain"] = float(verdicts[-1].gain[number])
+            row["gain_sd"] = float(verdicts[-1].gain_sd[number])
+            if (lean := verdicts[-1].lean_gain) is not None:
+                row["memory_gain"] = float(-lean[number])
+        rows.append(row)
+    document = {"level": LEVEL, "num_blocks": runs.num_blocks, "cells": rows}
+    if not verdicts:
+        return document
+    last = verdicts[-1]
+    return document | {
+        "leader": cells.entries[last.leader].cell_id,
+        "runner_up": cells.entries[last.runner_up].cell_id,
+        "baseline": cells.first_of(cells.entries[last.leader].baseline_id or "") or None,
+        "front": [cells.entries[member].cell_id for member in last.front],
+        "scales": vars(last.scales),
+        "odd_runs": float(last.odd_runs.mean()),
+        "rounds": [
+            {
+                "blocks": v.num_blocks,
+                "runs": int(v.num_runs.sum()),
+                "leader": cells.entries[v.leader].cell_id,
+                "alive": int(v.alive.sum()),
+                "chance_of_better": v.chance_of_better,
+                "front": [cells.entries[member].cell_id for member in v.front],
+            }
+            for v in verdicts
+        ],
+    }
+
+
+def _dropped_after(verdicts: Sequence[Verdict], number: int) -> int | None:
+    """Return the blocks after which a cell was dropped for good; None where it still stands."""
+    gone = list(takewhile(lambda verdict: not verdict.alive[number], reversed(verdicts)))
+    return gone[-1].num_blocks if gone else None

@@ -1,0 +1,299 @@
+"""The same cells measured twice, on two days or machines: which speedups changed beyond the noise."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from pandas import DataFrame, Series
+from scipy.special import stdtr, stdtrit
+
+from vitsweep.errors import VitsweepError
+from vitsweep.results.metrics import COLUMN_OF, HEADINGS, METRICS
+from vitsweep.results.record import Status
+from vitsweep.tables.formatting import count, times
+from vitsweep.tables.ratios import (
+    LEVEL,
+    MIN_BLOCKS,
+    estimate,
+    holm,
+    log_ratios,
+    log_throughput_per_block,
+)
+from vitsweep.tables.show import peaks_gib
+from vitsweep.tables.valid_runs import checked_runs, counted, final_status
+
+SIDES = ("a", "b")
+COLUMNS = (
+    "cell_id baseline_cell_id status_a status_b device_a device_b images_per_second_a "
+    "images_per_second_b throughput_ratio speedup_a speedup_a_low speedup_a_high speedup_b "
+    "speedup_b_low speedup_b_high num_blocks_a num_blocks_b change change_low change_high p_value "
+    "p_holm claim"
+).split()
+
+CHANGED = ("larger speedup", "smaller speedup")
+
+
+def changed_speedups(
+    runs_a: DataFrame,
+    runs_b: DataFrame,
+    baselines_a: Mapping[str, str | None],
+    baselines_b: Mapping[str, str | None],
+) -> DataFrame:
+    """Compare the speedups of cells between two sweeps that share their baselines.
+
+    A cell's speedup is over its baseline within blocks, so what differs between the days or machines
+    as a whole (clocks, drivers, temperature) has cancelled on each side before the sides are
+    compared. change = exp(mean log ratio in B - mean log ratio in A), a ratio of ratios; its 95 %
+    interval is Welch's over the blocks of both sides, p-values are adjusted over the cells (Holm
+    1979). Baselines themselves are not compared: `throughput_ratio`, images/s in B over A from the
+    medians, holds everything that differs between the sides and has no interval.
+
+    Args:
+        runs_a: one row per run of the first sweep, in the columns of the store.
+        runs_b: the same of the second.
+        baselines_a: cell -> its baseline in the first sweep.
+        baselines_b: the same of the second.
+
+    Returns:
+        One row per cell of either side: status, device, median img/s, speedup with its interval and
+        blocks on each side, `change` (1.05: the speedup is 5 % larger in B), `p_holm` and `claim`:
+        `larger speedup`, `smaller speedup`, `no change shown`, `too few blocks`, `baseline`,
+        `only in A`, `only in B`, `other baseline`, `status changed` (measured on one side only) or
+        empty where neither side was measured. The largest changes come first.
+
+    Raises:
+        VitsweepError: a column is missing or does not hold what its name says.
+    """
+    sides = {"a": (checked_runs(runs_a), baselines_a), "b": (checked_runs(runs_b), baselines_b)}
+    cells = list(
+        dict.fromkeys(c for runs, _ in sides.values() if len(runs) for c in runs["cell_id"])
+    )
+    if not cells:
+        return DataFrame(columns=COLUMNS)
+    table = DataFrame({"cell_id": cells})
+    logs = {}
+    for side, (runs, baselines) in sides.items():
+        facts, logs[side] = _side(runs, baselines)
+        named = facts.set_index("cell_id").add_suffix(f"_{side}").reset_index()
+        table = table.merge(named, on="cell_id", how="left")
+    return (
+        table.assign(
+            throughput_ratio=lambda t: t["images_per_second_b"] / t["images_per_second_a"],
+            baseline_cell_id=lambda t: t["baseline_b"].where(
+                t["baseline_b"].notna(), t["baseline_a"]
+            ),
+        )
+        .rename(
+            columns={f"speedup_{e}_{s}": f"speedup_{s}_{e}" for s in SIDES for e in ("low", "high")}
+        )
+        .merge(_changes(logs["a"], logs["b"]), on="cell_id", how="left")
+        .pipe(_with_claims)
+        .pipe(_largest_change_first)
+        .reindex(columns=COLUMNS)
+    )
+
+
+def changes_in_words(table: DataFrame) -> str:
+    """Return one sentence: how many speedups changed, which most, and how the baselines moved."""
+    compared = table[table["change"].notna() & table["p_holm"].notna()]
+    changed = compared[compared["claim"].isin(CHANGED)]
+    text = f"{len(changed)} of {count(len(compared), 'speedup')} changed beyond the noise"
+    if len(changed):
+        first = changed.iloc[0]
+        text += f"; the largest change is {times(first['change'])} ({first['cell_id']})"
+    base = table.loc[table["claim"] == "baseline", "throughput_ratio"].dropna()
+    if len(base):
+        ends = " to ".join(dict.fromkeys([times(base.min()), times(base.max())]))
+        text += f". Baselines ran at {ends} of their throughput in A"
+    return text + "."
+
+
+def _side(runs: DataFrame, baselines: Mapping[str, str | None]) -> tuple[DataFrame, DataFrame]:
+    """Return one row per cell of a side, and the log ratio over its baseline in every block."""
+    columns = ["cell_id", "status", "device", "baseline", "images_per_second"]
+    columns += ["speedup", "speedup_low", "speedup_high", "num_blocks"]
+    if runs.empty:
+        return DataFrame(columns=columns), DataFrame(columns=["cell_id", "log_ratio"])
+    good = counted(runs)
+    ratios = log_ratios(log_throughput_per_block(good), baselines)
+    latest = good.drop_duplicates("cell_id", keep="last").set_index("cell_id")
+    facts = final_status(runs)[["cell_id", "status"]]
+    device = latest["device"] if "device" in latest else Series(None, latest.index, dtype=object)
+    facts = facts.assign(
+        device=facts["cell_id"].map(device),
+        baseline=Series([baselines.get(c) for c in facts["cell_id"]], facts.index, dtype=object),
+        images_per_second=facts["cell_id"].map(
+            good.groupby("cell_id")["images_per_second"].median()
+        ),
+    )
+    return facts.merge(estimate(ratios), on="cell_id", how="left").reindex(columns=columns), ratios
+
+
+def _changes(a: DataFrame, b: DataFrame) -> DataFrame:
+    """Return `cell_id, change, change_low, change_high, p_value`: Welch's t over log ratios."""
+    groups = {
+        s: t.groupby("cell_id", observed=True)["log_ratio"]
+        for s, t in zip(SIDES, (a, b), strict=True)
+    }
+    found = DataFrame(
+        {f"{what}_{s}": getattr(g, what)() for s, g in groups.items() for what in ("mean", "var", "count")}
+    ).astype(float)  # fmt: skip
+    parts = {s: found[f"var_{s}"] / found[f"count_{s}"] for s in SIDES}
+    squared = parts["a"] + parts["b"]
+    spread = sum(parts[s] ** 2 / (found[f"count_{s}"] - 1) for s in SIDES)
+    degrees = (squared**2 / spread).where(squared > 0, 1.0)
+    enough = (found[["count_a", "count_b"]] >= MIN_BLOCKS).all(axis=1)
+    middle, error = found["mean_b"] - found["mean_a"], np.sqrt(squared)
+    half = (error * stdtrit(degrees, 1 - LEVEL / 2)).where(enough)
+    statistic = (middle / error.where(error > 0)).abs().fillna(np.inf).where(middle != 0, 0.0)
+    p_value = Series(2 * stdtr(degrees, -statistic), found.index).where(enough)
+    return (
+        DataFrame(
+            {
+                "change": np.exp(middle),
+                "change_low": np.exp(middle - half),
+                "change_high": np.exp(middle + half),
+                "p_value": p_value,
+            }
+        )
+        .rename_axis("cell_id")
+        .reset_index()
+    )
+
+
+def _with_claims(table: DataFrame) -> DataFrame:
+    measured = {s: table[f"status_{s}"].astype(object) == Status.measured for s in SIDES}
+    same = table["baseline_a"] == table["baseline_b"]
+    comparable = same & measured["a"] & measured["b"]
+    table = table.assign(
+        **{
+            c: table[c].where(comparable)
+            for c in ("change", "change_low", "change_high", "p_value")
+        }
+    )
+    table = table.assign(
+        p_holm=holm(table["p_value"]),
+        **{f"num_blocks_{s}": table[f"num_blocks_{s}"].fillna(0).astype(int) for s in SIDES},
+    )
+    rules = [
+        table["status_b"].isna(),
+        table["status_a"].isna(),
+        measured["a"] != measured["b"],
+        ~measured["a"],
+        (table["baseline_b"] == table["cell_id"]) & same,
+        ~same,
+        table["p_value"].isna(),
+        ~(table["p_holm"] < LEVEL),
+        table["change"] > 1,
+    ]
+    claims = [
+        "only in A", "only in B", "status changed", "", "baseline", "other baseline",
+        "too few blocks", "no change shown", "larger speedup",
+    ]  # fmt: skip
+    return table.assign(claim=np.select(rules, claims, default="smaller speedup"))
+
+
+def _largest_change_first(table: DataFrame) -> DataFrame:
+    size = table["change"].map(np.log).abs()
+    shown = table["claim"].isin(CHANGED)
+    order = DataFrame({"shown": ~shown, "size": -size}).sort_values(
+        ["shown", "size"], kind="stable", na_position="last"
+    )
+    return table.loc[order.index].reset_index(drop=True)
+
+
+# Ratios between two measurements of the same cells, made on different days, with Welch intervals.
+
+
+DERIVED = ("speedup_low", "speedup_high", "throughput_spread")
+"""Columns that state the uncertainty of another column."""
+
+
+def metric_named(name: str) -> str:
+    """Return the column of a metric that can become better or worse.
+
+    Raises:
+        VitsweepError: there is no such metric, or neither direction is an improvement.
+    """
+    column = COLUMN_OF.get(name, name)
+    comparable = [c for c, m in METRICS.items() if m.better and c not in DERIVED]
+    if column not in comparable:
+        headings = [h for c, h in HEADINGS.items() if c in comparable and h != c]
+        raise VitsweepError(
+            f"`{name}` is not a metric that can become better or worse; choose from "
+            f"{', '.join((*headings, *comparable))}."
+        )
+    return column
+
+
+def compare_with_kept(
+    now: DataFrame,
+    kept: DataFrame,
+    metrics: Sequence[str] = ("images_per_second",),
+    baselines: Mapping[str, str | None] | None = None,
+) -> DataFrame:
+    """Compare the metrics of every cell with its runs in a kept baseline.
+
+    One observation is a run; for `speedup` it is a block, whose ratio over the cell's baseline does
+    not contain differences between machines of one kind. Values that are missing, not finite or not above 0
+    are left out. Intervals are Welch's over logs, at 95 % for all rows together (Bonferroni).
+
+    Args:
+        now: one row per run.
+        kept: one row per run of the kept baseline.
+        metrics: columns of `METRICS`.
+        baselines: cell -> its baseline cell, needed for `speedup`.
+
+    Returns:
+        One row per cell and metric that has values in `now` or `kept`: `cell_id, metric,
+        count_kept, count_now, ratio` (now / kept), `ratio_low, ratio_high` (empty with fewer than
+        3 values in either).
+    """
+    parts = [
+        _statistics(kept, metric, baselines or {}, "kept").merge(
+            _statistics(now, metric, baselines or {}, "now"), on="cell_id", how="outer"
+        ).assign(metric=metric)
+        for metric in metrics
+    ]  # fmt: skip
+    return _with_ratio(pd.concat(parts, ignore_index=True))
+
+
+def _statistics(
+    runs: DataFrame, metric: str, baselines: Mapping[str, str | None], side: str
+) -> DataFrame:
+    logs = _logs(runs, metric, baselines).groupby("cell_id", observed=True)["log"]
+    table = DataFrame({"mean": logs.mean(), "variance": logs.var(), "count": logs.count()})
+    return table.add_suffix(f"_{side}").rename_axis("cell_id").reset_index()
+
+
+def _logs(runs: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> DataFrame:
+    """Return `cell_id, log`, one row per run or block that has a value."""
+    good = counted(runs)
+    if metric == "speedup":
+        ratios = log_ratios(log_throughput_per_block(good), baselines)
+        return ratios.rename(columns={"log_ratio": "log"})[["cell_id", "log"]]
+    found = (
+        peaks_gib(good) if metric == "peak_gib" else good.get(metric, Series(np.nan, good.index))
+    )
+    values = pd.to_numeric(found, errors="coerce").astype(float)
+    usable = np.isfinite(values) & (values > 0)
+    return DataFrame({"cell_id": good["cell_id"], "log": np.log(values.where(usable))})[usable]
+
+
+def _with_ratio(table: DataFrame) -> DataFrame:
+    counts = table[["count_kept", "count_now"]].fillna(0).astype(int)
+    comparable = (counts >= MIN_BLOCKS).all(axis=1)
+    errors = [table[f"variance_{s}"] / table[f"count_{s}"] for s in ("kept", "now")]
+    squared = errors[0] + errors[1]
+    # Welch-Satterthwaite; identical runs have no variance and any number of degrees does
+    parts = [e**2 / (table[f"count_{s}"] - 1) for e, s in zip(errors, ("kept", "now"), strict=True)]
+    degrees = (squared**2 / (parts[0] + parts[1])).where(squared > 0, 1.0)
+    quantile = stdtrit(degrees, 1 - LEVEL / 2 / max(int(comparable.sum()), 1))
+    middle = table["mean_now"] - table["mean_kept"]
+    half = (quantile * np.sqrt(squared)).where(comparable)
+    return table.assign(
+        **counts,
+        ratio=np.exp(middle),
+        ratio_low=np.exp(middle - half),
+        ratio_high=np.exp(middle + half),
+    )

@@ -1,0 +1,224 @@
+"""float32 copies of half-precision parameters, for the optimizer to update (apex O2)."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from vitsweep.world import World
+
+
+class MasterWeights:
+    """Masters of all parameters below float32; float32 parameters are their own masters.
+
+    Attributes:
+        groups: parameter groups over the masters, for the optimizer.
+        copies: the masters of parameters below float32.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        self._model: list[Tensor] = []
+        self.copies: list[Tensor] = []
+        self.groups = [{**g, "params": [self._master(p) for p in g["params"]]} for g in groups]
+
+    def _master(self, parameter: Tensor) -> Tensor:
+        if parameter.dtype in (torch.float32, torch.float64):
+            return parameter
+        master = torch.nn.Parameter(parameter.detach().float())
+        self._model.append(parameter)
+        self.copies.append(master)
+        return master
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """Return the master of a parameter: itself where it is float32 already."""
+        for own, master in zip(self._model, self.copies, strict=True):
+            if own is parameter:
+                return master
+        return parameter
+
+    def take_gradients(self) -> None:
+        """Copy the model's gradients to the masters: few kernels for all, in place where buffers are.
+
+        Without buffers of the optimizer's own they are freed again after the update: kept, they
+        would add four bytes per parameter to the peak of the backward pass.
+        """
+        pairs = zip(self._model, self.copies, strict=True)
+        used = [(p.grad, master) for p, master in pairs if p.grad is not None]
+        for _, master in used:
+            if master.grad is None:
+                master.grad = torch.empty_like(master)
+        if used:
+            gradients, masters = zip(*used, strict=True)
+            torch._foreach_copy_([m.grad for m in masters], list(gradients))
+
+    def publish(self) -> None:
+        """Copy the updated masters back to the model."""
+        with torch.no_grad():
+            if self._model:
+                torch._foreach_copy_(self._model, self.copies)
+
+    def zero_model_gradients(self) -> None:
+        """Drop the gradients of the half-precision parameters; the optimizer drops the masters'."""
+        for parameter in self._model:
+            parameter.grad = None
+
+
+# This rank's parts of sharded parameters as plain tensors, for the optimizer to update.
+
+
+class LocalShards:
+    """Plain tensors in the memory of the shards that this rank holds.
+
+    Each operation on a DTensor first decides how its result is spread over the ranks, which takes the
+    host longer than the operation takes on a small shard, hundreds of times per update. An update that
+    treats every number alone (AdamW, SGD, Lion) asks no other rank: it gives the same on the parts.
+
+    Args:
+        groups: parameter groups, in which parameters may be DTensors that keep their memory.
+
+    Attributes:
+        sharded_groups: these groups.
+        groups: the same with the parts in place of DTensors, for the optimizer.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        self._pairs: list[tuple[DTensor, nn.Parameter]] = []
+        self.sharded_groups = groups
+        self.groups = [{**g, "params": [self._part(p) for p in g["params"]]} for g in groups]
+
+    def _part(self, parameter: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor):
+            return parameter
+        with torch.no_grad():  # the shard itself, not a view that autograd follows
+            part = nn.Parameter(parameter.to_local())
+        self._pairs.append((parameter, part))
+        return part
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        """Let the parts have the gradients of the shards: the same memory."""
+        for parameter, part in self._pairs:
+            gradient: Any = parameter.grad
+            part.grad = None if gradient is None else gradient.to_local()
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients of the shards; the optimizer drops those of the parts."""
+        for parameter, _ in self._pairs:
+            parameter.grad = None
+
+
+# Loss scaling with one decision about overflow for all ranks.
+
+
+class LossScaler:
+    """torch's GradScaler, dynamic or constant, agreeing on found_inf across ranks.
+
+    Where ranks hold different gradients (pipeline stages, tensor shards, ZeRO shards) an overflow
+    on one would make it skip a step that the others take. FSDP2's DTensors agree by themselves; the
+    flag is max-reduced for all others. apex caps its scale at 2**24; torch does not.
+
+    Args:
+        loss_scale: "dynamic" (2**16 at first, x2 after 2000 good steps, /2 after an overflow) or a
+            constant.
+        device_type: `cpu` or `cuda`.
+    """
+
+    def __init__(self, loss_scale: float | Literal["dynamic"], device_type: str) -> None:
+        self._constant = None if loss_scale == "dynamic" else float(loss_scale)
+        self._scaler = GradScaler(device_type, init_scale=self._constant or 2.0**16)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the loss times the scale."""
+        return self._scaler.scale(loss)
+
+    def unscale(self, optimizer: Optimizer) -> Tensor:
+        """Divide the gradients by the scale; return 1 where any rank found inf or NaN, else 0."""
+        self._scaler.unscale_(optimizer)
+        state = self._scaler._per_optimizer_states[id(optimizer)]
+        flags = list(state["found_inf_per_device"].values())
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            for flag in flags:
+                local = flag.to_local() if isinstance(flag, DTensor) else flag
+                dist.all_reduce(local, dist.ReduceOp.MAX)
+        return torch.stack([f.full_tensor() if isinstance(f, DTensor) else f for f in flags]).amax()
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Update the parameters unless an overflow was found, then adapt the scale."""
+        self._scaler.step(optimizer)
+        self._scaler.update(self._constant)
+
+    def state(self) -> dict[str, float]:
+        """Return scale and count of good steps, for a later `restore`; reading waits for the device."""
+        return dict(self._scaler.state_dict())
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Go on from what `state` returned."""
+        self._scaler.load_state_dict(state)
+
+    @property
+    def current(self) -> float:
+        """The scale; reading it waits for the device."""
+        return self._scaler.get_scale()
+
+
+# Clipping by the norm of all gradients, where no rank has all of them.
+
+
+def clip_gradients(
+    groups: Iterable[dict[str, Any]], limit: float, world: World, *, in_slices: bool = False
+) -> None:
+    """Scale all gradients so that their norm over the whole model is at most `limit`.
+
+    Args:
+        groups: parameter groups; those with `split_over_tensor` hold parts of matrices, of which
+            each rank of a tensor group has another, all others are the same on these ranks.
+        limit: of the norm.
+        world: ranks; pipeline stages hold different parameters.
+        in_slices: ranks that share a mean gradient hold different slices of it (ZeRO-1).
+    """
+    groups = list(groups)
+    parameters = [p for group in groups for p in group["params"]]
+    kinds = _by_kind(parameters)
+    if world.shape.tensor == world.shape.pipeline == 1 and not in_slices and len(kinds) == 1:
+        clip_grad_norm_(parameters, limit)
+        return
+    parts, wholes = (
+        [p for g in groups if bool(g.get("split_over_tensor")) is split for p in g["params"]]
+        for split in (True, False)
+    )
+    square, of_wholes = _square(parts, world), _square(wholes, world)
+    if in_slices and world.shape.gradient_shares > 1:
+        for each in (square, of_wholes):
+            dist.all_reduce(each, group=world.gradient_group())
+    if world.shape.tensor > 1:
+        dist.all_reduce(square, group=world.axis("tensor").get_group())
+    square += of_wholes
+    if world.shape.pipeline > 1:
+        dist.all_reduce(square, group=world.axis("pipeline").get_group())
+    for kind in kinds:
+        clip_grads_with_norm_(kind, limit, square.sqrt())
+
+
+def _by_kind(parameters: list[Tensor]) -> list[list[Tensor]]:
+    """Part shards from whole parameters, which no operation on lists may mix."""
+    kinds = (
+        [p for p in parameters if isinstance(p, DTensor) is sharded] for sharded in (True, False)
+    )
+    return [kind for kind in kinds if kind]
+
+
+def _square(parameters: list[Tensor], world: World) -> Tensor:
+    total = torch.zeros((), device=world.device, dtype=torch.float64)
+    for kind in _by_kind(parameters):
+        gradients = [p.grad for p in kind if p.grad is not None]
+        if gradients:
+            norm = get_total_norm(gradients)
+            whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            total += whole.double().square()
+    return total
