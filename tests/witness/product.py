@@ -6,6 +6,8 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -77,34 +79,32 @@ def masked(text: str, folder: Path) -> str:
 
 
 def found(places: Sequence[str]) -> Any:
-    """Return the object at the first `module:name` of some that can be imported.
+    """Return the first of some objects, `folder:name`, that a file in a folder of `vitsweep/` defines.
 
     Raises:
         LookupError: there is none.
     """
     for place in places:
-        module, _, names = place.partition(":")
-        try:
-            thing = import_module(module)
-            for name in names.split("."):
-                thing = getattr(thing, name)
-        except (ImportError, AttributeError):
-            continue
-        return thing
-    raise LookupError(f"none of {places} exists")
+        folder, _, names = place.partition(":")
+        first, *inner = names.split(".")
+        definition = re.compile(rf"^(def|class) {first}\b", re.M)
+        for path in sorted((ROOT / "vitsweep" / folder).rglob("*.py")):
+            if definition.search(path.read_text()):
+                module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+                with suppress(AttributeError):
+                    return reduce(getattr, inner, getattr(import_module(module), first))
+    raise LookupError(f"{', '.join(places)}: not found")
 
 
-def value_of(places: Sequence[str], context: Mapping[str, Any]) -> Any:
-    """Evaluate the first of some entries whose function exists and takes these arguments."""
-    missing: Exception = LookupError(f"none of {places} exists")
-    for place in places:
-        module, _, call = place.rpartition(":")
+def value_of(calls: Sequence[str], context: Mapping[str, Any]) -> Any:
+    """Evaluate the first of some calls whose function exists and takes these arguments."""
+    missing: Exception = LookupError("no call is named")
+    for call in calls:
+        folder, _, expression = call.rpartition(":")
+        name = expression.partition("(")[0]
         try:
-            names = dict(context)
-            if module:
-                name = call.partition("(")[0]
-                names[name.partition(".")[0]] = found([f"{module}:{name.partition('.')[0]}"])
-            return eval(call or place, names)
+            own = {name: found([f"{folder}:{name}"])} if folder else {}
+            return eval(expression, dict(context) | own)
         except (LookupError, AttributeError, TypeError) as error:
             missing = error
     raise missing

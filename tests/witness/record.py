@@ -75,7 +75,7 @@ def prepare(work: Path) -> None:
             if rate := document.get("metrics", {}).get("images_per_second"):
                 document["metrics"]["images_per_second"] = rate * factor
                 run.write_text(json.dumps(document))
-    said = forked(lambda: found(LISTS["generated_sweeps"])(results) and 0, work)
+    said = forked(lambda: import_module(LISTS["generated_sweeps"]).write_all(results) and 0, work)
     if not said.startswith("exit code 0"):
         raise RuntimeError(said)
 
