@@ -56,7 +56,8 @@ PACKAGE_OF_COMMAND = {
 }
 ACCOUNTING_COMMANDS = {"slurmdbd", "mariadbd", "mariadb-install-db"}
 APT_INSTALL = [
-    *("apt-get", "install", "-y", "--no-install-recommends"),
+    # two workers of the tests may install at once: the second waits
+    *("apt-get", "-o", "DPkg::Lock::Timeout=600", "install", "-y", "--no-install-recommends"),
     *dict.fromkeys(PACKAGE_OF_COMMAND.values()),
 ]
 SYSTEM_PATH = "/usr/sbin:/usr/local/sbin:/usr/bin:/bin"
