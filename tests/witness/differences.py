@@ -23,7 +23,7 @@ def compare(before: Path, after: Path, explained: Sequence[Mapping[str, str]]) -
         for p in (folder / "strict" / part).rglob("*")
         if p.is_file()
     })  # fmt: skip
-    differing = 0
+    differing, applied = 0, Counter[str]()
     for name in names:
         one, two = (f / name for f in (before, after))
         if not (one.exists() and two.exists()):
@@ -33,11 +33,14 @@ def compare(before: Path, after: Path, explained: Sequence[Mapping[str, str]]) -
         old = re.sub(r"\b[0-9a-f]{12}\b", lambda m: ids.get(m[0], m[0]), one.read_text())
         for entry in explained:
             if fnmatch.fnmatch(name, f"strict/{entry['files']}"):
-                old = re.sub(entry["find"], entry["put"], old)
+                old, times = re.subn(entry["find"], entry["put"], old)
+                applied[entry["why"]] += times
         lines = difference(old, two.read_text(), name, in_any_order=bool(ids))
         if lines:
             differing += 1
             print("\n".join(["", name, *lines[:40], *(["..."] if len(lines) > 40 else [])]))
+    for why, times in applied.items():
+        print(f"\nmeant, {times} times: {why}")
     report_measured(before / "measured", after / "measured")
     report_code(before / "code.json", after / "code.json")
     print(
