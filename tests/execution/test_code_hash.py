@@ -1,6 +1,5 @@
 """A cell's code hash changes with every file that can change its numbers, and with no other."""
 
-import ast
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,7 @@ import pytest
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.execution import code_hash
-from vitsweep.execution.code_hash import (
-    PACKAGE_FOLDER,
-    SHARED,
-    CellCode,
-    Sources,
-    changed_files,
-)
+from vitsweep.execution.code_hash import CellCode, Sources, changed_files
 from vitsweep.planning.freeze import plan_of
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -101,22 +94,32 @@ def test_the_content_decides_not_the_time_of_the_file(own: tuple[CellSpec, Path]
     assert code_of(cell).hash == before
 
 
-def test_what_is_typed_drawn_and_written_is_code_of_no_cell() -> None:
-    rooms = {Path(name).parts[1] for name in code_of(spec_of()).files}
-    others = {"cli", "report", "charts", "tables", "results", "launchers", "planning"}
-    assert not rooms & others
+ROOMS = {"cell.py", "collectives", "data", "equivalence.py", "execution", "measure", "model"} | {
+    "parallelize.py",
+    "spec",
+    "techniques",
+    "training",
+    "world.py",
+}
 
 
-def test_every_file_that_shared_code_imports_is_shared() -> None:
-    """What all cells run is hashed for all cells, so it must be listed as a whole."""
-    shared = [
-        file
-        for name in SHARED
-        for file in sorted((PACKAGE_FOLDER / name).rglob("*.py") or [PACKAGE_FOLDER / name])
-    ] + [PACKAGE_FOLDER / name for name in SHARED if name.endswith(".py")]
-    names = {".".join(f.relative_to(PACKAGE_FOLDER.parent).with_suffix("").parts) for f in shared}
-    for file in shared:
-        for node in ast.walk(ast.parse(file.read_text())):
-            module = getattr(node, "module", None) if isinstance(node, ast.ImportFrom) else None
-            if module and module.startswith("vitsweep.techniques."):
-                assert module in names, f"{file} imports {module}"
+def test_what_is_typed_planned_drawn_and_written_is_code_of_no_cell() -> None:
+    files = code_of(spec_of("task=train", "task.epochs=1", "data=digits")).files
+    assert {Path(name).parts[1] for name in files} == ROOMS
+
+
+def test_what_every_rank_runs_is_code_of_every_cell_wherever_it_is_imported() -> None:
+    files = code_of(spec_of()).files
+    for inside_a_function in ("cell.py", "training/checkpoint_manager.py"):
+        assert f"vitsweep/{inside_a_function}" in files
+    for not_run in ("spec/resolve.py", "execution/supervisor.py", "data/image_folder.py"):
+        assert f"vitsweep/{not_run}" not in files
+
+
+def test_an_import_for_types_alone_is_no_code_of_the_cell(own: tuple[CellSpec, Path]) -> None:
+    cell, folder = own
+    before = code_of(cell)
+    path = folder / "technique.py"
+    for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lab import notes\n"
+    path.write_text(for_types + path.read_text())
+    assert code_of(cell).files.keys() == before.files.keys()

@@ -2,55 +2,36 @@
 
 Two runs of a cell may be taken together only if this hash is the same. It covers
 
-- the part of the package that builds, trains and measures (`SHARED`), for every cell;
-- the modules of the classes that the cell's `_target_` keys name, with every module that they import,
-  wherever in the file and however deep: own modules of a user too, in git or not. Installed packages
-  are left out; torch's version is compared by itself.
+- the module that every rank runs (`execution.worker`),
+- the modules of the classes that the cell's `_target_` keys name,
+- and every module that these import, wherever in the file and however deep: own modules of a user too,
+  in git or not. Installed packages are left out; torch's version is compared by itself.
 
-Files that cannot change a number are left out as well: what is typed, planned, submitted, drawn and
-written. What composition decides is in the cell's id.
+Rooms that cannot change a number are left out as well (`LEFT_OUT`), with what only they import. What is
+typed, planned, submitted and drawn is imported by nothing that a rank runs. What composition decides is
+in the cell's id.
 """
 
 import ast
 import hashlib
 import importlib.machinery
 import os
+import re
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import vitsweep
 from vitsweep.spec.cell_spec import CellSpec
 
-PACKAGE_FOLDER = Path(vitsweep.__file__).parent
-SHARED = (
-    "cell.py",
-    "collectives",
-    "data",
-    "equivalence.py",
-    "execution",
-    "measure",
-    "model",
-    "parallelize.py",
-    "spec",
-    "techniques/optimizer/adamw.py",
-    "techniques/optimizer/flat_buffer.py",
-    "techniques/optimizer/parameter_groups.py",
-    "techniques/optimizer/sgd.py",
-    "techniques/precision/cast.py",
-    "training",
-    "world.py",
-)
-"""Files and folders of the package that every cell runs."""
+PACKAGE_FOLDER = Path(__file__).parents[1]
+EVERY_RANK = f"{PACKAGE_FOLDER.name}.execution.worker"
+LEFT_OUT = {"__init__", "console", "errors", "files", "rates", "results"}
+"""Rooms of the package that a rank uses to write, to say and to compare, never to train or to time."""
 
-_INSTALLED = tuple(
-    os.path.join(sysconfig.get_path(name), "")
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 @dataclass(frozen=True)
@@ -84,15 +65,12 @@ class Sources:
     def of(self, cell: CellSpec) -> CellCode:
         """Return the code of a cell."""
         classes = (cls.__module__ for cls in _classes(cell))
-        modules = frozenset([*classes, *cell.model.code_modules, *cell.data.code_modules])
+        own = (*cell.model.code_modules, *cell.data.code_modules)
+        modules = frozenset([EVERY_RANK, *classes, *own])
         if modules not in self._of_modules:
-            own = (files for module in modules for files in self._reached(module).items())
-            self._of_modules[modules] = CellCode(dict(own) | self._shared)
+            files = (file for module in modules for file in self._reached(module).items())
+            self._of_modules[modules] = CellCode(dict(files))
         return self._of_modules[modules]
-
-    @cached_property
-    def _shared(self) -> dict[str, str]:
-        return _digests(v for name in SHARED for v in _versions(PACKAGE_FOLDER / name))
 
     def _reached(self, module: str) -> dict[str, str]:
         if module not in self._of_module:
@@ -148,7 +126,7 @@ def _digest(path: str, version: _Version) -> str:
 
 
 def _reached(module: str) -> dict[str, str]:
-    """Return name -> path of a module and of all that it imports, the shared and installed ones left out."""
+    """Return name -> path of a module and of all that it imports."""
     found: dict[str, str] = {}
     waiting, seen = [module], {module}
     root = module.partition(".")[0]
@@ -166,11 +144,11 @@ def _reached(module: str) -> dict[str, str]:
 
 
 def _belongs(name: str, path: str, root: str) -> bool:
-    """Tell whether a module can change the numbers of a cell, beside the shared ones."""
-    top = name.partition(".")[0]
+    """Tell whether a module can change the numbers of a cell."""
+    top, _, below = name.partition(".")
     if top == PACKAGE_FOLDER.name:
-        return name.startswith(f"{top}.techniques.")
-    return top == root or not path.startswith(_INSTALLED)
+        return (below.partition(".")[0] or "__init__") not in LEFT_OUT
+    return top == root or not _INSTALLED.search(path)
 
 
 @lru_cache(maxsize=4096)
@@ -197,7 +175,7 @@ def _imported(path: str, version: _Version, module: str) -> tuple[str, ...]:
         return ()
     package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
     names: list[str] = []
-    for node in ast.walk(ast.parse(Path(path).read_bytes())):
+    for node in _run(ast.parse(Path(path).read_bytes())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -206,3 +184,12 @@ def _imported(path: str, version: _Version, module: str) -> tuple[str, ...]:
             names += [str(base), *(f"{base}.{alias.name}" for alias in node.names)]
     parents = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 1)}
     return tuple(sorted(parents | set(names)))
+
+
+def _run(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements below a node that run: all but those for type checkers."""
+    for child in ast.iter_child_nodes(node):
+        for_types = isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING"
+        if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)) and not for_types:
+            yield child
+            yield from _run(child)
