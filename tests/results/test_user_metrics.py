@@ -11,10 +11,11 @@ from tests.builders import ENVIRONMENT, PLAIN
 from tests.command import NO_REPORT, ROOT, Command
 from vitsweep.cli.main import run as command
 from vitsweep.errors import BadValueError
-from vitsweep.results import metrics
+from vitsweep.results.metrics import METRICS, known_metrics, own_metrics
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
-from vitsweep.results.user_metrics import check_metrics, register, with_user_metrics
+from vitsweep.results.user_metrics import attributes_of, check_metrics, with_user_metrics
+from vitsweep.tables.load import load
 from vitsweep.tables.notes import empty_metrics, empty_metrics_of
 from vitsweep.tables.show import presented
 
@@ -71,9 +72,7 @@ def store(tmp_path):
         "broken": NODE | {"function": f"{__name__}.breaks", "label": "Broken"},
     }
     store.append_command({"metrics": metrics_, "cells": ["a"]})
-    yield store
-    for column in metrics_:
-        metrics.METRICS.pop(column, None)
+    return store
 
 
 def run():
@@ -161,7 +160,8 @@ def test_tables_show_it_with_its_label_and_unit(store):
     store.freeze("a", {"cell_id": "a", "cell": {}})
     store.publish(with_user_metrics(run(), store))
     cells = vitsweep.load(store.root).cells
-    assert metrics.METRICS["joules"].better == "lower"
+    assert known_metrics(cells)["joules"].better == "lower"
+    assert "joules" not in METRICS  # other sweeps do not have it
     assert list(presented(cells)["Energy (J)"]) == ["8.00"]
     assert "broken_reason" in cells
 
@@ -184,13 +184,13 @@ def test_what_has_no_value_is_said_once_with_its_reason(store, capsys):
 
 
 def test_reasons_that_differ_are_counted_and_a_long_one_is_cut(store):
-    register(store)
     reasons = [
         "f raised\n  ValueError: " + "x" * 999,
         "f raised KeyError: 1",
         "f raised KeyError: 1",
     ]
     runs = DataFrame({"status": "measured", "broken": None, "broken_reason": [*reasons, None]})
+    runs.attrs = attributes_of(store)
     [said] = empty_metrics(runs)
     assert said == (
         "The metric `broken` has no value in 3 of 3 runs: f raised KeyError: 1. 1 more reason in "
@@ -233,8 +233,12 @@ def test_two_columns_of_one_label_are_refused():
         check_metrics({"joules": NODE, "more_joules": NODE})
 
 
-def test_registering_twice_changes_nothing(store):
-    register(store)
-    before = dict(metrics.METRICS)
-    register(store)
-    assert before == metrics.METRICS
+def test_sweeps_read_together_have_the_metrics_of_both(store, tmp_path):
+    other = Store(tmp_path / "other").create()
+    other.append_command({"metrics": {"watts": NODE | {"label": "Power"}}, "cells": ["a"]})
+    for one in (store, other):
+        one.freeze("a", {"cell_id": "a", "cell": {}})
+        one.publish(with_user_metrics(run(), one))
+    assert set(own_metrics(load(store))) == {"joules", "broken"}
+    assert set(own_metrics(load(other))) == {"watts"}
+    assert set(own_metrics(load(store, other))) == {"joules", "broken", "watts"}

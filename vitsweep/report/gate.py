@@ -8,9 +8,8 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.metrics import METRICS
+from vitsweep.results.metrics import Metric, known_metrics
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
-from vitsweep.results.upgrade import PER_SECOND
 from vitsweep.tables.formatting import count, plain, times
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.sweep_diff import compare_with_kept, metric_named
@@ -27,8 +26,6 @@ FAILING = (WORSE, GONE)
 UNLESS_LENIENT = (FELL, PARTLY, TOO_FEW, NO_STEP, ABSENT)
 """Verdicts that fail the gate, but only warn if it is lenient."""
 _ONE_SIDED = (NEW, ABSENT, NEVER)
-TIMED = frozenset(("speedup", "step_time_ms", "epoch_hours_imagenet1k", *PER_SECOND))
-"""Metrics that follow from the step time."""
 ACCURACY, ACCURACY_TOLERANCE = "accuracy_top1", 0.01
 """Accuracy is compared wherever the kept side has it; it may not fall by more than this fraction."""
 FAR = 0.05
@@ -123,9 +120,8 @@ def gate(
     both = set(runs["cell_id"]) & set(kept["cell_id"])
     if not both:
         raise VitsweepError("The sweep and the kept baseline have no cell in common.")
-    columns = list(
-        dict.fromkeys(metric_named(name) for name in metrics or _default(baselines, both))
-    )
+    names = metrics or _default(baselines, both)
+    columns = list(dict.fromkeys(metric_named(name, runs) for name in names))
     unpaired = {cell for cell in both if (baselines or {}).get(cell) is None}
     by_default = not metrics and columns == ["speedup"]
     if by_default and unpaired:
@@ -135,6 +131,7 @@ def gate(
     if ACCURACY in kept and kept[ACCURACY].notna().any():
         columns += [ACCURACY] * (ACCURACY not in columns)
         runs = runs if ACCURACY in runs else runs.assign(**{ACCURACY: float("nan")})
+    known = known_metrics(runs)
     compared = compare_with_kept(runs, kept, columns, baselines)
     rows = (
         _cells(runs, kept)
@@ -142,7 +139,10 @@ def gate(
         .merge(compared, on=["cell_id", "metric"], how="left")
         .pipe(_own_default, unpaired if by_default else None)
         .pipe(_once_where_unmeasured, baselines, columns)
-        .assign(limit=lambda t: [_limit(metric, tolerance) for metric in t["metric"]])
+        .assign(
+            better=lambda t: t["metric"].map(lambda metric: known[metric].better),
+            limit=lambda t: [_limit(known[metric], tolerance) for metric in t["metric"]],
+        )
         .assign(verdict=_verdicts)
         .assign(
             fails=lambda t: t["verdict"].isin([*FAILING, *(() if lenient else UNLESS_LENIENT)]),
@@ -156,8 +156,14 @@ def gate(
     return Gate(
         passed=not rows["fails"].any(),
         rows=rows[[*shown, *ratio]],
-        notes=tuple(_notes(runs, kept)) if TIMED & set(columns) else (),
+        notes=tuple(_notes(runs, kept))
+        if any(_is_timed(known[column]) for column in columns)
+        else (),
     )
+
+
+def _is_timed(metric: Metric) -> bool:
+    return metric.column == "speedup" or metric.follows is not None
 
 
 def _notes(runs: DataFrame, kept: DataFrame) -> list[str]:
@@ -260,16 +266,16 @@ def _once_where_unmeasured(
     return table[~again & ~is_one & ~optional].reset_index(drop=True)
 
 
-def _limit(metric: str, tolerance: float) -> float:
-    if metric == ACCURACY:
+def _limit(metric: Metric, tolerance: float) -> float:
+    if metric.column == ACCURACY:
         return 1 - min(tolerance, ACCURACY_TOLERANCE)
-    return 1 - tolerance if METRICS[metric].better == "higher" else 1 + tolerance
+    return 1 - tolerance if metric.better == "higher" else 1 + tolerance
 
 
 def _verdicts(table: DataFrame) -> Series:
     was = table["status_kept"] == Status.measured
     low, high = table["ratio_low"], table["ratio_high"]
-    up = table["metric"].map(lambda metric: METRICS[metric].better == "higher")
+    up = table["better"] == "higher"
     limit, accuracy = table["limit"], table["metric"] == ACCURACY
     gone = (table["count_kept"] > 0) & ~(table["count_now"] > 0)
     rules = {
@@ -302,7 +308,7 @@ def _reason(row: Series) -> str:
         return f"{name} was measured and is now {plain(row['status_now']).replace('_', ' ')}" + (
             f": {why}" if why else "."
         )
-    metric = METRICS[row["metric"]]
+    metric = row["metric"]
     if row["verdict"] == PARTLY:
         return (
             f"{name} is not measured in {count(row['lost_now'], 'block')}, a larger share than of the "
@@ -310,9 +316,9 @@ def _reason(row: Series) -> str:
         )
     if row["verdict"] == NO_STEP:
         why = "no step was counted"
-        if metric.column == "speedup":
+        if metric == "speedup":
             why += ", or its baseline was not measured"
-        return f"{name}: `{metric.column}` has no value any more: {why}."
+        return f"{name}: `{metric}` has no value any more: {why}."
     if row["verdict"] == FELL:
         if pd.isna(row["ratio"]):
             return f"{name}: accuracy was measured and is now missing or 0."
@@ -322,13 +328,13 @@ def _reason(row: Series) -> str:
         runs = f"{row['count_kept']:.0f} kept, {row['count_now']:.0f} now; an interval needs 3"
         return f"{name}: too few runs ({runs})."
     if row["verdict"] == NO_NUMBERS:
-        return f"{name}: no numbers to compare (`{metric.column}`)."
+        return f"{name}: no numbers to compare (`{metric}`)."
     if pd.isna(row["ratio_high"]):
         return f"{name}: {row['verdict']}."
     interval = f"[{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
-    accepted = "from" if metric.better == "higher" else "up to"
+    accepted = "from" if row["better"] == "higher" else "up to"
     return (
-        f"{name}: {times(row['ratio'])} the kept {_in_words(metric.column)}, interval {interval}, "
+        f"{name}: {times(row['ratio'])} the kept {_in_words(metric)}, interval {interval}, "
         f"accepted {accepted} {row['limit']:.3g}: {row['verdict']}."
     )
 

@@ -23,7 +23,7 @@ from vitsweep.files import write_atomically
 from vitsweep.report import chart_data
 from vitsweep.report.answer import answers, question
 from vitsweep.report.figures import ChartWarning, drawn
-from vitsweep.results.metrics import COLUMN_OF, METRICS
+from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.budget import with_peak
@@ -61,14 +61,15 @@ def explorer(cells: DataFrame) -> dict[str, Any] | None:
     numbers = [c for c in metric_columns(measured) if measured[c].notna().any()]
     numbers += [c for c in varying(measured) if c not in CHOICES and measured[c].dtype.kind in "if"]
     groups = [c for c in varying(cells) if c in CHOICES] or ["model"]
+    metrics = known_metrics(measured)
     data = {
         "names": cell_names(cells)[measured.index].tolist(),
         "numbers": {c: [None if missing(v) else float(v) for v in measured[c]] for c in numbers},
-        "labels": {c: style.axis_label(c) for c in numbers},
+        "labels": {c: metrics[c].axis_label if c in metrics else c for c in numbers},
         "groups": {c: [plain(v) for v in measured[c]] for c in groups},
         "colours": {c: {plain(v): style.colour(c, plain(v)) for v in measured[c]} for c in groups},
         "first": [c if c in numbers else numbers[0] for c in FIRST],
-        "better": {c: METRICS[c].better for c in numbers if c in METRICS},
+        "better": {c: metrics[c].better for c in numbers if c in metrics},
     }
     # "</" would end the script element of the page
     return {"data": json.dumps(data).replace("</", "<\\/"), "code": _plotly_code()}
@@ -188,7 +189,7 @@ def render(
         "predictions": presented_predictions(cells).to_dict("split"),
         "predicted": prediction_sentence(cells),
         "table": table(cells),
-        "numeric": tuple(COLUMN_OF),
+        "numeric": tuple(headings(cells)),
         "charts": charts,
         "explorer": explorer(repeated if len(repeated) else cells),
         "traces": traces,
@@ -198,7 +199,7 @@ def render(
         "notes": notes,
         "environment": environment(cells),
         "commands": list(dict.fromkeys(str(c["command"]) for c in commands if c.get("command"))),
-        "metrics": [m for m in METRICS.values() if m.column in cells],
+        "metrics": [m for m in known_metrics(cells).values() if m.column in cells],
     }
     environment_ = Environment(
         loader=PackageLoader("vitsweep.report"), autoescape=True, undefined=StrictUndefined
@@ -216,7 +217,8 @@ def table(cells: DataFrame) -> dict[str, Any]:
     """Return headings, rows of (text, sort key), and the choices to filter by."""
     text, ordered = presented(cells, wide=True), ranked(cells)
     keys = ordered.assign(peak_gib=peaks_gib(ordered))
-    sources = {str(c): COLUMN_OF.get(str(c), str(c)) for c in text}
+    shown = headings(cells)
+    sources = {str(c): shown.get(str(c), str(c)) for c in text}
     columns = [
         list(zip(text[c], _sort_keys(keys, source), strict=True)) for c, source in sources.items()
     ]

@@ -10,7 +10,7 @@ from pandas import DataFrame
 from vitsweep.files import replacing, write_if_changed
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
-from vitsweep.results.user_metrics import register
+from vitsweep.results.user_metrics import attributes_of
 from vitsweep.tables.load import cells_from, rows_of
 from vitsweep.tables.replicates import replicate_key, replicates
 
@@ -23,9 +23,9 @@ def collect(store: Store) -> DataFrame:
     Returns:
         One row per cell, measured or not.
     """
-    register(store)
     records = list(store.runs())
     runs = DataFrame(list(rows_of(store, records)))
+    runs.attrs.update(attributes_of(store))
     table = cells_from(store, runs)
     _write_parquet(runs, store.root / "runs.parquet")
     _write_parquet(samples(records), store.root / "samples.parquet")

@@ -4,16 +4,20 @@ Tables, charts, reports and the documentation read them from here.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitsweep.spec.cell_spec import GROUPS_WITH_NAME
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 
 @dataclass(frozen=True)
 class Metric:
-    """One column of the record.
+    """One measured column of records and tables. Whatever a table does with a column follows from here.
 
     Attributes:
         column: name in CSV and parquet; the unit is part of it where it is not a pure number.
@@ -21,6 +25,13 @@ class Metric:
         label: axis label without the unit.
         better: which direction is an improvement, or None where neither is.
         definition: how it is computed, in one line.
+        follows: it is proportional to images/s, or to the time of a step; a table that adjusts
+            throughput for blocks adjusts it as well.
+        positive: zero or less is no measurement, and treated as missing.
+        mean: over repetitions. Of geometric means the ratio is the mean ratio.
+        spread: repetitions get a standard deviation and an interval of it.
+        gated: it can be compared with a kept baseline.
+        heading: of the column in printed tables; empty where they do not show it.
     """
 
     column: str
@@ -28,6 +39,13 @@ class Metric:
     label: str
     better: Literal["higher", "lower"] | None
     definition: str
+    _: KW_ONLY
+    follows: Literal["throughput", "step_time"] | None = None
+    positive: bool = False
+    mean: Literal["arithmetic", "geometric"] = "arithmetic"
+    spread: bool = False
+    gated: bool = True
+    heading: str = ""
 
     @property
     def axis_label(self) -> str:
@@ -37,14 +55,18 @@ class Metric:
 
 _ALL = (
     Metric("images_per_second", "img/s", "Throughput, all ranks", "higher",
-           "images of the timed window over all ranks / its elapsed time on the slowest rank"),
+           "images of the timed window over all ranks / its elapsed time on the slowest rank",
+           follows="throughput", positive=True, mean="geometric", spread=True, heading="img/s"),
     Metric("images_per_second_per_rank", "img/s", "Throughput per rank", "higher",
-           "images_per_second / ranks"),
+           "images_per_second / ranks",
+           follows="throughput", positive=True, mean="geometric"),
     Metric("tokens_per_second", "tokens/s", "Token throughput, all ranks", "higher",
-           "images_per_second x tokens of one image"),
+           "images_per_second x tokens of one image",
+           follows="throughput", positive=True, mean="geometric"),
     Metric("step_time_ms", "ms", "Step time", "lower",
            "elapsed time of the timed window on the slowest rank / its steps; steps whose update the "
-           "loss scaler skipped are left out of both"),
+           "loss scaler skipped are left out of both",
+           follows="step_time", positive=True, mean="geometric", heading="step ms"),
     Metric("unadjusted_images_per_second", "img/s", "Throughput, median over runs", None,
            "median of images_per_second over the runs of a cell, without block adjustment; cells only"),
     Metric("step_time_median_ms", "ms", "Median step time", "lower",
@@ -60,13 +82,17 @@ _ALL = (
     Metric("window_seconds", "s", "Timed window", None,
            "elapsed time of the counted steps on the slowest rank"),
     Metric("throughput_spread", "1", "Relative standard deviation of throughput", "lower",
-           "standard deviation / mean of images_per_second over the runs of a cell; cells only"),
+           "standard deviation / mean of images_per_second over the runs of a cell; cells only",
+           gated=False),
     Metric("speedup", "x", "Speedup over the baseline", "higher",
-           "exp(mean over blocks of log(baseline step time / step time)), images per step equalised"),
+           "exp(mean over blocks of log(baseline step time / step time)), images per step equalised",
+           positive=True, heading="speedup"),
     Metric("speedup_low", "x", "Speedup, lower end of the 95 % interval", "higher",
-           "Student's t over blocks; empty below 3 blocks"),
+           "Student's t over blocks; empty below 3 blocks",
+           positive=True, gated=False),
     Metric("speedup_high", "x", "Speedup, upper end of the 95 % interval", "higher",
-           "Student's t over blocks; empty below 3 blocks"),
+           "Student's t over blocks; empty below 3 blocks",
+           positive=True, gated=False),
     Metric("data_ms", "ms", "Waiting for data", "lower", "instrumented steps, median, slowest rank"),
     Metric("forward_ms", "ms", "Forward", "lower",
            "instrumented steps, median, slowest rank; of a pipeline all micro-batches of its stages"),
@@ -90,7 +116,8 @@ _ALL = (
     Metric("peak_rss_gib", "GiB", "Peak resident memory, worst rank", "lower",
            "VmHWM of the process since the model was built; CPU"),
     Metric("peak_gib", "GiB", "Peak memory, worst rank", "lower",
-           "peak_allocated_gib on a GPU, peak_rss_gib on CPU; made by the tables"),
+           "peak_allocated_gib on a GPU, peak_rss_gib on CPU; made by the tables",
+           heading="peak GiB"),
     Metric("parameter_gib", "GiB", "Parameters held, worst rank", "lower",
            "tensors that the rank holds between steps: shards where parameters are sharded"),
     Metric("gradient_gib", "GiB", "Gradients held, worst rank", "lower",
@@ -120,23 +147,29 @@ _ALL = (
            "forward + backward from the shape, one multiply-add = 2, nothing recomputed; attention by "
            "unmasked pairs, linear attention by its states"),
     Metric("model_tflops_per_rank", "TFLOP/s", "Model TFLOP/s per rank", "higher",
-           "model_flops_per_image x images_per_second_per_rank / 1e12"),
+           "model_flops_per_image x images_per_second_per_rank / 1e12",
+           follows="throughput"),
     Metric("mfu", "1", "Model FLOPs utilisation", "higher",
-           "model_tflops_per_rank / published dense peak of the device in the compute dtype"),
+           "model_tflops_per_rank / published dense peak of the device in the compute dtype",
+           follows="throughput"),
     Metric("hfu", "1", "Hardware FLOPs utilisation", "higher",
-           "the same with recomputed FLOPs counted: blocks under recomputation, q k^T in fused kernels"),
+           "the same with recomputed FLOPs counted: blocks under recomputation, q k^T in fused kernels",
+           follows="throughput"),
     Metric("mfu_of_measured_peak", "1", "Model FLOPs / measured matmul rate", "higher",
-           "model_tflops_per_rank / the matmul rate `vitsweep doctor` measured here"),
+           "model_tflops_per_rank / the matmul rate `vitsweep doctor` measured here",
+           follows="throughput"),
     Metric("peak_tflops", "TFLOP/s", "Dense peak of the device", None,
            "published for the compute dtype, the denominator of mfu; its source in peak_source"),
     Metric("epoch_hours_imagenet1k", "h", "Time of an ImageNet-1k epoch", "lower",
-           "1,281,167 images / images_per_second / 3600"),
+           "1,281,167 images / images_per_second / 3600",
+           follows="step_time"),
     Metric("loss_first", "1", "Loss of the first measured step", None,
            "mean over ranks, of step number measurement.warmup_steps"),
     Metric("loss_last", "1", "Loss of the last measured step", None,
            "mean over ranks, of step number warmup_steps + measured_steps - 1: the same for every machine"),
     Metric("accuracy_top1", "1", "Top-1 accuracy", "higher",
-           "held-out images, each counted once; only where task=train"),
+           "held-out images, each counted once; only where task=train",
+           spread=True, heading="top-1"),
     Metric("accuracy_top5", "1", "Top-5 accuracy", "higher",
            "held-out images whose label is among the five largest logits; only where task=train"),
     Metric("train_seconds", "s", "Training time", "lower", "epochs of task=train, without evaluation"),
@@ -145,7 +178,8 @@ _ALL = (
            "schedule of resolution or tokens"),
     Metric("seconds_to_target", "s", "Training time to the target accuracy", "lower",
            "train_seconds at the first evaluation with accuracy_top1 >= task.target_accuracy; empty "
-           "where that was not reached, see seconds_to_target_reason"),
+           "where that was not reached, see seconds_to_target_reason",
+           mean="geometric", spread=True, heading="s to target"),
     Metric("epochs_to_target", "1", "Epochs to the target accuracy", "lower",
            "epochs trained at that evaluation"),
     Metric("setup_seconds", "s", "Set-up time of a run", "lower",
@@ -172,21 +206,6 @@ _ALL = (
 METRICS: dict[str, Metric] = {metric.column: metric for metric in _ALL}
 """Column -> definition, in the order of the record."""
 
-HEADINGS = {
-    "images_per_second": "img/s",
-    "speedup": "speedup",
-    "step_time_ms": "step ms",
-    "peak_gib": "peak GiB",
-    "accuracy_top1": "top-1",
-    "seconds_to_target": "s to target",
-    "blocks": "blocks",
-    "replicates": "replicates",
-}
-"""Column -> its heading in printed tables. `gate --metric` takes either."""
-
-COLUMN_OF = {heading: column for column, heading in HEADINGS.items()}
-"""Heading of a printed table -> the column it shows."""
-
 
 @dataclass(frozen=True)
 class Flag:
@@ -196,11 +215,14 @@ class Flag:
         column: name in the record.
         caption: what it means, for the line below a chart.
         advice: what it means for the reader of a table, and what to do; empty where nothing helps.
+        least_share: a cell has the flag where more than this share of its runs have it. Warm-up shows
+            in every run, a passing disturbance in one.
     """
 
     column: str
     caption: str
     advice: str
+    least_share: float = 0.0
 
 
 _FLAGS = (
@@ -212,81 +234,143 @@ _FLAGS = (
          "them for tighter intervals."),
     Flag("throttled", "clocks were throttled", ""),
     Flag("drifting", "step times drifted",
-         "Some step times still drifted within a run (`drifting`): more warm-up helps."),
+         "Some step times still drifted within a run (`drifting`): more warm-up helps.", 0.5),
     Flag("uneven_steps", "a few slow steps made up much of the time",
          "A few slow steps made up much of the time of some runs (`uneven_steps`; cause in "
-         "`uneven_steps_cause`): where it is `data`, more `data.num_workers` help."),
+         "`uneven_steps_cause`): where it is `data`, more `data.num_workers` help.", 0.5),
 )  # fmt: skip
 
 FLAGS: dict[str, Flag] = {flag.column: flag for flag in _FLAGS}
 """Column -> flag, in the order of the record."""
 
 
-# The columns of records and tables that are no metrics, by kind.
+Kind = Literal["head", "run", "spec", "comparison", "validity", "environment", "table"]
 
 
-HEAD = (
-    "schema_version",
-    "cell_id",
-    "sweep",
-    "status",
-    "reason",
-    "attempt",
-    "failed_rank",
-    "blocks",
+@dataclass(frozen=True)
+class Column:
+    """A column of records or tables that is no metric.
+
+    Attributes:
+        name: in CSV and parquet.
+        kind: `head` (which cell, how it ended), `run` (of runs only), `spec` (a size or seed that is
+            set), `comparison` (with the baseline), `validity`, `environment` (where and how it was
+            measured), `table` (added by tables for their readers).
+        numbers: it holds numbers, which are checked.
+        positive: zero or less is missing.
+        missing: what stands there in a table without this column.
+        noun: of a column shown as a count, `8 ranks`.
+        heading: of the column in printed tables; empty where they do not show it.
+    """
+
+    name: str
+    kind: Kind
+    _: KW_ONLY
+    numbers: bool = False
+    positive: bool = False
+    missing: str | None = None
+    noun: str = ""
+    heading: str = ""
+
+
+def _columns(kind: Kind, names: str, **properties: Any) -> list[Column]:
+    return [Column(name, kind, **properties) for name in names.split()]
+
+
+_COLUMNS = (
+    *_columns("head", "schema_version cell_id"),
+    *_columns("head", "sweep", missing=""),
+    *_columns("head", "status"),
+    *_columns("head", "reason", missing=""),
+    *_columns("head", "attempt failed_rank"),
+    *_columns("head", "blocks", numbers=True, heading="blocks"),
+    *_columns("run", "run_id block position"),
+    *_columns("spec", "half_dtype"),
+    *_columns("spec", "images_per_step", numbers=True, positive=True, noun="image"),
+    *_columns("spec", "accumulation_steps", numbers=True, noun="accumulation step"),
+    *_columns("spec", "resolution_px", numbers=True),
+    *_columns("spec", "num_tokens", numbers=True, noun="token"),
+    *_columns("spec", "nodes", numbers=True, noun="node"),
+    *_columns("spec", "ranks_per_node", numbers=True),
+    *_columns("spec", "world_size", numbers=True, positive=True, noun="rank"),
+    *_columns("spec", "seed"),
+    *_columns("comparison", "speedup speedup_low speedup_high"),
+    *_columns("comparison", "claim", missing=""),
+    *_columns(
+        "comparison",
+        "p_value p_holm claim_low claim_high family_size selection_adjusted_speedup num_pairs",
+        numbers=True,
+    ),
+    *_columns("comparison", "baseline_cell_id"),
+    *_columns("comparison", "speedup_note", missing=""),
+    *_columns("validity", " ".join(FLAGS)),
+    *_columns(
+        "validity",
+        "uneven_steps_cause throughput_from proved steps_skipped steps_counted warmup_steps_added",
+    ),
+    *_columns(
+        "environment",
+        "launcher cells_at_a_time git_commit git_dirty code_hash device_type",
+    ),
+    *_columns("environment", "device", missing=""),
+    *_columns(
+        "environment",
+        "torch cuda nccl driver cpu cpu_half_precision python host host_cores host_allocator "
+        "cores_allowed huge_pages node nodes_used slurm_job_id peak_source compute_dtype flops_source "
+        "started_at run_seconds queued_s resumed schedule_epochs",
+    ),
+    *_columns("table", "cell name is_baseline log_ratio"),
+    *_columns("table", "replicates", heading="replicates"),
 )
-RUN_ONLY = ("run_id", "block", "position")
-PLAIN_SPEC = (
-    "half_dtype",
-    "images_per_step",
-    "accumulation_steps",
-    "resolution_px",
-    "num_tokens",
-    "nodes",
-    "ranks_per_node",
-    "world_size",
-    "seed",
-)
-COMPARISON = (
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "claim",
-    "p_value",
-    "p_holm",
-    "claim_low",
-    "claim_high",
-    "family_size",
-    "selection_adjusted_speedup",
-    "num_pairs",
-    "baseline_cell_id",
-    "speedup_note",
-)
-VALIDITY = (
-    *FLAGS,
-    "uneven_steps_cause",
-    "throughput_from",
-    "proved",
-    "steps_skipped",
-    "steps_counted",
-    "warmup_steps_added",
-)
-ENVIRONMENT = (
-    "launcher", "cells_at_a_time", "git_commit", "git_dirty", "code_hash", "device_type", "device",
-    "torch", "cuda", "nccl", "driver", "cpu", "cpu_half_precision", "python", "host", "host_cores",
-    "host_allocator", "cores_allowed", "huge_pages", "node", "nodes_used", "slurm_job_id",
-    "peak_source", "compute_dtype", "flops_source", "started_at", "run_seconds", "queued_s",
-    "resumed", "schedule_epochs",
-)  # fmt: skip
-"""Columns of a record that tell where and how it was made."""
-MADE_BY_TABLES = ("cell", "name", "is_baseline", "log_ratio")
-"""Columns that tables add for their readers."""
+
+COLUMNS: dict[str, Column] = {column.name: column for column in _COLUMNS}
+"""Name -> column that is no metric, in the order of a table. Speedups are metrics as well."""
+
+Metrics = Mapping[str, Metric]
+
+
+def own_metrics(table: "DataFrame") -> dict[str, Metric]:
+    """Return the metrics of the user's that a table holds; its attribute `metrics` defines them."""
+    own: dict[str, list[Any]] = table.attrs.get("metrics", {})
+    return {column: Metric(column, *definition) for column, definition in own.items()}
+
+
+def known_metrics(table: "DataFrame") -> Metrics:
+    """Return `METRICS` and the metrics of the user's that a table holds."""
+    return METRICS | own_metrics(table)
+
+
+def columns(kind: Kind) -> list[str]:
+    """Return the names of a kind of column, in the order of a table."""
+    return [name for name, column in COLUMNS.items() if column.kind == kind]
+
+
+def metrics_with(**properties: Any) -> list[str]:
+    """Return the metrics that have all of these properties, `metrics_with(follows="step_time")`."""
+    return [
+        name
+        for name, metric in METRICS.items()
+        if all(getattr(metric, key) == value for key, value in properties.items())
+    ]
+
+
+def heading(column: str) -> str:
+    """Return how printed tables head a column."""
+    known = METRICS.get(column) or COLUMNS[column]
+    return known.heading
+
+
+def headings(table: "DataFrame | None" = None) -> dict[str, str]:
+    """Return heading of printed tables -> column; the user's metrics are headed by label and unit."""
+    shown = {m.heading: m.column for m in METRICS.values() if m.heading}
+    shown |= {c.heading: c.name for c in COLUMNS.values() if c.heading}
+    own = {} if table is None else own_metrics(table)
+    return shown | {metric.axis_label: column for column, metric in own.items()}
+
 
 RESERVED = frozenset(
-    (
-        *HEAD, *RUN_ONLY, *TECHNIQUE_GROUPS, *GROUPS_WITH_NAME, *PLAIN_SPEC, *COMPARISON, *VALIDITY,
-        *ENVIRONMENT, *MADE_BY_TABLES, "spec", "metrics", "validity", "environment", "samples",
-    )
+    (*COLUMNS, *TECHNIQUE_GROUPS, *GROUPS_WITH_NAME,
+     "spec", "metrics", "validity", "environment", "samples")
 )  # fmt: skip
 """Names that a column of a user's cannot have, beside those of metrics."""
 RESERVED_PATTERN = re.compile(r"predicted_.*|.*_reason")

@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any
 
 from vitsweep.errors import BadValueError
-from vitsweep.results.metrics import COLUMN_OF, METRICS, RESERVED, RESERVED_PATTERN, Metric
+from vitsweep.results.metrics import METRICS, RESERVED, RESERVED_PATTERN, Metric
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.spec.from_yaml import imported_function, is_function_path
@@ -22,7 +22,6 @@ Definitions = Mapping[str, Mapping[str, Any]]
 
 KEYS = {"function", "unit", "label", "better"}
 _COLUMN = re.compile(r"[a-z][a-z0-9_]*")
-_BUILT_IN = frozenset(METRICS)
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,8 @@ def _checked(column: str, node: Any) -> UserMetric:
         raise BadValueError(
             f"`{path}` must have the keys `function`, `unit`, `label` and `better`, and no other."
         )
-    if not _COLUMN.fullmatch(column) or column in _BUILT_IN:
-        fault = "is a column of vitsweep's" if column in _BUILT_IN else "is no name of a column"
+    if not _COLUMN.fullmatch(column) or column in METRICS:
+        fault = "is a column of vitsweep's" if column in METRICS else "is no name of a column"
         raise BadValueError(f"`{path}`: `{column}` {fault}: use another one, in small letters.")
     if node["better"] not in ("higher", "lower", None):
         raise BadValueError(f"`{path}.better={node['better']}` must be `higher`, `lower` or null.")
@@ -164,13 +163,11 @@ def definitions_of(store: Store) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def register(store: Store) -> None:
-    """Let tables, charts and reports know the columns of a sweep."""
-    for metric in user_metrics(definitions_of(store)):
-        METRICS[metric.metric.column] = metric.metric
-        COLUMN_OF[metric.metric.axis_label] = metric.metric.column
-
-
-def users_columns() -> list[Metric]:
-    """Return the columns that were registered."""
-    return [metric for column, metric in METRICS.items() if column not in _BUILT_IN]
+def attributes_of(store: Store) -> dict[str, Any]:
+    """Return the attributes of tables of a sweep: the definitions that `metrics.own_metrics` reads."""
+    own = [metric.metric for metric in user_metrics(definitions_of(store))]
+    return (
+        {"metrics": {m.column: [m.unit, m.label, m.better, m.definition] for m in own}}
+        if own
+        else {}
+    )

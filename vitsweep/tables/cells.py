@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 from pandas import DataFrame, Series
 
-from vitsweep.results.metrics import COMPARISON, FLAGS, HEAD, METRICS, RUN_ONLY, VALIDITY
+from vitsweep.results.metrics import FLAGS, columns, known_metrics, metrics_with
 from vitsweep.tables import names as col
 from vitsweep.tables.compile_cost import with_repayment
 from vitsweep.tables.speedup import Families, compare_rows
@@ -20,20 +20,10 @@ from vitsweep.tables.valid_runs import (
 )
 
 COMPARED = (
-    "sweep", "device", "world_size", "images_per_step", "images_per_second", *COMPARISON,
+    "sweep", "device", "world_size", "images_per_step", "images_per_second", *columns("comparison"),
 )  # fmt: skip
 """Columns that an empty table of cells has, for tables that are made from it."""
 
-RATES = (
-    "images_per_second_per_rank", "tokens_per_second", "model_tflops_per_rank", "mfu", "hfu",
-    "mfu_of_measured_peak",
-)  # fmt: skip
-TIMES = ("step_time_ms", "epoch_hours_imagenet1k")
-"""Columns that are proportional to images/s, and inversely proportional to it."""
-
-
-IN_MOST_RUNS = ("drifting", "uneven_steps")
-"""Flags that a cell has where most of its runs have them; one run is enough for the others."""
 UNEVEN_CAUSE = "uneven_steps_cause"
 
 
@@ -92,6 +82,7 @@ def cells(
         c: [original.get(v, v) for v in rows[c]] for c in ("cell_id", "baseline_cell_id")
     }) if original else rows  # fmt: skip
     rows = pd.concat([rows, not_run], ignore_index=True) if len(not_run) else rows
+    rows.attrs = runs.attrs  # which grouping and merging lose
     return rows.pipe(with_repayment).pipe(in_record_order).pipe(typed)
 
 
@@ -101,17 +92,23 @@ def _block_adjusted(rows: DataFrame) -> DataFrame:
     known = dict(zip(rows["cell_id"], measured, strict=True))
     base = rows["baseline_cell_id"].map(known).astype(float)
     factor = (rows["speedup"] * base / measured).fillna(1.0)
+    return following(rows, factor).assign(unadjusted_images_per_second=measured)
+
+
+def following(rows: DataFrame, factor: Series) -> DataFrame:
+    """Return the rows with throughput times `factor`, and all metrics that follow it."""
+    rates = (c for c in metrics_with(follows="throughput") if c in rows)
+    times = (c for c in metrics_with(follows="step_time") if c in rows)
     return rows.assign(
-        unadjusted_images_per_second=measured,
-        images_per_second=measured * factor,
-        **{c: rows[c].astype(float) * factor for c in RATES},
-        **{c: rows[c].astype(float) / factor for c in TIMES},
+        **{c: rows[c].astype(float) * factor for c in rates},
+        **{c: rows[c].astype(float) / factor for c in times},
     )
 
 
 def with_all_metrics(runs: DataFrame) -> DataFrame:
     """Add the metric columns that no run has, empty."""
-    measured = [m for m in METRICS if m not in runs and not m.startswith("speedup")]
+    compared = columns("comparison")
+    measured = [m for m in known_metrics(runs) if m not in runs and m not in compared]
     return runs.reindex(columns=[*runs.columns, *measured])
 
 
@@ -126,16 +123,17 @@ def typed(table: DataFrame) -> DataFrame:
 
 def in_record_order(table: DataFrame) -> DataFrame:
     """Order the columns: head, spec, metrics with the comparison, validity, environment."""
-    metrics = col.metric_columns(table)
-    before = [m for m in metrics if list(METRICS).index(m) < list(METRICS).index("speedup")]
+    metrics, every = col.metric_columns(table), list(known_metrics(table))
+    before = [m for m in metrics if every.index(m) < every.index("speedup")]
+    compared = columns("comparison")
     order = [
-        *(c for c in HEAD if c in table),
+        *(c for c in columns("head") if c in table),
         *col.spec_columns(table),
         *before,
-        *(c for c in COMPARISON if c in table),
-        *(m for m in metrics if m not in before and m not in COMPARISON),
+        *(c for c in compared if c in table),
+        *(m for m in metrics if m not in before and m not in compared),
         *col.predicted_columns(table),
-        *(c for c in VALIDITY if c in table),
+        *(c for c in columns("validity") if c in table),
     ]
     return table[[*order, *(c for c in col.environment_columns(table) if c not in order)]]
 
@@ -147,13 +145,13 @@ def _without_runs(unrun: DataFrame | None, runs: DataFrame) -> DataFrame:
 
 
 def _latest(runs: DataFrame) -> DataFrame:
-    measured = set(runs.columns) & {*METRICS, *FLAGS, UNEVEN_CAUSE}
+    measured = set(runs.columns) & {*known_metrics(runs), *FLAGS, UNEVEN_CAUSE}
     outcome = {"status", "reason", "failed_rank", "attempt"}
     return (
         in_order(runs)
         .groupby("cell_id", sort=False, observed=True)
         .tail(1)
-        .drop(columns=[*measured, *outcome & set(runs.columns), *RUN_ONLY], errors="ignore")
+        .drop(columns=[*measured, *outcome & set(runs.columns), *columns("run")], errors="ignore")
     )
 
 
@@ -162,7 +160,7 @@ def _medians(runs: DataFrame) -> DataFrame:
     used = pd.concat([good, runs[~runs["cell_id"].isin(set(good["cell_id"]))]])
     metrics = col.metric_columns(used)
     numbers = used.assign(**{m: pd.to_numeric(used[m], errors="coerce") for m in metrics})
-    times = [t for t in TIMES if t in metrics]
+    times = [t for t in metrics_with(follows="step_time") if t in metrics]
     numbers[times] = 1 / numbers[times].where(numbers[times] > 0)
     groups = numbers.groupby("cell_id", sort=False, observed=True)
     throughput = groups["images_per_second"]
@@ -181,7 +179,7 @@ def _medians(runs: DataFrame) -> DataFrame:
 def _flags(used: DataFrame) -> DataFrame:
     flags = [f for f in FLAGS if f in used]
     shares = used[flags].eq(True).groupby(used["cell_id"]).mean()
-    found = shares.gt(Series({f: 0.5 if f in IN_MOST_RUNS else 0.0 for f in flags}))
+    found = shares.gt(Series({f: FLAGS[f].least_share for f in flags}))
     if UNEVEN_CAUSE in used:
         causes = used.groupby("cell_id", observed=True)[UNEVEN_CAUSE].last()  # that is known
         found[UNEVEN_CAUSE] = causes.where(found["uneven_steps"])

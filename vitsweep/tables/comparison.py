@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables.cells import RATES, TIMES
+from vitsweep.tables.cells import following
 from vitsweep.tables.formatting import count, times
 from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
 from vitsweep.tables.tidy import one_device
@@ -20,8 +20,6 @@ from vitsweep.tables.valid_runs import checked_runs, in_order
 
 COMPARE = "vitsweep compare "
 """In the text of a command of `compare`."""
-
-PROPORTIONAL = ("images_per_second", *RATES)
 
 SELF_TEST = (
     "Both settings are the same cell, so this tests the comparison itself: the true ratio is 1, and 95 of "
@@ -276,10 +274,8 @@ def with_comparisons(
         values |= {"speedup": result.ratio, "num_pairs": result.num_blocks, "claim": result.claim}
         values |= {"p_value": nan, "p_holm": nan}
         factor = (result.ratio / cells["speedup"].astype(float)).where(rows, 1.0)
-        rates = {c: cells[c].astype(float) * factor for c in PROPORTIONAL if c in cells}
-        times = {c: cells[c].astype(float) / factor for c in TIMES if c in cells}
         shown = {c: cells[c].mask(rows, v) for c, v in values.items()}
-        cells = cells.assign(**rates, **times, **shown)
+        cells = following(cells, factor).assign(**shown)
     return cells
 
 

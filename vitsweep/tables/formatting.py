@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame, Series
 
-from vitsweep.results.metrics import FLAGS
+from vitsweep.results.metrics import COLUMNS, FLAGS
 
 LARGEST, SMALLEST = 1e12, 1e-6
 """Numbers from the first on, or below the second, are shown with an exponent: no column is that wide."""
@@ -87,16 +87,6 @@ def status(row: Mapping[Any, Any] | Series) -> str:
     return f"{text}: {'; '.join(notes)}" if notes else text
 
 
-SIZES = {
-    "world_size": "rank",
-    "nodes": "node",
-    "images_per_step": "image",
-    "num_tokens": "token",
-    "accumulation_steps": "accumulation step",
-}
-"""Columns shown as a count, `8 ranks`, and the noun of the count."""
-
-
 def cell_label(row: Series, columns: list[str]) -> str:
     """Return the values of `columns` in one label, `O2 · 8 ranks`."""
     return " · ".join(name for c in columns if (name := value_label(c, plain(row.get(c)))))
@@ -108,8 +98,8 @@ def value_label(column: str, value: str) -> str:
     A number, `none`, a truth value, or the value of a technique's setting gets its column as a prefix:
     `ring=2`, `gradient_dtype=bfloat16`.
     """
-    if column in SIZES and value.isdigit():
-        return count(value, SIZES[column])
+    if column in COLUMNS and COLUMNS[column].noun and value.isdigit():
+        return count(value, COLUMNS[column].noun)
     if column == "resolution_px" and value:
         return f"{value} px"
     _, is_setting, key = column.rpartition(".")

@@ -7,7 +7,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.metrics import HEADINGS, METRICS
+from vitsweep.results.metrics import METRICS, heading
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import number, plain, status, value_label, whole
 from vitsweep.tables.names import comparable, spec_columns, varying
@@ -94,8 +94,8 @@ def presented_limits(table: DataFrame, key: str) -> DataFrame:
     text["out of memory at"] = table["fails_at"].map(plain)
     text["tokens"] = table["num_tokens"].map(whole)
     text["parameters"] = table["num_parameters"].map(whole)
-    text[HEADINGS["peak_gib"]] = table["peak_gib"].map(number)
-    text[HEADINGS["images_per_second"]] = table["images_per_second"].map(number)
+    text[heading("peak_gib")] = table["peak_gib"].map(number)
+    text[heading("images_per_second")] = table["images_per_second"].map(number)
     text["ended early"] = table["ended"]
     return text.loc[:, [c for c in text if (text[c] != "").any()]]
 

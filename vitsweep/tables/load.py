@@ -1,8 +1,9 @@
 """Read sweep folders, parquet files or a W&B project into one table."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import pandas as pd
@@ -14,7 +15,7 @@ from vitsweep.results.race_file import read_race
 from vitsweep.results.record import RunRecord, column_number
 from vitsweep.results.store import Store
 from vitsweep.results.upgrade import upgraded_rows
-from vitsweep.results.user_metrics import register
+from vitsweep.results.user_metrics import attributes_of
 from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.cells import cells
 from vitsweep.tables.comparison import with_comparisons
@@ -28,8 +29,7 @@ from vitsweep.tables.valid_runs import newest_code
 
 def runs_of(store: Store) -> DataFrame:
     """Return one row per run of a store, failed ones included; damaged records cause a warning."""
-    register(store)
-    return from_rows(rows_of(store, store.runs()))
+    return from_rows(rows_of(store, store.runs()), attributes_of(store))
 
 
 def rows_of(store: Store, records: Iterable[RunRecord]) -> Iterator[dict[str, Any]]:
@@ -49,7 +49,9 @@ def unrun_of(store: Store) -> DataFrame:
     return DataFrame(rows)
 
 
-def from_rows(rows: Iterable[dict[str, Any]]) -> DataFrame:
+def from_rows(
+    rows: Iterable[dict[str, Any]], attributes: Mapping[str, Any] = MappingProxyType({})
+) -> DataFrame:
     """Build a table column by column: equal texts are kept once, so 100,000 rows stay small."""
     columns: dict[str, list[Any]] = {}
     seen: dict[str, str] = {}
@@ -61,7 +63,9 @@ def from_rows(rows: Iterable[dict[str, Any]]) -> DataFrame:
         if len(row) < len(columns):
             for column in columns.values():
                 column.extend([None] * (count + 1 - len(column)))
-    return DataFrame(columns)
+    table = DataFrame(columns)
+    table.attrs.update(attributes)
+    return table
 
 
 def _known(store: Store, cell_id: str) -> dict[str, Any]:
@@ -131,7 +135,7 @@ def read_sweep(*folders: str | Path) -> Sweep:
     if not found:
         raise VitsweepError(f"{', '.join(map(str, folders))}: no run has finished yet.")
     traces = {k: v for store in stores for k, v in traces_of(store).items()}
-    table = tidy(pd.concat(found.values(), ignore_index=True))
+    table = tidy(stacked(list(found.values())))
     evaluations = pd.concat(
         [evaluations_of(store, runs) for store, runs in found.items()], ignore_index=True
     )
@@ -157,7 +161,15 @@ def load(*sources: Source, rows: Literal["cells", "runs"] = "cells") -> DataFram
             "`load` needs a sweep folder, a parquet file or `wandb:ENTITY/PROJECT`."
         )
     tables = [table for source in sources for table in _read(source, rows)]
-    return tidy(tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True))
+    return tidy(stacked(tables))
+
+
+def stacked(tables: Sequence[DataFrame]) -> DataFrame:
+    """Return the rows of several tables as one, which knows the metrics of the user's of all."""
+    whole = tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
+    own = {k: v for table in tables for k, v in table.attrs.get("metrics", {}).items()}
+    whole.attrs.update({"metrics": own} if own else {})
+    return whole
 
 
 def cells_of(store: Store) -> DataFrame:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame, Series, factorize
 
-from vitsweep.results.metrics import COMPARISON, HEAD, METRICS, PLAIN_SPEC, RUN_ONLY, VALIDITY
+from vitsweep.results.metrics import Kind, columns, known_metrics
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.tables.formatting import as_text, plain, value_label
 from vitsweep.tables.valid_runs import checked_cells
@@ -27,13 +27,13 @@ BOOKKEEPING = ("measurement",)
 
 def spec_columns(table: DataFrame) -> list[str]:
     """Return the columns of the spec: choices first, then numbers, then fields."""
-    named = [c for c in (*CHOICES, *PLAIN_SPEC) if c in table]
+    named = [c for c in (*CHOICES, *columns("spec")) if c in table]
     return named + [str(c) for c in table if "." in str(c)]
 
 
 def metric_columns(table: DataFrame) -> list[str]:
-    """Return the measured columns in the order of `METRICS`."""
-    return [c for c in METRICS if c in table]
+    """Return the measured columns in the order of `METRICS`, the user's own last."""
+    return [c for c in known_metrics(table) if c in table]
 
 
 def predicted_columns(table: DataFrame) -> list[str]:
@@ -43,8 +43,9 @@ def predicted_columns(table: DataFrame) -> list[str]:
 
 def environment_columns(table: DataFrame) -> list[str]:
     """Return the columns that are neither head, spec, metric, prediction, comparison nor validity."""
-    measured = {*METRICS, *predicted_columns(table), *COMPARISON, *VALIDITY}
-    other = {*HEAD, *RUN_ONLY, *spec_columns(table), *measured}
+    measured = {*known_metrics(table), *predicted_columns(table)}
+    kinds: tuple[Kind, ...] = ("head", "run", "comparison", "validity")
+    other = {*spec_columns(table), *measured, *(c for kind in kinds for c in columns(kind))}
     return [str(c) for c in table if c not in other]
 
 

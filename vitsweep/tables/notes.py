@@ -2,9 +2,10 @@
 
 from pandas import DataFrame, Series
 
+from vitsweep.results.metrics import own_metrics
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.results.user_metrics import definitions_of, users_columns
+from vitsweep.results.user_metrics import definitions_of
 from vitsweep.tables.formatting import count
 from vitsweep.tables.load import runs_of
 from vitsweep.tables.valid_runs import newest_code
@@ -27,8 +28,7 @@ def empty_metrics(runs: DataFrame) -> list[str]:
     if "status" not in runs:
         return []
     measured = runs[runs["status"] == Status.measured]
-    columns = [metric.column for metric in users_columns()]
-    known = [c for c in columns if {c, f"{c}_reason"} <= set(measured.columns)]
+    known = [c for c in own_metrics(runs) if {c, f"{c}_reason"} <= set(measured.columns)]
     return [_sentence(c, measured) for c in known if measured[f"{c}_reason"].notna().any()]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
-from vitsweep.results.metrics import FLAGS, METRICS
+from vitsweep.results.metrics import FLAGS, METRICS, columns, metrics_with
 from vitsweep.results.record import Status
 from vitsweep.spec.measurement import Measurement
 from vitsweep.tables.accuracy import COLUMNS as ACCURACY
@@ -23,18 +23,6 @@ from vitsweep.tables.ratios import MIN_BLOCKS, adjusted, estimate, interval
 from vitsweep.tables.show import SHOWN, ranked
 from vitsweep.tables.speedup import claims
 from vitsweep.tables.valid_runs import checked_cells
-
-SPREAD = ("images_per_second", "accuracy_top1", "seconds_to_target")
-"""Metrics that get a standard deviation and an interval over the repetitions."""
-
-GEOMETRIC = (
-    "images_per_second",
-    "images_per_second_per_rank",
-    "tokens_per_second",
-    "step_time_ms",
-    "seconds_to_target",
-)
-"""Metrics whose mean is geometric: over the same repetitions, the ratio of two means is the mean ratio."""
 
 OF_COMMAND = {
     f"measurement.{f.name}" for f in fields(Measurement) if not f.metadata.get("identity", True)
@@ -88,6 +76,7 @@ def replicates(cells: DataFrame, key: str) -> DataFrame:
     table = table.assign(
         **{c: claimed[c] for c in ACCURACY if claimed["accuracy_claim"].ne("").any()}
     )
+    table.attrs = cells.attrs
     return table.pipe(in_record_order).pipe(typed)
 
 
@@ -120,9 +109,10 @@ def _row(group: DataFrame, key: str) -> dict[str, Any]:
         "baseline_cell_id": base.iloc[0] if len(base) else None,
     }
     flags = {f: bool(good[f].eq(True).any()) for f in FLAGS if f in good}
-    means = {m: _mean(good[m], m) for m in metric_columns(group) if not m.startswith("speedup")}
+    compared = columns("comparison")
+    means = {m: _mean(good[m], m) for m in metric_columns(group) if m not in compared}
     spreads: dict[str, Any] = {}
-    for metric in SPREAD:
+    for metric in metrics_with(spread=True):
         spreads |= _spread(good[metric], metric)
     return (
         head
@@ -165,19 +155,23 @@ def _mean(values: Series, metric: str) -> float:
     numbers = values.dropna().astype(float)
     if numbers.empty:
         return np.nan
-    if metric in GEOMETRIC and (numbers > 0).all():
+    if _is_geometric(metric) and (numbers > 0).all():
         return float(np.exp(np.log(numbers).mean()))
     return float(numbers.mean())
+
+
+def _is_geometric(metric: str) -> bool:
+    return metric in METRICS and METRICS[metric].mean == "geometric"
 
 
 def _spread(values: Series, metric: str) -> dict[str, float]:
     """Return standard deviation and ends of the 95 % interval on the mean over repetitions."""
     numbers = values.dropna().astype(float)
-    logs = np.log(numbers) if metric in GEOMETRIC else numbers
+    logs = np.log(numbers) if _is_geometric(metric) else numbers
     found = estimate(DataFrame({"cell_id": "", "log_ratio": logs}))
     ends = found[["speedup_low", "speedup_high"]].to_numpy(float)
     low, high = ends[0] if len(found) else (np.nan, np.nan)
-    if metric not in GEOMETRIC:
+    if not _is_geometric(metric):
         low, high = np.log(low), np.log(high)  # `estimate` has raised them
     return {f"{metric}_sd": float(numbers.std()), f"{metric}_low": low, f"{metric}_high": high}
 
@@ -266,6 +260,3 @@ def replicates_answer(table: DataFrame) -> str:
         "unpaired": "comes first (not measured side by side, so nothing is claimed)",
     }.get(str(best["claim"]), "comes first, inside the noise")  # fmt: skip
     return f"Over {over}, {name} {claimed}: {size}."
-
-
-assert set(SPREAD) | set(GEOMETRIC) <= set(METRICS)

@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 from pandas.api.types import is_bool_dtype
 
 from vitsweep.errors import BadValueError
-from vitsweep.results.metrics import COLUMN_OF, METRICS
+from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.tables.formatting import number, plain
 
 
@@ -58,7 +58,8 @@ def sorted_by(cells: DataFrame, column: str) -> DataFrame:
     """
     is_reversed = column.startswith("-") and column not in cells
     known = _known(cells, f"--sort {column}", column[1:] if is_reversed else column)
-    best_is_high = known in METRICS and METRICS[known].better == "higher"
+    metrics = known_metrics(cells)
+    best_is_high = known in metrics and metrics[known].better == "higher"
     return cells.sort_values(
         known, ascending=best_is_high == is_reversed, kind="stable", na_position="last"
     )
@@ -85,7 +86,7 @@ def _text(value: object) -> str:
 
 def _known(cells: DataFrame, option: str, name: str) -> str:
     """Return the column that is meant by its name or by its heading."""
-    name = name if name in cells else COLUMN_OF.get(name, name)
+    name = name if name in cells else headings(cells).get(name, name)
     if name not in cells:
         raise _unknown(cells, option, name)
     return name

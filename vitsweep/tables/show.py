@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
-from vitsweep.results.metrics import FLAGS, HEADINGS
+from vitsweep.results.metrics import FLAGS, heading, own_metrics
 from vitsweep.results.record import Status
-from vitsweep.results.user_metrics import users_columns
 from vitsweep.tables import formatting
 from vitsweep.tables.names import cell_names, varying
 from vitsweep.tables.valid_runs import checked_cells
@@ -46,6 +45,7 @@ def presented(cells: DataFrame, wide: bool = False) -> DataFrame:
     many = len(named) > MANY
     columns = names | measured | (choices if wide else {}) if many else choices | measured
     text = DataFrame(columns, index=ordered.index, dtype=str)
+    text.attrs = cells.attrs
     return text.loc[:, [c for c in text if c in _ALWAYS or (text[c] != "").any()]]
 
 
@@ -185,32 +185,32 @@ def _time_to_target(row: Mapping[Any, Any]) -> str:
 
 
 MEASURED: dict[str, Column] = {
-    HEADINGS["images_per_second"]: _with_spread("images_per_second", formatting.number),
-    HEADINGS["speedup"]: _speedups,
+    heading("images_per_second"): _with_spread("images_per_second", formatting.number),
+    heading("speedup"): _speedups,
     "claim": _claims,
     "status": _statuses,
     FAMILY: _families,
-    HEADINGS["step_time_ms"]: _texts("step_time_ms", formatting.number),
-    HEADINGS["peak_gib"]: lambda table: [formatting.number(v) for v in peaks_gib(table)],
-    HEADINGS["accuracy_top1"]: _with_spread("accuracy_top1", formatting.percent),
+    heading("step_time_ms"): _texts("step_time_ms", formatting.number),
+    heading("peak_gib"): lambda table: [formatting.number(v) for v in peaks_gib(table)],
+    heading("accuracy_top1"): _with_spread("accuracy_top1", formatting.percent),
     DIFFERENCE: _differences,
     ACCURACY: _optional("accuracy_claim"),
-    HEADINGS["seconds_to_target"]: _times_to_target,
-    HEADINGS["blocks"]: _texts("blocks", formatting.whole),
-    HEADINGS["replicates"]: _replicates,
+    heading("seconds_to_target"): _times_to_target,
+    heading("blocks"): _texts("blocks", formatting.whole),
+    heading("replicates"): _replicates,
 }
 
 
 def shown_columns(table: DataFrame) -> dict[str, Column]:
     """Return `MEASURED`, and the user's own columns that the table has."""
-    own = [m for m in users_columns() if m.column in table]
+    own = [m for m in own_metrics(table).values() if m.column in table]
     return MEASURED | {m.axis_label: _texts(m.column, formatting.number) for m in own}
 
 
 SHOWN = ("images_per_second", "speedup", "speedup_low", "speedup_high", "claim", "speedup_note",
          "step_time_ms", "accuracy_top1", "blocks", "reason", "claim_low", "claim_high",
          "family_size")  # fmt: skip
-_ALWAYS = ("cell", HEADINGS["images_per_second"], HEADINGS["speedup"], "status")
+_ALWAYS = ("cell", heading("images_per_second"), heading("speedup"), "status")
 
 
 def coverage(cells: DataFrame) -> DataFrame:

@@ -8,7 +8,7 @@ from pandas import DataFrame, Series
 from scipy.special import stdtr, stdtrit
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.metrics import COLUMN_OF, HEADINGS, METRICS
+from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import count, times
 from vitsweep.tables.ratios import (
@@ -205,23 +205,24 @@ def _largest_change_first(table: DataFrame) -> DataFrame:
 # Ratios between two measurements of the same cells, made on different days, with Welch intervals.
 
 
-DERIVED = ("speedup_low", "speedup_high", "throughput_spread")
-"""Columns that state the uncertainty of another column."""
-
-
-def metric_named(name: str) -> str:
+def metric_named(name: str, runs: DataFrame) -> str:
     """Return the column of a metric that can become better or worse.
+
+    Args:
+        name: column, or heading of the printed table.
+        runs: which may have metrics of the user's.
 
     Raises:
         VitsweepError: there is no such metric, or neither direction is an improvement.
     """
-    column = COLUMN_OF.get(name, name)
-    comparable = [c for c, m in METRICS.items() if m.better and c not in DERIVED]
+    by_heading = headings(runs)
+    column = by_heading.get(name, name)
+    comparable = [c for c, m in known_metrics(runs).items() if m.better and m.gated]
     if column not in comparable:
-        headings = [h for c, h in HEADINGS.items() if c in comparable and h != c]
+        shown = [h for h, c in by_heading.items() if c in comparable and h != c]
         raise VitsweepError(
             f"`{name}` is not a metric that can become better or worse; choose from "
-            f"{', '.join((*headings, *comparable))}."
+            f"{', '.join((*shown, *comparable))}."
         )
     return column
 

@@ -12,9 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from vitsweep.results.metrics import COLUMN_OF, FLAGS, HEADINGS
+from vitsweep.results.metrics import FLAGS, heading, headings, own_metrics
 from vitsweep.results.record import Status
-from vitsweep.results.user_metrics import users_columns
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.tables import formatting
 from vitsweep.tables.names import ORDER, name_parts, varying
@@ -35,10 +34,10 @@ NARROWEST_NAME, NARROWEST_RESULT = 16, 13
 LONGEST_REASON = 300
 """Characters of a footnote; `coverage.csv` of the report has the whole reason."""
 
-ALWAYS = (HEADINGS["images_per_second"], HEADINGS["speedup"])
+ALWAYS = (heading("images_per_second"), heading("speedup"))
 DROPPED_FIRST = (
-    HEADINGS["blocks"], HEADINGS["step_time_ms"], HEADINGS["peak_gib"], DIFFERENCE,
-    ACCURACY, HEADINGS["accuracy_top1"], HEADINGS["seconds_to_target"],
+    heading("blocks"), heading("step_time_ms"), heading("peak_gib"), DIFFERENCE,
+    ACCURACY, heading("accuracy_top1"), heading("seconds_to_target"),
 )  # fmt: skip
 """Columns that a narrow terminal does without, the first one first."""
 
@@ -114,8 +113,9 @@ def as_table(text: DataFrame, title: str | None = None, widths: Sequence[int] = 
     """Return a table of text for a terminal, its numbers to the right."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False,
                   pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold")  # fmt: skip
+    numeric = headings(text)
     for name, width in zip_longest(text, widths):
-        right = name in COLUMN_OF
+        right = name in numeric
         table.add_column(str(name), justify="right" if right else "left", overflow="fold",
                          no_wrap=right, width=width)  # fmt: skip
     for row in text.astype(str).to_dict("records"):
@@ -148,11 +148,12 @@ class _Layout:
         change, match = names[["change"]].set_axis(["cell"], axis=1), names["match"]
         few = [separate] if len(separate.columns) <= MANY else []
         for settings in (*few, change):
-            headings = match if settings is change else match.mask(match != "", "")
+            match_of = match if settings is change else match.mask(match != "", "")
             for dropped in range(len(optional) + 1):
                 text = settings.join(numbers.drop(columns=optional[:dropped]))
+                text.attrs = numbers.attrs
                 if _width(text) <= width:
-                    return cls(text, headings, optional[:dropped], width)
+                    return cls(text, match_of, optional[:dropped], width)
         return cls(text, match, optional, width)
 
     def parts(self) -> Iterator[Table | Text]:
@@ -170,7 +171,7 @@ class _Layout:
     def _widths(self) -> list[int]:
         """Return the characters of each column; text gives way where all do not fit."""
         needed = {c: max(map(len, (str(c), *self.text[c]))) for c in self.text}
-        folded = [c for c in ("result", *self.text) if c in needed and c not in COLUMN_OF]
+        folded = [c for c in ("result", *self.text) if c in needed and c not in headings(self.text)]
         for column, least in zip(folded, (NARROWEST_RESULT, *[NARROWEST_NAME] * 9), strict=False):
             excess = sum(needed.values()) + GAP * (len(needed) - 1) - self.width
             needed[column] = max(min(needed[column], least), needed[column] - max(excess, 0))
@@ -235,15 +236,16 @@ def _settings(ran: DataFrame, shown: DataFrame) -> DataFrame:
 
 def _numbers(shown: DataFrame, notes: "_Footnotes") -> DataFrame:
     """Return what was measured as text, without empty columns; `result` is the claim or the status."""
-    headings = (*ALWAYS, HEADINGS["replicates"], *reversed(DROPPED_FIRST))
-    own = [metric.axis_label for metric in users_columns() if metric.column in shown]
+    shown_first = (*ALWAYS, heading("replicates"), *reversed(DROPPED_FIRST))
+    own = [metric.axis_label for metric in own_metrics(shown).values() if metric.column in shown]
     known = shown_columns(shown)
-    text = {h: known[h](shown) for h in (*headings, *own)}
+    text = {h: known[h](shown) for h in (*shown_first, *own)}
     if "replicates" in shown:
-        text[HEADINGS["blocks"]] = [""] * len(shown)  # their sum over repetitions says nothing
+        text[heading("blocks")] = [""] * len(shown)  # their sum over repetitions says nothing
     results = [f"{word}{mark}" for word, mark in zip(_results(shown), notes.marks, strict=True)]
     columns = {h: text[h] for h in ALWAYS} | {"result": results} | text
     table = DataFrame(columns, shown.index, dtype=str)
+    table.attrs = shown.attrs
     return table.loc[:, [c for c in table if c == ALWAYS[0] or (table[c] != "").any()]]
 
 
@@ -259,7 +261,7 @@ def _results(shown: DataFrame) -> list[str]:
 
 def _said_once(text: DataFrame) -> tuple[DataFrame, list[str]]:
     """Take out the numbers that are the same in all rows; return what is left, and a text of each."""
-    candidates = (HEADINGS["replicates"], *DROPPED_FIRST)
+    candidates = (heading("replicates"), *DROPPED_FIRST)
     equal = [c for c in candidates if c in text and len(text) > 1 and text[c].nunique() == 1]
     return text.drop(columns=equal), [f"{c}: {text[c].iloc[0]}" for c in equal]
 

@@ -10,7 +10,7 @@ import pandas as pd
 from pandas import CategoricalDtype, DataFrame
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.metrics import METRICS
+from vitsweep.results.metrics import known_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables import names as col
 from vitsweep.tables.cells import typed
@@ -58,7 +58,7 @@ def check_units(table: DataFrame) -> DataFrame:
         try:
             pd.to_numeric(table[column])
         except (ValueError, TypeError) as error:
-            unit = METRICS[column].unit
+            unit = known_metrics(table)[column].unit
             raise VitsweepError(
                 f"Column `{column}` must hold numbers in {unit}: {error}."
             ) from error

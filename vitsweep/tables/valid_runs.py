@@ -8,7 +8,7 @@ import pandas as pd
 from pandas import DataFrame, Index, Series
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.metrics import METRICS
+from vitsweep.results.metrics import COLUMNS, METRICS, Metrics, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import count
 
@@ -177,25 +177,6 @@ def _codes(runs: DataFrame) -> Series:
 KEY = ("cell_id", "sweep", "device")
 """Columns that identify a measured row."""
 
-COUNTS = ("blocks", "num_pairs", "world_size", "nodes", "ranks_per_node", "images_per_step",
-          "num_tokens", "resolution_px", "accumulation_steps")  # fmt: skip
-STATISTICS = ("p_value", "p_holm", "claim_low", "claim_high", "family_size",
-              "selection_adjusted_speedup")  # fmt: skip
-POSITIVE = frozenset((
-    "images_per_second", "images_per_second_per_rank", "tokens_per_second", "step_time_ms", "speedup",
-    "speedup_low", "speedup_high", "world_size", "images_per_step",
-))  # fmt: skip
-"""Numeric columns in which zero or less is no measurement; such values are treated as missing."""
-
-OPTIONAL = {
-    "sweep": "", "device": "", "baseline_cell_id": None, "claim": "", "speedup_note": "",
-    "reason": "", "failed_rank": None, "attempt": None, "num_tokens": np.nan, "num_parameters": np.nan,
-    "world_size": np.nan, "nodes": np.nan, "images_per_step": np.nan, "resolution_px": np.nan,
-    "blocks": np.nan, "num_pairs": np.nan, "family_size": np.nan, "model": None, "optimizer": None,
-    "sharding": None, "sequence_parallel": None, "tensor_parallel": None, "block": None, "p_value": np.nan,
-}  # fmt: skip
-"""What stands in a column that a table does not have; metrics are missing numbers."""
-
 SEPARATOR = "\x1f"
 """Between the parts of a key; it occurs in no name."""
 
@@ -260,9 +241,10 @@ def _checked(table: DataFrame, required: Iterable[str], optional: Iterable[str])
             "Column `cell_id` must name the cell of every row; "
             f"{int(table['cell_id'].isna().sum())} of {len(table)} rows have none."
         )
-    numbers = {c: n for c in table if (n := _numbers(table[c], str(c))) is not None}
+    metrics = known_metrics(table)
+    numbers = {c: n for c in table if (n := _numbers(table[c], str(c), metrics)) is not None}
     absent = [c for c in (*lacking, *optional) if c not in table]
-    filled = {c: Series(OPTIONAL.get(c, np.nan), table.index, dtype=_dtype(c)) for c in absent}
+    filled = {c: Series(missing_value(c), table.index, dtype=_dtype(c)) for c in absent}
     return (
         table.assign(**{str(c): v for c, v in numbers.items()}, **filled)
         if numbers or filled
@@ -270,14 +252,23 @@ def _checked(table: DataFrame, required: Iterable[str], optional: Iterable[str])
     )
 
 
+def missing_value(column: str) -> float | str | None:
+    """Return what stands in a column that a table does not have."""
+    known = COLUMNS.get(column)
+    return np.nan if _is_number(column) else known.missing if known else None
+
+
 def _dtype(column: str) -> type:
-    number = column in METRICS or isinstance(OPTIONAL.get(column, ""), float)
-    return float if number else object
+    return float if _is_number(column) else object
 
 
-def _numbers(column: Series, name: str) -> Series | None:
+def _is_number(column: str, metrics: Metrics = METRICS) -> bool:
+    return column in metrics or (column in COLUMNS and COLUMNS[column].numbers)
+
+
+def _numbers(column: Series, name: str, metrics: Metrics) -> Series | None:
     """Return the checked numbers of a numeric column; None where nothing has to change."""
-    if name not in METRICS and name not in COUNTS and name not in STATISTICS:
+    if not _is_number(name, metrics):
         return None
     values = column
     if pd.api.types.is_complex_dtype(values):
@@ -286,14 +277,15 @@ def _numbers(column: Series, name: str) -> Series | None:
         values = pd.to_numeric(values, errors="coerce")
         text = values.isna() & column.notna()
         if text.any():
-            rule = f"in {METRICS[name].unit}" if name in METRICS else ""
+            rule = f"in {metrics[name].unit}" if name in metrics else ""
             raise VitsweepError(
                 f"Column `{name}` must hold numbers {rule}".rstrip()
                 + f"; `{column[text].iloc[0]}` of row {text.argmax()} is none."
             )
     plain = values.to_numpy(float, na_value=np.nan)
     bad = ~np.isfinite(plain) & ~np.isnan(plain)
-    bad |= plain <= 0 if name in POSITIVE else False
+    is_positive = (metrics[name] if name in metrics else COLUMNS[name]).positive
+    bad |= plain <= 0 if is_positive else False
     if bad.any():
         return values.mask(Series(bad, values.index))
     return None if values is column else values
