@@ -280,8 +280,8 @@ def frozen(store: Path, place: Path, work: Path, ids: dict[str, str], code: dict
         facts = json.loads((array / "array.json").read_text())
         tasks = [json.loads(line) for line in (array / "tasks.jsonl").read_text().splitlines()]
         [script] = [path.read_text() for path in array.glob("*submission.sh")]
-        facts = {k: v for k, v in facts.items() if k not in ("time", "code")}
-        facts["jobs"] = [job(task, names) for task in tasks]
+        facts = {k: v for k, v in facts.items() if k not in ("time", "code", "minutes")}
+        facts |= work_of(tasks, names)
         jobs.append(f"{json.dumps(facts, indent=1)}\n{script.replace(array.name, 'ARRAY')}")
         for task in tasks:
             for cell_id, cell in task["cells"].items():
@@ -289,14 +289,20 @@ def frozen(store: Path, place: Path, work: Path, ids: dict[str, str], code: dict
     put(place / "jobs.txt", masked("\n".join(sorted(jobs)), work))
 
 
-def job(task: Mapping[str, Any], names: Mapping[str, str]) -> Any:
-    """Return what one job runs; the order within a block is drawn anew for each command."""
-    blocks = [", ".join(sorted(names[r["cell_id"]] for r in b["runs"])) for b in task["blocks"]]
-    how = {
-        names[k]: json.dumps({n: v for n, v in c.items() if n != "code_hash"}, sort_keys=True)
-        for k, c in task["cells"].items()
+def work_of(tasks: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the jobs of an array run; their parts and the order in a block are drawn anew."""
+    blocks = [
+        [names[run["cell_id"]] for run in b["runs"]] for task in tasks for b in task["blocks"]
+    ]
+    cells = {
+        names[cell_id]: {k: v for k, v in how.items() if k != "code_hash"}
+        for task in tasks
+        for cell_id, how in task["cells"].items()
     }
-    return {"blocks": blocks, "cells": dict(sorted(how.items()))}
+    return {
+        "blocks": sorted(", ".join(sorted(b)) for b in blocks),
+        "cells": dict(sorted(cells.items())),
+    }
 
 
 def without_modules(node: Any) -> Any:
