@@ -37,7 +37,7 @@ from vitsweep.predict.closed_cell import formats_of, held_whole, layout_of, shap
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import predict_step
-from vitsweep.rates.profile import hardware_named
+from vitsweep.rates.profile import profile_named
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.published import published
@@ -68,7 +68,7 @@ def _composer() -> Composer:
 
 def predicted(overrides: str, nodes: int, per_node: int, hardware: str) -> dict[str, float] | None:
     """Return images per second with interval, or None for a cell that cannot run there."""
-    device = hardware_named(hardware)
+    device = profile_named(hardware)
     machine = Machine(
         device="cuda", cores_per_node=64, devices_per_node=per_node, described_by=hardware
     )

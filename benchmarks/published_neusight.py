@@ -15,26 +15,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.published_rows import Row, gpt, mesh_of, names_of, text_of
+from benchmarks.published_rows import Row, gpt, mesh_of, names_of, text_of, with_figure
 from vitsweep.predict.closed_memory import Formats, Layout
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import predict_step
-from vitsweep.rates.profile import Figure, Hardware, hardware_named
+from vitsweep.rates.profile import Profile, profile_named
 
 LABELS, CONFIGS = "scripts/asplos/label", "scripts/asplos/data/DLmodel_configs"
 FLOAT32 = Formats(compute="float32", stream=4, inner=4)
 
 
-def _devices() -> dict[str, tuple[str, Hardware]]:
+def _devices() -> dict[str, tuple[str, Profile]]:
     """Folder of labels -> regime and profile."""
-    a100 = hardware_named("a100_80g")
-    pcie = Figure(1.935, "NVIDIA A100 80GB PCIe datasheet", "published")
+    a100 = profile_named("a100_80g")
     return {
-        "NVIDIA_H100_80GB_HBM3": ("H100", hardware_named("h100")),
+        "NVIDIA_H100_80GB_HBM3": ("H100", profile_named("h100")),
         "NVIDIA_A100_80GB_PCIe": (
             "A100 PCIe",
-            replace(a100, figures={**a100.figures, "memory_tb_s": pcie}),
+            with_figure(a100, "memory_tb_s", 1.935, "NVIDIA A100 80GB PCIe datasheet"),
         ),
     }
 

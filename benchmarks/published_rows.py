@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vitsweep.predict.closed_memory import Transformer
 from vitsweep.predict.step_time import StepTimePrediction
+from vitsweep.rates.profile import Figure, Profile
 from vitsweep.spec.resources import MeshShape
 
 
@@ -59,6 +60,12 @@ def mesh_of(**degrees: int) -> MeshShape:
     """Return a mesh; degrees that are not named are 1."""
     axes = ("pipeline", "replicate", "shard", "sequence", "ring", "ulysses", "tensor")
     return MeshShape(**{axis: degrees.get(axis, 1) for axis in axes})
+
+
+def with_figure(profile: Profile, name: str, value: float, source: str) -> Profile:
+    """Return a profile with another published scalar."""
+    figure: Figure[float] = Figure(value=value, source=source, confidence="published")
+    return profile.model_copy(update={"figures": profile.figures.model_copy(update={name: figure})})
 
 
 def text_of(clone: Path, path: str) -> str:

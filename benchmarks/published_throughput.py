@@ -31,12 +31,12 @@ from typing import Any
 
 from benchmarks.kept import keep
 from benchmarks.published_neusight import neusight
-from benchmarks.published_rows import Row, gpt, mesh_of, text_of
+from benchmarks.published_rows import Row, gpt, mesh_of, text_of, with_figure
 from vitsweep.predict.closed_memory import Formats, Layout, Transformer
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import predict_step
-from vitsweep.rates.profile import Figure, hardware_named
+from vitsweep.rates.profile import profile_named
 
 HALF = Formats(
     compute="bfloat16",
@@ -52,9 +52,9 @@ HALF = Formats(
 
 def vtrain(folder: Path) -> Iterator[Row]:
     """Megatron-LM on A100: 8 GPUs and 800 Gb/s a node, unfused attention, gradients exchanged at the end."""
-    a100 = hardware_named("a100_80g")
-    cards = Figure(12.5, "800 Gb/s per node of 8, vTrain's configurations", "published")
-    rates = TableRates(replace(a100, figures={**a100.figures, "nic_gb_s": cards}))
+    a100 = profile_named("a100_80g")
+    source = "800 Gb/s per node of 8, vTrain's configurations"
+    rates = TableRates(with_figure(a100, "nic_gb_s", 12.5, source))
     for name in ("multi", "single"):
         text = text_of(folder / "vTrain", f"data/ground_truth_{name}.csv")
         for line in csv.DictReader(io.StringIO(text.lstrip("\ufeff"))):
@@ -129,7 +129,7 @@ def _mpt(row: dict[str, str]) -> Row:
     model = gpt(*MPT[row["Model"]], tokens, 50368, fused=True)
     images = layout.micro_batch * layout.micro_batches * gpus
     chip = CHIPS[row["GPU"]]
-    found = predict_step(closed_trace(model, layout, HALF), TableRates(hardware_named(chip)))
+    found = predict_step(closed_trace(model, layout, HALF), TableRates(profile_named(chip)))
     size = "1 node" if gpus <= 8 else "2 to 8 nodes" if gpus <= 64 else "16 to 64 nodes"
     return Row(
         regime=f"{chip[:4].upper()}, FSDP, {size}",
@@ -148,7 +148,7 @@ def timm(folder: Path) -> Iterator[Row]:
     """One RTX 3090, PyTorch 1.12, autocast to float16, attention in plain operators, SGD per list."""
     tables = folder / "pytorch-image-models"
     text = text_of(tables, "results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv")
-    rates = TableRates(hardware_named("rtx_3090"))
+    rates = TableRates(profile_named("rtx_3090"))
     formats = Formats(compute="float16", stream=4, inner=2, optimizer=4)
     for row in csv.DictReader(io.StringIO(text)):
         shape = re.fullmatch(r"(?:vit|deit)_(tiny|small|base|large)_patch(\d+)_(\d+)", row["model"])

@@ -1,11 +1,12 @@
 """Throughput and utilisation by hand; what is unknown stays empty, with its reason."""
 
 import pytest
+import yaml
 
 from tests.cells import GPU_NODE, cell
 from vitsweep.measure.utilization import compute_dtype, throughput, utilization
 from vitsweep.model.flops import num_parameters, train_flops
-from vitsweep.rates.profile import PEAKS, published_peak
+from vitsweep.rates.profile import PROFILES, published_peak
 
 
 def test_a_known_device_has_a_peak_with_its_source() -> None:
@@ -72,16 +73,21 @@ def test_an_unknown_device_has_none_and_a_reason() -> None:
 def test_an_unknown_format_has_none_and_a_reason() -> None:
     assert published_peak("Tesla V100-SXM2-16GB", "bfloat16") == (
         None,
-        "no published dense peak of V100 SXM in bfloat16 is known here",
+        "no published dense peak of NVIDIA V100 SXM2, 16 GB in bfloat16 is known here",
     )
 
 
-@pytest.mark.parametrize("peak", PEAKS, ids=lambda p: p.device)
-def test_peaks_fall_with_the_width_of_the_format_and_name_a_source(peak) -> None:
-    assert len(peak.source) > 10
-    order = [peak.tflops[d] for d in ("float8", "float16", "tf32", "float32") if d in peak.tflops]
+@pytest.mark.parametrize("name", [path.stem for path in PROFILES.glob("*.yaml")])
+def test_peaks_fall_with_the_width_of_the_format_and_name_a_source(name: str) -> None:
+    profile = yaml.safe_load((PROFILES / f"{name}.yaml").read_text(encoding="utf-8"))
+    if "peak_tflops" not in profile:
+        assert {"peaks_of", "no_peak"} & set(profile) or name == "h200_nvl"
+        return
+    peaks = profile["peak_tflops"]
+    assert len(profile["peak_source"]) > 10
+    order = [peaks[dtype] for dtype in ("float8", "float16", "tf32", "float32") if dtype in peaks]
     assert order == sorted(order, reverse=True)
-    assert peak.tflops.get("bfloat16", peak.tflops["float16"]) == peak.tflops["float16"]
+    assert peaks.get("bfloat16", peaks["float16"]) == peaks["float16"]
 
 
 @pytest.mark.parametrize(

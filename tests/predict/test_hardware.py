@@ -9,41 +9,48 @@ from tests.predict.traces import product
 from vitsweep.errors import BadValueError
 from vitsweep.predict.profile_rates import TableRates
 from vitsweep.rates.profile import (
-    PEAKS,
     PROFILES,
-    Hardware,
+    Profile,
     generic_gpu,
-    hardware_named,
-    hardware_of_device,
-    known_hardware,
     most_usable_bytes,
+    profile_named,
+    profile_names,
+    profile_of,
+    published_peak,
 )
 
 
-@pytest.mark.parametrize("name", known_hardware())
+@pytest.mark.parametrize("name", profile_names())
 def test_every_figure_of_a_profile_has_a_source_and_says_how_sure_it_is(name: str) -> None:
-    hardware = hardware_named(name)
-    assert all(figure.source and figure.confidence for figure in hardware.figures.values())
-    assert hardware.figures.keys() >= generic_gpu().figures.keys()
+    hardware = profile_named(name)
+    assert all(figure.source and figure.confidence for _, figure in hardware.figures if figure)
+    assert hardware.figures.model_fields_set >= generic_gpu().figures.model_fields_set
     assert 0 < hardware.usable_bytes < hardware["memory_gib"] * 2**30
 
 
-def test_peaks_are_those_of_the_table_for_mfu() -> None:
-    [h100] = [peak for peak in PEAKS if peak.device == "H100 SXM"]
-    assert hardware_named("h100").peak_tflops == h100.tflops
+def test_peaks_are_those_of_the_denominator_of_mfu() -> None:
+    for dtype, peak in profile_named("h100").peak_tflops.items():
+        assert published_peak("NVIDIA H100 80GB HBM3", dtype)[0] == peak
 
 
 def test_devices_without_a_sourced_rate_of_products_are_known_as_such() -> None:
-    sourced = {name for name in known_hardware() if hardware_named(name).has_sourced_matmul_rate}
+    sourced = {name for name in profile_names() if profile_named(name).has_sourced_matmul_rate}
     assert sourced == {"a100_40g", "a100_80g", "h100", "h200", "b200", "mi300x"}
 
 
-def test_the_name_that_a_driver_reports_finds_the_variant_by_its_memory() -> None:
-    found = hardware_of_device("NVIDIA A100-SXM4-80GB", memory_gib=79.2)
-    assert isinstance(found, Hardware)
+def test_the_name_that_a_driver_reports_finds_the_variant() -> None:
+    found = profile_of("NVIDIA A100-SXM4-80GB")
+    assert isinstance(found, Profile)
     assert found.name == "a100_80g"
-    assert hardware_of_device("NVIDIA A100-SXM4-80GB") == found
-    assert hardware_of_device("NVIDIA GeForce GTX 970") is None
+    assert profile_of("NVIDIA GeForce GTX 970") is None
+
+
+def test_devices_of_which_only_denominators_are_known_are_no_choice_of_hardware() -> None:
+    nvl = profile_of("NVIDIA H100 NVL")
+    assert nvl is not None
+    assert nvl.lacking == ["memory_gib", "peaks_of or peak_tflops"]
+    assert profile_of("NVIDIA H100 NVL", complete=True) is None
+    assert "h100_nvl" not in profile_names()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +66,7 @@ def test_the_name_that_a_driver_reports_finds_the_variant_by_its_memory() -> Non
 def test_a_type_of_slurm_is_the_largest_device_that_it_may_mean(
     slurm_type: str, profile: str, times: float
 ) -> None:
-    assert most_usable_bytes(slurm_type) == times * hardware_named(profile).usable_bytes
+    assert most_usable_bytes(slurm_type) == times * profile_named(profile).usable_bytes
 
 
 def test_types_of_gpus_that_nobody_knows_have_no_size() -> None:
@@ -69,7 +76,7 @@ def test_types_of_gpus_that_nobody_knows_have_no_size() -> None:
 
 def test_unknown_hardware_lists_the_known_and_explains_a_file() -> None:
     with pytest.raises(BadValueError, match=r"h100.*Did you mean `--hardware h200`.*profile file"):
-        hardware_named("h20")
+        profile_named("h20")
 
 
 def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(
@@ -78,7 +85,7 @@ def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(
     path = tmp_path / "mine.yaml"
     text = (PROFILES / "h100.yaml").read_text(encoding="utf-8")
     path.write_text(text.replace("value: 3.35", "value: 2.4"), encoding="utf-8")
-    mine = hardware_named(str(path))
+    mine = profile_named(str(path))
     assert (mine["memory_tb_s"], mine.name) == (2.4, "mine")
     assert mine["dispatch_us"] == generic_gpu()["dispatch_us"]
 
@@ -92,12 +99,12 @@ def test_one_measured_number_format_stands_for_the_others(tmp_path: Path) -> Non
         ),
         encoding="utf-8",
     )
-    half = hardware_named(str(path))
+    half = profile_named(str(path))
     assert half.matmul_fraction("float32") == half.matmul_fraction("bfloat16") == 0.8
 
 
 def test_a_format_without_units_of_its_own_is_computed_in_float32() -> None:
-    rates = TableRates(hardware_named("v100"))
+    rates = TableRates(profile_named("v100"))
     times = {
         dtype: rates.operator_us(replace(product(4096, 4096, 4096), dtype=dtype))
         for dtype in ("float32", "bfloat16", "float16")
@@ -110,36 +117,60 @@ def test_a_format_without_units_of_its_own_is_computed_in_float32() -> None:
     ("text", "said"),
     [
         ("peak_tflops: {float32: 10}", "lacks memory_gib, memory_tb_s"),
-        ("figures: {memory_gib: 80}", "`memory_gib` needs `value`, `source` and `confidence`"),
+        (
+            "figures: {memory_gib: 80}",
+            "`figures.memory_gib` needs `value`, `source` and `confidence`",
+        ),
         ("peaks_of: H1000", "`peaks_of: H1000` is none of"),
         ("- a list", "is no hardware profile"),
         ("a: [", "is no hardware profile"),
         (
             "figures: {memory_gib: {value: 80, source: me, confidence: sure}}",
-            "`memory_gib.confidence: sure` is none of measured, published",
+            "`figures.memory_gib.confidence: sure`: must be one of 'measured', 'published'",
         ),
         (
             "figures: {memory_gib: {value: {1: 80}, %s}}",
-            "`memory_gib.value: {1: 80}` must be one number",
+            "`figures.memory_gib.value: {1: 80}`: a number is needed",
         ),
-        ("figures: {matmul_fraction: {value: 0.8, %s}}", "must be a table {position: number}"),
+        (
+            "figures: {matmul_fraction: {value: 0.8, %s}}",
+            ".value: 0.8`: must be a section",
+        ),
         (
             "figures: {matmul_fraction: {value: {half: 0.8}, %s}}",
-            "`matmul_fraction.half` is none of",
+            "`figures.matmul_fraction.value.half: half`: must be one of 'float32'",
         ),
-        ("figures: {all_reduce_gb_s: {value: {}, %s}}", "`all_reduce_gb_s` is an empty table"),
-        ("figures: {memory_tb_s: {value: 0, %s}}", "`memory_tb_s: 0` must be above 0"),
-        ("figures: {memory_tb_s: {value: -2.0, %s}}", "`memory_tb_s: -2.0` must be above 0"),
-        ("figures: {memory_tb_s: {value: fast, %s}}", "`memory_tb_s: fast` is no number"),
-        ("figures: {sustained_fraction: {value: 90, %s}}", "is a share, at most 1"),
-        ("figures: {devices_per_node: {value: 1.5, %s}}", "must be a whole number"),
+        (
+            "figures: {all_reduce_gb_s: {value: {}, %s}}",
+            "gb_s.value: {}`: Dictionary should",
+        ),
+        (
+            "figures: {memory_tb_s: {value: 0, %s}}",
+            "memory_tb_s.value: 0`: must be greater than 0",
+        ),
+        (
+            "figures: {memory_tb_s: {value: -2.0, %s}}",
+            ".value: -2.0`: must be greater than 0",
+        ),
+        (
+            "figures: {memory_tb_s: {value: fast, %s}}",
+            ".value: fast`: a number is needed",
+        ),
+        (
+            "figures: {sustained_fraction: {value: 90, %s}}",
+            ".value: 90`: must be at most 1",
+        ),
+        (
+            "figures: {devices_per_node: {value: 1.5, %s}}",
+            ".value: 1.5`: a whole number is",
+        ),
         ("figures: {memoryy_tb_s: {value: 5, %s}}", "Did you mean `memory_tb_s`?"),
         ("figures: {price_low_usd_per_hour: {value: 1, %s}}", "needs `price_high_usd_per_hour`"),
         ("peak_tflops: {bfloat16: 312}", "`peak_tflops` lacks `float32`"),
-        ("peak_tflops: {half: 312}", "`peak_tflops.half` is none of float32"),
+        ("peak_tflops: {half: 312}", "`peak_tflops.half: half`: must be one of 'float32'"),
         ("peaks: A100 SXM", "`peaks` is nothing that a profile has"),
         (
-            "{peaks_of: A100 SXM, figures: {memory_tb_s: {value: 2, %s}, memory_gib: {value: 2, %s}}}",
+            "{peaks_of: a100_80g, figures: {memory_tb_s: {value: 2, %s}, memory_gib: {value: 2, %s}}}",
             "`reserved_gib` leaves nothing of `memory_gib`",
         ),
     ],
@@ -148,8 +179,8 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, said: str) -
     path = tmp_path / "wrong.yaml"
     path.write_text(text.replace("%s", "source: me, confidence: published"), encoding="utf-8")
     with pytest.raises(BadValueError) as refused:
-        hardware_named(str(path))
+        profile_named(str(path))
     assert str(path) in str(refused.value)
     assert said in str(refused.value)
     with pytest.raises(BadValueError, match="there is no file"):
-        hardware_named(str(tmp_path / "none.yaml"))
+        profile_named(str(tmp_path / "none.yaml"))

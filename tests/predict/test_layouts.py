@@ -12,7 +12,7 @@ from vitsweep.predict.closed_cell import formats_of, held_whole, layout_of, shap
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.layouts import Found, search_layouts
 from vitsweep.predict.step_trace import StepTrace
-from vitsweep.rates.profile import hardware_named
+from vitsweep.rates.profile import profile_named
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import conflicts
@@ -120,8 +120,8 @@ def test_activations_sent_equal_the_formula_of_each_technique(
 @cache
 def found(images: int = 64) -> Found:
     words = [*SHAPE, f"batch.images_per_step={images}", "resources.nodes=2", "precision=bf16"]
-    base, choices = _compose(words, hardware_named("h100"))
-    return search_layouts(base, choices, hardware_named("h100"))
+    base, choices = _compose(words, profile_named("h100"))
+    return search_layouts(base, choices, profile_named("h100"))
 
 
 def test_the_search_ranks_what_can_run() -> None:
@@ -180,7 +180,7 @@ def test_what_cannot_be_searched_is_refused(words: list[str], said: str) -> None
 def test_without_a_precision_one_is_taken_that_the_device_has_units_for(
     device: str, computes_in: str
 ) -> None:
-    hardware = hardware_named(device)
+    hardware = profile_named(device)
     base, _ = _compose([*SHAPE, *_assumed(SHAPE, hardware)], hardware)
     assert formats_of(base).compute == computes_in
     assert computes_in in hardware.peak_tflops

@@ -5,9 +5,9 @@ import pytest
 from tests.predict.traces import exchange, moved, product, trace_of
 from vitsweep.predict.profile_rates import OVERHEAD, TableRates
 from vitsweep.predict.step_time import Z_80, predict_step
-from vitsweep.rates.profile import hardware_named
+from vitsweep.rates.profile import profile_named
 
-H100 = TableRates(hardware_named("h100"), overhead=1.0)
+H100 = TableRates(profile_named("h100"), overhead=1.0)
 
 
 def test_a_large_product_takes_its_flops_over_the_sustained_rate() -> None:
@@ -43,7 +43,7 @@ def test_all_reduce_and_all_gather_have_bandwidths_of_their_own() -> None:
 
 def test_the_published_table_over_four_nodes_is_met() -> None:
     """4 x 8 B200 over 400 Gb/s: bus bandwidth of 64 GB/s at 16 MiB, 362 at 1 GiB (ml-engineering)."""
-    b200 = TableRates(hardware_named("b200"))
+    b200 = TableRates(profile_named("b200"))
     for size, bus_gb_s in ((2**24, 64.43), (2**27, 197.94), (2**30, 361.99)):
         us = b200.collective_us(exchange(size, ranks=32, nodes=4))
         assert us == pytest.approx(2 * 31 / 32 * size / bus_gb_s / 1e3, rel=0.35)
@@ -97,19 +97,19 @@ def test_the_interval_is_wider_where_less_is_known() -> None:
     trace = trace_of(product(8192, 8192, 8192))
 
     def width(name: str) -> float:
-        found = predict_step(trace, TableRates(hardware_named(name)))
+        found = predict_step(trace, TableRates(profile_named(name)))
         assert found.low_ms < found.step_time_ms < found.high_ms
         return found.high_ms / found.low_ms
 
     assert width("v100") > width("h100") > 1 + Z_80 * 0.2
-    notes = predict_step(trace, TableRates(hardware_named("v100"))).notes
+    notes = predict_step(trace, TableRates(profile_named("v100"))).notes
     assert any("no source" in note for note in notes)
     assert any("no peak in bfloat16: float32 is used" in note for note in notes)
 
 
 def test_whole_steps_take_longer_than_their_parts() -> None:
     trace = trace_of(product(8192, 8192, 8192, count=10))
-    whole = predict_step(trace, TableRates(hardware_named("h100")))
+    whole = predict_step(trace, TableRates(profile_named("h100")))
     assert whole.step_time_ms == pytest.approx(OVERHEAD * predict_step(trace, H100).step_time_ms)
 
 

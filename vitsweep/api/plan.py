@@ -27,7 +27,7 @@ from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings
 from vitsweep.predict.prediction import CellPrediction, predict_cells
 from vitsweep.racing.rounds import RaceRounds, describe_race
 from vitsweep.rates.device import device_name
-from vitsweep.rates.profile import hardware_named
+from vitsweep.rates.profile import profile_named
 from vitsweep.report.html import plan_page
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import HERE, Machine
@@ -49,7 +49,7 @@ def machine_with(hardware: str) -> Machine:
     Raises:
         BadValueError: the hardware is unknown.
     """
-    profile = hardware_named(hardware)
+    profile = profile_named(hardware)
     devices = int(profile["devices_per_node"])
     return Machine(
         device="cuda",
@@ -196,7 +196,7 @@ def plan(
     """
     request = request or PlanRequest(predict=False)
     for name in request.hardware:
-        hardware_named(name)  # refused before anything is traced
+        profile_named(name)  # refused before anything is traced
     console = open_console()
     rows = []
     for hardware in request.hardware or (None,):

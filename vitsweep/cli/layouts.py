@@ -13,7 +13,7 @@ from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.closed_cell import RECOMPUTE
 from vitsweep.predict.layouts import SHARDINGS, Candidate, Choices, Found, search_layouts
-from vitsweep.rates.profile import Hardware, hardware_named, known_hardware
+from vitsweep.rates.profile import Profile, profile_named, profile_names
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
@@ -32,7 +32,7 @@ def parser() -> Options:
     options = Options(VERBS["plan"])
     options.add_argument("--search", choices=["layouts"], required=True, help="what to search for")
     options.add_argument(
-        "--hardware", required=True, help=f"one of {', '.join(known_hardware())}, or a profile file"
+        "--hardware", required=True, help=f"one of {', '.join(profile_names())}, or a profile file"
     )
     options.add_argument("-m", "--multirun", action="store_true", help="means nothing here")
     options.add_argument(
@@ -48,7 +48,7 @@ def search(arguments: Sequence[str]) -> int:
         BadValueError: an override is wrong or is what the search chooses, or no layout fits.
     """
     asked = parser().parse_intermixed_args(list(arguments))
-    hardware = hardware_named(asked.hardware)
+    hardware = profile_named(asked.hardware)
     _refuse_searched(asked.overrides)
     started = time.monotonic()
     overrides = [*asked.overrides, *_assumed(asked.overrides, hardware)]
@@ -60,7 +60,7 @@ def search(arguments: Sequence[str]) -> int:
     return ExitCode.ok
 
 
-def _assumed(overrides: Sequence[str], hardware: Hardware) -> list[str]:
+def _assumed(overrides: Sequence[str], hardware: Profile) -> list[str]:
     """Return choices for what was not typed: those of a large training instead of a small test."""
     typed = {text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in overrides}
     nodes = int(typed.get("resources.nodes", "1"))
@@ -76,7 +76,7 @@ def _assumed(overrides: Sequence[str], hardware: Hardware) -> list[str]:
     return assumed
 
 
-def half_precision(hardware: Hardware) -> str:
+def half_precision(hardware: Profile) -> str:
     """Return the choice of `precision` by which the device's fastest usual products are used."""
     if "bfloat16" in hardware.peak_tflops:
         return "bf16"
@@ -93,7 +93,7 @@ def _refuse_searched(overrides: Sequence[str]) -> None:
             )
 
 
-def _compose(overrides: Sequence[str], hardware: Hardware) -> tuple[CellSpec, Choices]:
+def _compose(overrides: Sequence[str], hardware: Profile) -> tuple[CellSpec, Choices]:
     composer = Composer()
     devices = int(hardware["devices_per_node"])
     machine = Machine(
@@ -119,7 +119,7 @@ def _compose(overrides: Sequence[str], hardware: Hardware) -> tuple[CellSpec, Ch
     )
 
 
-def _nothing(found: Found, hardware: Hardware) -> str:
+def _nothing(found: Found, hardware: Profile) -> str:
     if not found.too_large:
         return (
             f"None of {found.considered} layouts can run: `batch.images_per_step` does not split over the "
@@ -135,7 +135,7 @@ def _nothing(found: Found, hardware: Hardware) -> str:
 def _show(
     found: Found,
     base: CellSpec,
-    hardware: Hardware,
+    hardware: Profile,
     overrides: Sequence[str],
     seconds: float,
     console: Console,

@@ -10,7 +10,7 @@ from vitsweep.predict.closed_memory import memory
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import StepTimePrediction, predict_step
-from vitsweep.rates.profile import Hardware
+from vitsweep.rates.profile import Profile
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
 from vitsweep.spec.model_spec import TransformerSpec
@@ -85,7 +85,7 @@ class Found:
     least_memory_bytes: float
 
 
-def search_layouts(base: CellSpec, choices: Choices, hardware: Hardware) -> Found:
+def search_layouts(base: CellSpec, choices: Choices, hardware: Profile) -> Found:
     """Rank all layouts of a cell's model, batch and world.
 
     Args:

@@ -9,10 +9,43 @@ from typing import Any
 
 from vitsweep.predict.rates import Rates
 from vitsweep.predict.step_trace import CollectiveTotal, OperatorTotal
-from vitsweep.rates.interpolate import Curve, Neighbours
+from vitsweep.rates.profile import Curve
 
 GENERIC = "add"
 """Element-wise operator whose bytes per microsecond stand for those that were not measured."""
+
+
+class Neighbours:
+    """A positive function of several positive numbers, from the nearest measured points.
+
+    The logarithm is averaged over the nearest points, weighted by the inverse fourth power of the
+    distance in log2 space (Shepard, "A two-dimensional interpolation function", 1968).
+
+    Args:
+        points: positions, all of one length.
+        values: one per position.
+        nearest: number of points that count.
+    """
+
+    def __init__(
+        self, points: Sequence[Sequence[float]], values: Sequence[float], nearest: int = 5
+    ) -> None:
+        self._points = [[math.log2(max(x, 1.0)) for x in point] for point in points]
+        self._values = [math.log(value) for value in values]
+        self._nearest = nearest
+
+    def __call__(self, position: Sequence[float]) -> float:
+        """Return the value at a position."""
+        at = [math.log2(max(x, 1.0)) for x in position]
+        distances = sorted(
+            (sum((a - b) ** 2 for a, b in zip(at, point, strict=True)), value)
+            for point, value in zip(self._points, self._values, strict=True)
+        )[: self._nearest]
+        if distances[0][0] < 1e-9:
+            return math.exp(distances[0][1])
+        weights = [1 / distance**2 for distance, _ in distances]
+        total = sum(w * value for w, (_, value) in zip(weights, distances, strict=True))
+        return math.exp(total / sum(weights))
 
 
 @dataclass(frozen=True, kw_only=True)

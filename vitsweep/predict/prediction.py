@@ -22,7 +22,7 @@ from vitsweep.predict.step_time import (
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.rates.device import device_name
-from vitsweep.rates.profile import Hardware, generic_gpu, hardware_named, hardware_of_device
+from vitsweep.rates.profile import Profile, generic_gpu, profile_named, profile_of
 from vitsweep.spec.cell_spec import CellSpec
 
 # The step time of a cell: its trace, the rates of the machine it would run on, and what records taught.
@@ -70,7 +70,7 @@ def rates_for(cell: CellSpec, hardware: str | None = None) -> tuple[Rates, str]:
         BadValueError: the hardware is unknown.
     """
     if hardware is not None:
-        return TableRates(hardware_named(hardware)), ""
+        return TableRates(profile_named(hardware)), ""
     return _rates_here(cell)
 
 
@@ -89,7 +89,7 @@ def _rates_here(cell: CellSpec) -> tuple[Rates, str]:
         return calibration.rates_for(cell), notice
     if cell.resources.device == "cpu":
         return UncalibratedCpuRates(cell.resources), notice
-    profile = hardware_of_device(device)
+    profile = profile_of(device, complete=True)
     if profile:
         return TableRates(profile), notice
     return TableRates(generic_gpu()), f"No profile of {device} is known. {notice}"
@@ -365,7 +365,7 @@ def predict_cells(
     Raises:
         BadValueError: the hardware is unknown.
     """
-    profile = hardware_named(hardware) if hardware else None
+    profile = profile_named(hardware) if hardware else None
     on_cpu = {n for n, cell in cells.items() if profile and cell.resources.device == "cpu"}
     traces = trace_cells(
         {name: cell for name, cell in cells.items() if name not in on_cpu},
@@ -389,7 +389,7 @@ def _predict(
     cell: CellSpec,
     trace: StepTrace | str,
     hardware: str | None,
-    profile: Hardware | None,
+    profile: Profile | None,
     residuals: ResidualModel,
     gib_per_device: float | None,
 ) -> CellPrediction:
@@ -410,11 +410,11 @@ def _predict(
     )
 
 
-def _profile_here(cell: CellSpec) -> Hardware | None:
+def _profile_here(cell: CellSpec) -> Profile | None:
     from vitsweep.rates.device import device_name
 
     name = device_name("cuda") if cell.resources.device == "cuda" else None
-    return hardware_of_device(name) if name else None
+    return profile_of(name, complete=True) if name else None
 
 
 def process_bytes(cell: CellSpec) -> float:
@@ -423,7 +423,7 @@ def process_bytes(cell: CellSpec) -> float:
 
 
 def limit_bytes(
-    cell: CellSpec, profile: Hardware | None = None, gib_per_device: float | None = None
+    cell: CellSpec, profile: Profile | None = None, gib_per_device: float | None = None
 ) -> float | None:
     """Memory of one rank: its budget, the GPU's, or its share of this machine's; None if unknown.
 

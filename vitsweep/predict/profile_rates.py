@@ -1,11 +1,13 @@
 """Rates of a GPU from its profile: a roofline per class of operators, a table of collectives."""
 
 import math
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from vitsweep.predict.rates import Rates
 from vitsweep.predict.step_trace import CollectiveTotal, OperatorTotal
-from vitsweep.rates.profile import Hardware
+from vitsweep.rates.profile import Profile
 from vitsweep.spec.resources import Resources
 
 TILES = (
@@ -45,7 +47,7 @@ class TableRates(Rates):
 
     asynchronous = True
 
-    def __init__(self, hardware: Hardware, overhead: float = OVERHEAD) -> None:
+    def __init__(self, hardware: Profile, overhead: float = OVERHEAD) -> None:
         self.hardware = hardware
         self._overhead = overhead
         self._matmul_us = cache(self._uncached_matmul_us)  # layouts share most of their shapes
@@ -103,8 +105,8 @@ class TableRates(Rates):
 
     def log_error(self, part: str) -> float:
         """Return the assumed error of a part (see `LOG_ERROR`)."""
-        computing = LOG_ERROR[self.hardware.figures["matmul_fraction"].confidence]
-        links = LOG_ERROR[self.hardware.figures["all_reduce_gb_s"].confidence]
+        computing = LOG_ERROR[self.hardware.figures.matmul_fraction.confidence]
+        links = LOG_ERROR[self.hardware.figures.all_reduce_gb_s.confidence]
         launch = math.log(25 / 5) / 2 / 1.2816  # 5 to 25 us per operator as an interval of 80 %
         return {
             "compute": computing,
@@ -154,7 +156,8 @@ class TableRates(Rates):
         return next((dtype for dtype in others.get(wanted, ()) if dtype in peaks), "float32")
 
     def _peak(self, dtype: str) -> float:
-        return self.hardware.peak_tflops[dtype]
+        peaks: Mapping[Any, float] = self.hardware.peak_tflops
+        return peaks[dtype]
 
     def _uncached_matmul_us(self, shape: tuple[int, ...], dtype: str) -> float:
         """Time of products with tile and wave quantisation, of the best tile and split.

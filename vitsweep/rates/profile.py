@@ -1,311 +1,197 @@
-"""Devices that need not be here: their rates and their network, each figure with its source.
+"""Devices by their profiles: published peaks, rates and network, each figure with its source (no torch).
 
 A profile is a YAML file (`profiles/*.yaml`, or one of your own):
 
     name: my GPU
-    peaks_of: A100 SXM    # a device of `vitsweep/rates/profile.py`, or peak_tflops: {bfloat16: 312}
+    peaks_of: a100_80g    # of another profile, or peak_tflops: {float32: 19.5, bfloat16: 312}
     figures:              # scalars, or tables {where: value} that are read between their points
+      memory_gib: {value: 80, source: data sheet, confidence: published}
       memory_tb_s: {value: 2.0, source: data sheet, confidence: published}
 
 `confidence` is `measured` (a benchmark of that device), `published` (a data sheet), `derived` (computed
 from others, or taken from a similar device) or `assumed`. What a file leaves out is taken from
-`profiles/generic_gpu.yaml`.
+`profiles/generic_gpu.yaml`. Profiles without `memory_gib` are no choice of `--hardware`: of these devices
+only the denominators of MFU and roofline are known.
 """
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
-from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from vitsweep.errors import BadValueError, did_you_mean
-from vitsweep.rates.interpolate import Curve
-
-# What a hardware profile must hold, so that a wrong file is refused before anything is traced.
-
-
-Confidence = Literal["measured", "published", "derived", "assumed"]
-FLOAT_FORMATS = ("float32", "tf32", "bfloat16", "float16", "float8")
-KEYS = ("name", "peaks_of", "peak_tflops", "figures", "drivers_name")
-PRICES = ("price_low_usd_per_hour", "price_high_usd_per_hour")
-BY_FORMAT = "matmul_fraction"
-"""The table whose positions are number formats."""
-WHOLE = ("multiprocessors", "devices_per_node")
-MAY_BE_ZERO = (
-    *PRICES, "reserved_gib", "kernel_us", "dispatch_us", "fabric_pass_us", "overlap_charge_link",
-    "overlap_charge_fabric",
-)  # fmt: skip
-
-
-def problems(tree: Mapping[str, Any], tables: Mapping[str, bool]) -> Iterator[str]:
-    """Yield what is wrong with a profile, as parts of a sentence.
-
-    Args:
-        tree: the file.
-        tables: figure that a profile may have -> whether it is a table; prices are known besides.
-    """
-    for key in tree:
-        if key not in KEYS:
-            yield _unknown(f"`{key}`", str(key), KEYS)
-    yield from _peak_problems(tree.get("peak_tflops"))
-    kinds = dict(tables) | dict.fromkeys(PRICES, False)
-    figures = tree.get("figures") or {}
-    if not isinstance(figures, dict):
-        yield f"`figures: {figures}` is no list of named figures"
-        return
-    for name, node in figures.items():
-        if name not in kinds:
-            yield _unknown(f"`figures.{name}`", str(name), list(kinds))
-        else:
-            yield from _figure_problems(str(name), node, kinds[name])
-    priced = [name for name in PRICES if name in figures]
-    if len(priced) == 1:
-        [lacking] = set(PRICES) - set(priced)
-        yield f"`{priced[0]}` needs `{lacking}` beside it, which may be the same"
-
-
-def _unknown(shown: str, name: str, known: Any) -> str:
-    hint = did_you_mean(name, list(known), str).strip()
-    return f"{shown} is nothing that a profile has. {hint}".strip().rstrip(".")
-
-
-def _peak_problems(peaks: Any) -> Iterator[str]:
-    if peaks is None:
-        return
-    if not isinstance(peaks, dict):
-        yield f"`peak_tflops: {peaks}` is not {{format: TFLOP/s}}, like {{float32: 19.5, bfloat16: 312}}"
-        return
-    for name, value in peaks.items():
-        if name not in FLOAT_FORMATS:
-            yield f"`peak_tflops.{name}` is none of {', '.join(FLOAT_FORMATS)}"
-        elif problem := _number_problem(f"peak_tflops.{name}", value):
-            yield problem
-    if "float32" not in peaks:
-        yield "`peak_tflops` lacks `float32`, from which the rate of any other format is no estimate"
-
-
-def _figure_problems(name: str, node: Any, is_table: bool) -> Iterator[str]:
-    if not isinstance(node, dict) or {"value", "source", "confidence"} - set(node):
-        yield f"`{name}` needs `value`, `source` and `confidence`"
-        return
-    if node["confidence"] not in get_args(Confidence):
-        yield f"`{name}.confidence: {node['confidence']}` is none of {', '.join(get_args(Confidence))}"
-    value = node["value"]
-    if isinstance(value, dict) != is_table:
-        kind = "a table {position: number}" if is_table else "one number"
-        yield f"`{name}.value: {value}` must be {kind}"
-    elif is_table:
-        yield from _table_problems(name, value)
-    elif problem := _number_problem(name, value):
-        yield problem
-    elif name in WHOLE and float(value) % 1:
-        yield f"`{name}: {value}` must be a whole number"
-
-
-def _table_problems(name: str, table: Mapping[Any, Any]) -> Iterator[str]:
-    if not table:
-        yield f"`{name}` is an empty table"
-    for position, value in table.items():
-        if name == BY_FORMAT and position not in FLOAT_FORMATS:
-            yield f"`{name}.{position}` is none of {', '.join(FLOAT_FORMATS)}"
-        elif name != BY_FORMAT and (
-            problem := _number_problem(f"{name}, position", position, "position")
-        ):
-            yield problem
-        elif problem := _number_problem(f"{name}.{position}", value, name):
-            yield problem
-
-
-def _number_problem(shown: str, value: Any, figure: str = "") -> str:
-    """Return why a value is no figure; "" where it is one."""
-    name = figure or shown
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return f"`{shown}: {value}` is no number"
-    if isinstance(value, bool) or not isfinite(number):
-        return f"`{shown}: {value}` is no number"
-    if number < 0 or (number == 0 and name not in MAY_BE_ZERO):
-        return f"`{shown}: {value}` must be above 0"
-    if "fraction" in name and number > 1:
-        return f"`{shown}: {value}` is a share, at most 1"
-    return ""
-
-
-# Published dense peaks of accelerators: the denominators of MFU, each with its source.
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Dense peaks of one device in TFLOP/s.
-
-    Attributes:
-        device: the exact variant.
-        pattern: regular expression that the whole name, as the driver reports it, must match.
-        tflops: compute dtype -> dense peak; a dtype that is missing is unknown.
-        source: where the figures are published.
-    """
-
-    device: str
-    pattern: str
-    tflops: dict[str, float]
-    source: str
-
-
-_HOPPER_SXM = {
-    "bfloat16": 989.5,
-    "float16": 989.5,
-    "tf32": 494.7,
-    "float32": 67.0,
-    "float8": 1979.0,
-}
-_AMPERE = {"bfloat16": 312.0, "float16": 312.0, "tf32": 156.0, "float32": 19.5}
-
-PEAKS = (
-    Peak("H200", r"NVIDIA H200( SXM5?.*)?", _HOPPER_SXM,
-         "NVIDIA H200 datasheet (SXM); the sheet's sparse figures halved"),
-    Peak("H100 SXM", r"NVIDIA H100( 80GB HBM3| SXM5?.*| 96GB HBM3)", _HOPPER_SXM,
-         "NVIDIA H100 datasheet (SXM); the sheet's sparse figures halved"),
-    Peak("H100 PCIe", r"NVIDIA H100 PCIe",
-         {"bfloat16": 756.5, "float16": 756.5, "tf32": 378.0, "float32": 51.0, "float8": 1513.0},
-         "NVIDIA H100 datasheet (PCIe); the sheet's sparse figures halved"),
-    Peak("GH200", r"NVIDIA GH200( \d+GB)?", _HOPPER_SXM,
-         "NVIDIA GH200 datasheet (its H100 die); the sheet's sparse figures halved"),
-    Peak("H800 SXM", r"NVIDIA H800( SXM5?.*)?", _HOPPER_SXM,
-         "compute as H100 SXM; only links differ"),
-    Peak("B200", r"NVIDIA B200( SXM6?.*)?",
-         {"bfloat16": 2250.0, "float16": 2250.0, "tf32": 1125.0, "float32": 80.0, "float8": 4500.0},
-         "dense figures collected in github.com/stas00/ml-engineering, compute/accelerator"),
-    Peak("GB200", r"NVIDIA GB200( NVL\d+)?",
-         {"bfloat16": 2500.0, "float16": 2500.0, "tf32": 1250.0, "float32": 80.0, "float8": 5000.0},
-         "dense figures per GPU collected in github.com/stas00/ml-engineering, compute/accelerator"),
-    Peak("A100 SXM", r"(NVIDIA )?A100-SXM4-(40|80)GB", _AMPERE, "NVIDIA A100 datasheet, dense"),
-    Peak("A100 PCIe", r"(NVIDIA )?A100(-PCIE-(40|80)GB| 80GB PCIe)", _AMPERE,
-         "NVIDIA A100 datasheet, dense: peaks of PCIe and SXM are the same, sustained clocks are not"),
-    Peak("A800", r"(NVIDIA )?A800(-SXM4-(40|80)GB|-PCIE-(40|80)GB| 80GB PCIe)", _AMPERE,
-         "compute as A100; only NVLink differs; USP (arXiv:2405.07719) uses 312 as well"),
-    Peak("V100 SXM", r"(NVIDIA |Tesla )?V100-SXM2-(16|32)GB.*", {"float16": 125.0, "float32": 15.7},
-         "NVIDIA V100 datasheet (SXM2)"),
-    Peak("V100 PCIe", r"(NVIDIA |Tesla )?V100-PCIE-(16|32)GB", {"float16": 112.0, "float32": 14.0},
-         "NVIDIA V100 datasheet (PCIe)"),
-    Peak("L40S", r"NVIDIA L40S",
-         {"bfloat16": 362.0, "float16": 362.0, "tf32": 183.0, "float32": 91.6, "float8": 733.0},
-         "NVIDIA L40S datasheet, dense"),
-    Peak("RTX 3090", r"NVIDIA GeForce RTX 3090",
-         {"bfloat16": 71.2, "float16": 71.2, "tf32": 35.6, "float32": 35.6},
-         "NVIDIA GA102 architecture whitepaper, dense, float32 accumulation"),
-    Peak("RTX 4090", r"NVIDIA GeForce RTX 4090",
-         {"bfloat16": 165.2, "float16": 165.2, "tf32": 82.6, "float32": 82.6, "float8": 330.3},
-         "NVIDIA Ada architecture whitepaper, dense, float32 accumulation"),
-    Peak("MI250X (one of its two dies)", r"AMD Instinct MI250X( OAM)?",
-         {"bfloat16": 191.5, "float16": 191.5, "float32": 23.95},
-         "AMD Instinct MI250X datasheet, halved: each die is a device of its own"),
-    Peak("MI300X", r"AMD Instinct MI300X( OAM)?",
-         {"bfloat16": 1300.0, "float16": 1300.0, "tf32": 653.7, "float32": 163.4, "float8": 2610.0},
-         "dense figures collected in github.com/stas00/ml-engineering, compute/accelerator"),
-)  # fmt: skip
-
-NO_PEAK = (
-    (r".* MIG .*", "is a MIG slice: no peak of its own is published, and the full chip's is not its own"),
-    (r"NVIDIA H100 NVL", "has published peaks that contradict one another (per card or per pair)"),
-)  # fmt: skip
-"""(pattern, reason): devices that have no peak here for a reason of their own."""
-
-
-def published_peak(device_name: str, dtype: str) -> tuple[float | None, str]:
-    """Return (dense peak in TFLOP/s, source), or (None, why there is none).
-
-    A name must match as a whole: another variant of a known chip (another form factor, a slice, a
-    reduced model) has other peaks.
-
-    Args:
-        device_name: as the driver reports it.
-        dtype: dtype of the matrix products: `float32`, `tf32`, `bfloat16`, `float16`, `float8`.
-    """
-    for pattern, reason in NO_PEAK:
-        if re.fullmatch(pattern, device_name, re.IGNORECASE):
-            return None, f"`{device_name}` {reason}"
-    for peak in PEAKS:
-        if re.fullmatch(peak.pattern, device_name.strip(), re.IGNORECASE):
-            if dtype in peak.tflops:
-                return peak.tflops[dtype], peak.source
-            return None, f"no published dense peak of {peak.device} in {dtype} is known here"
-    return None, f"`{device_name}` is not in the table of published peaks"
-
+from vitsweep.spec.from_yaml import sentence
 
 PROFILES = Path(__file__).parent / "profiles"
 GENERIC = "generic_gpu"
+OWN = ("memory_gib", "memory_tb_s")
+"""Figures that no profile takes from the generic one."""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One number, or one table of numbers.
+def _no_truth_value(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number is needed")
+    return value
 
-    Attributes:
-        value: a number, or {position: number}, read between its points (see `Curve`).
-        source: where it is published or measured.
-        confidence: how sure it is.
+
+Confidence = Literal["measured", "published", "derived", "assumed"]
+Format = Literal["float32", "tf32", "bfloat16", "float16", "float8"]
+Number = Annotated[float, BeforeValidator(_no_truth_value), Field(allow_inf_nan=False)]
+AtLeastZero = Annotated[Number, Field(ge=0)]
+Positive = Annotated[Number, Field(gt=0)]
+Share = Annotated[Positive, Field(le=1)]
+Whole = Annotated[Positive, Field(multiple_of=1)]
+Table = Annotated[dict[Positive, Positive], Field(min_length=1)]
+Shares = Annotated[dict[Positive, Share], Field(min_length=1)]
+Value = TypeVar("Value")
+
+
+class Curve:
+    """A positive function of a positive number, linear between points of log x and log y.
+
+    Args:
+        points: x -> y, at least one. Beyond the ends the end value holds, or, with `slope_ends`,
+            the line through the last two points goes on.
+        slope_ends: whether the curve goes on beyond its ends.
     """
 
-    value: float | dict[str, float]
-    source: str
+    def __init__(self, points: Mapping[float, float], slope_ends: bool = False) -> None:
+        ordered = sorted(points.items())
+        self._x = [math.log(x) for x, _ in ordered]
+        self._y = [math.log(y) for _, y in ordered]
+        self._slope_ends = slope_ends and len(ordered) > 1
+
+    def __call__(self, x: float) -> float:
+        """Return the value at x."""
+        at = math.log(max(x, 1e-30))
+        if not self._slope_ends:
+            at = min(max(at, self._x[0]), self._x[-1])
+        if len(self._x) == 1:
+            return math.exp(self._y[0])
+        right = min(max(bisect_right(self._x, at), 1), len(self._x) - 1)
+        left = right - 1
+        share = (at - self._x[left]) / (self._x[right] - self._x[left])
+        return math.exp(self._y[left] + share * (self._y[right] - self._y[left]))
+
+
+class Checked(BaseModel):
+    """A part of a profile, checked when it is read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Figure(Checked, Generic[Value]):
+    """One number, or one table {position: number}, with its source and how sure it is."""
+
+    value: Value
+    source: Annotated[str, Field(min_length=1)]
     confidence: Confidence
 
 
-@dataclass(frozen=True)
-class Hardware:
+class Figures(Checked):
+    """What is known of a device, its node and its network; the units are in the names."""
+
+    memory_gib: Figure[Positive] | None = None
+    memory_tb_s: Figure[Positive] | None = None
+    multiprocessors: Figure[Whole]
+    reserved_gib: Figure[AtLeastZero]
+    devices_per_node: Figure[Whole]
+    matmul_fraction: Figure[Annotated[dict[Format, Share], Field(min_length=1)]]
+    sustained_fraction: Figure[Share]
+    memory_fraction: Figure[Shares]
+    attention_fraction_d64: Figure[Shares]
+    attention_fraction_d128: Figure[Shares]
+    kernel_us: Figure[AtLeastZero]
+    dispatch_us: Figure[AtLeastZero]
+    compiled_dispatch_fraction: Figure[Share]
+    graph_dispatch_fraction: Figure[Share]
+    compiled_memory_fraction: Figure[Share]
+    link_gb_s: Figure[Positive]
+    nic_gb_s: Figure[Positive]
+    all_reduce_gb_s: Figure[Table]
+    gather_over_reduce: Figure[Positive]
+    fabric_fraction: Figure[Share]
+    fabric_pass_us: Figure[AtLeastZero]
+    overlap_charge_link: Figure[AtLeastZero]
+    overlap_charge_fabric: Figure[AtLeastZero]
+    price_low_usd_per_hour: Figure[AtLeastZero] | None = None
+    price_high_usd_per_hour: Figure[AtLeastZero] | None = None
+
+    @model_validator(mode="after")
+    def _priced(self) -> Self:
+        if (self.price_low_usd_per_hour is None) != (self.price_high_usd_per_hour is None):
+            raise ValueError(
+                "`price_low_usd_per_hour` needs `price_high_usd_per_hour` beside it, and the other way "
+                "round; they may be the same"
+            )
+        return self
+
+
+class Profile(Checked):
     """One device, its node and its network.
 
     Attributes:
-        name: as typed after `--hardware`.
+        name: as typed after `--hardware`: of the file.
         title: its full name.
-        peak_tflops: dtype of the products -> dense peak.
-        figures: name -> figure; the units are in the names.
-        drivers_name: regular expression of the name that the driver reports; "" if unknown.
+        drivers_name: regular expression of the whole name that the driver reports; "" if unknown.
+        peak_tflops: dtype of the products -> dense peak; a dtype that is missing is unknown.
+        peak_source: where these are published.
+        no_peak: why there are none.
+        figures: all others.
     """
 
     name: str
     title: str
-    peak_tflops: Mapping[str, float]
-    figures: Mapping[str, Figure]
     drivers_name: str = ""
-    _curves: dict[str, Curve] = field(default_factory=dict, compare=False, repr=False)
+    peak_tflops: dict[Format, Positive] = {}
+    peak_source: str = ""
+    no_peak: str = "is not in the table of published peaks"
+    figures: Figures
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.peak_tflops and "float32" not in self.peak_tflops:
+            raise ValueError(
+                "`peak_tflops` lacks `float32`, from which the rate of any other format is no estimate"
+            )
+        if self.figures.memory_gib and self.usable_bytes <= 0:
+            raise ValueError("`reserved_gib` leaves nothing of `memory_gib`")
+        return self
 
     def __getitem__(self, figure: str) -> float:
-        """Return a scalar figure.
-
-        Raises:
-            KeyError: the profile has no such scalar.
-        """
-        value = self.figures[figure].value
-        if isinstance(value, dict):
-            raise KeyError(f"{figure} is a table")
-        return float(value)
-
-    def get(self, figure: str) -> float | None:
-        """Return a scalar figure, or None where the profile has none."""
-        return self[figure] if figure in self.figures else None
+        """Return a scalar figure."""
+        return float(getattr(self.figures, figure).value)
 
     def at(self, table: str, position: float) -> float:
         """Read a table between its points, on logarithmic scales."""
-        if table not in self._curves:
-            points = self.figures[table].value
-            assert isinstance(points, dict), f"{table} is a scalar"
-            self._curves[table] = Curve({float(x): float(y) for x, y in points.items()})
         return self._curves[table](position)
+
+    @cached_property
+    def _curves(self) -> dict[str, Curve]:
+        tables = ("memory_fraction", "attention_fraction_d64", "attention_fraction_d128")
+        return {
+            name: Curve(getattr(self.figures, name).value) for name in (*tables, "all_reduce_gb_s")
+        }
 
     def matmul_fraction(self, dtype: str) -> float:
         """Share of the dense peak that the best shape of a product reaches."""
-        fractions = self.figures["matmul_fraction"].value
-        assert isinstance(fractions, dict)
+        fractions: dict[Any, float] = self.figures.matmul_fraction.value
         similar = (dtype, "bfloat16", "float16")
         return next((fractions[d] for d in similar if d in fractions), min(fractions.values()))
 
-    @cached_property
+    @property
+    def lacking(self) -> list[str]:
+        """What `--hardware` needs of a device itself, as far as the profile lacks it."""
+        lacking = [name for name in OWN if getattr(self.figures, name) is None]
+        return [*lacking, *["peaks_of or peak_tflops"] * (not self.peak_tflops)]
+
+    @property
     def usable_bytes(self) -> float:
         """Memory that tensors may take: without the driver's context and the buffers of NCCL."""
         return (self["memory_gib"] - self["reserved_gib"]) * 2**30
@@ -313,22 +199,21 @@ class Hardware:
     @property
     def has_sourced_matmul_rate(self) -> bool:
         """Whether somebody measured which share of the peak products reach on this device."""
-        return self.figures["matmul_fraction"].confidence == "measured"
+        return self.figures.matmul_fraction.confidence == "measured"
 
     @property
     def price_usd_per_hour(self) -> tuple[float, float] | None:
         """Lowest and highest price of one device per hour, or None."""
-        low, high = self.get("price_low_usd_per_hour"), self.get("price_high_usd_per_hour")
-        return (low, high) if low is not None and high is not None else None
+        low, high = self.figures.price_low_usd_per_hour, self.figures.price_high_usd_per_hour
+        return (low.value, high.value) if low and high else None
 
 
-def known_hardware() -> list[str]:
+def profile_names() -> list[str]:
     """Return the names that `--hardware` takes."""
-    return sorted(path.stem for path in PROFILES.glob("*.yaml") if path.stem != GENERIC)
+    return [name for name, profile in _profiles().items() if not profile.lacking]
 
 
-@cache
-def hardware_named(name: str) -> Hardware:
+def profile_named(name: str) -> Profile:
     """Return a device by its name, or read the profile file at a path.
 
     Raises:
@@ -338,8 +223,12 @@ def hardware_named(name: str) -> Hardware:
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise BadValueError(f"`--hardware {name}`: there is no file `{path.absolute()}`.")
-        return _read(path, path.stem)
-    known = known_hardware()
+        found = _read(path)
+        if found.lacking:
+            lacking = ", ".join(found.lacking)
+            raise BadValueError(f"`{path}` lacks {lacking}: no other device has the same.")
+        return found
+    known = profile_names()
     if name.lower() not in known:
         raise BadValueError(
             f"`--hardware {name}`: unknown device; known are {', '.join(known)}."
@@ -348,34 +237,54 @@ def hardware_named(name: str) -> Hardware:
             "give its path, `--hardware my_gpu.yaml`; what you leave out is taken from "
             f"{GENERIC}.yaml there."
         )
-    return _read(PROFILES / f"{name.lower()}.yaml", name.lower())
+    return _profiles()[name.lower()]
 
 
 @cache
-def generic_gpu() -> Hardware:
+def generic_gpu() -> Profile:
     """Return a GPU of which nothing is known: an A100's peaks, with intervals of assumed figures."""
-    return _read(PROFILES / f"{GENERIC}.yaml", GENERIC)
+    return _read(PROFILES / f"{GENERIC}.yaml")
 
 
-def hardware_of_device(device_name: str, memory_gib: float | None = None) -> Hardware | None:
+def profile_of(device: str, complete: bool = False) -> Profile | None:
     """Return the profile of a device by the name that its driver reports; None if there is none.
 
+    A name must match as a whole: another variant of a known chip (another form factor, a reduced model)
+    has other figures, and so has a MIG slice.
+
     Args:
-        device_name: such as `NVIDIA H100 80GB HBM3`.
-        memory_gib: tells variants of one chip apart; None takes what the name says.
+        device: such as `NVIDIA H100 80GB HBM3`.
+        complete: whether the profile must be one that `--hardware` takes.
     """
-    matching = [
-        hardware
-        for hardware in map(hardware_named, known_hardware())
-        if hardware.drivers_name
-        and re.fullmatch(hardware.drivers_name, device_name.strip(), re.IGNORECASE)
-    ]
-    named = re.search(r"(\d+) ?GB", device_name, re.IGNORECASE)
-    if memory_gib is None and named:
-        memory_gib = float(named[1])
-    if memory_gib is None:
-        return matching[0] if matching else None
-    return min(matching, key=lambda h: abs(h["memory_gib"] - memory_gib), default=None)
+    name = device.strip()
+    found = (
+        profile
+        for profile in _profiles().values()
+        if profile.drivers_name and re.fullmatch(profile.drivers_name, name, re.IGNORECASE)
+    )
+    first = None if " MIG " in name else next(found, None)
+    return None if complete and first and first.lacking else first
+
+
+def published_peak(device: str, dtype: str) -> tuple[float | None, str]:
+    """Return (dense peak in TFLOP/s, source), or (None, why there is none).
+
+    Args:
+        device: name as the driver reports it.
+        dtype: dtype of the matrix products: `float32`, `tf32`, `bfloat16`, `float16`, `float8`.
+    """
+    if " MIG " in device:
+        return None, (
+            f"`{device}` is a MIG slice: no peak of its own is published, and the full chip's is not its own"
+        )
+    profile = profile_of(device)
+    peaks: Mapping[Any, float] = profile.peak_tflops if profile else {}
+    if profile and dtype in peaks:
+        return peaks[dtype], profile.peak_source
+    if profile and peaks:
+        return None, f"no published dense peak of {profile.title} in {dtype} is known here"
+    why = profile.no_peak if profile else Profile.model_fields["no_peak"].default
+    return None, f"`{device}` {why}"
 
 
 LARGER_VARIANTS = 1.2
@@ -391,69 +300,73 @@ def most_usable_bytes(gpu_type: str) -> float | None:
             `nvidia_a100-sxm4-80gb`.
     """
     text = gpu_type.lower()
-    exact = hardware_of_device(text.replace("_", " "))
+    exact = profile_of(text.replace("_", " "), complete=True)
     if exact:
         return exact.usable_bytes
     matching = [
-        hardware_named(name) for name in known_hardware() if f"{name}_".startswith(f"{text}_")
+        profile_named(name) for name in profile_names() if f"{name}_".startswith(f"{text}_")
     ]
     if not text or not matching:
         return None
-    return LARGER_VARIANTS * max(hardware.usable_bytes for hardware in matching)
+    return LARGER_VARIANTS * max(profile.usable_bytes for profile in matching)
 
 
-def _read(path: Path, name: str) -> Hardware:
+@cache
+def _profiles() -> dict[str, Profile]:
+    return {p.stem: _read(p) for p in sorted(PROFILES.glob("*.yaml")) if p.stem != GENERIC}
+
+
+@cache
+def _tree(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (ValueError, yaml.YAMLError) as error:
-        raise _no_profile(path, [str(error)]) from error
+        raise _no_profile(path, str(error)) from error
     if not isinstance(tree, dict):
-        raise _no_profile(path, [f"it holds {str(tree)[:40]!r} instead of keys with values"])
-    base = {} if name == GENERIC else generic_gpu().figures
-    known = {key: isinstance(figure.value, dict) for key, figure in base.items()}
-    found = list(problems(tree, known)) if base else []
-    by_device = {peak.device: peak for peak in PEAKS}
-    like = tree.get("peaks_of")
-    if like is not None and like not in by_device:
-        found.append(f"`peaks_of: {like}` is none of {', '.join(by_device)}")
-    if found:
-        raise _no_profile(path, found)
-    figures = {key: _figure(node) for key, node in (tree.get("figures") or {}).items()}
-    if base:
-        _require(path, tree, figures)
-    peak = by_device.get(str(like))
-    peaks = dict(tree.get("peak_tflops") or {}) | (dict(peak.tflops) if peak else {})
-    hardware = Hardware(
-        name=name,
-        title=str(tree.get("name", name)),
-        peak_tflops={dtype: float(value) for dtype, value in peaks.items()},
-        figures={**base, **figures},
-        drivers_name=str(tree.get("drivers_name") or (peak.pattern if peak else "")),
-    )
-    if hardware.usable_bytes <= 0:
-        raise _no_profile(path, ["`reserved_gib` leaves nothing of `memory_gib`"])
-    return hardware
+        raise _no_profile(path, f"it holds {str(tree)[:40]!r} instead of keys with values")
+    return tree
 
 
-def _no_profile(path: Path, faults: Sequence[str]) -> BadValueError:
+def _read(path: Path) -> Profile:
+    tree = {"name": path.stem, **_tree(path)}
+    own = tree.get("figures") or {}
+    generic = _tree(PROFILES / f"{GENERIC}.yaml")["figures"]
+    inherited = {key: node for key, node in generic.items() if key not in OWN}
+    tree["figures"] = inherited | own if isinstance(own, dict) else own
+    if like := tree.pop("peaks_of", None):
+        known = [other.stem for other in sorted(PROFILES.glob("*.yaml"))]
+        if like not in known:
+            raise _no_profile(path, f"`peaks_of: {like}` is none of {', '.join(known)}")
+        other = _tree(PROFILES / f"{like}.yaml")
+        tree |= {key: other[key] for key in ("peak_tflops", "peak_source")}
+    try:
+        return Profile.model_validate({**tree, "name": path.stem, "title": str(tree["name"])})
+    except ValidationError as error:
+        raise _no_profile(path, "; ".join(_faults(error))) from error
+
+
+def _faults(error: ValidationError) -> Iterator[str]:
+    """Yield what is wrong with a profile, as parts of a sentence."""
+    for problem in error.errors():
+        place = [str(part) for part in problem["loc"] if part != "[key]"]
+        match problem["type"]:
+            case "extra_forbidden":
+                known = Figures.model_fields if place[0] == "figures" else Profile.model_fields
+                hint = did_you_mean(place[-1], list(known), str).strip().rstrip(".")
+                yield f"`{'.'.join(place)}` is nothing that a profile has. {hint}".rstrip(". ")
+            case "model_type":
+                yield f"`{'.'.join(place)}` needs `value`, `source` and `confidence`"
+            case "value_error":
+                yield str(problem["ctx"]["error"])
+            case "missing":
+                yield f"`{'.'.join(place)}` is missing"
+            case _:
+                yield f"`{'.'.join(place)}: {problem['input']}`: {sentence(problem)}"
+
+
+def _no_profile(path: Path, faults: str) -> BadValueError:
     return BadValueError(
-        f"`{path}` is no hardware profile: {'; '.join(faults)}. It needs `name`, `peaks_of` or "
+        f"`{path}` is no hardware profile: {faults}. It needs `name`, `peaks_of` or "
         "`peak_tflops`, and `figures` with `value`, `source` and `confidence` each: see "
         f"{PROFILES / 'h100.yaml'}, and {PROFILES / GENERIC}.yaml for all figures."
     )
-
-
-def _require(path: Path, tree: Mapping[str, Any], figures: Mapping[str, Figure]) -> None:
-    lacking = [key for key in ("memory_gib", "memory_tb_s") if key not in figures]
-    lacking += ["peaks_of or peak_tflops"] * (not {"peaks_of", "peak_tflops"} & set(tree))
-    if lacking:
-        raise BadValueError(f"`{path}` lacks {', '.join(lacking)}: no other device has the same.")
-
-
-def _figure(node: Mapping[str, Any]) -> Figure:
-    value = node["value"]
-    if isinstance(value, dict):
-        value = {str(k): float(v) for k, v in value.items()}
-    else:
-        value = float(value)
-    return Figure(value, str(node["source"]), node["confidence"])

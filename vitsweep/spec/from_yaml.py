@@ -137,7 +137,7 @@ def _leaf(kind: Any, value: Any, path: str) -> Any:
     try:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
-        problems = "; or ".join(dict.fromkeys(_sentence(problem) for problem in error.errors()))
+        problems = "; or ".join(dict.fromkeys(sentence(problem) for problem in error.errors()))
         raise BadValueError(f"`{path}={_typed(value)}`: {problems}.") from error
 
 
@@ -150,6 +150,8 @@ _WORDS = {
     "int_parsing": "a whole number is needed",
     "int_from_float": "a whole number is needed",
     "float_type": "a number is needed",
+    "float_parsing": "a number is needed",
+    "multiple_of": "a whole number is needed",
     "bool_type": "true or false is needed",
     "string_type": "a text is needed",
     "tuple_type": "must be a list, like `[a,b]`",
@@ -174,7 +176,8 @@ def _looks_like_no_text(text: str) -> bool:
         return False
 
 
-def _sentence(problem: Any) -> str:
+def sentence(problem: Any) -> str:
+    """Return what is wrong with a value, from an error of pydantic."""
     context = problem.get("ctx", {})
     match problem["type"]:
         case "greater_than":

@@ -1,11 +1,11 @@
 """Arithmetic intensity and rate of each phase of a step, beside what the device can do."""
 
-import re
 from typing import Any
 
 import numpy as np
 from pandas import DataFrame, Series
 
+from vitsweep.rates.profile import profile_of
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import missing
 from vitsweep.tables.names import varying
@@ -18,19 +18,6 @@ BYTES = {"float8": 1, "bfloat16": 2, "float16": 2, "tf32": 4, "float32": 4}
 
 ADAMW_FLOPS = 12
 """Per parameter: decay 2, first moment 3, second moment 4, root, division and update 3."""
-
-MEMORY_BANDWIDTH = (
-    (r"B200", 8000.0, "NVIDIA B200, 8.0 TB/s"),
-    (r"H200", 4800.0, "NVIDIA H200 datasheet (SXM), 4.8 TB/s"),
-    (r"H100 NVL", 3900.0, "NVIDIA H100 datasheet (NVL), 3.9 TB/s"),
-    (r"H100 PCIe", 2000.0, "NVIDIA H100 datasheet (PCIe), 2 TB/s"),
-    (r"H100.*HBM3|H100 SXM", 3350.0, "NVIDIA H100 datasheet (SXM), 3.35 TB/s"),
-    (r"A100.*80GB", 2000.0, "NVIDIA A100 datasheet (80 GB), 2.0 TB/s"),
-    (r"A100.*40GB", 1555.0, "NVIDIA A100 datasheet (40 GB), 1.555 TB/s"),
-    (r"V100", 900.0, "NVIDIA V100 datasheet, 0.9 TB/s"),
-    (r"L40S", 864.0, "NVIDIA L40S datasheet, 864 GB/s"),
-)
-"""Pattern of the device's name, GB/s of its memory, source; the first that matches is taken."""
 
 COLUMNS = (
     "phase time_ms flops bytes_at_least bytes_from intensity_flop_per_byte tflops_per_rank "
@@ -159,12 +146,11 @@ def _memory_limit(row: Series) -> tuple[float, str]:
     measured = _number(row, "copy_gb_per_s")
     if measured > 0:
         return measured, "copy rate measured on this machine"
-    name = "" if missing(row.get("device")) else str(row["device"])
-    if "MIG" not in name:  # a slice has a part of the memory's bandwidth
-        for pattern, gb_per_s, source in MEMORY_BANDWIDTH:
-            if re.search(pattern, name):
-                return gb_per_s, source
-    return float("nan"), ""
+    profile = None if missing(row.get("device")) else profile_of(str(row["device"]))
+    bandwidth = profile.figures.memory_tb_s if profile else None
+    if bandwidth is None:
+        return float("nan"), ""
+    return round(1000 * bandwidth.value, 6), f"{bandwidth.source}, {bandwidth.value} TB/s"
 
 
 def _number(row: Series, column: str) -> float:
