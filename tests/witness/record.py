@@ -227,7 +227,7 @@ def sweeps(work: Path, target: Path) -> None:
     ids: dict[str, str] = {}
     code: dict[str, Any] = {"cells": {}, "sets": {}}
     for name in (*LISTS["sweeps"], "menu"):
-        nodes = LISTS["gpus" if name.endswith("_cluster") or name == "menu" else "cpus"]
+        nodes = LISTS["menu" if name == "menu" else "gpus" if name.endswith("_cluster") else "cpus"]
         grid = menu() if name == "menu" else f"+sweep={name}"
         where = f"{LISTS['cluster']} {nodes} sweep.name={name} sweep.folder=frozen".split()
         planned = forked(command(["plan", "-m", grid, *where, "--no-predict"]), work)
@@ -295,7 +295,7 @@ def work_of(tasks: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dic
         [names[run["cell_id"]] for run in b["runs"]] for task in tasks for b in task["blocks"]
     ]
     cells = {
-        names[cell_id]: {k: v for k, v in how.items() if k != "code_hash"}
+        names[cell_id]: dict(sorted(how["measurement"].items()))
         for task in tasks
         for cell_id, how in task["cells"].items()
     }
