@@ -13,9 +13,8 @@ from rich.console import Console
 from vitsweep.charts import style
 from vitsweep.charts.caption import caption
 from vitsweep.errors import VitsweepError
-from vitsweep.tables.formatting import as_text, number
+from vitsweep.tables.formatting import as_text, markdown, number
 from vitsweep.tables.load import Sweep, read_sweep
-from vitsweep.tables.show import markdown
 
 Table = Callable[[Sweep], DataFrame]
 

@@ -109,7 +109,7 @@ def in_report(folder: Path, printed: str, variant: str) -> bool:
     return sentence[0] in page.read_text()
 
 
-def test_terminal_table_and_report_agree_where_earlier_blocks_are_left_out(
+def test_render_table_and_report_agree_where_earlier_blocks_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept_blocks(tmp_path, 3.0, 3.0, 1.5, 1.51, 1.49, 1.5, 1.52, 1.5)

@@ -17,7 +17,7 @@ from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import attributes_of, check_metrics, with_user_metrics
 from vitsweep.tables.load import load
 from vitsweep.tables.notes import empty_metrics, empty_metrics_of
-from vitsweep.tables.show import presented
+from vitsweep.tables.render import cell_text
 
 NODE = {"function": f"{__name__}.joules", "unit": "J", "label": "Energy", "better": "lower"}
 
@@ -162,7 +162,7 @@ def test_tables_show_it_with_its_label_and_unit(store):
     cells = vitsweep.load(store.root).cells
     assert known_metrics(cells)["joules"].better == "lower"
     assert "joules" not in METRICS  # other sweeps do not have it
-    assert list(presented(cells)["Energy (J)"]) == ["8.00"]
+    assert list(cell_text(cells)["Energy (J)"]) == ["8.00"]
     assert "broken_reason" in cells
 
 

@@ -16,9 +16,8 @@ from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.accuracy import MARGIN, accuracy_claims, non_inferiority
 from vitsweep.tables.cells import cells
 from vitsweep.tables.load import Sweep
+from vitsweep.tables.render import CellTable, cell_text
 from vitsweep.tables.replicates import replicates
-from vitsweep.tables.show import presented
-from vitsweep.tables.terminal import ResultTable
 
 BASE = {1: 0.950, 2: 0.960, 3: 0.955, 4: 0.945, 5: 0.965}
 LOSSES = {
@@ -132,7 +131,7 @@ def test_a_setting_of_which_one_seed_diverged_is_diverged_whatever_the_others_re
 
 
 def test_the_table_shows_difference_claim_and_how_many_reached_the_target() -> None:
-    text = presented(settings())
+    text = cell_text(settings())
     row = text[text["precision"] == "O3"].iloc[0]
     assert row["accuracy"] == "worse"
     assert row["top-1 - baseline's"].startswith("-5.24 [-5.7")
@@ -145,7 +144,7 @@ def test_a_terminal_says_whether_accuracy_was_lost_and_when_the_target_was_reach
     width: int,
 ) -> None:
     screen = StringIO()
-    Console(file=screen, width=width).print(ResultTable(settings().reset_index(drop=True), "seeds"))
+    Console(file=screen, width=width).print(CellTable(settings().reset_index(drop=True), "seeds"))
     shown = screen.getvalue()
     row = next(line for line in shown.splitlines() if line.startswith("O3"))
     assert "not reached" in row

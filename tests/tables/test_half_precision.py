@@ -10,7 +10,7 @@ from tests.builders import run, table
 from vitsweep.rates.device import HALF_PRECISION, cpu_half_precision
 from vitsweep.tables.cells import cells
 from vitsweep.tables.notes import half_precision_note
-from vitsweep.tables.terminal import ResultTable
+from vitsweep.tables.render import CellTable
 
 
 def compared(pace: float, instructions: str | None, width: int, device: str = "cpu") -> DataFrame:
@@ -39,7 +39,7 @@ def compared(pace: float, instructions: str | None, width: int, device: str = "c
 )
 def test_the_reason_stands_above_the_table(found: DataFrame, said: str) -> None:
     text = io.StringIO()
-    Console(file=text, width=140).print(ResultTable(found, "first"))
+    Console(file=text, width=140).print(CellTable(found, "first"))
     title, note, *rest = text.getvalue().splitlines()
     assert title.startswith("Sweep first")
     assert said in note

@@ -27,8 +27,9 @@ from vitsweep.tables.pareto import best_under, pareto_front
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.prediction import predicted_vs_measured
 from vitsweep.tables.published import memory_parts
+from vitsweep.tables.reasons import counts, coverage
+from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import scaling_efficiency
-from vitsweep.tables.show import counts, coverage, presented, ranked
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
 from vitsweep.tables.tidy import tidy
 from vitsweep.tables.waterfall import waterfall
@@ -71,8 +72,8 @@ OF_RUNS: dict[str, Callable[[DataFrame], object]] = {
     "gate against whole runs": lambda t: gate(t, whole_runs(), baselines=BASELINES),
 }
 OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
-    "presented": presented,
-    "presented wide": lambda t: presented(t, wide=True),
+    "cell_text": cell_text,
+    "cell_text wide": lambda t: cell_text(t, wide=True),
     "ranked": ranked,
     "coverage": coverage,
     "counts": counts,
@@ -222,7 +223,7 @@ def test_tables_of_cells_survive(name, every):
 )
 def test_the_error_names_column_and_rule(damage, message):
     whole = cells(whole_runs(), BASELINES).assign(**damage)
-    for function in (presented, epoch_hours, coverage, per_chip):
+    for function in (cell_text, epoch_hours, coverage, per_chip):
         with pytest.raises(VitsweepError, match=message):
             function(whole)
 

@@ -5,7 +5,7 @@ import pytest
 from tests.builders import run, table
 from vitsweep.charts import limits as chart
 from vitsweep.tables.cells import cells
-from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
+from vitsweep.tables.limits import limit_answer, limit_key, limits, limits_text
 
 KEY = "model.depth"
 
@@ -44,7 +44,7 @@ def test_a_row_says_what_fits_and_what_does_not(found):
 
 
 def test_the_table_is_read_with_its_units_and_the_answer_names_both_ends(found):
-    text = presented_limits(found, KEY)
+    text = limits_text(found, KEY)
     assert text["largest model.depth"].tolist() == ["32", "18", "none"]
     assert text["parameters"].tolist() == ["32,000", "18,000", ""]
     assert limit_answer(found, KEY) == (

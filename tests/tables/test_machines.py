@@ -15,8 +15,9 @@ from vitsweep.tables.interactions import interactions
 from vitsweep.tables.load import Sweep
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.per_chip import per_chip
+from vitsweep.tables.reasons import coverage
+from vitsweep.tables.render import cell_text
 from vitsweep.tables.scaling import scaling_efficiency
-from vitsweep.tables.show import coverage, presented
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.waterfall import waterfall
 
@@ -77,7 +78,7 @@ def test_every_table_takes_two_machines():
     pairs = interactions(runs, BASELINES)
     expected = [120 * 100 / (130 * 90), 900 * 400 / (800 * 400)]
     assert pairs["interaction"].tolist() == pytest.approx(expected)
-    assert len(presented(rows)) == 8
+    assert len(cell_text(rows)) == 8
     assert coverage(rows).empty
     assert cell_names(rows).nunique() == 4
     for device in SPEEDS:
@@ -223,7 +224,7 @@ def test_a_measured_row_without_throughput_never_wins_a_scaling_curve():
 
 
 def ranked_last(runs):
-    from vitsweep.tables.show import ranked
+    from vitsweep.tables.render import ranked
 
     return ranked(cells(runs, {}))["cell_id"].iloc[-1]
 

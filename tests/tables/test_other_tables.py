@@ -13,7 +13,7 @@ from vitsweep.tables.prediction import (
     predicted_vs_measured,
     prediction_error,
     prediction_sentence,
-    presented_predictions,
+    predictions_text,
 )
 from vitsweep.tables.published import memory_parts
 
@@ -142,7 +142,7 @@ def test_predicted_step_times_are_presented_with_their_errors():
         run("b", "b0", 200, metrics=predicted(160.0, 150.0, 170.0), precision="O1"),  # 320 ms
         run("c", "b0", 100, precision="O2"),
     )
-    shown = presented_predictions(cells(runs, {}))
+    shown = predictions_text(cells(runs, {}))
     assert shown["error"].tolist() == ["+10 %", "-50 %"]
     assert shown["predicted"].tolist() == ["704 [600, 800]", "160 [150, 170]"]
     assert shown["peak error"].tolist() == ["-50 %", "-50 %"]
@@ -155,5 +155,5 @@ def test_predicted_step_times_are_presented_with_their_errors():
 def test_without_predictions_the_table_is_empty():
     alone = cells(table(run("a")), {})
     assert predicted_vs_measured(alone).empty
-    assert presented_predictions(alone).empty
+    assert predictions_text(alone).empty
     assert prediction_sentence(alone) == ""

@@ -11,7 +11,7 @@ import vitsweep
 from tests.command import ROOT
 from vitsweep.charts import race as chart
 from vitsweep.results.race_file import write_race
-from vitsweep.tables.race import presented_race, race_answer, race_history, race_lines, race_table
+from vitsweep.tables.race import race_answer, race_history, race_lines, race_table, race_text
 
 
 def of_cell(cell: str, blocks: list[int], gain: float, **more: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_the_table_says_what_became_of_every_cell(race: dict[str, Any]) -> None:
     assert table.loc["c", "reason"] == "shown slower than the leader after block 4"
     assert table.loc["d", "reason"] == "out_of_memory: 3 GiB"
     assert table.loc["b", "to_leader"] == pytest.approx(0.990, abs=1e-3)
-    text = presented_race(race_table(race))
+    text = race_text(race_table(race))
     assert text["to the leader"].tolist()[:2] == ["", "0.99x [0.97, 1.01]"]
     assert text["blocks"].tolist()[:2] == ["1 to 6", "2 to 6"]
 
@@ -223,7 +223,7 @@ def test_a_front_is_told_with_the_throughput_and_the_memory_of_each_of_its_cells
     assert table["state"].to_dict()["b"] == "front"
     assert "that needs no more memory" in table.loc["c", "reason"]
     assert table.loc["b", "memory_to_leader"] == pytest.approx(0.497, abs=1e-3)
-    assert presented_race(race_table(front))["memory"].tolist()[:2] == ["1.00x", "0.50x"]
+    assert race_text(race_table(front))["memory"].tolist()[:2] == ["1.00x", "0.50x"]
     led = dict(zip(race_table(front)["cell_id"], race_history(front)["led"], strict=True))
     assert led["b"] == [(1, 4), (5, 5), (6, 6)]
     assert chart.draw(race_history(front)).axes

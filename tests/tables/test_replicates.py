@@ -8,11 +8,11 @@ from pandas import DataFrame
 from scipy.stats import t as student
 
 from tests.builders import run, table
-from tests.tables.test_terminal import printed
+from tests.tables.test_render import printed
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.cells import cells
+from vitsweep.tables.render import CellTable
 from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
-from vitsweep.tables.terminal import ResultTable
 
 SPEEDUPS = {1: 1.5, 2: 1.6, 3: 1.7}
 BASELINES = {f"O1-{seed}": f"fp32-{seed}" for seed in (1, 2, 3)} | {
@@ -108,13 +108,13 @@ def test_ratios_of_different_jobs_get_no_interval() -> None:
 def test_the_terminal_and_the_answer_show_settings() -> None:
     lost = run("O1-3", "s3b0", status=Status.diverged, precision="O1", seed=3)
     found = replicates(seeds(lost, without=("O1-3",)), "seed")
-    text = printed(ResultTable(found, "seeds"), 140)
+    text = printed(CellTable(found, "seeds"), 140)
     assert "2 of 3" in text
     assert "[1] 2 of 3 seeds measured: seed=3 diverged" in text
     assert "92.0 ± 1.0 %" in text
     assert "2 settings, all measured" in text
     whole = replicates(seeds(), "seed")
-    assert "replicates: 3" in printed(ResultTable(whole, "seeds"), 140)
+    assert "replicates: 3" in printed(CellTable(whole, "seeds"), 140)
     assert replicates_answer(whole).startswith("Over 3 seeds, O1 is fastest: 1.60x [")
 
 

@@ -6,7 +6,9 @@ from tests.builders import run, table
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.cells import cells
-from vitsweep.tables.show import counts, coverage, markdown, presented, ranked
+from vitsweep.tables.formatting import markdown
+from vitsweep.tables.reasons import counts, coverage
+from vitsweep.tables.render import cell_text, ranked
 
 BASELINES = {"base": "base", "fast": "base", "dead": "base"}
 
@@ -25,7 +27,7 @@ def four():
 
 
 def test_the_table_shows_what_varies_and_what_came_out(four):
-    text = presented(four)
+    text = cell_text(four)
     assert list(text) == [
         "precision", "sharding", "img/s", "speedup", "claim", "status", "step ms", "top-1", "blocks"
     ]  # fmt: skip
@@ -43,25 +45,25 @@ def test_fastest_first_and_failures_last(four):
 
 def test_the_peak_is_of_the_gpu_where_there_is_one():
     runs = table(run("base", metrics={"peak_rss_gib": 9.0, "peak_allocated_gib": 4.25}))
-    assert presented(cells(runs, {}))["peak GiB"].tolist() == ["4.25"]
+    assert cell_text(cells(runs, {}))["peak GiB"].tolist() == ["4.25"]
 
 
 def test_flags_are_said_beside_the_status():
     runs = table(run("base", validity={"oversubscribed": True}))
-    assert presented(cells(runs, {}))["status"].tolist() == ["measured: oversubscribed"]
+    assert cell_text(cells(runs, {}))["status"].tolist() == ["measured: oversubscribed"]
 
 
 def test_a_measured_cell_without_speedup_says_why():
     runs = table(
         run("base", status=Status.out_of_memory, reason="no room"), run("fast", precision="O2")
     )
-    claims = presented(cells(runs, BASELINES)).set_index("precision")["claim"]
+    claims = cell_text(cells(runs, BASELINES)).set_index("precision")["claim"]
     assert claims["O2"] == "no speedup: its baseline base is out of memory"
 
 
 def test_markdown_escapes_pipes():
     runs = table(run("base", status=Status.failed, reason="a|b"))
-    lines = markdown(presented(cells(runs, {}))).splitlines()
+    lines = markdown(cell_text(cells(runs, {}))).splitlines()
     assert lines[1].startswith("| --- |")
     assert "a\\|b" in lines[2]
 

@@ -1,5 +1,6 @@
 """`vitsweep plan`: what a sweep would run and could show, without training anything."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from rich.console import Console
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
+from vitsweep.errors import BadValueError, did_you_mean
 from vitsweep.planning.blocks import runs_per_cell
 from vitsweep.planning.budget_filter import without_left_out
 from vitsweep.planning.detectable_effect import (
@@ -21,7 +23,6 @@ from vitsweep.planning.detectable_effect import (
 )
 from vitsweep.planning.freeze import code_state, plan_of, store_of
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
-from vitsweep.planning.plan_view import show_plan
 from vitsweep.planning.predictions import earlier_errors, tracing
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings
 from vitsweep.predict.prediction import CellPrediction, predict_cells
@@ -31,7 +32,17 @@ from vitsweep.rates.profile import profile_named
 from vitsweep.report.html import plan_page
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import HERE, Machine
-from vitsweep.tables.formatting import number
+from vitsweep.tables.formatting import (
+    Column,
+    any_value,
+    number,
+    plain,
+    text_columns,
+    values,
+    with_interval,
+)
+from vitsweep.tables.reasons import reason_lines
+from vitsweep.tables.render import as_table
 
 # Predictions beside the cells of a plan, and their sums.
 
@@ -95,6 +106,85 @@ def with_predictions(
             row |= {"state": OVER_BUDGET, "reasons": list(refused)}
         added.append(row)
     return added
+
+
+# The table of a plan in a terminal, and what stands below it.
+
+
+MB = 1e6
+NOT_COLUMNS = ("settings", "reasons", "cell_id", "is_baseline")
+
+
+def _cells(rows: DataFrame) -> list[str]:
+    pairs = zip(rows["cell"], rows["is_baseline"], strict=True)
+    return [f"{cell} (baseline)" if is_baseline else f"{cell}" for cell, is_baseline in pairs]
+
+
+def _sent_megabytes(rows: DataFrame) -> list[str]:
+    names = [f"{what}_bytes_per_step" for what in ("parameter", "gradient", "activation")]
+    sent = rows.reindex(columns=names).sum(axis=1, skipna=False) / MB
+    return [_two_digits(value) for value in sent]
+
+
+def _two_digits(value: Any) -> str:
+    return number(value, 2)
+
+
+_SHORT: dict[str, Column] = {
+    "cell": _cells,
+    "state": values("state"),
+    "runs": values("runs", lambda runs: plain(runs or "")),
+    "peak GiB": values("peak_gib", _two_digits),
+    "sent MB": _sent_megabytes,
+    "step ms": with_interval("step_time_ms", _two_digits, _two_digits, "step_time_{}_ms"),
+    "img/s": values("images_per_second", _two_digits),
+}
+
+
+def _show(
+    rows: Sequence[Mapping[str, Any]], title: str, columns: Sequence[str], console: Console
+) -> None:
+    """Print the cells, then the reasons of those that do not run.
+
+    Args:
+        rows: of the plan, with or without predictions.
+        title: above the table.
+        columns: names of columns to show, `all` below each cell; empty for the most important ones.
+        console: where to print.
+
+    Raises:
+        BadValueError: there is no such column.
+    """
+    shown = [row for row in rows if not row["reasons"]]
+    everything = tuple(columns) == ("all",)
+    known = _known(() if everything else columns, rows)
+    if shown:
+        named: dict[str, Column] = {"cell": _cells} | {c: values(c, any_value) for c in known}
+        text = text_columns(DataFrame(shown, dtype=object), named if known else _SHORT)
+        console.print(as_table(text, title))
+    else:
+        console.print(title, highlight=False, markup=False)
+    for row in shown if everything else ():
+        console.print(f"\n{row['cell']}", highlight=False, style="bold")
+        for name, value in row.items():
+            if name not in NOT_COLUMNS and value is not None:
+                console.print(f"  {name:34} {any_value(value)}", highlight=False)
+    reasons = [f"{row['state']}: {' '.join(row['reasons'])}" * bool(row["reasons"]) for row in rows]
+    for line in reason_lines([row["settings"] for row in rows], reasons):
+        console.print(line, highlight=False, markup=False)
+    counts = Counter(row["state"] for row in rows).items()
+    console.print(" · ".join(f"{state} {count}" for state, count in counts), highlight=False)
+
+
+def _known(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    known = dict.fromkeys(n for row in rows for n in row if n not in NOT_COLUMNS)
+    for name in columns:
+        if name not in known:
+            raise BadValueError(
+                f"`--columns {name}`: there is no such column; there are {', '.join(known)}."
+                + did_you_mean(name, list(known), lambda other: f"--columns {other}")
+            )
+    return columns
 
 
 def as_columns(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
@@ -208,7 +298,7 @@ def plan(
             title += f" on {node.described_by}"
         if request.predict:
             found = replace(found, rows=_predicted(found, settings, hardware, machine, console))
-        show_plan(found.rows, title, request.columns, console)
+        _show(found.rows, title, request.columns, console)
         if request.predict:
             _show_sums(found.rows, node, console)
         if not hardware:

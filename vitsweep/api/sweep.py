@@ -67,7 +67,7 @@ class Sweep:
             question, the number of paired blocks, and the status.
         """
         from vitsweep.tables.names import cell_names, varying
-        from vitsweep.tables.show import ranked
+        from vitsweep.tables.render import ranked
 
         cells = self.cells
         columns = [*varying(cells), *SPEEDUP]
@@ -154,7 +154,7 @@ class Sweep:
         from vitsweep.report.answer import answers
         from vitsweep.results.race_file import read_race
         from vitsweep.tables.race import race_answer, race_lines
-        from vitsweep.tables.show import presented
+        from vitsweep.tables.render import cell_text
 
         cells = self.cells
         if cells.empty:
@@ -162,7 +162,7 @@ class Sweep:
         race = read_race(self.folder)
         said = [race_answer(race), *race_lines(race)] if race else answers(cells)
         sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in said)
-        table = presented(cells).to_html(index=False)
+        table = cell_text(cells).to_html(index=False)
         return f"<h4>Sweep {escape(self.name)}</h4>{sentences}{table}{self._chart()}"
 
     def _chart(self) -> str:

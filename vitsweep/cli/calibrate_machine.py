@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 
+from pandas import DataFrame
 from rich.console import Console
 from rich.table import Table
 
@@ -12,10 +13,12 @@ from vitsweep.errors import ExitCode
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.calibrate import SHORT_TRAININGS, calibrate_machine
 from vitsweep.predict.calibration import Calibration
+from vitsweep.predict.measured_rates import RankSetup
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
+from vitsweep.tables.render import as_table
 
 BUSY = 0.5
 """Load per core above which other work on the machine disturbs the measurement."""
@@ -68,32 +71,29 @@ def _traces(cells: Sequence[CellSpec]) -> list[StepTrace]:
 
 
 def _summary(calibration: Calibration) -> Table:
-    table = Table(title=f"{calibration.device}, {calibration.date}", title_justify="left")
-    for column in ("ranks x threads", "matmul GFLOP/s fp32", "bf16", "copy GB/s", "all-reduce 16 MiB ms",
-                   "us per operator", "operators in steps", "error of short trainings"):  # fmt: skip
-        table.add_column(column, justify="right")
-    for setup in calibration.setups:
-        rates = {
-            dtype: max(
-                2e-3 * row["shape"][1] * row["shape"][2] * row["shape"][3] / row["us"]
-                for row in setup.operators
-                if row["kind"] == "matmul" and row["dtype"] == dtype
-            )
-            for dtype in ("float32", "bfloat16")
-        }
-        copies = [r for r in setup.operators if r["name"] == "copy_" and r["dtype"] == "float32"]
-        largest = max(copies, key=lambda row: row["bytes_moved"])
-        reduced = [
-            r for r in setup.collectives if r["name"] == "all_reduce" and r["bytes"] == 1 << 24
-        ]
-        table.add_row(
-            f"{setup.ranks} x {setup.threads}",
-            f"{rates['float32']:.0f}",
-            f"{rates['bfloat16']:.0f}",
-            f"{largest['bytes_moved'] / largest['us'] / 1e3:.1f}",
-            f"{reduced[0]['us'] / 1e3:.1f}" if reduced else "",
-            f"{setup.dispatch_us:.1f}",
-            f"x {setup.scale:.2f}",
-            f"± {100 * setup.log_error:.0f} %",
+    rows = [_setup(setup) for setup in calibration.setups]
+    return as_table(DataFrame(rows), f"{calibration.device}, {calibration.date}")
+
+
+def _setup(setup: RankSetup) -> dict[str, str]:
+    rates = {
+        dtype: max(
+            2e-3 * row["shape"][1] * row["shape"][2] * row["shape"][3] / row["us"]
+            for row in setup.operators
+            if row["kind"] == "matmul" and row["dtype"] == dtype
         )
-    return table
+        for dtype in ("float32", "bfloat16")
+    }
+    copies = [r for r in setup.operators if r["name"] == "copy_" and r["dtype"] == "float32"]
+    largest = max(copies, key=lambda row: row["bytes_moved"])
+    reduced = [r for r in setup.collectives if r["name"] == "all_reduce" and r["bytes"] == 1 << 24]
+    return {
+        "ranks x threads": f"{setup.ranks} x {setup.threads}",
+        "matmul GFLOP/s fp32": f"{rates['float32']:.0f}",
+        "bf16": f"{rates['bfloat16']:.0f}",
+        "copy GB/s": f"{largest['bytes_moved'] / largest['us'] / 1e3:.1f}",
+        "all-reduce 16 MiB ms": f"{reduced[0]['us'] / 1e3:.1f}" if reduced else "",
+        "us per operator": f"{setup.dispatch_us:.1f}",
+        "operators in steps": f"x {setup.scale:.2f}",
+        "error of short trainings": f"± {100 * setup.log_error:.0f} %",
+    }

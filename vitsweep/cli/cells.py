@@ -16,12 +16,12 @@ from vitsweep.results.record import Status
 from vitsweep.results.store import Store, sweep_argument
 from vitsweep.results.trackers import mirror
 from vitsweep.tables.effects import effects, sentences
-from vitsweep.tables.limits import limit_answer, limits, presented_limits
+from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.load import sweep_of
 from vitsweep.tables.notes import empty_metrics_of
-from vitsweep.tables.race import has_begun, presented_race, race_answer, race_lines, race_table
+from vitsweep.tables.race import has_begun, race_answer, race_lines, race_table, race_text
+from vitsweep.tables.render import BEST, CellTable, as_table
 from vitsweep.tables.replicates import replicate_key, replicates
-from vitsweep.tables.terminal import BEST, ResultTable, as_table
 
 # What a race shows at its end: answer, table, effects of the techniques, cost, diagnostics.
 
@@ -30,7 +30,7 @@ def show_race(store: Store, console: Console) -> str | None:
     """Print the result of a race; return the leader's cell id, None where there is none."""
     race = read_race(store.root)
     table = race_table(race)
-    console.print(as_table(presented_race(table.head(BEST)), f"Race of sweep {store.name}"))
+    console.print(as_table(race_text(table.head(BEST)), f"Race of sweep {store.name}"))
     if len(table) > BEST:
         console.print(f"{len(table) - BEST} more cells stand in the report.", highlight=False)
     sweep = sweep_of(store)
@@ -69,7 +69,7 @@ def summarize(
         show_race(store, console)
     else:
         key = replicate_key(store.commands())
-        console.print(ResultTable(replicates(mine, key) if key else mine, sweep_argument(store)))
+        console.print(CellTable(replicates(mine, key) if key else mine, sweep_argument(store)))
     print_lines(console, empty_metrics_of(store))
     if with_report and (mine["status"] == Status.measured).any():
         said = iter(["Drawing the charts of the report."])  # once
@@ -87,7 +87,7 @@ def summarize_limits(store: Store, key: str, console: Console, *, with_report: b
     """Show the largest value of `key` that each cell of a search could train with."""
     table = limits(collect(store), key)
     console.print()
-    console.print(as_table(presented_limits(table, key), f"Limits of sweep {store.name}"))
+    console.print(as_table(limits_text(table, key), f"Limits of sweep {store.name}"))
     console.print(limit_answer(table, key), highlight=False)
     print_lines(console, empty_metrics_of(store))
     if with_report and (table["fits"] > 0).any():

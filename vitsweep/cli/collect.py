@@ -84,9 +84,8 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
         BadValueError: a column or a condition is wrong, or no cell fulfils it.
     """
     from vitsweep.results.store import sweep_argument
+    from vitsweep.tables.render import BEST, CellTable, as_table, pick, sorted_by, where
     from vitsweep.tables.replicates import replicate_key, replicates
-    from vitsweep.tables.select import columns, sorted_by, where
-    from vitsweep.tables.terminal import BEST, ResultTable, as_table
 
     if typed.where is not None:
         cells = where(cells, typed.where)
@@ -99,6 +98,6 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
         BEST if typed.rows is None else len(cells) if typed.rows == "all" else int(typed.rows)
     )
     if typed.columns is None:
-        return ResultTable(cells, sweep_argument(store), most_rows, in_order=typed.sort is not None)
+        return CellTable(cells, sweep_argument(store), most_rows, in_order=typed.sort is not None)
     names = [name.strip() for name in typed.columns.split(",")]
-    return as_table(columns(cells, names).head(most_rows), f"Sweep {store.name}")
+    return as_table(pick(cells, names).head(most_rows), f"Sweep {store.name}")

@@ -21,7 +21,7 @@ from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.store import sweep_argument
 from vitsweep.results.trackers import mirror
-from vitsweep.tables.terminal import ResultTable
+from vitsweep.tables.render import CellTable
 
 HELP = """\
 Measure two settings in turns and say how their throughputs compare, with a 95 % interval.
@@ -120,7 +120,7 @@ def _show(pair: PairedComparison, result: ComparisonResult) -> None:
     table, console = collect(pair.store), pair.console
     rows = table[table["cell_id"].isin(pair.plan.entries)]
     console.print()
-    console.print(ResultTable(rows, sweep_argument(pair.store)))
+    console.print(CellTable(rows, sweep_argument(pair.store)))
     records = [{str(k): v for k, v in row.items()} for row in rows.to_dict("records")]
     mirrored = mirror(pair.store, records, pair.tracker)
     draws = pair.settings.report and (rows["status"] == Status.measured).any()

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 from rich.table import Table
-from rich.text import Text
 
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
@@ -167,7 +166,8 @@ def _rates(machine: Machine) -> list[tuple[str, str]]:
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False)
-    for row in rows:
-        table.add_row(*map(Text, row))  # names hold square brackets
-    return table
+    from pandas import DataFrame
+
+    from vitsweep.tables.render import as_table
+
+    return as_table(DataFrame(rows, dtype=str), title, show_header=False)

@@ -17,7 +17,7 @@ from vitsweep.rates.profile import Profile, profile_named, profile_names
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
-from vitsweep.tables.terminal import as_table
+from vitsweep.tables.render import as_table
 
 SHOWN = 10
 IMAGES_PER_GPU = 32

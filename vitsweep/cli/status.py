@@ -42,7 +42,7 @@ def _sweeps() -> "Table | str":
 
     from vitsweep.results.store import RESULTS, Store, sweep_names
     from vitsweep.tables.load import cells_of
-    from vitsweep.tables.terminal import as_table
+    from vitsweep.tables.render import as_table
 
     rows = []
     for name in sweep_names():

@@ -5,8 +5,8 @@ from pandas import DataFrame, Series
 from vitsweep.charts.caption import values
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
-from vitsweep.tables.names import cell_names, named, varying, with_changes
-from vitsweep.tables.show import MANY, counts
+from vitsweep.tables.names import MANY, cell_names, named, varying, with_changes
+from vitsweep.tables.reasons import counts
 from vitsweep.tables.valid_runs import SEPARATOR, checked_cells, row_keys
 
 UNKNOWN = Series({"images_per_second": float("nan")})

@@ -4,7 +4,7 @@ import base64
 import gzip
 import json
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pandas import DataFrame, Series
-from pandas.api.types import is_bool_dtype, is_integer_dtype, is_numeric_dtype
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from vitsweep.charts import style
 from vitsweep.errors import VitsweepError
@@ -26,21 +26,21 @@ from vitsweep.report.figures import ChartWarning, drawn
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.tables.budget import with_peak
+from vitsweep.tables.budget import peaks_gib, with_peak
 from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.compile_cost import repayments
 from vitsweep.tables.diagnostics import diagnostics
-from vitsweep.tables.formatting import missing, number, plain, whole
-from vitsweep.tables.limits import limit_answer, limit_key, limits, presented_limits
+from vitsweep.tables.formatting import any_value, markdown, missing, plain, text_columns, values
+from vitsweep.tables.limits import limit_answer, limit_key, limits, limits_text
 from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import CHOICES, cell_names, environment_columns, metric_columns, varying
 from vitsweep.tables.notes import empty_metrics, half_precision_note
-from vitsweep.tables.prediction import prediction_sentence, presented_predictions
-from vitsweep.tables.race import presented_race, race_answer, race_lines, race_table
-from vitsweep.tables.reasons import unmeasured_lines
+from vitsweep.tables.prediction import prediction_sentence, predictions_text
+from vitsweep.tables.race import race_answer, race_lines, race_table, race_text
+from vitsweep.tables.reasons import counts, coverage, unmeasured_lines
+from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
-from vitsweep.tables.scaling import presented_exposed
-from vitsweep.tables.show import counts, coverage, markdown, peaks_gib, presented, ranked
+from vitsweep.tables.scaling import exposed_text
 from vitsweep.tables.valid_runs import checked_cells
 
 # The interactive chart of the report: any two numbers against each other, by any choice.
@@ -108,7 +108,7 @@ def write_report(store: Store | Path) -> Path:
     write_atomically(folder / "cells.csv", cells.to_csv(index=False))
     write_atomically(folder / "coverage.csv", coverage(cells).to_csv(index=False))
     tables = [repeated, cells] if len(repeated) else [cells]
-    write_atomically(folder / "table.md", "\n".join(markdown(presented(t)) for t in tables))
+    write_atomically(folder / "table.md", "\n".join(markdown(cell_text(t)) for t in tables))
     if sweep.limit_key:
         found = limits(cells, sweep.limit_key)
         write_atomically(folder / "limits.csv", found.to_csv(index=False))
@@ -181,12 +181,12 @@ def render(
         else other_answer
         or [*answers(cells), *filter(None, [half_precision_note(cells)]), *repayments(cells)],
         "comparisons": comparisons,
-        "exposed": presented_exposed(exposed).to_dict("split"),
-        "limits": presented_limits(found, key).to_dict("split") if key else None,
-        "race": presented_race(race_table(race)).to_dict("split") if race else None,
-        "replicates": presented(repeated, wide=True).to_dict("split") if len(repeated) else None,
+        "exposed": exposed_text(exposed).to_dict("split"),
+        "limits": limits_text(found, key).to_dict("split") if key else None,
+        "race": race_text(race_table(race)).to_dict("split") if race else None,
+        "replicates": cell_text(repeated, wide=True).to_dict("split") if len(repeated) else None,
         "replicated": repeated_key,
-        "predictions": presented_predictions(cells).to_dict("split"),
+        "predictions": predictions_text(cells).to_dict("split"),
         "predicted": prediction_sentence(cells),
         "table": table(cells),
         "numeric": tuple(headings(cells)),
@@ -215,7 +215,7 @@ def _asked_for(cells: DataFrame, command: dict[str, Any]) -> DataFrame:
 
 def table(cells: DataFrame) -> dict[str, Any]:
     """Return headings, rows of (text, sort key), and the choices to filter by."""
-    text, ordered = presented(cells, wide=True), ranked(cells)
+    text, ordered = cell_text(cells, wide=True), ranked(cells)
     keys = ordered.assign(peak_gib=peaks_gib(ordered))
     shown = headings(cells)
     sources = {str(c): shown.get(str(c), str(c)) for c in text}
@@ -296,22 +296,13 @@ def plan_page(name: str, table: DataFrame) -> str:
         name: of the sweep.
         table: one row per cell; columns that are empty are left out.
     """
-    shown = table.loc[:, table.notna().any() & (table.astype(str) != "").any()]
-    numeric = {c for c in shown if is_numeric_dtype(shown[c]) and not is_bool_dtype(shown[c])}
-    counts = {c for c in numeric if is_integer_dtype(shown[c])}
-
-    def text(column: Hashable, value: Any) -> str:
-        if column in counts:
-            return whole(value)
-        return number(value, 4) if column in numeric else plain(value)
-
-    rows = [
-        [(text(c, v), c in numeric) for c, v in row.items()] for row in shown.to_dict("records")
-    ]
+    text = text_columns(table, {str(c): values(str(c), any_value) for c in table})
+    numeric = {c for c in text if is_numeric_dtype(table[c]) and not is_bool_dtype(table[c])}
+    rows = [[(v, c in numeric) for c, v in row.items()] for row in text.to_dict("records")]
     environment = Environment(
         loader=PackageLoader("vitsweep.report"), autoescape=True, undefined=StrictUndefined
     )
-    heads = [(str(c), c in numeric) for c in shown]
+    heads = [(c, c in numeric) for c in text]
     template = environment.get_template("plan.html.j2")
     return template.render(name=name, heads=heads, rows=rows, states=_tally(table))
 

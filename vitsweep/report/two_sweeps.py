@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -13,10 +12,17 @@ from vitsweep.charts.caption import caption
 from vitsweep.errors import VitsweepError
 from vitsweep.files import write_atomically
 from vitsweep.results.store import Store
-from vitsweep.tables.formatting import missing, number, times
+from vitsweep.tables.formatting import (
+    Column,
+    markdown,
+    number,
+    status_words,
+    text_columns,
+    values,
+    with_interval,
+)
 from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.show import markdown
 from vitsweep.tables.sweep_diff import changed_speedups, changes_in_words
 from vitsweep.tables.valid_runs import note_on_medians
 
@@ -50,7 +56,7 @@ def write_comparison_report(store_a: Store | Path, store_b: Store | Path) -> Pat
     names = _names(sweeps)
     folder = b.root / "report" / f"against_{a.name}"
     folder.mkdir(parents=True, exist_ok=True)
-    text = presented_changes(changes, names)
+    text = changes_text(changes, names)
     write_atomically(folder / "changes.csv", changes.to_csv(index=False))
     write_atomically(folder / "changes.md", markdown(text))
     context = {
@@ -77,36 +83,30 @@ def notes_on_sides(runs: Mapping[str, DataFrame]) -> list[str]:
     return [note for note in found if note]
 
 
-def presented_changes(changes: DataFrame, names: dict[str, str]) -> DataFrame:
+def changes_text(changes: DataFrame, names: dict[str, str]) -> DataFrame:
     """Return the table of `changed_speedups` as text; `names` are what cells are called."""
-
-    def ratio(row: Any, name: str) -> str:
-        ends = [row[f"{name}_{end}"] for end in ("low", "high")]
-        interval = "" if missing(ends[0]) else f" [{ends[0]:.2f}, {ends[1]:.2f}]"
-        return f"{times(row[name])}{interval}" if not missing(row[name]) else ""
-
-    rows = [
-        {
-            "cell": names.get(row["cell_id"], row["cell_id"]),
-            "img/s A": number(row["images_per_second_a"]),
-            "img/s B": number(row["images_per_second_b"]),
-            "speedup A": ratio(row, "speedup_a"),
-            "speedup B": ratio(row, "speedup_b"),
-            "B over A": ratio(row, "change"),
-            "claim": row["claim"],
-            "blocks A": str(row["num_blocks_a"]),
-            "blocks B": str(row["num_blocks_b"]),
-            "status": _status(row),
-        }
-        for row in changes.to_dict("records")
-    ]
-    return DataFrame(rows, dtype=str)
+    return text_columns(
+        changes.assign(name=changes["cell_id"].map(lambda c: names.get(c, c))), _SHOWN
+    )
 
 
-def _status(row: Any) -> str:
-    words = ["" if missing(row[f"status_{s}"]) else str(row[f"status_{s}"]) for s in ("a", "b")]
-    plain = [w.replace("_", " ") or "not run" for w in words]
-    return plain[0] if plain[0] == plain[1] else f"{plain[0]} in A, {plain[1]} in B"
+def _statuses(changes: DataFrame) -> list[str]:
+    pairs = zip(*(changes[f"status_{side}"].map(status_words) for side in "ab"), strict=True)
+    return [a if a == b else f"{a} in A, {b} in B" for a, b in pairs]
+
+
+_SHOWN: dict[str, Column] = {
+    "cell": values("name"),
+    "img/s A": values("images_per_second_a", number),
+    "img/s B": values("images_per_second_b", number),
+    "speedup A": with_interval("speedup_a"),
+    "speedup B": with_interval("speedup_b"),
+    "B over A": with_interval("change"),
+    "claim": values("claim"),
+    "blocks A": values("num_blocks_a"),
+    "blocks B": values("num_blocks_b"),
+    "status": _statuses,
+}
 
 
 def _names(sweeps: dict[str, Sweep]) -> dict[str, str]:

@@ -1,16 +1,28 @@
 """Peak memory, hours per epoch, and the cost of a training run."""
 
-from pandas import DataFrame
+import numpy as np
+import pandas as pd
+from pandas import DataFrame, Series
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.names import varying
-from vitsweep.tables.show import peaks_gib
 from vitsweep.tables.tidy import one_device
 from vitsweep.tables.valid_runs import checked_cells, of_baseline
 
 IMAGENET_1K = 1_281_167
 """Training images of ImageNet-1k (ILSVRC 2012)."""
+
+
+def peaks_gib(cells: DataFrame) -> Series:
+    """Return the peak memory of the worst rank in GiB: allocated on a GPU, resident on CPU."""
+    peaks = [
+        pd.to_numeric(cells[c], errors="coerce").astype(float)
+        for c in ("peak_allocated_gib", "peak_rss_gib")
+        if c in cells
+    ]
+    nothing = Series(np.nan, cells.index, dtype=float)
+    return peaks[0].fillna(peaks[1]) if len(peaks) > 1 else peaks[0] if peaks else nothing
 
 
 def with_peak(cells: DataFrame) -> DataFrame:

@@ -1,7 +1,7 @@
-"""Text of numbers, claims, statuses and cell labels, the same in terminal, Markdown and HTML."""
+"""Text of values, columns and tables, the same in terminal, Markdown and HTML."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -78,9 +78,14 @@ def whole(value: Any) -> str:
     return "" if missing(value) else f"{int(value):,}"
 
 
+def status_words(value: Any) -> str:
+    """Return a status as words, `out of memory`; `not run` where it is missing."""
+    return plain(value).replace("_", " ") or "not run"
+
+
 def status(row: Mapping[Any, Any] | Series) -> str:
     """Return the status with its reason and the validity flags that are set."""
-    text = "not run" if missing(row.get("status")) else str(row["status"]).replace("_", " ")
+    text = status_words(row.get("status"))
     notes = [flag.replace("_", " ") for flag in FLAGS if not missing(row.get(flag)) and row[flag]]
     if not missing(row.get("reason")):
         notes = [" ".join(str(row["reason"]).split()), *notes]
@@ -105,3 +110,88 @@ def value_label(column: str, value: str) -> str:
     _, is_setting, key = column.rpartition(".")
     bare = value in ("none", "True", "False") or value.replace(".", "", 1).isdigit()
     return f"{key}={value}" if value and (is_setting or bare) else value
+
+
+# Tables of text.
+
+Column = Callable[[DataFrame], list[str]]
+"""Table -> the texts of one column."""
+
+
+def values(column: str, write: Callable[[Any], str] = plain) -> Column:
+    """Return the texts of a column; all empty where the table has no such column."""
+    return lambda table: [
+        write(v) for v in table.get(column, Series("", table.index, dtype=object))
+    ]
+
+
+def with_interval(
+    column: str,
+    write: Callable[[Any], str] = times,
+    end: Callable[[Any], str] = "{:.2f}".format,
+    ends: str = "",
+) -> Column:
+    """Return texts such as `1.51x [1.48, 1.55]`, without brackets where there is no interval.
+
+    Args:
+        column: of the values.
+        write: makes the text of a value.
+        end: makes the text of an end of the interval.
+        ends: pattern of the columns of the ends, `step_time_{}_ms`; that of `<column>_low` if empty.
+    """
+    names = [(ends or f"{column}_{{}}").format(side) for side in ("low", "high")]
+
+    def texts(table: DataFrame) -> list[str]:
+        rows = zip(*(table.get(c, [None] * len(table)) for c in (column, *names)), strict=True)
+        return [
+            "" if missing(value)
+            else write(value)
+            if missing(low) or missing(high)
+            else f"{write(value)} [{end(low)}, {end(high)}]"
+            for value, low, high in rows
+        ]  # fmt: skip
+
+    return texts
+
+
+def with_spread(column: str, write: Callable[[Any], str]) -> Column:
+    """Return the texts of a column, with the standard deviation over repetitions where there is one."""
+    means, deviations = values(column, write), values(f"{column}_sd", write)
+
+    def texts(table: DataFrame) -> list[str]:
+        pairs = zip(means(table), deviations(table), strict=True)
+        return [
+            f"{mean.removesuffix(' %') if sd.endswith(' %') else mean} ± {sd}"
+            if mean and sd
+            else mean
+            for mean, sd in pairs
+        ]
+
+    return texts
+
+
+def text_columns(
+    table: DataFrame, shown: Mapping[str, Column], always: Sequence[str] = ()
+) -> DataFrame:
+    """Return a table of text with the headings of `shown`; empty columns are left out but `always`."""
+    text = DataFrame({h: column(table) for h, column in shown.items()}, table.index, dtype=str)
+    text.attrs = table.attrs
+    return text.loc[:, [c for c in text if c in always or (text[c] != "").any()]]
+
+
+def any_value(value: Any) -> str:
+    """Return a value of an unknown column: numbers with four digits, counts with separators."""
+    if isinstance(value, float):
+        return number(value, 4)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else plain(value)
+
+
+def markdown(text: DataFrame) -> str:
+    """Return a table of text as GitHub Markdown."""
+    lines = [
+        list(map(str, text)),
+        ["---"] * len(text.columns),
+        *text.astype(str).to_numpy().tolist(),
+    ]
+    cells = [[value.replace("|", "\\|") for value in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"

@@ -9,9 +9,17 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS, heading
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import number, plain, status, value_label, whole
+from vitsweep.tables.budget import peaks_gib
+from vitsweep.tables.formatting import (
+    number,
+    plain,
+    status,
+    text_columns,
+    value_label,
+    values,
+    whole,
+)
 from vitsweep.tables.names import comparable, spec_columns, varying
-from vitsweep.tables.show import peaks_gib
 from vitsweep.tables.valid_runs import checked_cells
 
 FOLLOWING = ("num_tokens", "resolution_px", "images_per_step", "model.frames", "batch.name")
@@ -87,17 +95,18 @@ def limit_names(table: DataFrame) -> list[str]:
     ]
 
 
-def presented_limits(table: DataFrame, key: str) -> DataFrame:
+def limits_text(table: DataFrame, key: str) -> DataFrame:
     """Return the table of limits as text with printed headings; empty columns are left out."""
-    text = DataFrame({c: table[c].map(plain) for c in named(table)}, dtype=str)
-    text[f"largest {key}"] = table["fits"].map(lambda v: plain(v) if v else "none")
-    text["out of memory at"] = table["fails_at"].map(plain)
-    text["tokens"] = table["num_tokens"].map(whole)
-    text["parameters"] = table["num_parameters"].map(whole)
-    text[heading("peak_gib")] = table["peak_gib"].map(number)
-    text[heading("images_per_second")] = table["images_per_second"].map(number)
-    text["ended early"] = table["ended"]
-    return text.loc[:, [c for c in text if (text[c] != "").any()]]
+    shown = {c: values(c) for c in named(table)} | {
+        f"largest {key}": values("fits", lambda fits: plain(fits) if fits else "none"),
+        "out of memory at": values("fails_at"),
+        "tokens": values("num_tokens", whole),
+        "parameters": values("num_parameters", whole),
+        heading("peak_gib"): values("peak_gib", number),
+        heading("images_per_second"): values("images_per_second", number),
+        "ended early": values("ended"),
+    }
+    return text_columns(table, shown)
 
 
 def limit_answer(table: DataFrame, key: str) -> str:

@@ -146,6 +146,9 @@ def in_menu_order(group: str, choices: Iterable[str]) -> list[str]:
 
 Row = dict[Hashable, Any]
 
+MANY = 4
+"""With more varying columns than this one column names the cells."""
+
 FEW = 2
 """Up to this many varying columns are all named; with more, only what differs from the baseline."""
 

@@ -1,8 +1,5 @@
 """Predicted metrics beside measured ones."""
 
-from collections.abc import Hashable, Mapping
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
@@ -10,9 +7,17 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import count, missing, number
+from vitsweep.tables.budget import peaks_gib
+from vitsweep.tables.formatting import (
+    Column,
+    count,
+    missing,
+    number,
+    text_columns,
+    values,
+    with_interval,
+)
 from vitsweep.tables.names import cell_names, varying
-from vitsweep.tables.show import peaks_gib
 from vitsweep.tables.valid_runs import checked_cells
 
 PREFIX = "predicted_"
@@ -66,25 +71,40 @@ def prediction_error(comparison: DataFrame) -> DataFrame:
     )
 
 
-def presented_predictions(cells: DataFrame) -> DataFrame:
+def predictions_text(cells: DataFrame) -> DataFrame:
     """Return the predictions made before the cells ran beside what was measured, as text.
 
     One row per measured cell that has a prediction; errors are predicted / measured - 1.
     """
     found = _with_step_times(cells.assign(name=cell_names(cells), peak=peaks_gib(cells)))
-    rows = [
-        {
-            "cell": row["name"],
-            "step ms": number(row["step_time_ms"]),
-            "predicted": _interval(row, "predicted_step_time{}_ms"),
-            "error": _signed(row["predicted_step_time_ms"] / row["step_time_ms"] - 1),
-            "peak GiB": number(row["peak"]),
-            "predicted peak": number(row.get("predicted_peak_gib")),
-            "peak error": _signed(_number(row.get("predicted_peak_gib")) / row["peak"] - 1),
-        }
-        for row in found.to_dict("records")
-    ]
-    return DataFrame(rows, dtype=str)
+    predicted = {c: _numbers(found, f"{PREFIX}{c}") for c in ("step_time_ms", "peak_gib")}
+    errors = {
+        "step_time_error": predicted["step_time_ms"] / _numbers(found, "step_time_ms") - 1,
+        "peak_error": predicted["peak_gib"] / found["peak"] - 1,
+    }
+    return text_columns(found.assign(**errors), _SHOWN)
+
+
+def _numbers(table: DataFrame, column: str) -> Series:
+    values = table.get(column, Series(np.nan, table.index))
+    return pd.to_numeric(values, errors="coerce").astype(float)
+
+
+def _signed(error: float) -> str:
+    return "" if missing(error) else f"{100 * error:+.0f} %"
+
+
+_SHOWN: dict[str, Column] = {
+    "cell": values("name"),
+    "step ms": values("step_time_ms", number),
+    "predicted": with_interval(
+        "predicted_step_time_ms", number, number, "predicted_step_time_{}_ms"
+    ),
+    "error": values("step_time_error", _signed),
+    "peak GiB": values("peak", number),
+    "predicted peak": values("predicted_peak_gib", number),
+    "peak error": values("peak_error", _signed),
+}
 
 
 def prediction_sentence(cells: DataFrame) -> str:
@@ -113,17 +133,3 @@ def _with_step_times(cells: DataFrame) -> DataFrame:
         return cells.iloc[:0]
     numbers = cells[columns].apply(pd.to_numeric, errors="coerce")
     return cells[(cells["status"] == Status.measured) & (numbers > 0).all(axis=1)]
-
-
-def _interval(row: Mapping[Hashable, Any], name: str) -> str:
-    value, low, high = (_number(row.get(name.format(end))) for end in ("", "_low", "_high"))
-    ends = "" if missing(low) or missing(high) else f" [{number(low)}, {number(high)}]"
-    return f"{number(value)}{ends}"
-
-
-def _number(value: Any) -> float:
-    return np.nan if missing(value) else float(value)
-
-
-def _signed(error: float) -> str:
-    return "" if missing(error) else f"{100 * error:+.0f} %"

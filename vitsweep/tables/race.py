@@ -6,7 +6,16 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from vitsweep.tables.formatting import count, missing, number, ratio, times
+from vitsweep.tables.formatting import (
+    Column,
+    count,
+    number,
+    ratio,
+    text_columns,
+    times,
+    values,
+    with_interval,
+)
 from vitsweep.tables.ratios import MIN_BLOCKS
 
 Race = Mapping[str, Any]
@@ -104,26 +113,27 @@ def race_history(race: Race) -> DataFrame:
     )
 
 
-def presented_race(table: DataFrame) -> DataFrame:
+def _blocks(table: DataFrame) -> list[str]:
+    rows = zip(table["runs"], table["first_block"], table["last_block"], strict=True)
+    return [f"{first} to {last}" if runs else "" for runs, first, last in rows]
+
+
+_SHOWN: dict[str, Column] = {
+    "cell": values("name"),
+    "state": values("state"),
+    "runs": values("runs"),
+    "blocks": _blocks,
+    "to the leader": lambda t: with_interval("to_leader")(
+        t.assign(to_leader=t["to_leader"].where(t["state"] != "leader"))
+    ),
+    "memory": values("memory_to_leader", times),
+    "why": values("reason"),
+}
+
+
+def race_text(table: DataFrame) -> DataFrame:
     """Return the table of a race as text with printed headings."""
-    columns = ("to_leader", "to_leader_low", "to_leader_high")
-    of_leader = zip(table["state"], *(table[c] for c in columns), strict=True)
-    text = {
-        "cell": table["name"],
-        "state": table["state"],
-        "runs": table["runs"].astype(str),
-        "blocks": [
-            f"{first} to {last}" if runs else ""
-            for first, last, runs in zip(
-                table["first_block"], table["last_block"], table["runs"], strict=True
-            )
-        ],
-        "to the leader": ["" if s == "leader" else ratio(*values) for s, *values in of_leader],
-        "memory": ["" if missing(value) else times(value) for value in table["memory_to_leader"]],
-        "why": table["reason"],
-    }
-    shown = DataFrame(text, dtype=str)
-    return shown.loc[:, [c for c in shown if (shown[c] != "").any()]]
+    return text_columns(table, _SHOWN)
 
 
 def race_answer(race: Race) -> str:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import as_text, count, plain
-from vitsweep.tables.names import varying
+from vitsweep.tables.formatting import as_text, count, missing, plain, status_words
+from vitsweep.tables.names import MANY, cell_names, varying
+from vitsweep.tables.valid_runs import checked_cells
 
 Settings = Mapping[str, str]
 """Key -> value of what distinguishes a cell from the others."""
@@ -29,7 +30,7 @@ def lines_of(cells: DataFrame, chosen: Series) -> list[str]:
 
 
 def _reason(status: object, reason: object) -> str:
-    word = plain(status).replace("_", " ") or "not run"
+    word = status_words(status)
     text = " ".join(plain(reason).split())
     return f"{word}: {text}" if text else word
 
@@ -69,3 +70,28 @@ def _common(settings: Sequence[Settings], members: Sequence[int]) -> str:
             break
         named, others = [*named, best], left
     return f" with `{' '.join(f'{key}={first[key]}' for key in named)}`" if named else ""
+
+
+def coverage(cells: DataFrame) -> DataFrame:
+    """Return one row per cell without a measurement: what varies, status, reason, rank, cell id.
+
+    A cell of the sweep that was never run has the status `not run`.
+    """
+    cells = checked_cells(cells, "reason", "failed_rank", "attempt")
+    absent = cells.assign(cell=cell_names(cells))[cells["status"] != Status.measured]
+    named = varying(cells)
+    named = ["cell"] if len(named) > MANY else named
+    columns = [*named, "status", "reason", "failed_rank", "attempt", "cell_id"]
+    return (
+        absent.assign(status=absent["status"].map(plain).replace("", "not run"))
+        .reindex(columns=columns)
+        .assign(reason=lambda t: t["reason"].map(plain).astype(str))
+        .sort_values("status", kind="stable")
+    )
+
+
+def counts(cells: DataFrame) -> DataFrame:
+    """Return the number of cells per status, `status, num_cells`, measured cells first."""
+    status = checked_cells(cells)["status"].map(lambda s: "not run" if missing(s) else str(s))
+    tally = status.value_counts().rename_axis("status").rename("num_cells").reset_index()
+    return tally.sort_values("status", key=lambda s: s != Status.measured, kind="stable")

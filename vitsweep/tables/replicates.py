@@ -20,7 +20,7 @@ from vitsweep.tables.cells import in_record_order, typed
 from vitsweep.tables.formatting import count, missing, number, plain, ratio
 from vitsweep.tables.names import cell_names, comparable, metric_columns, spec_columns
 from vitsweep.tables.ratios import MIN_BLOCKS, adjusted, estimate, interval
-from vitsweep.tables.show import SHOWN, ranked
+from vitsweep.tables.render import SHOWN, ranked
 from vitsweep.tables.speedup import claims
 from vitsweep.tables.valid_runs import checked_cells
 

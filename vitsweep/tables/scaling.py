@@ -1,6 +1,6 @@
 """Strong and weak scaling: throughput and efficiency by number of ranks."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,9 @@ from pandas import DataFrame, Series
 from scipy.special import stdtrit
 
 from vitsweep.results.record import Status
-from vitsweep.tables import formatting
 from vitsweep.tables.cells import cells
 from vitsweep.tables.communication import PURPOSES
+from vitsweep.tables.formatting import Column, number, percent, text_columns, values, with_interval
 from vitsweep.tables.names import cell_names, comparable, spec_columns, varying
 from vitsweep.tables.ratios import (
     LEVEL,
@@ -283,39 +283,32 @@ def exposed_communication(
     return DataFrame(rows, columns=EXPOSED_COLUMNS)
 
 
-def presented_exposed(table: DataFrame) -> DataFrame:
+_SHOWN: dict[str, Column] = {
+    "curve": values("curve"),
+    "ranks": lambda t: [
+        f"{ranks} (oversubscribed)" if shared else f"{ranks}"
+        for ranks, shared in zip(t["world_size"], t["oversubscribed"], strict=True)
+    ],
+    "step ms": values("step_ms", number),
+    "compute ms": values("compute_ms", number),
+    "exposed ms": with_interval("exposed_ms", number, number),
+    "overlapped ms": values("overlapped_ms", number),
+    "communication ms": values("communication_ms", number),
+    "exposed of step": values("exposed_share", percent),
+    "blocks": values("num_blocks"),
+    "note": values("note"),
+}
+
+
+def exposed_text(table: DataFrame) -> DataFrame:
     """Return `exposed_communication` as text, for the points with several ranks; times in ms per step.
 
     Empty where no point sends anything or was compared with a smaller world.
     """
     if table.empty:
         return DataFrame()
-    several = table[(table["world_size"] > 1) & table["exposed_ms"].notna()]
-    several = several[several["communication_ms"].notna()]
-    rows = [
-        {
-            "curve": formatting.plain(row["curve"]),
-            "ranks": str(row["world_size"])
-            + (" (oversubscribed)" if row["oversubscribed"] else ""),
-            "step ms": formatting.number(row["step_ms"]),
-            "compute ms": formatting.number(row["compute_ms"]),
-            "exposed ms": _with_ends(row),
-            "overlapped ms": formatting.number(row["overlapped_ms"]),
-            "communication ms": formatting.number(row["communication_ms"]),
-            "exposed of step": formatting.percent(row["exposed_share"]),
-            "blocks": str(row["num_blocks"]),
-            "note": row["note"],
-        }
-        for row in several.to_dict("records")
-    ]
-    return DataFrame(rows, dtype=str)
-
-
-def _with_ends(row: Mapping[Hashable, Any]) -> str:
-    ends = [row["exposed_ms_low"], row["exposed_ms_high"]]
-    text = formatting.number(row["exposed_ms"])
-    shown = "" if any(map(formatting.missing, ends)) else ", ".join(map(formatting.number, ends))
-    return f"{text} [{shown}]" if shown else text
+    known = table[["exposed_ms", "communication_ms"]].notna().all(axis=1)
+    return text_columns(table[(table["world_size"] > 1) & known], _SHOWN)
 
 
 def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:

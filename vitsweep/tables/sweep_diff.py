@@ -10,6 +10,7 @@ from scipy.special import stdtr, stdtrit
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
+from vitsweep.tables.budget import peaks_gib
 from vitsweep.tables.formatting import count, times
 from vitsweep.tables.ratios import (
     LEVEL,
@@ -19,7 +20,6 @@ from vitsweep.tables.ratios import (
     log_ratios,
     log_throughput_per_block,
 )
-from vitsweep.tables.show import peaks_gib
 from vitsweep.tables.valid_runs import checked_runs, counted, final_status
 
 SIDES = ("a", "b")

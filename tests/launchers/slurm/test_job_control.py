@@ -94,7 +94,7 @@ def test_only_jobs_that_are_gone_count_as_cancelled(store, slurm, tmp_path, monk
     state = "vitsweep.launchers.slurm.state"
     slurm["7_0"] = SlurmJob(state="RUNNING")
     command_on_path(tmp_path / "bin", monkeypatch, "scancel", "exit 0")
-    monkeypatch.setattr(f"{state}.job_control.SECONDS_TO_CANCEL", 0.0)
+    monkeypatch.setattr(f"{state}.status.SECONDS_TO_CANCEL", 0.0)
     with pytest.raises(VitsweepError, match="Not cancelled: 1 job"):
         import_module("vitsweep.cli.cancel").run([str(store.root)])
     asked = iter([SlurmJob(state="RUNNING"), SlurmJob(state="CANCELLED", reason="by 0")])

@@ -141,27 +141,31 @@ def _started_at(run: RunRecord) -> str | None:
 
 
 def _arrays_table(job_states: Sequence[JobState]) -> Table:
-    table = Table(title="Jobs", title_justify="left")
-    for column in ("array", "nodes x ranks", "waiting", "running", "ended", "runs", "now"):
-        table.add_column(column, overflow="fold")
+    from pandas import DataFrame
+
+    from vitsweep.tables.render import as_table
+
     by_array: dict[JobArray, list[JobState]] = {}
     for state in job_states:
         by_array.setdefault(state.job.array, []).append(state)
-    for array, members in by_array.items():
-        counts = Counter(state.state for state in members)
-        num_runs = sum(len(state.job.runs()) for state in members)
-        num_remaining = sum(state.num_remaining_runs for state in members)
-        request = array.facts["request"]
-        table.add_row(
-            array.slurm_id or "?",
-            f"{request['nodes']} x {request['ranks_per_node']}",
-            str(counts["waiting"]),
-            str(counts["running"] + counts["unknown"]),
-            str(counts["ended"] + counts["gone"]),
-            f"{num_runs - num_remaining}/{num_runs}",
-            Text(_current_activity(members)),
-        )
-    return table
+    rows = [_array_row(array, members) for array, members in by_array.items()]
+    return as_table(DataFrame(rows), "Jobs")
+
+
+def _array_row(array: JobArray, members: Sequence[JobState]) -> dict[str, str]:
+    counts = Counter(state.state for state in members)
+    num_runs = sum(len(state.job.runs()) for state in members)
+    num_remaining = sum(state.num_remaining_runs for state in members)
+    request = array.facts["request"]
+    return {
+        "array": array.slurm_id or "?",
+        "nodes x ranks": f"{request['nodes']} x {request['ranks_per_node']}",
+        "waiting": str(counts["waiting"]),
+        "running": str(counts["running"] + counts["unknown"]),
+        "ended": str(counts["ended"] + counts["gone"]),
+        "runs": f"{num_runs - num_remaining}/{num_runs}",
+        "now": _current_activity(members),
+    }
 
 
 def _current_activity(members: Sequence[JobState]) -> str:

@@ -2,7 +2,7 @@ import pytest
 
 from tests.sample_sweep import sweep
 from vitsweep.errors import BadValueError
-from vitsweep.tables.select import columns, sorted_by, where
+from vitsweep.tables.render import pick, sorted_by, where
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_an_order_is_turned_round_and_headings_name_columns(cells):
 
 
 def test_named_columns_are_shown_as_text_in_their_order(cells):
-    found = columns(cells, ["world_size", "images_per_second"])
+    found = pick(cells, ["world_size", "images_per_second"])
     assert list(found) == ["world_size", "images_per_second"]
     assert found["world_size"].iloc[0] == "1"
     assert len(found["images_per_second"].iloc[0].replace(".", "").replace(",", "")) == 4
@@ -56,6 +56,6 @@ def test_named_columns_are_shown_as_text_in_their_order(cells):
 
 @pytest.mark.parametrize("name", ["speed_up", "nothing_like_it", ""])
 def test_an_unknown_column_is_refused_by_name(cells, name):
-    for refused in (lambda: sorted_by(cells, name), lambda: columns(cells, ["cell_id", name])):
+    for refused in (lambda: sorted_by(cells, name), lambda: pick(cells, ["cell_id", name])):
         with pytest.raises(BadValueError, match=f"has no column `{name}`"):
             refused()

@@ -12,7 +12,7 @@ from tests.builders import PLAIN, run, table
 from tests.sample_sweep import sweep
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.terminal import ResultTable, as_table
+from vitsweep.tables.render import CellTable, as_table
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARED = {"shared_device": True}
@@ -114,7 +114,7 @@ def printed(content: object, width: int) -> str:
 def test_the_table_is_the_one_that_was_looked_at(name: str, width: int) -> None:
     """After a deliberate change: delete the file, run the test twice, look at the new one."""
     path = GOLDEN / f"{name}_{width}.txt"
-    text = printed(ResultTable(made(name), name), width)
+    text = printed(CellTable(made(name), name), width)
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -124,7 +124,7 @@ def test_the_table_is_the_one_that_was_looked_at(name: str, width: int) -> None:
 
 
 def test_every_row_is_shown_when_asked_for() -> None:
-    text = printed(ResultTable(made("hundred_cells"), "many", most_rows=100), 140)
+    text = printed(CellTable(made("hundred_cells"), "many", rows=100), 140)
     assert len(text.splitlines()) > 100
     assert "killed [1]" in text
     assert "--rows all" not in text
@@ -132,7 +132,7 @@ def test_every_row_is_shown_when_asked_for() -> None:
 
 def test_a_sweep_of_refused_cells_has_no_table() -> None:
     found = made("two_techniques")
-    text = printed(ResultTable(found[found["status"] == "invalid"], "none"), 80)
+    text = printed(CellTable(found[found["status"] == "invalid"], "none"), 80)
     assert "img/s" not in text
     assert text.splitlines()[-2].startswith("3 cells: invalid: `sharding=none`")
 
@@ -141,7 +141,7 @@ def test_a_cell_that_has_not_run_yet_has_no_flag() -> None:
     records = [*measured({"precision": ("fp32", "O1")})]
     records.append(run("O1", "b9", 1300, validity=SHARED, minute=9, precision="O1"))
     waiting = DataFrame([PLAIN | {"cell_id": "O2", "status": "not run", "precision": "O2"}])
-    text = printed(ResultTable(compared(records, waiting), "waiting"), 80)
+    text = printed(CellTable(compared(records, waiting), "waiting"), 80)
     (row,) = [line for line in text.splitlines() if line.startswith("O2")]
     assert row.split()[-2:] == ["not", "run"]
     assert "[1]" in text
@@ -149,5 +149,5 @@ def test_a_cell_that_has_not_run_yet_has_no_flag() -> None:
 
 def test_markup_in_a_reason_is_text() -> None:
     runs = table(run("base", status=Status.failed, reason="[bold]see[/bold] [/nothing]"))
-    assert "[1] [bold]see[/bold] [/nothing]" in printed(ResultTable(cells(runs, {}), "one"), 80)
+    assert "[1] [bold]see[/bold] [/nothing]" in printed(CellTable(cells(runs, {}), "one"), 80)
     assert "[red]" in printed(as_table(DataFrame({"cell": ["[red]"]})), 80)

@@ -1,0 +1,489 @@
+"""The table of cells as text, for Markdown, HTML and a console of any width; rows and columns by name."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import zip_longest
+from typing import Any
+
+from pandas import DataFrame, Series
+from pandas.api.types import is_bool_dtype
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from vitsweep.errors import BadValueError
+from vitsweep.results.metrics import FLAGS, heading, headings, known_metrics, own_metrics
+from vitsweep.results.record import Status
+from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.tables.budget import peaks_gib
+from vitsweep.tables.formatting import (
+    Column,
+    count,
+    missing,
+    number,
+    percent,
+    plain,
+    status,
+    status_words,
+    text_columns,
+    value_label,
+    values,
+    whole,
+    with_interval,
+    with_spread,
+)
+from vitsweep.tables.names import MANY, ORDER, cell_names, name_parts, varying
+from vitsweep.tables.notes import half_precision_note
+from vitsweep.tables.reasons import lines_of
+from vitsweep.tables.valid_runs import checked_cells
+
+BEST = 20
+"""Rows that are shown unless all are asked for."""
+
+GAP = 2
+"""Characters between two columns."""
+
+NARROWEST_NAME, NARROWEST_RESULT = 16, 13
+"""Characters below which these columns are not folded, although the table becomes too wide."""
+
+LONGEST_REASON = 300
+"""Characters of a footnote; `coverage.csv` of the report has the whole reason."""
+
+COMMON = ("model", "data", "world_size", "images_per_step")
+"""Besides techniques that are not the plain ones: what the title says where it is the same everywhere."""
+
+COLOURS = {
+    "faster": "green",
+    "slower": "red",
+    "probably faster": "cyan",
+    "probably slower": "yellow",
+    "baseline": "bold",
+    "no difference shown": "dim",
+}
+
+
+def as_table(
+    text: DataFrame,
+    title: str | None = None,
+    widths: Sequence[int] = (),
+    show_header: bool = True,
+) -> Table:
+    """Return a table of text for a terminal, its numbers to the right."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False,
+                  pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold",
+                  show_header=show_header)  # fmt: skip
+    numeric = headings(text)
+    for name, width in zip_longest(text, widths):
+        right = name in numeric
+        table.add_column(str(name), justify="right" if right else "left", overflow="fold",
+                         no_wrap=right, width=width)  # fmt: skip
+    for row in text.astype(str).to_dict("records"):
+        style = COLOURS.get(str(row.get("result", "")).split(" [")[0], "")
+        table.add_row(*(Text(value, style=style) for value in row.values()))
+    return table
+
+
+# What was measured of a cell, as text.
+
+
+def _replicates(table: DataFrame) -> list[str]:
+    """Return how many repetitions of a setting were measured, `2 of 3`."""
+    if "replicates" not in table:
+        return [""] * len(table)
+    counts = zip(table["replicates"], table["replicates_asked"], strict=True)
+    return [f"{n}" if n == asked else f"{n} of {asked}" for n, asked in counts]
+
+
+def _claims(table: DataFrame) -> list[str]:
+    rows = zip(table["claim"], table["speedup_note"], strict=True)
+    return [next((str(v) for v in row if not missing(v)), "") for row in rows]
+
+
+def _families(table: DataFrame) -> list[str]:
+    """Return the interval that belongs to the claim, where it is one of several cells."""
+    columns = (table[c] for c in ("claim_low", "claim_high", "family_size"))
+    return [
+        ""
+        if missing(low) or missing(size) or size < 2
+        else f"[{low:.2f}, {high:.2f}] of {size:.0f}"
+        for low, high, size in zip(*columns, strict=True)
+    ]
+
+
+def _statuses(table: DataFrame) -> list[str]:
+    known = [c for c in ("status", "reason", *FLAGS) if c in table]
+    return [status(row) for row in table[known].to_dict("records")]
+
+
+def _times_to_target(table: DataFrame) -> list[str]:
+    """Return seconds to the target accuracy, or `not reached`; and of how many repetitions that is."""
+    if "seconds_to_target" not in table or "task.target_accuracy" not in table:
+        return [""] * len(table)
+    return [_time_to_target(row) for row in table.to_dict("records")]
+
+
+def _time_to_target(row: Mapping[Any, Any]) -> str:
+    if missing(row["task.target_accuracy"]) or row["status"] != Status.measured:
+        return ""
+    if missing(row["seconds_to_target"]):
+        return "not reached"
+    seconds = number(row["seconds_to_target"])
+    reached, all_ = row.get("reached_target"), row.get("replicates")
+    some = not missing(reached) and reached != all_
+    return f"{seconds} ({reached:.0f} of {all_:.0f})" if some else seconds
+
+
+def _points(value: Any) -> str:
+    return f"{100 * value:+.2f}"
+
+
+FAMILY = "among all"
+"""Heading of the interval that belongs to the claim among all cells of its family."""
+
+DIFFERENCE, ACCURACY = "top-1 - baseline's", "accuracy"
+"""Headings of the difference from the baseline's accuracy, and of the claim about it."""
+
+MEASURED: dict[str, Column] = {
+    heading("images_per_second"): with_spread("images_per_second", number),
+    heading("speedup"): with_interval("speedup"),
+    "claim": _claims,
+    "status": _statuses,
+    FAMILY: _families,
+    heading("step_time_ms"): values("step_time_ms", number),
+    heading("peak_gib"): lambda table: [number(v) for v in peaks_gib(table)],
+    heading("accuracy_top1"): with_spread("accuracy_top1", percent),
+    DIFFERENCE: with_interval("accuracy_difference", _points, _points),
+    ACCURACY: values("accuracy_claim"),
+    heading("seconds_to_target"): _times_to_target,
+    heading("blocks"): values("blocks", whole),
+    heading("replicates"): _replicates,
+}
+
+SHOWN = ("images_per_second", "speedup", "speedup_low", "speedup_high", "claim", "speedup_note",
+         "step_time_ms", "accuracy_top1", "blocks", "reason", "claim_low", "claim_high",
+         "family_size")  # fmt: skip
+ALWAYS = (heading("images_per_second"), heading("speedup"))
+DROPPED_FIRST = (
+    heading("blocks"), heading("step_time_ms"), heading("peak_gib"), DIFFERENCE,
+    ACCURACY, heading("accuracy_top1"), heading("seconds_to_target"),
+)  # fmt: skip
+"""Columns that a narrow terminal does without, the first one first."""
+
+
+def _own(table: DataFrame) -> dict[str, Column]:
+    """Return the user's own columns that the table has."""
+    known = [m for m in own_metrics(table).values() if m.column in table]
+    return {m.axis_label: values(m.column, number) for m in known}
+
+
+def _settings(cells: DataFrame) -> dict[str, Column]:
+    """Return a column for each setting that varies; three well-known ones where none does."""
+    named = varying(cells) or [c for c in ("model", "precision", "sharding") if c in cells]
+    return {c: values(c) for c in named}
+
+
+def cell_text(cells: DataFrame, wide: bool = False) -> DataFrame:
+    """Return the cells as text: the varying columns, img/s, speedup, claim, status, step ms, ...
+
+    The rows are in the order of `ranked`; empty columns are left out. Where more than `MANY`
+    columns vary, one column `cell` names what a cell changes, and with `wide` the varying columns
+    follow at the end. Which columns vary is decided on the rows given: to show some cells of a
+    sweep, make the text of the whole table first and select rows afterwards.
+    """
+    cells = checked_cells(cells, *SHOWN)
+    choices = _settings(cells)
+    ordered = ranked(cells.assign(_name=cell_names(cells)))
+    measured = {h: c for h, c in MEASURED.items() if wide or h != FAMILY} | _own(ordered)
+    if len(choices) > MANY:
+        shown = {"cell": values("_name")} | measured | (choices if wide else {})
+    else:
+        shown = choices | measured
+    return text_columns(ordered, shown, always=("cell", *ALWAYS, "status"))
+
+
+def ranked(cells: DataFrame) -> DataFrame:
+    """Return the cells with the largest speedup first, then throughput; the unmeasured last.
+
+    A measured cell without a throughput comes after those that have one.
+    """
+    table = checked_cells(cells)
+    keys = [c for c in ("speedup", "images_per_second") if c in table]
+    order = table.assign(_last=table["status"] != Status.measured)
+    ascending = [True] + [False] * len(keys)
+    return order.sort_values(["_last", *keys], ascending=ascending, kind="stable").drop(
+        columns="_last"
+    )
+
+
+# The table of cells in a terminal: what is equal in all rows is said once.
+
+
+@dataclass(frozen=True)
+class CellTable:
+    """A table that fits the console it is printed on, with its footnotes below.
+
+    Columns that are empty are left out, and numbers that are the same in all rows are said once.
+    A terminal too narrow for all columns does without some, which are named. Refused cells stand
+    below the table, one line per reason.
+
+    Attributes:
+        cells: one row per cell.
+        sweep: its name, as a command takes it.
+        rows: how many are shown, besides the baselines of those shown.
+        in_order: show the cells in the order given instead of the fastest first.
+    """
+
+    cells: DataFrame
+    sweep: str
+    rows: int = BEST
+    in_order: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield title, table and footnotes for the width of the console."""
+        cells = checked_cells(self.cells, *SHOWN)
+        refused = cells["status"] == Status.invalid
+        ran = cells[~refused] if self.in_order else ranked(cells[~refused])
+        yield Text(" · ".join([f"Sweep {self.sweep}", *_common(ran)]), style="italic")
+        if note := half_precision_note(ran):
+            yield Text(note)
+        if len(ran):
+            yield from self._table(ran, options.max_width)
+        yield from map(Text, lines_of(cells, refused))
+
+    def _table(self, ran: DataFrame, width: int) -> Iterator[Table | Text]:
+        shown = self._best(ran)
+        marks, notes = _footnotes(shown)
+        numbers, once = _said_once(_numbers(shown, marks))
+        text, match, left_out = _fitted(ran, shown, numbers, width)
+        widths = _widths(text, width)
+        for place, name in enumerate(sorted(set(match), key=_by_numbers)):
+            if name:
+                yield Text(f"{'' if place == 0 else chr(10)}{name}", style="bold")
+            yield as_table(text[match == name], widths=widths, show_header=place == 0)
+        yield Text("\n" + "; ".join([_tally(ran), *once]) + ".")
+        if left_out:
+            yield Text(f"Too narrow for: {', '.join(left_out)}.", style="dim")
+        yield from (Text(line, style="dim") for line in notes)
+        if len(shown) < len(ran):
+            rest = _tally(ran.drop(shown.index), "more ")
+            yield Text(f"{rest}: `vitsweep collect {self.sweep} --rows all` shows them.")
+
+    def _best(self, ran: DataFrame) -> DataFrame:
+        """Return the first rows and the baselines that they are compared with."""
+        if len(ran) <= self.rows:
+            return ran
+        first = ran.head(self.rows)
+        baselines = ran["cell_id"].isin(first.get("baseline_cell_id", Series(dtype=object)))
+        return ran[baselines | ran.index.isin(first.index)]
+
+
+def _fitted(
+    ran: DataFrame, shown: DataFrame, numbers: DataFrame, width: int
+) -> tuple[DataFrame, Series, Sequence[str]]:
+    """Try every setting in a column of its own, then one column of what a cell changes.
+
+    Returns:
+        The columns that fit `width` characters; for each row the heading under which it stands, all
+        empty for one table; and the columns for which there is no room.
+    """
+    optional = [c for c in DROPPED_FIRST if c in numbers]
+    settings, names = _settings(ran), name_parts(ran).loc[shown.index]
+    separate = DataFrame({c: text(shown) for c, text in settings.items()}, shown.index, dtype=str)
+    change, match = names[["change"]].set_axis(["cell"], axis=1), names["match"]
+    few = [separate] if len(settings) <= MANY else []
+    for cells in (*few, change):
+        match_of = match if cells is change else match.mask(match != "", "")
+        for dropped in range(len(optional) + 1):
+            text = cells.join(numbers.drop(columns=optional[:dropped]))
+            text.attrs = numbers.attrs
+            if sum(_needed(text).values()) + GAP * (len(text.columns) - 1) <= width:
+                return text, match_of, optional[:dropped]
+    return text, match, optional
+
+
+def _needed(text: DataFrame) -> dict[str, int]:
+    """Return the characters of each column."""
+    return {str(c): max(map(len, (str(c), *text[c]))) for c in text}
+
+
+def _widths(text: DataFrame, width: int) -> list[int]:
+    """Return the characters of each column in a line of `width`; text gives way where not all fit."""
+    needed = _needed(text)
+    folded = [c for c in ("result", *text) if c in needed and c not in headings(text)]
+    for column, least in zip(folded, (NARROWEST_RESULT, *[NARROWEST_NAME] * 9), strict=False):
+        excess = sum(needed.values()) + GAP * (len(needed) - 1) - width
+        needed[column] = max(min(needed[column], least), needed[column] - max(excess, 0))
+    return list(needed.values())
+
+
+def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
+    """Number the reasons, notes and validity flags of the rows; a flag of all rows has no number.
+
+    Returns:
+        A mark for each row, such as ` [1]`, and the lines below the table.
+    """
+    measured = shown[shown["status"] == Status.measured]
+    # a cell without a run has pd.NA, which is neither true nor false
+    all_set = {c: shown[c].eq(True).fillna(False).astype(bool) for c in FLAGS if c in shown}
+    set_ = {c: is_set for c, is_set in all_set.items() if is_set.any()}
+    everywhere = [c for c, is_set in set_.items() if is_set[measured.index].all()]
+    numbers: dict[str, int] = {}
+    marks = []
+    for place, row in enumerate(shown.to_dict("records")):
+        own = [c for c, is_set in set_.items() if c not in everywhere and is_set.iloc[place]]
+        texts = [*filter(None, (_one_line(row[c]) for c in ("reason", "speedup_note")))]
+        found = [numbers.setdefault(t, len(numbers) + 1) for t in [*texts, *map(_explanation, own)]]
+        marks.append("".join(f" [{number}]" for number in found))
+    notes = [f"[{number}] {text}" for text, number in numbers.items()]
+    return marks, notes + [f"Note: {_explanation(flag)}" for flag in everywhere]
+
+
+def _explanation(flag: str) -> str:
+    return FLAGS[flag].advice or f"{FLAGS[flag].caption[:1].upper()}{FLAGS[flag].caption[1:]}."
+
+
+def _one_line(reason: object) -> str:
+    line = "" if missing(reason) else " ".join(str(reason).split())
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"
+
+
+def _numbers(shown: DataFrame, marks: Sequence[str]) -> DataFrame:
+    """Return what was measured as text, without empty columns; `result` is the claim or the status."""
+    settings = "replicates" in shown
+    blocks = {heading("blocks")} if settings else set()  # their sum over repetitions says nothing
+    order = (heading("replicates"), *(h for h in reversed(DROPPED_FIRST) if h not in blocks))
+    results = [f"{word}{mark}" for word, mark in zip(_results(shown), marks, strict=True)]
+    columns: dict[str, Column] = {h: MEASURED[h] for h in ALWAYS} | {"result": lambda _: results}
+    return text_columns(shown, columns | {h: MEASURED[h] for h in order} | _own(shown), ALWAYS[:1])
+
+
+def _results(shown: DataFrame) -> list[str]:
+    rows = zip(shown["status"], shown["claim"], strict=True)
+    return [
+        str(claim) if status == Status.measured and not missing(claim) else status_words(status)
+        for status, claim in rows
+    ]
+
+
+def _said_once(text: DataFrame) -> tuple[DataFrame, list[str]]:
+    """Take out the numbers that are the same in all rows; return what is left, and a text of each."""
+    candidates = (heading("replicates"), *DROPPED_FIRST)
+    equal = [c for c in candidates if c in text and len(text) > 1 and text[c].nunique() == 1]
+    return text.drop(columns=equal), [f"{c}: {text[c].iloc[0]}" for c in equal]
+
+
+def _by_numbers(text: str) -> list[int | str]:
+    """Return a key that sorts `2 ranks` before `16 ranks`."""
+    return [
+        int(part) if part.isdecimal() else part
+        for part in re.split(r"(\d+)", text.replace(",", ""))
+    ]
+
+
+def _common(ran: DataFrame) -> list[str]:
+    """Return the settings that are the same in all rows: the techniques but the plain ones, and sizes."""
+    techniques = [c for c in TECHNIQUE_GROUPS if c in ran and c in ORDER]
+    same = [c for c in (*COMMON, *techniques) if c in ran and ran[c].nunique(dropna=False) == 1]
+    told = [c for c in same if str(ran[c].iloc[0]) != ORDER.get(c, "").split(" ")[0] or c in COMMON]
+    return [value_label(c, value) for c in told if (value := plain(ran[c].iloc[0]))]
+
+
+def _tally(cells: DataFrame, more: str = "") -> str:
+    """Return `5 cells, all measured`, or `9 cells: 7 measured, 2 out of memory`."""
+    counts = Counter(map(status_words, cells["status"])).most_common()
+    noun = count(len(cells), f"{more}{'setting' if 'replicates' in cells else 'cell'}")
+    if len(counts) == 1:
+        return f"{noun}, {'all ' if len(cells) > 1 else ''}{counts[0][0]}"
+    return f"{noun}: {', '.join(f'{n} {status}' for status, n in counts)}"
+
+
+# Rows and columns by what a user typed: `collect --where`, `--sort`, `--columns`.
+
+
+def where(cells: DataFrame, condition: str) -> DataFrame:
+    """Return the rows for which a condition of `DataFrame.query` holds, `world_size == 4`.
+
+    Raises:
+        BadValueError: the condition cannot be read, names an unknown column, or holds for no row;
+            the text says which.
+    """
+    from pandas.errors import UndefinedVariableError
+
+    try:
+        holds = cells.eval(condition, engine="python")
+    except UndefinedVariableError as error:
+        name = str(error).partition("'")[2].partition("'")[0]
+        raise _unknown(cells, f"--where '{condition}'", name) from error
+    except Exception as error:  # the condition is evaluated: any error is one of what was typed
+        fault = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    else:
+        if isinstance(holds, Series) and is_bool_dtype(holds):
+            kept = cells[holds.fillna(False)]
+            if kept.empty:
+                raise BadValueError(f"`--where '{condition}'` holds for no cell of the sweep.")
+            return kept
+        fault = "it is not true or false for each row"
+    raise BadValueError(
+        f"`--where '{condition}'` is no condition over the columns: {fault}. Examples: "
+        "`--where 'world_size == 4'`, `--where 'precision == \"O2\" and speedup > 1.2'`."
+    )
+
+
+def sorted_by(cells: DataFrame, column: str) -> DataFrame:
+    """Return the rows by a column: the best value of a metric first, the smallest of anything else.
+
+    Rows without a value come last.
+
+    Args:
+        cells: one row per cell.
+        column: of `cells.csv`, or a heading of the result table such as `img/s`; with a minus in front
+            the order is turned round.
+
+    Raises:
+        BadValueError: there is no such column.
+    """
+    is_reversed = column.startswith("-") and column not in cells
+    known = _known(cells, f"--sort {column}", column[1:] if is_reversed else column)
+    metrics = known_metrics(cells)
+    best_is_high = known in metrics and metrics[known].better == "higher"
+    return cells.sort_values(
+        known, ascending=best_is_high == is_reversed, kind="stable", na_position="last"
+    )
+
+
+def pick(cells: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return the named columns as text; numbers that are not whole with four significant digits.
+
+    Raises:
+        BadValueError: there is no such column.
+    """
+    option = f"--columns {','.join(names)}"
+    shown = {name: values(_known(cells, option, name), _typed) for name in names}
+    return DataFrame({n: column(cells) for n, column in shown.items()}, cells.index, dtype=str)
+
+
+def _typed(value: object) -> str:
+    text = plain(value)
+    is_fraction = isinstance(value, float) and text not in ("", "inf", "-inf") and "." in text
+    return number(value, 4) if is_fraction else " ".join(text.split())
+
+
+def _known(cells: DataFrame, option: str, name: str) -> str:
+    """Return the column that is meant by its name or by its heading."""
+    name = name if name in cells else headings(cells).get(name, name)
+    if name not in cells:
+        raise _unknown(cells, option, name)
+    return name
+
+
+def _unknown(cells: DataFrame, option: str, name: str) -> BadValueError:
+    close = get_close_matches(name, map(str, cells.columns), n=3, cutoff=0.5)
+    meant = f" Did you mean {' or '.join(f'`{c}`' for c in close)}?" if close else ""
+    return BadValueError(
+        f"`{option}`: the table has no column `{name}`.{meant} All columns are the first line of "
+        "`cells.csv` in the sweep's folder."
+    )
