@@ -11,6 +11,7 @@ import pytest
 
 from tests.builders import run
 from tests.cells import cell
+from vitsweep.execution.attempts import broken_off_trainings
 from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.rank_processes import (
     EXIT_SAVED,
@@ -20,7 +21,7 @@ from vitsweep.execution.rank_processes import (
     fork_server,
 )
 from vitsweep.execution.run_request import UNFINISHED, RunRequest, attempt_folder
-from vitsweep.execution.supervisor import RunEnding, broken_off_trainings, supervise
+from vitsweep.execution.supervisor import RunEnding, supervise
 from vitsweep.files import append_line, read_lines, write_atomically
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -157,5 +158,5 @@ def test_a_later_run_goes_on_with_trainings_that_nothing_else_continues(tmp_path
             run_id = name + (UNFINISHED if name == "killed" else "")
             store.publish(replace(run("c", status=status), run_id=run_id))
 
-    found = [path.name for path in broken_off_trainings(store.cell("c"), "code")]
+    found = [path.name for path in broken_off_trainings(store, "c", "code")]
     assert found == ["too-long.1", "cancelled.1", "killed.1"]

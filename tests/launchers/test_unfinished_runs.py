@@ -15,9 +15,10 @@ import pytest
 from tests.builders import run
 from tests.cells import entry
 from vitsweep.cli.retry import retries, retry_options
+from vitsweep.execution.attempts import KILLED, record_unfinished
+from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.run_request import attempt_folder, frozen_document
 from vitsweep.files import append_line
-from vitsweep.launchers.unfinished_runs import KILLED, record_unfinished
 from vitsweep.results.store import Store
 
 CODE = {"git_commit": "c", "git_dirty": False, "git_diff": "", "packages": {}}
@@ -114,7 +115,7 @@ def test_a_measurement_whose_command_was_killed_before_it_was_recorded_counts(st
     measured = replace(run(cell_id, block="b"), run_id="b-1")
     folder = attempt_folder(cell, "b-1", 1)
     folder.mkdir(parents=True)
-    (folder / "record.json").write_text(measured.to_json())
+    (folder / RECORD_DRAFT).write_text(measured.to_json())
     assert rows(store, cell_id) == [("b-1", "measured", "")]
 
 

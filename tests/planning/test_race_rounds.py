@@ -17,9 +17,8 @@ from vitsweep.planning.blocks import Block
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.racing.rounds import RaceRounds, describe_race, describe_refused
-from vitsweep.results.race_file import read_race
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.store import Store
+from vitsweep.results.store import Store, read_race
 from vitsweep.tables.race import race_answer, race_lines, race_table
 
 CODE = {"packages": {"torch": "2.13.0"}}

@@ -6,10 +6,11 @@ from tests.builders import run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.console import open_console
+from vitsweep.execution.run_request import Run
 from vitsweep.files import append_line
 from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.planning.freeze import plan_of
-from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
+from vitsweep.planning.resume import blocks_to_complete, interrupted_trainings
 from vitsweep.results.store import Store
 
 
@@ -40,21 +41,21 @@ def test_the_latest_saved_attempt_of_a_run_without_a_record_goes_on(tmp_path: Pa
     attempt(store, "elsewhere", 1, 5, job="12_0")
     cells = dict.fromkeys(["cell", "never", "elsewhere", "new"], "c0ffee")
     [found] = interrupted_trainings(store, cells, [])
-    wanted = {"name": "b0-x", "block": "b0", "position": 1, "code_hash": "c0ffee"}
-    assert found == InterruptedTraining(cell_id="cell", attempt=4, step=9, **wanted)  # type: ignore[arg-type]
+    assert found.run == Run("b0", 1, "cell", "b0-x")
+    assert (found.number, found.saved_step, found.code_hash) == (3, 9, "c0ffee")
     assert interrupted_trainings(store, dict.fromkeys(cells, "other code"), []) == []
     record = run("cell", "b0", 100)
     over = type(record)(**{**vars(record), "run_id": "b0-x-3"})
     assert interrupted_trainings(store, cells, [over]) == []
 
 
-def test_its_block_is_completed_by_the_cells_it_is_compared_with() -> None:
+def test_its_block_is_completed_by_the_cells_it_is_compared_with(tmp_path: Path) -> None:
     asked = expand([*TINY, "sharding=fsdp,zero2", "sweep.match=[model]"], composer())
     plan = plan_of(asked, LAPTOP, composer())
     fsdp, zero2, baseline = plan.entries
-    one = InterruptedTraining(
-        cell_id=fsdp, name="b0-x", block="b0", position=0, attempt=2, code_hash=None, step=3
-    )
+    store = Store(tmp_path)
+    attempt(store, fsdp, 1, 3)
+    [one] = interrupted_trainings(store, {fsdp: "c0ffee"}, [])
     missing = {fsdp: 2, zero2: 1, baseline: 2}
     [block] = blocks_to_complete([one], plan, missing, [run(zero2, "b0", 100)], 8)
     assert (block.name, [e.cell_id for e in block.entries]) == ("b0", [fsdp, baseline])

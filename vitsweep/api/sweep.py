@@ -78,7 +78,7 @@ class Sweep:
         """Return how a race went: when and why each cell was dropped; empty where there was no race."""
         from pandas import DataFrame
 
-        from vitsweep.results.race_file import read_race
+        from vitsweep.results.store import read_race
         from vitsweep.tables.race import race_table
 
         found = read_race(self.folder)
@@ -152,7 +152,7 @@ class Sweep:
     def _repr_html_(self) -> str:
         """Show the answer, the table and the speedup chart in a notebook."""
         from vitsweep.report.answer import answers
-        from vitsweep.results.race_file import read_race
+        from vitsweep.results.store import read_race
         from vitsweep.tables.race import race_answer, race_lines
         from vitsweep.tables.render import cell_text
 

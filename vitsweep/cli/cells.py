@@ -11,9 +11,8 @@ from vitsweep.errors import ExitCode
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
-from vitsweep.results.race_file import read_race
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store, sweep_argument
+from vitsweep.results.store import Store, read_race, sweep_argument
 from vitsweep.results.trackers import mirror
 from vitsweep.tables.effects import effects, sentences
 from vitsweep.tables.limits import limit_answer, limits, limits_text

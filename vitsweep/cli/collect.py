@@ -42,10 +42,10 @@ def run(arguments: Sequence[str]) -> int:
     if typed.rows not in (None, "all") and not (typed.rows.isdecimal() and int(typed.rows)):
         raise BadValueError(f"`--rows {typed.rows}` must be a number above zero, or `all`.")
     from vitsweep.console import open_console, print_lines
+    from vitsweep.execution.attempts import record_unfinished
     from vitsweep.launchers.slurm.state.poll import poll
     from vitsweep.launchers.slurm.state.reconcile import reconcile
     from vitsweep.launchers.slurm.state.status import killed_hint, reconcile_hint
-    from vitsweep.launchers.unfinished_runs import record_unfinished
     from vitsweep.report.views import collect
     from vitsweep.results.store import find_sweep
     from vitsweep.results.trackers import sync

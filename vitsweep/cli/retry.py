@@ -125,7 +125,7 @@ def retries(options: RetryOptions) -> list[list[str]]:
 
 def _record_killed(store: Store) -> None:
     """Record runs on this machine that were killed together with the command that ran them."""
-    from vitsweep.launchers.unfinished_runs import record_unfinished
+    from vitsweep.execution.attempts import record_unfinished
 
     if not store.is_locked():  # else the command at work may be recording them
         record_unfinished(store, store.cell_ids())

@@ -89,6 +89,10 @@ def folder_hash(name: str) -> str:
     return CellCode(_digests(_versions(PACKAGE_FOLDER / name))).hash
 
 
+MOST_FILES = 4
+"""More changed files than this are not named in a message."""
+
+
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the names of files that differ between two states of the code of a cell."""
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))

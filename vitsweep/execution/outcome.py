@@ -5,19 +5,17 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from vitsweep.execution.rank_processes import EXIT_DISK_FULL, RankEnd
-from vitsweep.execution.run_request import RunRequest, attempt_folder
-from vitsweep.files import read_lines
+from vitsweep.execution.run_request import RunRequest
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec, flatten
 
 LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
 """Texts of errors that a rank meets because another rank has died."""
-RECORD_DRAFT = "record.json"
+RECORD_DRAFT = "draft.json"
 """Where rank 0 leaves the record of its run, in the folder of the attempt."""
 EXTERNAL_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 
@@ -66,17 +64,6 @@ def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> 
     if failure is not None:
         record = not_measured_record(request, failure, flatten(cell), cell.resources.device)
     return Store(request.sweep_folder).publish(record)
-
-
-def left_a_measurement(cell_folder: Path, run_id: str, attempt: int) -> bool:
-    """Return whether all ranks of an attempt ended well and left a record that was not published.
-
-    So it is where the supervisor of the run was killed between the two.
-    """
-    events = read_lines(cell_folder / "attempts.jsonl")
-    ends = [e for e in events if e["event"] == "end" and e["run_id"] == run_id]
-    ended_well = any(set(end.get("exit_codes", ())) == {0} for end in ends)
-    return ended_well and (attempt_folder(cell_folder, run_id, attempt) / RECORD_DRAFT).exists()
 
 
 def not_measured_record(

@@ -1,6 +1,7 @@
 """RunRequest: what a worker process is given; it reads everything else from the cell's folder."""
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,38 @@ from typing import Any
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
+from vitsweep.spec.measurement import MIN_BLOCKS
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a cell as part of a block, in one attempt or several.
+
+    Attributes:
+        block: name of its block.
+        position: place in the block, from 0.
+        cell_id: its cell.
+        name: run id of the first attempt.
+    """
+
+    block: str
+    position: int
+    cell_id: str
+    name: str
+
+    @classmethod
+    def new(cls, block: str, position: int, cell_id: str) -> "Run":
+        """Name a run that has not begun."""
+        return cls(block, position, cell_id, f"{block}-{secrets.token_hex(3)}")
+
+    def run_id(self, attempt: int) -> str:
+        """Name an attempt, from 1: each has a record of its own, so none can overwrite another's."""
+        return self.name if attempt == 1 else f"{self.name}-{attempt}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """One run of one cell.
+    """One attempt at a run, as its ranks are given it.
 
     Attributes:
         sweep_folder: folder of the sweep.
@@ -21,7 +49,7 @@ class RunRequest:
         block: name of its block.
         position: index of the run within its block, from 0.
         attempt: 1 for the first try.
-        init_method: rendezvous of the ranks (`file://...` or `tcp://host:port`).
+        init_method: rendezvous of the ranks (`file://...` or `tcp://host:port`); "" before there is one.
         measurement: fields of `measurement` that belong to the command, not to the frozen cell;
             `supervise` fills them in.
         proved: how the cell was proved equal to plain training earlier, or "".
@@ -39,7 +67,7 @@ class RunRequest:
     block: str
     position: int
     attempt: int = 1
-    init_method: str
+    init_method: str = ""
     measurement: dict[str, Any] = field(default_factory=dict)
     proved: str = ""
     calibration: dict[str, float] = field(default_factory=dict)
@@ -74,9 +102,24 @@ UNFINISHED = "-unfinished"
 """Ends the run id of a record that was written for a run because its own launcher or job died."""
 
 
-def run_id_of(name: str, attempt: int) -> str:
-    """Name an attempt: each has a record of its own, so none can overwrite another's."""
-    return name if attempt == 1 else f"{name}-{attempt}"
+def request_for(store: Store, run: Run, attempt: int = 1, **facts: Any) -> RunRequest:
+    """Return the request of an attempt at a run.
+
+    Args:
+        store: of the sweep.
+        run: the run.
+        attempt: from 1.
+        facts: other fields of RunRequest.
+    """
+    return RunRequest(
+        sweep_folder=store.root.absolute(),
+        cell_id=run.cell_id,
+        run_id=run.run_id(attempt),
+        block=run.block,
+        position=run.position,
+        attempt=attempt,
+        **facts,
+    )
 
 
 def attempt_folder(cell_folder: Path, run_id: str, attempt: int) -> Path:
@@ -84,10 +127,22 @@ def attempt_folder(cell_folder: Path, run_id: str, attempt: int) -> Path:
     return cell_folder / "attempts" / f"{run_id}.{attempt}"
 
 
-def earlier_folders(cell_folder: Path, name: str, attempt: int) -> tuple[Path, ...]:
-    """Return the folders of the attempts before one, newest first."""
-    before = range(attempt - 1, 0, -1)
-    return tuple(attempt_folder(cell_folder, run_id_of(name, a), a) for a in before)
+def earlier_folders(store: Store, run: Run, attempt: int) -> tuple[Path, ...]:
+    """Return the folders of the attempts at a run before one, newest first."""
+    folder = store.cell(run.cell_id).absolute()
+    return tuple(attempt_folder(folder, run.run_id(a), a) for a in range(attempt - 1, 0, -1))
+
+
+def needs_warm_up(cells: Sequence[CellSpec]) -> bool:
+    """Return whether the machine is warmed up before a block of these cells.
+
+    The first run of a machine finds cold caches and a clock at rest. Where the block compares cells
+    by intervals, that would slow whichever cell comes first. Not needed for a block of one cell or
+    for fewer blocks than an interval needs; trainings get none, because none of their runs is short.
+    """
+    has_intervals = any(cell.measurement.blocks >= MIN_BLOCKS for cell in cells[:1])
+    is_training = any(cell.task.epochs for cell in cells)
+    return len(cells) > 1 and has_intervals and not is_training
 
 
 # `cell.yaml`: written when a sweep is made, and all that a worker reads about its cell.

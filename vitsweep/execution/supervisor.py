@@ -1,18 +1,19 @@
 """The supervisor of a run: starts its ranks, watches how they end, and publishes the record."""
 
-import os
 import shutil
-import socket
-import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vitsweep.execution.attempts import (
+    append_end,
+    append_start,
+    append_warm_up,
+    broken_off_trainings,
+)
 from vitsweep.execution.code_hash import Sources
 from vitsweep.execution.outcome import failure_of, publish, remove_working_files
-from vitsweep.execution.prediction_file import read_prediction
 from vitsweep.execution.rank_processes import (
     LocalRanks,
     Ranks,
@@ -20,13 +21,11 @@ from vitsweep.execution.rank_processes import (
     context_for,
     wait_for_ranks,
 )
-from vitsweep.execution.run_request import UNFINISHED, RunRequest, attempt_folder
+from vitsweep.execution.run_request import RunRequest
 from vitsweep.execution.worker import rank_main
-from vitsweep.files import append_line, read_lines
 from vitsweep.results.record import RunRecord, Status, utc_now
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, read_info, whole_checkpoints
 
 GRACE_SECONDS = 2.0
@@ -79,10 +78,7 @@ def supervise(
             there was time, and nothing is recorded unless all ranks had just finished.
     """
     request = _completed(request, cell)
-    position = {"block": request.block, "position": request.position, "name": request.name}
-    facts: dict[str, Any] = {"ranks": cell.resources.world_size, "pid": os.getpid()}
-    facts |= {key: request.environment.get(key) for key in ("git_commit", "code_hash")}
-    append_attempt_event(request, "start", **facts, **position)
+    append_start(request, cell)
     ranks = start(request, cell)
     in_time, saved_step = False, None
     try:
@@ -98,9 +94,7 @@ def supervise(
         ends = ranks.ends()  # read before `kill` below ends the others
         ranks.kill()
         codes = [end.exit_code for end in ranks.ends()]
-        append_attempt_event(
-            request, "end", exit_codes=codes, in_time=in_time, saved_step=saved_step
-        )
+        append_end(request, codes, in_time, saved_step)
     finished = set(codes) == {0}  # even where the time was over before that was known
     failure = None if finished else failure_of(ends, in_time, cell.measurement.timeout_min)
     record = publish(request, cell, failure)
@@ -114,44 +108,17 @@ def supervise(
 def _completed(request: RunRequest, cell: CellSpec) -> RunRequest:
     """Add what belongs to the command and not to the frozen cell, and what every record says."""
     facts: dict[str, Any] = {"started_at": utc_now(), "code_hash": Sources().of(cell).hash}
-    cell_folder = request.sweep_folder / "cells" / request.cell_id
-    facts |= read_prediction(cell_folder)
+    store, cell_id = Store(request.sweep_folder), request.cell_id
+    trainings: tuple[Path, ...] = ()
+    facts |= store.prediction(cell_id)
+    if cell.task.epochs:
+        trainings = broken_off_trainings(store, cell_id, facts["code_hash"])
     return replace(
         request,
-        trainings=broken_off_trainings(cell_folder, facts["code_hash"]) if cell.task.epochs else (),
+        trainings=trainings,
         measurement=cell.measurement.of_command,
         environment=facts | request.environment,
     )
-
-
-def broken_off_trainings(cell_folder: Path, code_hash: str) -> tuple[Path, ...]:
-    """Return the attempts of a cell that were killed or cancelled and left checkpoints, newest first.
-
-    A training depends on its cell alone, not on the block of its run, so that any later run of the
-    cell may go on with it, unless other code began it. Left out are those that their own run continues:
-    interrupted by Ctrl-C, preempted, or saved at the time limit of a job.
-    """
-    events = read_lines(cell_folder / "attempts.jsonl")
-    saved = {e["run_id"] for e in events if e["event"] == "end" and e.get("saved_step") is not None}
-    found = []
-    for start in reversed(events):
-        if start["event"] != "start" or start.get("code_hash") != code_hash:
-            continue
-        run_id = start["run_id"]
-        status = _status_of(cell_folder, run_id)
-        is_over = status == Status.killed or (status == Status.timed_out and run_id not in saved)
-        folder = attempt_folder(cell_folder, run_id, start["attempt"])
-        if is_over and whole_checkpoints(folder / CHECKPOINT_FOLDER):
-            found.append(folder)
-    return tuple(found)
-
-
-def _status_of(cell_folder: Path, run_id: str) -> Status | None:
-    for name in (run_id, run_id + UNFINISHED):
-        with suppress(OSError, ValueError):
-            text = (cell_folder / "runs" / f"{name}.json").read_text(encoding="utf-8")
-            return RunRecord.from_json(text).status
-    return None
 
 
 def _interrupt(ranks: Ranks, request: RunRequest, seconds: float) -> int | None:
@@ -173,34 +140,6 @@ def _drop_checkpoints(attempts: Iterable[Path]) -> None:
     """Remove the checkpoints of attempts, once nothing resumes from them."""
     for attempt in attempts:
         shutil.rmtree(attempt / CHECKPOINT_FOLDER, ignore_errors=True)
-
-
-def append_attempt_event(request: RunRequest, event: str, **facts: Any) -> None:
-    """Append an event of this attempt to the cell's `attempts.jsonl`."""
-    entry = {
-        "event": event,
-        "run_id": request.run_id,
-        "attempt": request.attempt,
-        "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
-        "job": request.environment.get("slurm_job_id"),
-        "time": time.time(),
-    }
-    append_line(request.folder.parent.parent / "attempts.jsonl", entry | facts)
-
-
-# A run that only warms a machine up: its measurements are discarded.
-
-
-def needs_warm_up(cells: Sequence[CellSpec]) -> bool:
-    """Return whether the machine is warmed up before a block of these cells.
-
-    The first run of a machine finds cold caches and a clock at rest. Where the block compares cells
-    by intervals, that would slow whichever cell comes first. Not needed for a block of one cell or
-    for fewer blocks than an interval needs; trainings get none, because none of their runs is short.
-    """
-    has_intervals = any(cell.measurement.blocks >= MIN_BLOCKS for cell in cells[:1])
-    is_training = any(cell.task.epochs for cell in cells)
-    return len(cells) > 1 and has_intervals and not is_training
 
 
 def warm_up(
@@ -233,5 +172,5 @@ def warm_up(
         record = supervise(replace(request, sweep_folder=discarded.root), cell, start, on_wait)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    append_attempt_event(request, "warm_up", status=str(record.status))
+    append_warm_up(request, record.status)
     return record

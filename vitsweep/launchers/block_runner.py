@@ -1,31 +1,24 @@
 """Runs blocks on this machine, one after the other, each run in fresh processes."""
 
-import secrets
 import signal
-import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
 
 from vitsweep.errors import DISK_FULL_ERRNOS, VitsweepError
-from vitsweep.execution.calibration import calibration_for
-from vitsweep.execution.code_hash import Sources, changed_files
-from vitsweep.execution.rank_processes import rendezvous
-from vitsweep.execution.run_request import RunRequest, earlier_folders, run_id_of
-from vitsweep.execution.supervisor import RunEnding, start_local_ranks, supervise, warm_up
+from vitsweep.execution.attempts import Attempt
+from vitsweep.execution.run_request import Run, RunRequest
+from vitsweep.execution.runner import LocalPlace, Runner
+from vitsweep.execution.supervisor import RunEnding
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block, runs_per_cell, warm_up_cell
-from vitsweep.planning.pending import MOST_FILES
 from vitsweep.planning.predictions import predict_before_run
-from vitsweep.planning.resume import InterruptedTraining, blocks_to_complete, interrupted_trainings
+from vitsweep.planning.resume import blocks_to_complete, interrupted_trainings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
@@ -46,7 +39,7 @@ class BlockRunner:
         records: records that this command added, oldest first.
         skipped: cells that ended by themselves without being measured, such as `out_of_memory`; they
             would end the same way in the next block.
-        interrupted: (block name, cell id) -> the interrupted training that continues there.
+        interrupted: (block name, cell id) -> the latest attempt at the training that continues there.
     """
 
     store: Store
@@ -55,10 +48,19 @@ class BlockRunner:
     earlier: Sequence[RunRecord] = ()
     records: list[RunRecord] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
-    interrupted: dict[tuple[str, str], InterruptedTraining] = field(default_factory=dict)
+    interrupted: dict[tuple[str, str], Attempt] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
-    _proved: dict[str, str] = field(default_factory=dict)
     _predicted: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        facts = {
+            "git_commit": self.code.get("git_commit"),
+            "git_dirty": self.code.get("git_dirty"),
+            "launcher": "local",
+            "cells_at_a_time": self.parallel,
+        }
+        place = LocalPlace(self.store, facts)
+        self._runner = Runner(self.store, place, self._stop_if_interrupted)
 
     def resume(
         self, plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int, console: Console
@@ -71,15 +73,15 @@ class BlockRunner:
             self.earlier,
         )
         for training in interrupted:
-            self.interrupted[training.block, training.cell_id] = training
+            self.interrupted[training.run.block, training.run.cell_id] = training
             console.print(
-                f"Training of cell {training.cell_id} continues: its last checkpoint is of step "
-                f"{training.step}.",
+                f"Training of cell {training.run.cell_id} continues: its last checkpoint is of step "
+                f"{training.saved_step}.",
                 highlight=False,
             )
         return blocks_to_complete(interrupted, plan, missing, self.earlier, cells_per_block)
 
-    def saved_trainings(self, plan: SweepPlan) -> list[InterruptedTraining]:
+    def saved_trainings(self, plan: SweepPlan) -> list[Attempt]:
         """Return the trainings that this command began or continued, and that were interrupted."""
         hashes = {cell_id: entry.code.hash for cell_id, entry in plan.entries.items()}
         return interrupted_trainings(self.store, hashes, [*self.earlier, *self.records])
@@ -132,10 +134,8 @@ class BlockRunner:
             return
         progress.started(entry)
         self._predict(entry, progress)
-        record = self._supervised(block, position, entry)
-        if record.status == Status.measured:
-            self._proved[entry.cell_id] = str(record.validity.get("proved") or "")
-        elif record.status not in STOPPED_FROM_OUTSIDE:
+        record = self._runner.attempt(self._request(block, position, entry), entry.spec)
+        if record.status not in (Status.measured, *STOPPED_FROM_OUTSIDE):
             self.skipped.add(entry.cell_id)
         self.records.append(record)
         progress.ended(entry, record)
@@ -156,74 +156,13 @@ class BlockRunner:
         if entry is None or entry.cell_id in self.skipped:
             return
         progress.warming_up(entry)
-        with TemporaryDirectory(prefix="vitsweep-warm-up-") as folder:
-            run = partial(warm_up, scratch=Path(folder) / "sweep")
-            record = self._supervised(block, 0, entry, run)
-        if record.status == Status.measured:
-            self._proved[entry.cell_id] = str(record.validity.get("proved") or "")
+        self._runner.warm_up(self._request(block, 0, entry), entry.spec)
 
-    def _supervised(
-        self,
-        block: Block,
-        position: int,
-        entry: PlannedCell,
-        run: Callable[..., RunRecord] = supervise,
-    ) -> RunRecord:
-        self._refuse_changed_code(entry)
-        calibration = calibration_for(entry.spec, self.store, socket.gethostname())
-        earlier = self.interrupted.get((block.name, entry.cell_id))
-        name = earlier.name if earlier else f"{block.name}-{secrets.token_hex(3)}"
-        attempt = earlier.attempt if earlier else 1
-        folder = self.store.cell(entry.cell_id).absolute()
-        with rendezvous() as init_method:
-            request = RunRequest(
-                sweep_folder=self.store.root.absolute(),
-                cell_id=entry.cell_id,
-                run_id=run_id_of(name, attempt),
-                block=block.name,
-                position=earlier.position if earlier else position,
-                attempt=attempt,
-                earlier=earlier_folders(folder, name, attempt),
-                init_method=init_method,
-                proved=self._proof(entry),
-                calibration=calibration,
-                environment={
-                    "git_commit": self.code["git_commit"],
-                    "git_dirty": self.code["git_dirty"],
-                    "launcher": "local",
-                    "cells_at_a_time": self.parallel,
-                },
-            )
-            on_wait = self._stop_if_interrupted
-            return run(request, entry.spec, start=start_local_ranks, on_wait=on_wait)
-
-    def _proof(self, entry: PlannedCell) -> str:
-        """Return how the cell was proved by this command or by an earlier run of the same code."""
-        if entry.cell_id not in self._proved:
-            found = [
-                str(run.validity["proved"])
-                for run in self.earlier
-                if run.cell_id == entry.cell_id
-                and run.status == Status.measured
-                and run.validity.get("proved")
-                and run.environment.get("code_hash") == entry.code.hash
-            ]
-            self._proved[entry.cell_id] = found[-1] if found else ""
-        return self._proved[entry.cell_id]
-
-    def _refuse_changed_code(self, entry: PlannedCell) -> None:
-        """Stop where the code of a cell was edited while the command runs.
-
-        Raises:
-            VitsweepError: it was; blocks and intervals must not mix two states of the code.
-        """
-        now = Sources().of(entry.spec)
-        if now.hash != entry.code.hash:
-            changed = ", ".join(changed_files(entry.code.files, now.files)[:MOST_FILES])
-            raise VitsweepError(
-                f"The code was edited while the command runs ({changed}). What was measured is kept: "
-                "the same command goes on with the code as it is then."
-            )
+    def _request(self, block: Block, position: int, entry: PlannedCell) -> RunRequest:
+        run, attempt = Run.new(block.name, position, entry.cell_id), 1
+        if training := self.interrupted.get((block.name, entry.cell_id)):
+            run, attempt = training.run, training.number + 1
+        return self._runner.request(run, entry.spec, attempt, entry.code)
 
     def _stop_if_interrupted(self) -> None:
         if self._stopped.is_set():

@@ -8,7 +8,7 @@ from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import ImpossibleCellError, VitsweepError
-from vitsweep.execution.run_request import RunRequest
+from vitsweep.execution.run_request import Run, request_for
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import code_state, freeze, open_store, plan_of
 from vitsweep.spec.resources import Machine
@@ -54,12 +54,9 @@ def run_rank(cell: ComposedCell, composer: Composer) -> tuple[LaunchResult, Swee
     store, code = open_store(settings), code_state()
     if rank == 0:
         freeze(store, plan, settings, code)
-    request = RunRequest(
-        sweep_folder=store.root.absolute(),
-        cell_id=entry.cell_id,
-        run_id="",  # rank 0 names the run
-        block="",
-        position=0,
+    request = request_for(
+        store,
+        Run("", 0, entry.cell_id, ""),  # rank 0 names the run
         init_method=init_method(),
         environment={
             "launcher": "in place",

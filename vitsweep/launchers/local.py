@@ -12,6 +12,7 @@ from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, VitsweepError, did_you_mean
+from vitsweep.execution.attempts import record_unfinished
 from vitsweep.launchers.base import (
     LaunchRequest,
     LaunchResult,
@@ -21,7 +22,6 @@ from vitsweep.launchers.base import (
 )
 from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.progress import Progress
-from vitsweep.launchers.unfinished_runs import record_unfinished
 from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
@@ -185,8 +185,8 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
     if stopped:
         for training in runner.saved_trainings(plan):
             console.print(
-                f"Training of cell {training.cell_id} is saved after step {training.step}: the same command "
-                "continues it.",
+                f"Training of cell {training.run.cell_id} is saved after step {training.saved_step}: the "
+                "same command continues it.",
                 highlight=False,
             )
     return stopped

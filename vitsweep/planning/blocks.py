@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from vitsweep.execution.supervisor import needs_warm_up
+from vitsweep.execution.run_request import needs_warm_up
 from vitsweep.planning.pending import ResumeState
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status

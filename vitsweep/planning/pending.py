@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.execution.code_hash import changed_files
+from vitsweep.execution.code_hash import MOST_FILES, changed_files
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import SCHEMA_VERSION, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
@@ -352,10 +352,6 @@ def _given_up(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
 
 
 # What a command says about its cells and the records it found, before anything runs.
-
-
-MOST_FILES = 4
-"""More changed files than this are counted, not named."""
 
 
 def print_notices(

@@ -15,7 +15,6 @@ from rich.console import Console
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import saying
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.prediction_file import write_prediction
 from vitsweep.execution.rank_processes import fork_server, start_fork_server
 from vitsweep.planning.budget_filter import bounded_hours, without, without_left_out
 from vitsweep.planning.freeze import code_state
@@ -173,8 +172,8 @@ def _store(found: CellPrediction, cell_id: str, store: Store) -> None:
     columns = found.columns()
     kept = {name: columns.get(name) for name in STORED}
     kept["uncorrected_step_time_ms"] = found.uncorrected_ms
-    write_prediction(
-        store.cell(cell_id), {k: float(v) for k, v in kept.items() if isinstance(v, (int, float))}
+    store.keep_prediction(
+        cell_id, {k: float(v) for k, v in kept.items() if isinstance(v, (int, float))}
     )
 
 

@@ -1,42 +1,21 @@
 """Trainings that were interrupted on this machine and saved: the same command continues them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from vitsweep.files import read_lines
+from vitsweep.execution.attempts import Attempt, attempts
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 
 
-@dataclass(frozen=True, kw_only=True)
-class InterruptedTraining:
-    """A run without a record whose latest attempt saved its training.
-
-    Attributes:
-        cell_id: its cell.
-        name: of the run.
-        block: its block; what the run measured belongs to it.
-        position: in the block.
-        attempt: the next one.
-        code_hash: of the code that began it, see `execution.code_hash`.
-        step: steps that are done.
-    """
-
-    cell_id: str
-    name: str
-    block: str
-    position: int
-    attempt: int
-    code_hash: str | None
-    step: int
-
-
 def interrupted_trainings(
     store: Store, code_hashes: Mapping[str, str], runs: Iterable[RunRecord]
-) -> list[InterruptedTraining]:
-    """Return the interrupted runs of some cells, oldest first.
+) -> list[Attempt]:
+    """Return the interrupted runs of some cells, oldest first, each by its latest attempt.
+
+    Its `saved_step` is that of the latest attempt that saved the training.
 
     Jobs of a cluster continue their own runs. A run that was begun by other code is begun anew: half
     of it would be measured with each.
@@ -52,32 +31,23 @@ def interrupted_trainings(
         for cell_id, code_hash in code_hashes.items()
         for training in _of_cell(store, cell_id)
         if training.code_hash == code_hash
-        and not any(name.startswith(training.name) for name in names)
+        and not any(name.startswith(training.run.name) for name in names)
     ]
 
 
-def _of_cell(store: Store, cell_id: str) -> list[InterruptedTraining]:
-    events = [e for e in read_lines(store.cell(cell_id) / "attempts.jsonl") if e["job"] is None]
-    found: dict[str, InterruptedTraining] = {}
-    for end in events:
-        if end.get("saved_step") is None:
-            continue
-        [start] = [e for e in events if e["event"] == "start" and e["run_id"] == end["run_id"]]
-        name = start["name"]
-        found[name] = InterruptedTraining(
-            cell_id=cell_id,
-            name=name,
-            block=start["block"],
-            position=start["position"],
-            attempt=1 + max(e["attempt"] for e in events if e.get("name") == name),
-            code_hash=start.get("code_hash"),
-            step=end["saved_step"],
-        )
-    return list(found.values())
+def _of_cell(store: Store, cell_id: str) -> list[Attempt]:
+    """Return the latest attempt at each run that was saved, with the step at which it was saved last."""
+    latest: dict[str, Attempt] = {}
+    for attempt in attempts(store, cell_id):
+        if attempt.job is None:
+            if attempt.saved_step is None and (before := latest.get(attempt.run.name)):
+                attempt = replace(attempt, saved_step=before.saved_step)
+            latest[attempt.run.name] = attempt
+    return [attempt for attempt in latest.values() if attempt.saved_step is not None]
 
 
 def blocks_to_complete(
-    interrupted: Sequence[InterruptedTraining],
+    interrupted: Sequence[Attempt],
     plan: SweepPlan,
     missing: Mapping[str, int],
     runs: Iterable[RunRecord],
@@ -97,13 +67,13 @@ def blocks_to_complete(
     """
     present, left, found = {(run.block, run.cell_id) for run in runs}, dict(missing), []
     for training in interrupted:
-        entry = plan.entries[training.cell_id]
+        entry = plan.entries[training.run.cell_id]
         members = {entry.cell_id: entry}
         for other in _compared_with(entry, plan, left, cells_per_block):
-            if (training.block, other.cell_id) not in present:
+            if (training.run.block, other.cell_id) not in present:
                 members.setdefault(other.cell_id, other)
         left |= {cell_id: left.get(cell_id, 0) - 1 for cell_id in members}
-        found.append(Block(training.block, tuple(members.values())))
+        found.append(Block(training.run.block, tuple(members.values())))
     return found
 
 

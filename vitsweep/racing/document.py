@@ -1,13 +1,22 @@
-"""What `race.json` says of the cells and rounds of a race."""
+"""`race.json` of a sweep folder: how far a race came, for tables and charts."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
+from vitsweep.files import write_atomically
 from vitsweep.racing.cells import RaceCells
 from vitsweep.racing.conclusions import LEVEL, Verdict
 from vitsweep.racing.model import Runs
+from vitsweep.results.store import RACE
+
+
+def write_race(folder: Path, document: Mapping[str, Any]) -> None:
+    """Replace what a race wrote into a sweep folder."""
+    write_atomically(folder / RACE, json.dumps(document, separators=(",", ":")))
 
 
 def state_of_race(

@@ -23,11 +23,10 @@ from vitsweep.planning.pending import ResumeState, resume_state, usable_runs
 from vitsweep.planning.sweep_plan import SweepPlan, all_refused, cell_labels
 from vitsweep.racing.cells import RaceCells, peak_gib, seconds_of
 from vitsweep.racing.conclusions import Verdict
-from vitsweep.racing.document import state_of_race
+from vitsweep.racing.document import state_of_race, write_race
 from vitsweep.racing.race import NEVER, Phase, Race, Step
-from vitsweep.results.race_file import read_race, write_race
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
-from vitsweep.results.store import Store
+from vitsweep.results.store import Store, read_race
 from vitsweep.tables.formatting import count
 from vitsweep.tables.ratios import estimate
 

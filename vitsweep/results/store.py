@@ -52,7 +52,7 @@ class Store:
     cells/<cell_id>/runs/<run_id>.json   one record per run
     cells/<cell_id>/record.json          the cell's one row
     runs.index                           the run records once more, see `results.record_index`
-    race.json                            how far a race came, see `results.race_file`
+    race.json                            how far a race came, see `racing.document`
     runs.parquet samples.parquet cells.parquet cells.csv report/     made from the records
     ```
 
@@ -190,6 +190,25 @@ class Store:
             return {}
         return row
 
+    def keep_prediction(self, cell_id: str, columns: Mapping[str, float | None]) -> None:
+        """Write a cell's `prediction.json`: metric -> value that was predicted for it.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        tree = {f"predicted_{name}": value for name, value in columns.items()}
+        write_atomically(self.cell(cell_id) / "prediction.json", json.dumps(tree, indent=1))
+
+    def prediction(self, cell_id: str) -> dict[str, float | None]:
+        """Return `predicted_<metric>` -> value of a cell; empty where nothing was predicted."""
+        try:
+            tree = json.loads((self.cell(cell_id) / "prediction.json").read_text(encoding="utf-8"))
+            return {
+                str(name): None if value is None else float(value) for name, value in tree.items()
+            }
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
     def cell_ids(self) -> list[str]:
         """Return the ids of all cells, in order."""
         return [os.path.basename(path) for path in _sorted_paths(self.cells)]
@@ -290,6 +309,18 @@ def _sorted_paths(folder: str | Path) -> list[str]:
             return sorted(entry.path for entry in entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+RACE = "race.json"
+
+
+def read_race(folder: Path) -> dict[str, Any]:
+    """Return what a race wrote into a sweep folder; {} where there was none, or the file is damaged."""
+    try:
+        document = json.loads((folder / RACE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 # Where the sweeps are that a command names.

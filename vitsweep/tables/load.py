@@ -11,9 +11,8 @@ from pandas import DataFrame
 from pyarrow import ArrowInvalid
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.race_file import read_race
 from vitsweep.results.record import RunRecord, column_number
-from vitsweep.results.store import Store
+from vitsweep.results.store import Store, read_race
 from vitsweep.results.upgrade import upgraded_rows
 from vitsweep.results.user_metrics import attributes_of
 from vitsweep.tables.accuracy import evaluations_of

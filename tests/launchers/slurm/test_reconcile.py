@@ -15,11 +15,12 @@ import pytest
 from tests.builders import run as measured_run
 from tests.launchers.slurm.fabricated import START, first_run_start, rows, write_events
 from vitsweep.errors import VitsweepError
+from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.run_request import attempt_folder
+from vitsweep.execution.runner import Runner
 from vitsweep.files import append_line
 from vitsweep.launchers.slurm.commands import SlurmJob, expand_job_ids
-from vitsweep.launchers.slurm.node.coordinator import Coordinator
-from vitsweep.launchers.slurm.node.execute import MultiNodeRunner
+from vitsweep.launchers.slurm.node.coordinator import Coordinator, JobPlace
 from vitsweep.launchers.slurm.node.remote_ranks import Nodes
 from vitsweep.launchers.slurm.node.transport import LOOPBACK, JobEnvironment
 from vitsweep.launchers.slurm.state import poll
@@ -154,8 +155,9 @@ def test_a_measurement_that_arrives_after_a_job_was_taken_for_dead_counts(store,
 def leave_a_measurement(store: Store, start: dict[str, Any]) -> None:
     """All ranks of a run end well, and its supervisor dies before it publishes their record."""
     cell, run_id = store.cell(start["cell_id"]), start["run_id"]
-    append_line(cell / "attempts.jsonl", {"event": "end", "run_id": run_id, "exit_codes": [0, 0]})
-    draft = attempt_folder(cell, run_id, 1) / "record.json"
+    for event in ({"event": "start", "attempt": 1}, {"event": "end", "exit_codes": [0, 0]}):
+        append_line(cell / "attempts.jsonl", event | {"run_id": run_id})
+    draft = attempt_folder(cell, run_id, 1) / RECORD_DRAFT
     draft.parent.mkdir(parents=True)
     record = replace(measured_run(start["cell_id"], block="b"), run_id=run_id)
     draft.write_text(record.to_json())
@@ -220,10 +222,8 @@ def restarted(job: ArrayJob, store: Store) -> Coordinator:
     coordinator = Coordinator(env, job)
     _, connection = multiprocessing.Pipe()
     nodes = Nodes([({"node": "n1", "address": LOOPBACK}, connection)], lambda: None)
-    coordinator.runner = MultiNodeRunner(
-        store=store, scratch=job.array.folder, env=env, nodes=nodes, queued_s=0.0, pair=True,
-        code={}, measurements={},
-    )  # fmt: skip
+    place = JobPlace(store, job.array.folder, env, nodes, {})
+    coordinator.runner = Runner(store, place)
     return coordinator
 
 

@@ -6,12 +6,14 @@ import shutil
 import subprocess
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from vitsweep.errors import VitsweepError
-from vitsweep.launchers.slurm.submit.settings import SlurmSettings
 from vitsweep.rates.profile import most_usable_bytes
 from vitsweep.spec.resources import Machine
+
+if TYPE_CHECKING:
+    from vitsweep.launchers.slurm.submit.settings import SlurmSettings
 
 TIMEOUT_SECONDS = 20
 LIVE_STATES = frozenset(
@@ -200,7 +202,7 @@ Kind = tuple[int, int]
 """CPUs and GPUs of a node."""
 
 
-def machine_of(settings: SlurmSettings) -> Machine:
+def machine_of(settings: "SlurmSettings") -> Machine:
     """Return the machine on which cells are planned: one node of the partition.
 
     Raises:
@@ -224,7 +226,7 @@ def machine_of(settings: SlurmSettings) -> Machine:
     )
 
 
-def _gib_per_gpu(settings: SlurmSettings) -> float | None:
+def _gib_per_gpu(settings: "SlurmSettings") -> float | None:
     """Return the memory of the largest GPU that a job may get; None where one of them is unknown.
 
     The type is what `hydra.launcher.gpu_type` or `gres` names, else those of the partition's nodes.
@@ -242,7 +244,7 @@ def _gib_per_gpu(settings: SlurmSettings) -> float | None:
     return max(known) / 2**30 if known and len(known) == len(sizes) else None
 
 
-def _only_kind(settings: SlurmSettings) -> Kind:
+def _only_kind(settings: "SlurmSettings") -> Kind:
     where = ("-p", settings.partition) if settings.partition else ()
     shown = slurm_output("sinfo", "-h", *where, "-o", "%c|%G|%f|%P")
     if shown is None:
@@ -290,7 +292,7 @@ def gpu_types_in(gres: str) -> set[str]:
     return set(re.findall(r"(?:^|,)gpu(?::([^:,(]*[^:,(\d][^:,(]*))?(?=[:,(]|$)", gres))
 
 
-def max_array_size(settings: SlurmSettings) -> int:
+def max_array_size(settings: "SlurmSettings") -> int:
     """Return how many jobs an array may have; Slurm's limit is one more than the highest index."""
     if settings.site.max_array_size != "auto":
         return settings.site.max_array_size

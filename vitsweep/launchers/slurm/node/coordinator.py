@@ -2,17 +2,20 @@
 
 import sys
 import time
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import DISK_FULL_ERRNOS, VitsweepError
-from vitsweep.execution.outcome import RunFailure, left_a_measurement, publish
-from vitsweep.execution.run_request import RunRequest
-from vitsweep.execution.supervisor import needs_warm_up
+from vitsweep.execution.attempts import record_left
+from vitsweep.execution.calibration import calibrated, calibration_key
+from vitsweep.execution.outcome import RunFailure, publish
+from vitsweep.execution.run_request import Run, RunRequest, needs_warm_up, read_cell
+from vitsweep.execution.runner import Runner
 from vitsweep.files import append_line
-from vitsweep.launchers.slurm.node.execute import MultiNodeRunner
-from vitsweep.launchers.slurm.node.remote_ranks import Nodes
+from vitsweep.launchers.slurm.node.remote_ranks import Nodes, RemoteRanks
 from vitsweep.launchers.slurm.node.signals import JobEnding, Signals, requeue
 from vitsweep.launchers.slurm.node.transport import (
     SECONDS_TO_CONNECT,
@@ -23,11 +26,11 @@ from vitsweep.launchers.slurm.state.jobs import (
     CAUSE_CANCELLED,
     CAUSE_DONE,
     ArrayJob,
-    Run,
     cells_submitted_since,
 )
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
+from vitsweep.spec.cell_spec import CellSpec
 
 # Writes the events of a job: the coordinator does, and nobody else while the job is alive.
 
@@ -118,6 +121,60 @@ class JobEventWriter:
         )
 
 
+@dataclass
+class JobPlace:
+    """The nodes of a job.
+
+    Attributes:
+        store: of the sweep.
+        folder: of the job array, for what ranks leave beside their runs.
+        env: of this process in the job.
+        nodes: agents of the job.
+        facts: columns of every record.
+    """
+
+    store: Store
+    folder: Path
+    env: JobEnvironment
+    nodes: Nodes
+    facts: Mapping[str, Any]
+    _rates: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def scratch(self) -> Path:
+        """A folder of this job's own, which all its nodes see."""
+        return self.folder / f"warm_up_{self.env.index}"
+
+    def start(self, request: RunRequest, cell: CellSpec) -> RemoteRanks:
+        """Let the agents start all ranks of a run."""
+        order = {"do": "run", "cell_id": request.cell_id, "request": request.plain()}
+        return RemoteRanks(self.nodes, request.run_id, cell.resources.ranks_per_node, order)
+
+    @contextmanager
+    def rendezvous(self) -> Iterator[str]:
+        """Hold a port of the first node, until the next run."""
+        yield self.nodes.rendezvous()
+
+    def rates(self, cell: CellSpec) -> dict[str, float]:
+        """Return matmul TFLOP/s by dtype and all-reduce GB/s on these nodes, measured once per job."""
+        key = calibration_key(cell, ",".join(self.env.nodes))
+        if key not in self._rates:
+            start = self._start_calibration
+            self._rates[key] = calibrated(cell, self.folder, self.nodes.rendezvous(), start)
+            line = {"key": key, "time": time.time(), "rates": self._rates[key]}
+            append_line(self.store.root / "machine.jsonl", line)
+        return self._rates[key]
+
+    def _start_calibration(self, cell: CellSpec, init_method: str, answer: Path) -> RemoteRanks:
+        order = {
+            "do": "calibrate",
+            "cell_id": cell.cell_id,
+            "init_method": init_method,
+            "answer": str(answer),
+        }
+        return RemoteRanks(self.nodes, answer.name, cell.resources.ranks_per_node, order)
+
+
 SECONDS_TO_BE_REQUEUED = 180
 ALL_MEASURED, NOT_ALL_MEASURED, NOT_STARTED, INTERRUPTED = 0, 3, 4, 5
 """Exit codes of a job."""
@@ -153,7 +210,8 @@ class Coordinator:
 
     def __init__(self, env: JobEnvironment, job: ArrayJob) -> None:
         self.env, self.facts = env, job.array.facts
-        self.folder, self._cells = job.array.folder, job.cells
+        self.folder, self._of_command = job.array.folder, job.cells
+        self.store, self._cells = Store(self.folder.parents[1]), dict[str, CellSpec]()
         self.event_log = JobEventWriter(job, env.restart)
         self._started_at = time.time()
         self._num_started_runs, self._is_ending = 0, False
@@ -177,18 +235,27 @@ class Coordinator:
             env.nodes, SECONDS_TO_CONNECT
         )
         self._nodes = Nodes(agents, self._on_wait)
-        self.runner = MultiNodeRunner(
-            store=Store(self.folder.parents[1]),
-            scratch=self.folder,
-            env=env,
-            nodes=self._nodes,
-            queued_s=self._started_at - self.facts["time"],
-            pair=self.facts.get("pair", True),
-            code=self.facts.get("code", {}),
-            measurements={c: facts["measurement"] for c, facts in self._cells.items()},
-        )
+        self.runner = Runner(self.store, self._place(self._nodes))
         self._leave_cells_taken_over()
         self._record_orphan()
+
+    def _place(self, nodes: Nodes) -> JobPlace:
+        """Return the nodes of the job, and what every record of it says."""
+        facts = {
+            **self.facts.get("code", {}),
+            "launcher": "slurm",
+            "slurm_job_id": self.env.shown_id,
+            "queued_s": round(self._started_at - self.facts["time"], 1),
+            **({} if self.facts.get("pair", True) else {"paired": False}),
+        }
+        return JobPlace(self.store, self.folder, self.env, nodes, facts)
+
+    def _cell(self, cell_id: str) -> CellSpec:
+        """Return a cell as it was frozen, measured as the submitting command wants it."""
+        if cell_id not in self._cells:
+            of_command = self._of_command.get(cell_id, {}).get("measurement")
+            self._cells[cell_id] = read_cell(self.store, cell_id, of_command)
+        return self._cells[cell_id]
 
     def run_all(self) -> None:
         """Do the remaining runs.
@@ -215,14 +282,13 @@ class Coordinator:
         remaining = self.event_log.remaining_runs
         block = [run for run in remaining if run.block == remaining[0].block]
         if self.event_log.earlier.ended_in_warm_up or not needs_warm_up(
-            [self.runner.cell(run.cell_id) for run in block]
+            [self._cell(run.cell_id) for run in block]
         ):
             return
         run = block[0]
         self.event_log.write("warm_up_start", cell_id=run.cell_id)
-        # an id of its own: agents' reports about it must not be taken for reports about the run
-        request = replace(self.runner.request(run, attempt=1), run_id=f"{run.name}-warm-up")
-        record = self._attempt(request, self.runner.warm_up)
+        cell = self._cell(run.cell_id)
+        record = self.runner.warm_up(self.runner.request(run, cell), cell)
         self.event_log.write("warm_up_end", cell_id=run.cell_id, status=str(record.status))
         if lost := self._nodes.lost if self._nodes else "":
             raise JobEnding(Status.killed, lost, requeue=True, cause="node lost")
@@ -249,7 +315,8 @@ class Coordinator:
 
     def _run(self, run: Run) -> None:
         attempt = self.event_log.earlier.num_attempts(run) + 1
-        request = self.runner.request(run, attempt)
+        cell = self._cell(run.cell_id)
+        request = self.runner.request(run, cell, attempt)
         attempts_without_progress = attempt - 1 - self.event_log.earlier.num_saved_attempts(run)
         if attempts_without_progress >= self.facts["max_attempts"]:
             reason = (
@@ -261,7 +328,7 @@ class Coordinator:
         self.event_log.write("run_start", run=run.name, cell_id=run.cell_id, run_id=request.run_id)
         self._num_started_runs += 1
         try:
-            record = self._attempt(request, self.runner.run)
+            record = self.runner.attempt(request, cell)
         except JobEnding as ending:
             self._record_interrupted(run, request, ending)
             raise
@@ -269,11 +336,6 @@ class Coordinator:
         self.event_log.run_ended(run, record, will_repeat=bool(lost))
         if lost:
             raise JobEnding(Status.killed, lost, requeue=True, cause="node lost")
-
-    def _attempt(self, request: RunRequest, run: Callable[[RunRequest], RunRecord]) -> RunRecord:
-        rates = self.runner.rates(request.cell_id)
-        init_method = self.runner.rendezvous()
-        return run(replace(request, calibration=rates, init_method=init_method))
 
     def _record_interrupted(self, run: Run, request: RunRequest, ending: JobEnding) -> None:
         """Record the run in flight when the job must end.
@@ -291,7 +353,7 @@ class Coordinator:
         self.event_log.run_ended(run, record, will_repeat=will_repeat, saved_step=step)
 
     def _record(self, request: RunRequest, status: Status, reason: str) -> RunRecord:
-        return publish(request, self.runner.cell(request.cell_id), RunFailure(status, reason))
+        return publish(request, self._cell(request.cell_id), RunFailure(status, reason))
 
     def _leave_cells_taken_over(self) -> None:
         """Do not measure again what was submitted anew while this job was taken for dead.
@@ -301,7 +363,7 @@ class Coordinator:
         """
         own = {run.cell_id for run in self.event_log.remaining_runs}
         given_up_at = self.event_log.earlier.reconciled_at
-        if cells := own & cells_submitted_since(self.runner.store, given_up_at):
+        if cells := own & cells_submitted_since(self.store, given_up_at):
             self.event_log.leave_to_other_jobs(cells)
 
     def _record_orphan(self) -> None:
@@ -309,13 +371,11 @@ class Coordinator:
         in_flight = self.event_log.earlier.in_flight or {"run": None}
         for run in self.event_log.remaining_runs:
             if run.name == in_flight["run"]:
-                attempt = self.event_log.earlier.num_attempts(run)
-                request = self.runner.request(run, attempt)
-                if left_a_measurement(self.runner.store.cell(run.cell_id), request.run_id, attempt):
-                    record = publish(request, self.runner.cell(run.cell_id), None)
-                else:
-                    reason = "Its job died without reporting an end and was started again."
-                    record = self._record(request, Status.killed, reason)
+                cell, attempt = self._cell(run.cell_id), self.event_log.earlier.num_attempts(run)
+                reason = "Its job died without reporting an end and was started again."
+                failure = RunFailure(Status.killed, reason)
+                request = self.runner.request(run, cell, attempt)
+                record = record_left(request, cell, failure, suffix="")
                 will_repeat = record.status == Status.killed
                 self.event_log.run_ended(run, record, will_repeat=will_repeat)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.run_request import run_id_of
+from vitsweep.execution.run_request import Run
 from vitsweep.files import parsed_lines, read_lines
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 from vitsweep.results.store import Store
@@ -40,27 +40,6 @@ CAUSE_REQUEUED = "requeued"
 CAUSE_CANCELLED = "cancelled"
 CAUSE_DONE = "done"
 """Causes of a `job_end` event that others act on."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that a job has to do, in one attempt or several.
-
-    Attributes:
-        block: name of its block.
-        position: place in the block, from 0.
-        cell_id: its cell.
-        name: run id of the first attempt.
-    """
-
-    block: str
-    position: int
-    cell_id: str
-    name: str
-
-    def run_id(self, attempt: int) -> str:
-        """Return the run id of an attempt, counted from 1."""
-        return run_id_of(self.name, attempt)
 
 
 @dataclass(frozen=True)

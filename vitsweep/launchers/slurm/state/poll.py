@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from vitsweep.execution.run_request import Run
 from vitsweep.files import write_atomically
 from vitsweep.launchers.slurm.commands import (
     SlurmJob,
@@ -14,7 +15,7 @@ from vitsweep.launchers.slurm.commands import (
     squeue,
     submitted_scripts,
 )
-from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents, Run, job_arrays
+from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents, job_arrays
 from vitsweep.results.store import Store
 
 SECONDS_TO_SUBMIT = 60

@@ -5,8 +5,9 @@ import time
 from collections.abc import Sequence
 
 from vitsweep.errors import DISK_FULL_ERRNOS
-from vitsweep.execution.outcome import RunFailure, left_a_measurement, publish
-from vitsweep.execution.run_request import UNFINISHED, RunRequest, read_cell
+from vitsweep.execution.attempts import record_left
+from vitsweep.execution.outcome import RunFailure
+from vitsweep.execution.run_request import Run, read_cell, request_for
 from vitsweep.files import append_line
 from vitsweep.launchers.slurm.commands import release
 from vitsweep.launchers.slurm.state.jobs import (
@@ -14,7 +15,6 @@ from vitsweep.launchers.slurm.state.jobs import (
     CAUSE_REQUEUED,
     CAUSE_TIME_LIMIT,
     JobArray,
-    Run,
 )
 from vitsweep.launchers.slurm.state.poll import JobState, poll
 from vitsweep.results.record import Status
@@ -102,23 +102,13 @@ def _has_record(store: Store, cell_id: str) -> bool:
 
 def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> None:
     """Record the run that was in flight; it was measured where only its record was not published."""
-    attempt = state.events.num_attempts(run)
-    run_id = run.run_id(attempt)
-    is_measured = left_a_measurement(store.cell(run.cell_id), run_id, attempt)
     of_command = state.job.cells.get(run.cell_id, {})
-    request = RunRequest(
-        sweep_folder=store.root,
-        cell_id=run.cell_id,
-        run_id=run_id if is_measured else run_id + UNFINISHED,
-        block=run.block,
-        position=run.position,
-        attempt=attempt,
-        init_method="",
-        environment={"launcher": "slurm", "slurm_job_id": state.job.slurm_id}
-        | {key: value for key, value in of_command.items() if key == "code_hash"},
-    )
-    cell = read_cell(store, run.cell_id, of_command.get("measurement"))
-    publish(request, cell, None if is_measured else failure)
+    environment = {"launcher": "slurm", "slurm_job_id": state.job.slurm_id}
+    if "code_hash" in of_command:
+        environment["code_hash"] = of_command["code_hash"]
+    attempt = state.events.num_attempts(run)
+    request = request_for(store, run, attempt, environment=environment)
+    record_left(request, read_cell(store, run.cell_id, of_command.get("measurement")), failure)
 
 
 def _note(store: Store, run: Run, failure: RunFailure) -> None:

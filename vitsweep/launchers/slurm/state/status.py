@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from vitsweep.errors import VitsweepError
+from vitsweep.execution.attempts import KILLED, unfinished
 from vitsweep.launchers.slurm.commands import scancel
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.launchers.slurm.state.poll import JobState, pending_runs, poll
 from vitsweep.launchers.slurm.state.reconcile import failure_of_job, reconcile, runs_to_record
-from vitsweep.launchers.unfinished_runs import KILLED, unfinished_runs
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store, sweep_argument
 from vitsweep.tables.formatting import count
@@ -131,7 +131,7 @@ def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outco
 
 def _last_unfinished(store: Store, cell_id: str) -> Outcome:
     """Return what became of a cell without a record: its last run may have started on this machine."""
-    for run in unfinished_runs(store, cell_id)[-1:]:
+    for run in unfinished(store, cell_id)[-1:]:
         return Outcome(RUNNING) if run.is_running else Outcome(Status.killed, KILLED)
     return Outcome(WAITING)
 

@@ -1,11 +1,11 @@
 """Packs pending runs into jobs: cells of one group share allocations, each with its baseline."""
 
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from vitsweep.execution.run_request import Run
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, groups, request_of
 from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
@@ -99,10 +99,8 @@ class PlannedJob:
 
 
 def _runs(block: Block) -> list[dict[str, str]]:
-    return [
-        {"cell_id": entry.cell_id, "run_id": f"{block.name}-{secrets.token_hex(3)}"}
-        for entry in block.entries
-    ]
+    runs = [Run.new(block.name, n, e.cell_id) for n, e in enumerate(block.entries)]
+    return [{"cell_id": run.cell_id, "run_id": run.name} for run in runs]
 
 
 def pack(
