@@ -46,9 +46,10 @@ check: .venv/installed-tests  ## ruff, mypy, and the links of the documentation
 docs: .venv/installed-tests  ## the documentation, into site/: open site/index.html
 	$(MKDOCS)
 
-fix: .venv/installed-tests  ## repair what ruff can, then format
+fix: .venv/installed-tests  ## repair what ruff can, format, and write the tables of docs/ anew
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/python docs/tables.py
 
 slurm-demo: .venv/installed  ## a sweep on a real Slurm of four nodes on this machine
 	PYTHON=$(BIN)/python slurm/demo.sh

@@ -13,6 +13,7 @@ _BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>[\w ]+): (?P<text>[^\n]*) -->\n)?```(?P<language>\w+)\n(?P<body>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
+_GENERATED = re.compile(r"^<!-- generated: .*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
 _PATH = re.compile(r"# (?P<path>[\w./]+/[\w.]+\.(?:py|yaml))$")
 
 
@@ -47,10 +48,15 @@ class Block:
         return [line for line in lines if line and not line.startswith("#")]
 
 
+def written(page: Path) -> str:
+    """Return what people wrote of a page, without the tables that are made from the code."""
+    return _GENERATED.sub("", page.read_text(encoding="utf-8"))
+
+
 def blocks(*languages: str) -> Iterator[Block]:
     """Yield the blocks of all pages in some languages, README first."""
     for page in PAGES:
-        for found in _BLOCK.finditer(page.read_text(encoding="utf-8")):
+        for found in _BLOCK.finditer(written(page)):
             if found["language"] in languages:
                 mark, said = found["mark"] or "", found["text"] or ""
                 yield Block(page, found["language"], found["body"], mark, said)

@@ -8,13 +8,14 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 import yaml
 
 from tests.cells import LAPTOP
 from tests.data.pictures import write_folder
-from tests.documents import NOT_RUN, PAGES, ROOT, RUN_IN, Block, blocks
+from tests.documents import NOT_RUN, PAGES, ROOT, RUN_IN, Block, blocks, written
 from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.conf_dir import conf_dir
@@ -126,8 +127,9 @@ def _overrides(words: list[str]) -> list[str]:
 
 def _without_files(texts: list[str]) -> list[str]:
     """Leave out choices that the pages tell the reader to write."""
-    written = {f"{Path(b.file).parent.name}={Path(b.file).stem}" for b in blocks("yaml") if b.file}
-    return [text for text in texts if text.lstrip("+") not in written]
+    files = [Path(block.file) for block in blocks("yaml") if block.file]
+    described = {f"{file.parent.name}={file.stem}" for file in files}
+    return [text for text in texts if text.lstrip("+") not in described]
 
 
 @cache
@@ -152,10 +154,17 @@ def test_every_choice_of_a_technique_is_in_the_table_of_its_page() -> None:
     missing = []
     for group in TECHNIQUE_GROUPS:
         page = ROOT / "docs" / "techniques" / f"{group}.md"
-        text = page.read_text(encoding="utf-8") if page.exists() else ""
+        text = written(page) if page.exists() else ""
         choices = [path.stem for path in (conf_dir() / group).glob("*.yaml")]
         missing += [f"{group}={c}" for c in choices if f"`{c}`" not in text]
     assert missing == []
+
+
+def test_the_tables_made_from_the_code_are_current() -> None:
+    """`make fix` writes them anew."""
+    tables = run_path(str(ROOT / "docs" / "tables.py"))
+    old = [p.name for p in PAGES[1:] if tables["current"](text := p.read_text("utf-8")) != text]
+    assert old == []
 
 
 LINK = re.compile(r"\]\((?!https?:)([\w./-]*)(?:#([\w-]+))?\)")
@@ -177,7 +186,7 @@ def test_every_path_and_link_of_a_document_exists(document: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
 def test_every_path_that_a_page_names_exists(page: Path) -> None:
-    assert _missing(page.read_text(encoding="utf-8"), ROOT) == set()
+    assert _missing(written(page), ROOT) == set()
 
 
 def _anchors(page: Path) -> set[str]:
@@ -194,8 +203,8 @@ def _missing(text: str, folder: Path) -> set[str]:
         if not re.search(r"NAME|GROUP|VERB|SWEEP|NVIDIA|img/s|results/|site/|/data/", p)
     }
     roots = (folder, ROOT, ROOT / "vitsweep", ROOT / "examples" / "own_model")
-    written = {block.file for block in blocks("python", "yaml")}
-    return {p for p in meant - written if not any((root / p).exists() for root in roots)}
+    described = {block.file for block in blocks("python", "yaml")}
+    return {p for p in meant - described if not any((root / p).exists() for root in roots)}
 
 
 def exit_code(command: str) -> int:
