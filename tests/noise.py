@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from tests.builders import ENVIRONMENT, PLAIN
-from vitsweep.results.record import Status
-from vitsweep.results.upgrade import SCHEMA_VERSION
+from vitsweep.results.record import SCHEMA_VERSION, Status
 
 Floats = NDArray[np.float64]
 Positions = NDArray[np.int64]

@@ -275,7 +275,9 @@ def test_every_class_of_a_group_is_on_the_menu(group: str) -> None:
     written = {
         yaml.safe_load(p.read_text())["_target_"] for p in (conf_dir() / group).glob("*.yaml")
     }
-    assert {f"{kind.__module__}.{kind.__qualname__}" for kind in _classes(group)} == written
+    plain = {target for target in written if target.startswith("vitsweep.spec.")}
+    assert len(plain) <= 1  # the kind itself
+    assert plain | {f"{kind.__module__}.{kind.__qualname__}" for kind in _classes(group)} == written
 
 
 def _classes(group: str) -> Iterator[type]:

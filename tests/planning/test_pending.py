@@ -208,14 +208,13 @@ def test_a_pair_is_of_one_state_of_the_code(plan: SweepPlan, settings: SweepSett
     assert state.missing_blocks == {fsdp: 5, zero2: 5}
 
 
-def test_complete_cells_without_a_code_hash_count_and_are_not_added_to(
+def test_cells_without_a_code_hash_count_where_any_code_is_accepted(
     plan: SweepPlan, settings: SweepSettings
 ) -> None:
     fsdp, zero2, _ = plan.entries
     runs = by_code(plan, measured(*plan.entries), all="")
-    assert missing(plan, settings, *runs).missing_blocks == {}
-    half = [r for r in runs if r.block < "b3"]
-    assert missing(plan, settings, *half).missing_blocks == {fsdp: 5, zero2: 5}
+    assert missing(plan, settings, *runs).missing_blocks == {fsdp: 5, zero2: 5}
+    assert missing(plan, replace(settings, accept_code="any"), *runs).missing_blocks == {}
 
 
 def test_a_failure_of_other_code_says_nothing(plan: SweepPlan, settings: SweepSettings) -> None:

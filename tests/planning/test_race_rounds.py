@@ -113,7 +113,9 @@ def test_a_race_ends_with_the_best_cell_and_tells_what_became_of_the_others(
     dropped = [cell for cell in race["cells"] if "dropped_after" in cell]
     assert len(dropped) >= 6
     assert all(1 <= cell["dropped_after"] <= race["num_blocks"] for cell in dropped)
-    assert race["num_runs"] == len(machine.records) < race["grid_runs"]
+    assert race["num_runs"] == len(machine.records)
+    choosing = [block for block in blocks if len(block.entries) > 3]  # the others confirm
+    assert sum(len(block.entries) for block in choosing) < race["grid_runs"]
     assert all(race["baseline"] in {e.cell_id for e in b.entries} for b in blocks)
 
 

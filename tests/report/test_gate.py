@@ -282,20 +282,3 @@ def test_a_cell_without_a_baseline_is_compared_by_its_throughput():
     result = gate(now, kept, baselines={"O1": "fp32", "fp32": "fp32", "alone": None})
     assert not result.passed
     assert one(result, "alone")["metric"] == "images_per_second"
-
-
-def test_medians_of_an_old_parquet_are_compared_with_a_warning():
-    old = KEPT.assign(throughput_from=["median"] * 4 + ["window"] * 4)
-    result = gate(KEPT, old)
-    assert result.passed
-    assert result.sentences[0].startswith(
-        "Warning: 4 of 8 runs of the kept baseline have the throughput of the median step"
-    )
-    assert "; 1 warning." in result.verdict
-    assert gate(old, KEPT).notes[0].startswith("4 of 8 runs of the sweep")
-    assert gate(KEPT, KEPT.assign(throughput_from="window")).notes == ()
-
-
-def test_medians_do_not_matter_for_memory():
-    kept = KEPT.assign(throughput_from="median", peak_rss_gib=1.0)
-    assert gate(kept, kept, metrics=["peak_rss_gib"]).notes == ()

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.builders import run
-from vitsweep.cli.report import run as report
 from vitsweep.errors import VitsweepError
 from vitsweep.report.two_sweeps import write_comparison_report
 from vitsweep.results.store import Store
@@ -18,7 +17,6 @@ def written(
     fast: float,
     scale: float = 1.0,
     device: str = "AMD EPYC 7B13",
-    throughput_from: str = "window",
 ) -> Store:
     store = Store(folder).create()
     speeds = {"base": 100.0, "fast": 100 * fast, "same": 101.0}
@@ -28,7 +26,7 @@ def written(
             noise = 1 + 0.004 * ((block + number) % 3 - 1)
             record = run(
                 cell, f"b{block}", scale * speed * noise, minute=block,
-                environment={"device": device}, validity={"throughput_from": throughput_from},
+                environment={"device": device},
                 **specs[cell],
             )  # fmt: skip
             store.save_run(record)
@@ -70,14 +68,3 @@ def test_a_folder_without_runs_and_the_same_folder_twice_are_refused(tmp_path: P
         write_comparison_report(a, Store(tmp_path / "b").create())
     with pytest.raises(VitsweepError, match="named twice"):
         write_comparison_report(a.root, a.root)
-
-
-def test_throughputs_of_median_steps_on_one_side_are_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    a = written(tmp_path / "a", 1.5, throughput_from="median")
-    b = written(tmp_path / "b", 1.5)
-    warning = "12 of 12 runs of A have the throughput of the median step"
-    assert f"<strong>Warning:</strong> {warning}" in write_comparison_report(a, b).read_text()
-    assert report([str(a.root), str(b.root)]) == 0
-    assert f"Warning: {warning}" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 
 from tests.builders import run
 from vitsweep.results.metrics import METRICS
-from vitsweep.results.record import SCHEMA_VERSION, NewerSchemaError, RunRecord, Status
+from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, Status
 
 WHOLE = run(
     "0123456789ab",
@@ -58,13 +58,14 @@ def test_numbers_that_are_not_finite_become_null_wherever_they_are() -> None:
     assert math.isnan(odd.metrics["loss_last"] or 0), "the record itself is left alone"
 
 
-def test_a_record_of_a_later_version_is_refused_with_both_versions() -> None:
-    later = json.loads(MEASURED.to_json()) | {"schema_version": SCHEMA_VERSION + 1}
-    with pytest.raises(NewerSchemaError) as error:
-        RunRecord.from_json(json.dumps(later))
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_a_record_of_another_version_is_refused_with_both_versions(version: int) -> None:
+    other = json.loads(MEASURED.to_json()) | {"schema_version": version}
+    with pytest.raises(OtherSchemaError) as error:
+        RunRecord.from_json(json.dumps(other))
     assert str(error.value) == (
-        f"schema {SCHEMA_VERSION + 1} is newer than this vitsweep reads ({SCHEMA_VERSION}): "
-        "update vitsweep"
+        f"schema {version} is not the one this vitsweep reads ({SCHEMA_VERSION}): "
+        "use the version that wrote it, or measure anew"
     )
 
 
@@ -84,7 +85,7 @@ def test_fields_that_a_later_writer_added_are_left_out() -> None:
         '{"status": "measured"}',
         '{"schema_version": null}',
         '{"schema_version": "1"}',
-        '{"schema_version": 1}',
+        f'{{"schema_version": {SCHEMA_VERSION}}}',
         MEASURED.to_json().replace('"measured"', '"fine"'),
         MEASURED.to_json().replace('"run_id"', '"name"'),
         json.dumps(json.loads(MEASURED.to_json()) | {"metrics": None}),

@@ -9,7 +9,7 @@ import pytest
 from tests.builders import run
 from tests.other_process import finished, other_process
 from vitsweep.errors import VitsweepError
-from vitsweep.results.record import SCHEMA_VERSION, NewerSchemaError, RunRecord, Status
+from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
 
 
@@ -66,9 +66,9 @@ def test_a_record_of_a_later_version_is_refused_with_its_file(store: Store) -> N
     path = store.save_run(run("aa"))
     later = json.loads(path.read_text()) | {"schema_version": SCHEMA_VERSION + 1}
     path.write_text(json.dumps(later))
-    with pytest.raises(NewerSchemaError) as error:
+    with pytest.raises(OtherSchemaError) as error:
         list(store.runs())
-    assert str(error.value).startswith(f"{path}: schema {SCHEMA_VERSION + 1} is newer")
+    assert str(error.value).startswith(f"{path}: schema {SCHEMA_VERSION + 1} is not the one")
 
 
 def test_drafts_are_no_records(store: Store) -> None:

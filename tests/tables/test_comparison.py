@@ -136,7 +136,7 @@ def test_the_tables_show_the_interval_and_the_claim_that_compare_printed():
     runs = table(*in_turns(*((100 * f, 100) for f in factors)))
     cells_ = dict.fromkeys("AB", "B")
     variant = "A"
-    command = {"command": "python -m vitsweep compare a b", "baselines": cells_}
+    command = {"command": "python -m vitsweep compare a b", "comparison": {}, "baselines": cells_}
     plain = cells(runs, cells_).set_index("cell_id").loc[variant]
     shown = with_comparisons(cells(runs, cells_), runs, [command]).set_index("cell_id").loc[variant]
     result = compared(paired(runs, variant, "B"))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
-from vitsweep.results.record import NewerSchemaError, Status
+from vitsweep.results.record import OtherSchemaError, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.tables.load import from_wandb, load
 from vitsweep.tables.tidy import UnknownUnitWarning, one_device, tidy
@@ -71,15 +71,15 @@ def test_a_folder_without_records_is_named(tmp_path):
 
 
 def test_a_damaged_record_is_named_and_left_out(store):
-    (store.cell("base") / "runs" / "cut.json").write_text('{"schema_version": 1, "run')
+    (store.cell("base") / "runs" / "cut.json").write_text('{"schema_version": 4, "run')
     with pytest.warns(DamagedRecordWarning, match=r"cut\.json is damaged"):
         assert len(load(store.root, rows="runs")) == 7
 
 
-def test_a_newer_record_is_refused_by_name(store):
+def test_a_record_of_another_schema_is_refused_by_name(store):
     path = next((store.cell("base") / "runs").iterdir())
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 99}))
-    with pytest.raises(NewerSchemaError, match=rf"{path.name}.*schema 99"):
+    with pytest.raises(OtherSchemaError, match=rf"{path.name}.*schema 99"):
         load(store.root)
 
 

@@ -221,7 +221,6 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "steps_skipped": int(sum(ranks[0].skipped)),
             "steps_counted": window.steps,
             "warmup_steps_added": ranks[0].warmup_steps_added,
-            "throughput_from": "window",
         },
         environment=ranks[0].environment
         | denominators

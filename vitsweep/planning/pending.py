@@ -38,8 +38,6 @@ from vitsweep.tables.valid_runs import DISQUALIFYING
 
 
 CodeHash = str
-UNKNOWN_CODE: CodeHash = ""
-"""Of records from before runs named their code."""
 
 
 @dataclass
@@ -82,9 +80,8 @@ def usable_runs(
 
     A run counts if cell, device type, torch's minor version, schema and code are the same, if it was
     proved where the command wants a proof, and if its window was as long as the command wants.
-    Runs of other code are kept apart: they count where the user accepts that, or where a record
-    is from before runs named their code, and only if they are all that a cell needs. They are
-    never taken together with runs of the present code.
+    Runs of other code are kept apart: they count where the user accepts that, and only if they are
+    all that a cell needs. They are never taken together with runs of the present code.
 
     Args:
         runs: records of the store.
@@ -100,11 +97,11 @@ def usable_runs(
         entry, cell_id = entries[run.cell_id], run.cell_id
         if not comparable(run, entry, torch_version) or _had_less_time(run, entry):
             continue
-        code = run.environment.get("code_hash") or UNKNOWN_CODE
+        code = str(run.environment.get("code_hash", ""))
         is_own = are_own or code == entry.code.hash
         if run.status == Status.measured and not is_own:
             found.other_code[cell_id] = code
-        if not is_own and code != UNKNOWN_CODE and not accepts_any_code:
+        if not is_own and not accepts_any_code:
             continue
         if run.status == Status.measured and not _is_proved(run, entry):
             found.unproved.append(cell_id)
@@ -383,16 +380,10 @@ def _lines(state: ResumeState, plan: SweepPlan, store: Store, how_to_repeat: str
             f"changed{_where(state.changed_code, plan, store)}. The earlier runs are kept; "
             "`sweep.accept_code=any` uses them where they are complete."
         )
-    known = {cell: code for cell, code in state.accepted_code.items() if code != UNKNOWN_CODE}
-    if known:
+    if state.accepted_code:
         lines.append(
-            f"{_cells(known)} used as measured by other code (`sweep.accept_code=any`)"
-            f"{_where(known, plan, store)}."
-        )
-    if unknown := state.accepted_code.keys() - known.keys():
-        lines.append(
-            f"{_cells(unknown)} used as measured before records named their code; "
-            "`sweep.remeasure=true` measures anew."
+            f"{_cells(state.accepted_code)} used as measured by other code (`sweep.accept_code=any`)"
+            f"{_where(state.accepted_code, plan, store)}."
         )
     if state.unproved:
         lines.append(

@@ -20,8 +20,7 @@ from vitsweep.execution.code_hash import Sources, folder_hash
 from vitsweep.execution.process import end_with_launcher, main_module_left_alone
 from vitsweep.files import cache_folder, write_cache_file
 from vitsweep.predict.step_trace import StepTrace
-from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.identity import identity
+from vitsweep.spec.cell_spec import CellSpec, identity
 
 # Traces kept on disk between commands (no torch).
 

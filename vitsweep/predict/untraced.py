@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.technique import Compilation
 from vitsweep.techniques.attention.flex import Flex
 from vitsweep.techniques.attention.sdpa import ScaledDotProduct
-from vitsweep.techniques.compilation.torch_compile import Eager
 from vitsweep.techniques.memory.offload_activations import OffloadActivations
 from vitsweep.techniques.memory.recompute import RecomputeByBudget
 from vitsweep.techniques.optimizer.adamw import AdamW
@@ -30,7 +30,7 @@ def traceable(cell: CellSpec) -> tuple[CellSpec, tuple[str, ...]]:
             f"`compilation={cell.compilation.name}` is counted as the eager step: a compiler keeps "
             "fewer intermediate results."
         )
-        cell = replace(cell, compilation=Eager(name="eager"))
+        cell = replace(cell, compilation=Compilation(name="eager"))
     if isinstance(cell.memory, RecomputeByBudget):
         notes.append(
             f"`memory={cell.memory.name}` is counted with all activations: how many are kept is known "

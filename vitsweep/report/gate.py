@@ -13,7 +13,7 @@ from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 from vitsweep.tables.formatting import count, plain, times
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.sweep_diff import compare_with_kept, metric_named
-from vitsweep.tables.valid_runs import checked_runs, counted, final_status, note_on_medians
+from vitsweep.tables.valid_runs import checked_runs, counted, final_status
 
 WORSE, GONE = "worse beyond the tolerance", "no longer measured"
 FELL = "accuracy fell"
@@ -39,12 +39,10 @@ class Gate:
     Attributes:
         passed: whether no row fails.
         rows: one row per cell and metric.
-        notes: warnings about the runs of a whole side.
     """
 
     passed: bool
     rows: DataFrame
-    notes: tuple[str, ...] = ()
 
     @property
     def num_compared(self) -> int:
@@ -53,18 +51,17 @@ class Gate:
 
     @property
     def sentences(self) -> list[str]:
-        """One sentence per cell and metric, failing ones first, then warnings; `notes` before all."""
+        """One sentence per cell and metric, failing ones first, then warnings."""
         order = self.rows.assign(_ok=~self.rows["fails"], _quiet=~self.rows["warns"])
         ordered = order.sort_values(["_ok", "_quiet"], kind="stable")
         prefix = ordered["warns"].map({True: "Warning: ", False: ""})
-        notes = [f"Warning: {note}" for note in self.notes]
-        return notes + [f"{p}{text}" for p, text in zip(prefix, ordered["reason"], strict=True)]
+        return [f"{p}{text}" for p, text in zip(prefix, ordered["reason"], strict=True)]
 
     @property
     def verdict(self) -> str:
         """The result in one sentence."""
         if self.passed:
-            warnings = int(self.rows["warns"].sum()) + len(self.notes)
+            warnings = int(self.rows["warns"].sum())
             also = f"; {count(warnings, 'warning')}" if warnings else ""
             compared = count(self.num_compared, "comparison")
             return f"The gate passed: {compared}, none worse beyond the tolerance{also}."
@@ -156,19 +153,7 @@ def gate(
     return Gate(
         passed=not rows["fails"].any(),
         rows=rows[[*shown, *ratio]],
-        notes=tuple(_notes(runs, kept))
-        if any(_is_timed(known[column]) for column in columns)
-        else (),
     )
-
-
-def _is_timed(metric: Metric) -> bool:
-    return metric.column == "speedup" or metric.follows is not None
-
-
-def _notes(runs: DataFrame, kept: DataFrame) -> list[str]:
-    sides = {"the sweep": runs, "the kept baseline": kept}
-    return [note for where, side in sides.items() if (note := note_on_medians(side, where))]
 
 
 def _default(baselines: Mapping[str, str | None] | None, cells: set[str]) -> list[str]:

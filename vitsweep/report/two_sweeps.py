@@ -1,6 +1,5 @@
 """`write_comparison_report`: one page on which speedups changed between two sweeps."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -24,7 +23,6 @@ from vitsweep.tables.formatting import (
 from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.sweep_diff import changed_speedups, changes_in_words
-from vitsweep.tables.valid_runs import note_on_medians
 
 NUMERIC = ("img/s A", "img/s B", "speedup A", "speedup B", "B over A", "blocks A", "blocks B")
 
@@ -63,7 +61,6 @@ def write_comparison_report(store_a: Store | Path, store_b: Store | Path) -> Pat
         "names": {"A": a.name, "B": b.name},
         "folders": {"A": str(a.root), "B": str(b.root)},
         "answer": changes_in_words(changes.assign(cell_id=changes["cell_id"].map(names))),
-        "notes": notes_on_sides({side: sweep.runs for side, sweep in sweeps.items()}),
         "captions": {side: caption(sweep.cells) for side, sweep in sweeps.items()},
         "table": text.to_dict("split"),
         "numeric": NUMERIC,
@@ -75,12 +72,6 @@ def write_comparison_report(store_a: Store | Path, store_b: Store | Path) -> Pat
     page = folder / "index.html"
     write_atomically(page, environment.get_template("two_sweeps.html.j2").render(context))
     return page
-
-
-def notes_on_sides(runs: Mapping[str, DataFrame]) -> list[str]:
-    """Return what makes runs of the sides (side -> its runs) less comparable; see `note_on_medians`."""
-    found = [note_on_medians(some, side) for side, some in runs.items()]
-    return [note for note in found if note]
 
 
 def changes_text(changes: DataFrame, names: dict[str, str]) -> DataFrame:

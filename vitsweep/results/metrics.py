@@ -306,7 +306,7 @@ _COLUMNS = (
     *_columns("validity", " ".join(FLAGS)),
     *_columns(
         "validity",
-        "uneven_steps_cause throughput_from proved steps_skipped steps_counted warmup_steps_added",
+        "uneven_steps_cause proved steps_skipped steps_counted warmup_steps_added",
     ),
     *_columns(
         "environment",

@@ -7,11 +7,29 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from vitsweep.results.upgrade import SCHEMA_VERSION, NewerSchemaError, upgraded
+from vitsweep.errors import VitsweepError
 
-__all__ = ["SCHEMA_VERSION", "NewerSchemaError", "RunRecord", "Status", "utc_now"]
+SCHEMA_VERSION = 4
+"""Raised when a reader could misread an earlier record: a column gets another meaning or name."""
 
 _MANY_DIGITS = re.compile(r"\d{19}")
+
+
+class OtherSchemaError(VitsweepError):
+    """A record was written by a version of vitsweep with another schema than this one."""
+
+
+def check_schema(version: int) -> None:
+    """Refuse records of another schema than this version's, by its number.
+
+    Raises:
+        OtherSchemaError: it is of another one.
+    """
+    if version != SCHEMA_VERSION:
+        raise OtherSchemaError(
+            f"schema {version} is not the one this vitsweep reads ({SCHEMA_VERSION}): use the version "
+            "that wrote it, or measure anew"
+        )
 
 
 class Status(StrEnum):
@@ -76,18 +94,17 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, text: str) -> "RunRecord":
-        """Read a record of this or an older schema; an older one is upgraded.
-
-        Numbers that are not finite, which other writers leave in JSON, are missing.
+        """Read a record; numbers that are not finite, which other writers leave in JSON, are missing.
 
         Raises:
-            NewerSchemaError: the record is of a later schema.
+            OtherSchemaError: the record is of another schema.
             ValueError: the text is not a whole record.
         """
         tree = parsed_json(text)
         if not isinstance(tree, dict) or type(tree.get("schema_version")) is not int:
             raise ValueError("not a run record")
-        return cls.from_tree(upgraded(tree))
+        check_schema(tree["schema_version"])
+        return cls.from_tree(tree)
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> "RunRecord":

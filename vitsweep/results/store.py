@@ -23,7 +23,7 @@ from vitsweep.files import (
     write_if_changed,
     write_once,
 )
-from vitsweep.results.record import SCHEMA_VERSION, NewerSchemaError, RunRecord, parsed_json
+from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, parsed_json
 from vitsweep.results.record_index import MIN_NEW_RECORDS, RecordIndex, Version
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -226,13 +226,13 @@ class Store:
             cell_id: read the records of this cell only.
 
         Raises:
-            NewerSchemaError: a record was written by a later vitsweep; its file is named.
+            OtherSchemaError: a record is of another schema; its file is named.
         """
         for path in self._run_paths(cell_id):
             try:
                 yield self._parse(path)
-            except NewerSchemaError as error:
-                raise NewerSchemaError(f"{path}: {error}") from error
+            except OtherSchemaError as error:
+                raise OtherSchemaError(f"{path}: {error}") from error
             except (ValueError, OSError) as error:
                 warnings.warn(
                     f"{path} is damaged and left out ({error})", DamagedRecordWarning, stacklevel=2

@@ -3,20 +3,19 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
 from annotated_types import Ge
 
 from vitsweep.spec.data import Data
 from vitsweep.spec.host import Loader, Runtime
-from vitsweep.spec.identity import added_later, identity, value_before
 from vitsweep.spec.measurement import Batch, Measurement
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
 from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
 from vitsweep.spec.model_variant import Averaging, BlockVariant, Schedule, TokenVariant
 from vitsweep.spec.resources import MeshShape, Resources
-from vitsweep.spec.task import NO_RECIPE, Recipe, Task
+from vitsweep.spec.task import Recipe, Task
 from vitsweep.spec.technique import (
     TECHNIQUE_GROUPS,
     AttentionKernel,
@@ -31,12 +30,6 @@ from vitsweep.spec.technique import (
     Technique,
 )
 
-WORKERS = {"_target_": "vitsweep.techniques.loader.Workers", "name": "workers"}
-PLAIN_RUNTIME = {
-    "_target_": "vitsweep.techniques.runtime.process.PlainRuntime",
-    "name": "plain",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class CellSpec:
@@ -45,7 +38,7 @@ class CellSpec:
     model: ModelSpec
     data: Data
     task: Task
-    recipe: Recipe = field(metadata=added_later(NO_RECIPE))
+    recipe: Recipe
     batch: Batch
     resources: Resources
     mesh: MeshShape
@@ -60,28 +53,12 @@ class CellSpec:
     pipeline_parallel: PipelineParallel
     memory: Memory
     compilation: Compilation
-    loader: Loader = field(metadata=added_later(WORKERS))
-    runtime: Runtime = field(metadata=added_later(PLAIN_RUNTIME))
-    vit_block: BlockVariant = field(
-        metadata=added_later(
-            {"_target_": "vitsweep.techniques.vit_block.plain.PlainBlock", "name": "plain"}
-        )
-    )
-    tokens: TokenVariant = field(
-        metadata=added_later(
-            {"_target_": "vitsweep.techniques.tokens.plain.AllTokens", "name": "all"}
-        )
-    )
-    averaging: Averaging = field(
-        metadata=added_later(
-            {"_target_": "vitsweep.techniques.averaging.ema.NoAveraging", "name": "none"}
-        )
-    )
-    schedule: Schedule = field(
-        metadata=added_later(
-            {"_target_": "vitsweep.techniques.schedule.progressive.Constant", "name": "constant"}
-        )
-    )
+    loader: Loader
+    runtime: Runtime
+    vit_block: BlockVariant
+    tokens: TokenVariant
+    averaging: Averaging
+    schedule: Schedule
     measurement: Measurement
     seed: Annotated[int, Ge(0)]
 
@@ -136,10 +113,17 @@ class CellSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def choices_before() -> dict[str, str]:
-    """Return group -> choice of cells from before the group was added, of each such group."""
-    found = {part.name: value_before(part) for part in fields(CellSpec)}
-    return {name: before["name"] for name, (later, before) in found.items() if later}
+def identity(spec: Any) -> dict[str, Any]:
+    """Return names and values that decide what is measured, class names included.
+
+    The class name matters: two precisions without fields would otherwise be one cell.
+    """
+    named: dict[str, Any] = {"kind": type(spec).__name__}
+    for field in fields(spec):
+        if field.metadata.get("identity", True):
+            value = getattr(spec, field.name)
+            named[field.name] = identity(value) if is_dataclass(value) else value
+    return named
 
 
 # A spec as one flat row: choice names under their group, fields dotted below them.

@@ -15,7 +15,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from vitsweep.errors import BadValueError
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.identity import value_before
 
 Tree = dict[str, Any]
 
@@ -31,7 +30,6 @@ def cell_from_tree(tree: Mapping[str, Any]) -> CellSpec:
         BadValueError: a key is missing, unknown, or its value is not allowed; all such are named.
     """
     hints = _hints(CellSpec)
-    tree = {**_before(CellSpec), **tree}
     missing = [name for name in hints if name not in tree]
     if missing:
         raise BadValueError(f"The configuration lacks {_quoted(missing)}.")
@@ -101,7 +99,6 @@ def _build(node: Any, path: str, kind: Any) -> Any:
 
 def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
     hints = _hints(cls)
-    node = {**_before(cls), **node}
     problems = [_unknown_key(path, key, hints) for key in node if key not in hints]
     problems += [f"`{path}.{key}` is missing." for key in hints if key not in node]
     values: Tree = {}
@@ -212,13 +209,6 @@ def _hints(cls: type) -> dict[str, Any]:
         for field in dataclasses.fields(cls)
         if not field.metadata.get("derived")
     }
-
-
-@cache
-def _before(cls: type) -> Tree:
-    """Return the fields that were added later, as they stand for what was done before them."""
-    found = {field.name: value_before(field) for field in dataclasses.fields(cls)}
-    return {name: value for name, (later, value) in found.items() if later}
 
 
 @cache

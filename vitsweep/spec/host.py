@@ -30,6 +30,8 @@ class PixelCache:
 class Loader(Technique):
     """How image files are read and decoded while the model trains.
 
+    Itself the plain choice: worker processes of torch's DataLoader, each of which reads a micro-batch.
+
     Images, their order and their random cuts are the same with every loader. `data.num_workers` is the
     number of processes or threads per rank, `data.prefetch_batches` how far they are ahead.
 
@@ -55,7 +57,11 @@ class Loader(Technique):
 
 
 class Runtime(Technique):
-    """Settings of a rank's process and of its host, under which the same model trains."""
+    """Settings of a rank's process and of its host, under which the same model trains.
+
+    Itself the plain choice: cores, memory and garbage collection are as the system gives them, but that
+    Python collects no garbage within the timed steps.
+    """
 
     collects_garbage: ClassVar[Literal["paused", "automatic", "scheduled"]] = "paused"
     """When Python looks for objects in cycles: `paused` does so outside of the timed steps."""

@@ -31,7 +31,7 @@ class ModelParallel(Technique):
 
 
 class SequenceParallel(ModelParallel):
-    """Splits the tokens of one image over mesh axes."""
+    """Splits the tokens of one image over mesh axes; itself the plain choice, which splits none."""
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """Tokens of one image that a rank holds in each block, padding included."""
@@ -51,7 +51,7 @@ class SequenceParallel(ModelParallel):
 
 
 class TensorParallel(ModelParallel):
-    """Splits the matrices of each block over the `tensor` axis of the mesh."""
+    """Splits the matrices of each block over the `tensor` axis of the mesh; itself splits none."""
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Split the linears of every block."""
@@ -59,7 +59,7 @@ class TensorParallel(ModelParallel):
 
 
 class PipelineParallel(ModelParallel):
-    """Splits the blocks over the `pipeline` axis of the mesh.
+    """Splits the blocks over the `pipeline` axis of the mesh; itself the plain choice, one stage.
 
     Attributes:
         microbatches: parts of a batch that follow one another through the stages.
@@ -72,6 +72,8 @@ class PipelineParallel(ModelParallel):
         def microbatches(self) -> int: ...  # noqa: D102
         @property
         def stages_per_rank(self) -> int: ...  # noqa: D102
+    else:
+        microbatches = stages_per_rank = 1
 
     def stages(
         self,

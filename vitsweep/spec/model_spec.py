@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt
 
-from vitsweep.spec.identity import DERIVED, added_later
 from vitsweep.spec.resources import TOKEN_AXES
 
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
+
+DERIVED = {"derived": True, "identity": False}
+"""Metadata of a field that techniques set, and nobody types."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +110,8 @@ class TransformerSpec(ModelSpec):
     num_heads: Annotated[int, Gt(0)]
     mlp_width: Annotated[int, Gt(0)]
     patch_px: Annotated[int, Gt(0)]
-    mlp: Literal["gelu", "swiglu"] = field(default="gelu", metadata=added_later("gelu"))
-    layer_scale: Annotated[float, Gt(0)] | None = field(default=None, metadata=added_later(None))
+    mlp: Literal["gelu", "swiglu"]
+    layer_scale: Annotated[float, Gt(0)] | None
     computed_images: tuple[int, int] = field(default=(1, 1), metadata=DERIVED)
     parallel_branches: bool = field(default=False, metadata=DERIVED)
 
@@ -188,10 +190,8 @@ class ViTSpec(TransformerSpec):
     """
 
     tokens_per_channel: bool
-    registers: Annotated[int, Ge(0)] = field(default=0, metadata=added_later(0))
-    position: Literal["learned", "rotary"] = field(
-        default="learned", metadata=added_later("learned")
-    )
+    registers: Annotated[int, Ge(0)]
+    position: Literal["learned", "rotary"]
     kept_patches: int | None = field(default=None, metadata=DERIVED)
 
     def num_patches(self, resolution_px: int) -> int:

@@ -62,7 +62,10 @@ class ModelVariant(Technique):
 
 
 class BlockVariant(ModelVariant):
-    """How the branches of a transformer block, attention and MLP, are put together."""
+    """How the branches of a transformer block, attention and MLP, are put together.
+
+    Itself the plain choice: the pre-norm block of ViT (arXiv:2010.11929, eq. 2 and 3), on every image.
+    """
 
     group: ClassVar[str] = "vit_block"
 
@@ -72,13 +75,16 @@ class BlockVariant(ModelVariant):
 
 
 class TokenVariant(ModelVariant):
-    """Which tokens go through the blocks in training."""
+    """Which tokens go through the blocks in training; itself the plain choice, all of them."""
 
     group: ClassVar[str] = "tokens"
 
 
 class Averaging(Technique):
-    """A second copy of the weights, averaged over optimizer steps, which evaluation reads."""
+    """A second copy of the weights, averaged over optimizer steps, which evaluation reads.
+
+    Itself the plain choice: no copy, evaluation reads the weights of the last step.
+    """
 
     def build(self, weights: "list[Tensor]") -> "WeightAverage | None":
         """Return the average of what this rank's optimizer updates; None where there is none.
@@ -107,7 +113,10 @@ class EpochSize:
 
 
 class Schedule(Technique):
-    """How large the images and how many the tokens of an epoch are; the timed steps have full size."""
+    """How large the images and how many the tokens of an epoch are; the timed steps have full size.
+
+    Itself the plain choice: every epoch has the images and tokens of the cell.
+    """
 
     changes_sizes: ClassVar[bool] = False
     """True where some epoch differs from the others."""

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import OptimizerChoice
 
 if TYPE_CHECKING:
@@ -38,12 +37,10 @@ class Task:
     epochs: Annotated[int, Ge(0)]
     warmup_epochs: Annotated[float, Ge(0)]
     label_smoothing: Annotated[float, Ge(0), Le(1)]
-    evaluate_every_epochs: Annotated[int, Ge(0)] = field(metadata=added_later(1))
-    target_accuracy: Annotated[float, Gt(0), Le(1)] | None = field(metadata=added_later(None))
-    checkpoint_minutes: Annotated[float, Gt(0)] | None = field(
-        metadata=added_later(10.0) | {"identity": False}
-    )
-    resume_from: str | None = field(metadata=added_later(None))
+    evaluate_every_epochs: Annotated[int, Ge(0)]
+    target_accuracy: Annotated[float, Gt(0), Le(1)] | None
+    checkpoint_minutes: Annotated[float, Gt(0)] | None = field(metadata={"identity": False})
+    resume_from: str | None
 
     def conflicts(self) -> Iterator[str]:
         """Yield which settings of a training have no effect, where there is none, and where epochs are."""
@@ -92,7 +89,7 @@ NO_RECIPE = {
     "clip_norm": None, "mixup_alpha": 0.0, "cutmix_alpha": 0.0, "rand_augment_ops": 0,
     "rand_augment_magnitude": 0.0, "erase_probability": 0.0, "drop_path": 0.0,
 }  # fmt: skip
-"""`recipe=none`, as it stands for cells from before there were recipes."""
+"""`recipe=none`: settings that differ from it have an effect on a training only."""
 _SETTINGS = NO_RECIPE.keys() - {"_target_", "name"}
 OPTIMIZER_FIELDS = ("learning_rate", "weight_decay", "clip_norm")
 """Fields of the optimizer that a recipe replaces while it trains."""

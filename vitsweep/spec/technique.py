@@ -7,12 +7,10 @@ be composed, checked and planned on a login node without loading it.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt
-
-from vitsweep.spec.identity import added_later
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -247,8 +245,8 @@ class Layout(Technique):
 
     batch_first: bool
     channels_last: bool
-    patch_embedding: Literal["convolution", "linear"] = field(metadata=added_later("convolution"))
-    cudnn_benchmark: bool = field(metadata=added_later(False))
+    patch_embedding: Literal["convolution", "linear"]
+    cudnn_benchmark: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +303,7 @@ class AttentionKernel(Technique):
 
 
 class Memory(Technique):
-    """What is kept of the forward pass for the backward pass."""
+    """What is kept of the forward pass for the backward pass; itself the plain choice, everything."""
 
     wraps_blocks: ClassVar[bool] = False
     """True where the transformer blocks are wrapped, to recompute or to offload."""
@@ -339,7 +337,7 @@ class Memory(Technique):
 
 
 class Compilation(Technique):
-    """How much of the step is compiled or captured.
+    """How much of the step is compiled or captured; itself the plain choice, nothing.
 
     Attributes:
         scope: what is compiled: nothing, each block by itself, or the whole model.

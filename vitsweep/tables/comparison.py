@@ -18,7 +18,6 @@ from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, log_ratios, log_throughput
 from vitsweep.tables.tidy import one_device
 from vitsweep.tables.valid_runs import checked_runs, in_order
 
-COMPARE = "vitsweep compare "
 """In the text of a command of `compare`."""
 
 SELF_TEST = (
@@ -211,8 +210,7 @@ def recorded_comparisons(
     for command in commands:
         baselines = command.get("baselines") or {}
         pair = next(((c, b) for c, b in baselines.items() if b and b != c), None)
-        by_name = COMPARE in str(command.get("command", ""))  # before commands had `comparison`
-        is_comparison = ("comparison" in command or by_name) and len(baselines) in (1, 2)
+        is_comparison = "comparison" in command and len(baselines) in (1, 2)
         if is_comparison and len(baselines) == 1:
             pair = (next(iter(baselines)),) * 2
         for cell in baselines:

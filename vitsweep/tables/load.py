@@ -7,13 +7,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import pandas as pd
-from pandas import DataFrame
+from pandas import DataFrame, Series
 from pyarrow import ArrowInvalid
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.record import RunRecord, column_number
+from vitsweep.results.record import OtherSchemaError, RunRecord, check_schema, column_number
 from vitsweep.results.store import Store, read_race
-from vitsweep.results.upgrade import upgraded_rows
 from vitsweep.results.user_metrics import attributes_of
 from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.cells import cells
@@ -153,7 +152,7 @@ def load(*sources: Source, rows: Literal["cells", "runs"] = "cells") -> DataFram
 
     Raises:
         VitsweepError: a source holds no records, is damaged, or holds cells where runs are wanted.
-        NewerSchemaError: a record was written by a later vitsweep.
+        OtherSchemaError: a record is of another schema than this version writes.
     """
     if not sources:
         raise VitsweepError(
@@ -198,7 +197,7 @@ def families_of(store: Store) -> list[frozenset[str]]:
 
 def _read(source: Source, rows: str) -> Iterator[DataFrame]:
     if isinstance(source, str) and source.startswith("wandb:"):
-        yield upgraded_rows(from_wandb(source.removeprefix("wandb:")), source)
+        yield _checked(from_wandb(source.removeprefix("wandb:")), source)
     elif isinstance(source, Store):
         yield runs_of(source) if rows == "runs" else cells_of(source)
     elif Path(source).is_file():
@@ -223,7 +222,7 @@ def _stores(folder: Path) -> list[Store]:
 
 def _from_parquet(path: Path, rows: str) -> DataFrame:
     try:
-        table = upgraded_rows(pd.read_parquet(path), f"`{path}`")
+        table = _checked(pd.read_parquet(path), f"`{path}`")
     except (ArrowInvalid, OSError) as error:
         raise VitsweepError(f"`{path}` is not a complete parquet file ({error}).") from error
     if "cell_id" not in table:
@@ -234,6 +233,16 @@ def _from_parquet(path: Path, rows: str) -> DataFrame:
         return table
     store = Store(path.parent)
     return table if rows == "runs" else cells(table, store.baselines(), None, families_of(store))
+
+
+def _checked(table: DataFrame, source: str) -> DataFrame:
+    """Return a table of records; refuse one of another schema than this version's."""
+    for version in table.get("schema_version", Series(dtype=float)).dropna().unique():
+        try:
+            check_schema(int(version))
+        except OtherSchemaError as error:
+            raise OtherSchemaError(f"{source}: {error}") from error
+    return table
 
 
 def from_wandb(project: str, api: Any = None) -> DataFrame:

@@ -10,7 +10,6 @@ from pandas import DataFrame, Index, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import COLUMNS, METRICS, Metrics, known_metrics
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import count
 
 DISQUALIFYING = (Status.wrong, Status.diverged)
 """The throughput of a cell whose results are wrong does not count."""
@@ -56,30 +55,6 @@ def counted(runs: DataFrame) -> DataFrame:
     latest = in_order(good).groupby("cell_id", observed=True)["device"].last()
     elsewhere = good["device"].notna() & (good["device"] != good["cell_id"].map(latest))
     return good[~elsewhere]
-
-
-def note_on_medians(runs: DataFrame, where: str) -> str:
-    """Return a warning where throughputs are a batch over the median step; else the empty text.
-
-    Parquet files of record schema 2 do not hold the raw step times, so that their rows keep the median
-    (`throughput_from=median`), while newer runs have images over elapsed time. A median leaves stalls out, so
-    a ratio between the two kinds differs from 1 without any change in the code.
-
-    Args:
-        runs: one row per run.
-        where: what the runs are called in the sentence, such as `the kept baseline`.
-    """
-    if "throughput_from" not in runs or runs.empty:
-        return ""
-    good = counted(runs)
-    medians = int((good["throughput_from"] == "median").sum())
-    if not medians:
-        return ""
-    return (
-        f"{medians} of {count(len(good), 'run')} of {where} have the throughput of the median step (schema 2 "
-        "without raw step times), not images over elapsed time: stalls are missing in it, so it is too high "
-        "where steps are uneven. Measure them anew for a comparison of like with like."
-    )
 
 
 # Runs of different code: only those of a cell's newest code count, and codes are never mixed.

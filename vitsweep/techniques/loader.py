@@ -13,11 +13,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers(Loader):
-    """Worker processes of torch's DataLoader; each of them reads a micro-batch."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Threads(Loader):
     """Threads of the rank, which share the images of each micro-batch.
 

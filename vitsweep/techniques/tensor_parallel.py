@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoTensorParallel(TensorParallel):
-    """Every rank holds whole matrices."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Megatron(TensorParallel):
     """qkv and `up` split by columns, `out` and `down` by rows (Shoeybi et al., arXiv:1909.08053).
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vitsweep.spec.cell_spec import CellSpec, flatten
-from vitsweep.spec.identity import identity
+from vitsweep.spec.cell_spec import CellSpec, flatten, identity
 from vitsweep.training.checkpoint_files import (
     CHECKPOINT_FOLDER,
     STEP_FOLDER,

@@ -1,11 +1,10 @@
 """torch's scaled_dot_product_attention, by the kernel torch picks or by a named one."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
-from vitsweep.spec.identity import added_later
 from vitsweep.spec.resources import gpu_capability
 from vitsweep.spec.technique import AttentionKernel
 
@@ -41,7 +40,7 @@ class ScaledDotProduct(AttentionKernel):
     """
 
     backend: Literal["auto", "math", "flash", "efficient", "cudnn", "cudnn_first"]
-    flash_kernel: Literal["torch", "FA3", "FA4"] = field(metadata=added_later("torch"))
+    flash_kernel: Literal["torch", "FA3", "FA4"]
 
     @property
     def recomputes_scores(self) -> bool:

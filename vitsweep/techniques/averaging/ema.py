@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoAveraging(Averaging):
-    """Evaluation reads the weights of the last step."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Ema(Averaging):
     """Exponential moving average of the weights (Polyak and Juditsky, 1992; DeiT trains with it).
 

@@ -5,10 +5,9 @@ import shlex
 import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import Compilation
 
 if TYPE_CHECKING:
@@ -30,11 +29,6 @@ def missing_compiler(choice: Compilation, cell: "CellSpec") -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eager(Compilation):
-    """Nothing is compiled or captured."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TorchCompile(Compilation):
     """`torch.compile` with TorchInductor.
 
@@ -44,10 +38,8 @@ class TorchCompile(Compilation):
         optimizer_step: compile the update of the optimizer as well.
     """
 
-    mode: Literal["default", "max_autotune", "reduce_overhead"] = field(
-        metadata=added_later("default")
-    )
-    optimizer_step: bool = field(metadata=added_later(False))
+    mode: Literal["default", "max_autotune", "reduce_overhead"]
+    optimizer_step: bool
 
     needs_spawn: ClassVar[bool] = True
     fuses_kernels: ClassVar[bool] = True

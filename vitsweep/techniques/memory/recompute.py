@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import SOFTMAX, AttentionPattern, Memory
 
 if TYPE_CHECKING:
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
 
     from vitsweep.spec.cell_spec import CellSpec
     from vitsweep.spec.model_spec import ModelSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeepAll(Memory):
-    """All activations that the backward pass reads are kept on the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +60,7 @@ class RecomputeSelected(Memory):
             products with weights, `attention` the fused kernel or its two products.
     """
 
-    keep: tuple[Literal["linear", "attention", "norm", "activation"], ...] = field(
-        metadata=added_later(("linear", "attention"))
-    )
+    keep: tuple[Literal["linear", "attention", "norm", "activation"], ...]
 
     wraps_blocks: ClassVar[bool] = True
     forwards_per_step: ClassVar[int] = 2

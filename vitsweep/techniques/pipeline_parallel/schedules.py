@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from vitsweep.world import World
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoPipelineParallel(PipelineParallel):
-    """Every rank holds all blocks."""
-
-    microbatches: ClassVar[int] = 1
-    stages_per_rank: ClassVar[int] = 1
-
-
 LOSS_BYTES = 8
 """The mean loss goes to all stages, in float64."""
 

@@ -1,7 +1,7 @@
 """FP8 training of the linear layers (Micikevicius et al., arXiv:2209.05433), through torchao."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import count
 from math import ceil, floor, gcd, lcm
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.identity import added_later
 from vitsweep.spec.resources import gpu_capability
 from vitsweep.spec.technique import Precision, PrecisionPlan
 
@@ -54,7 +53,7 @@ class Float8(Precision):
 
     recipe: Literal["tensorwise", "rowwise"]
     emulate: bool
-    layers: Literal["gaining", "all"] = field(metadata=added_later("all"))
+    layers: Literal["gaining", "all"]
 
     float8: ClassVar[bool] = True
 

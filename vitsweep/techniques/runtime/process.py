@@ -19,14 +19,6 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlainRuntime(Runtime):
-    """Nothing is set: cores, memory and garbage collection are as the system gives them.
-
-    Python collects no garbage within the timed steps.
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
 class AutomaticGarbage(Runtime):
     """Python collects garbage whenever it likes, as in a script that leaves it alone.
 

@@ -19,11 +19,6 @@ COMPILED_STAGES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(Schedule):
-    """Every epoch has the images and tokens of the cell."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Progressive(Schedule):
     """Images and shares of patches that grow in equal stages over the first epochs.
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from annotated_types import Gt
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import PrecisionPlan, Sharding
 from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
 
@@ -34,7 +33,7 @@ class Ddp(Sharding):
     bucket_mib: Annotated[float, Gt(0)]
     gradient_as_bucket_view: bool
     static_graph: bool
-    gradient_dtype: Literal["bfloat16"] | None = field(metadata=added_later(None))
+    gradient_dtype: Literal["bfloat16"] | None
 
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
         """Wrap the model."""

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from annotated_types import Ge, Gt
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import PrecisionPlan, Sharding
 from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
 
@@ -41,12 +40,12 @@ class Fsdp(Sharding):
     """
 
     reshard_after_forward: bool | Annotated[int, Gt(1)]
-    blocks_per_unit: Annotated[int, Gt(0)] = field(metadata=added_later(1))
-    prefetch_forward: Annotated[int, Ge(0)] = field(metadata=added_later(0))
-    prefetch_backward: Annotated[int, Ge(0)] = field(metadata=added_later(0))
-    gradient_dtype: Literal["bfloat16"] | None = field(metadata=added_later(None))
-    whole_norms: bool = field(metadata=added_later(False))
-    symmetric_memory: bool = field(metadata=added_later(False))
+    blocks_per_unit: Annotated[int, Gt(0)]
+    prefetch_forward: Annotated[int, Ge(0)]
+    prefetch_backward: Annotated[int, Ge(0)]
+    gradient_dtype: Literal["bfloat16"] | None
+    whole_norms: bool
+    symmetric_memory: bool
 
     axes: ClassVar[tuple[str, ...]] = ("shard",)
     shards_parameters: ClassVar[bool] = True

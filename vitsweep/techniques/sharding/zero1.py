@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from annotated_types import Gt
 
-from vitsweep.spec.identity import added_later
 from vitsweep.spec.technique import PrecisionPlan, Sharding
 from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
 
@@ -33,7 +32,7 @@ class Zero1(Sharding):
     """
 
     bucket_mib: Annotated[float, Gt(0)]
-    gradient_dtype: Literal["bfloat16"] | None = field(metadata=added_later(None))
+    gradient_dtype: Literal["bfloat16"] | None
 
     shards_optimizer: ClassVar[bool] = True
 
