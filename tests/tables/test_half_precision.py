@@ -7,7 +7,6 @@ from pandas import DataFrame
 from rich.console import Console
 
 from tests.builders import run, table
-from vitsweep.rates.device import HALF_PRECISION, cpu_half_precision
 from vitsweep.tables.cells import cells
 from vitsweep.tables.notes import half_precision_note
 from vitsweep.tables.render import CellTable
@@ -59,8 +58,3 @@ def test_the_reason_stands_above_the_table(found: DataFrame, said: str) -> None:
 )
 def test_nothing_is_said_where_the_reason_is_another_or_unknown(found: DataFrame) -> None:
     assert half_precision_note(found) == ""
-
-
-def test_the_instructions_of_this_processor_are_known_ones() -> None:
-    found = cpu_half_precision()
-    assert found == "none" or set(found.split(", ")) <= set(HALF_PRECISION)

@@ -12,10 +12,9 @@ from vitsweep.composition.composer import Composer
 from vitsweep.errors import ExitCode
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.calibrate import SHORT_TRAININGS, calibrate_machine
-from vitsweep.predict.calibration import Calibration
-from vitsweep.predict.measured_rates import RankSetup
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
+from vitsweep.rates.calibration import Calibration, RankSetup
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.render import as_table

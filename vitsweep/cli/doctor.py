@@ -17,9 +17,10 @@ from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import ExitCode
-from vitsweep.execution.calibration import calibration_for
+from vitsweep.execution.calibration import calibrated
+from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.results.store import RESULTS, Store
+from vitsweep.results.store import RESULTS
 from vitsweep.spec.resources import Machine
 
 PACKAGES = ("torch", "hydra-core", "submitit", "hydra-submitit-launcher", "pandas", "wandb")
@@ -84,13 +85,13 @@ def _unwritable_results() -> list[str]:
 
 
 def _machine(machine: Machine) -> list[tuple[str, str]]:
-    from vitsweep.rates.device import cpu_model
+    from vitsweep.rates.device import device_name
 
     memory = psutil.virtual_memory()
     disk = shutil.disk_usage(Path.cwd())
     return [
         ("host", socket.gethostname()),
-        ("processor", f"{cpu_model()}, {machine.cores_per_node} cores usable"),
+        ("processor", f"{device_name('cpu')}, {machine.cores_per_node} cores usable"),
         ("half precision on CPU", _half_precision()),
         ("memory", f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"),
         ("GPUs", _gpus(machine)),
@@ -152,7 +153,8 @@ def _cluster() -> list[tuple[str, str]]:
 def _rates(machine: Machine) -> list[tuple[str, str]]:
     cell = plan_cell(Composer().compose([]), machine).spec
     with tempfile.TemporaryDirectory() as folder:
-        rates = calibration_for(cell, Store(Path(folder)), socket.gethostname())
+        with rendezvous() as init_method:
+            rates = calibrated(cell, Path(folder), init_method)
     if not rates:
         return []
     bandwidth, copy = rates.pop("all_reduce_gb_per_s", None), rates.pop("copy_gb_per_s", None)

@@ -1,9 +1,8 @@
-"""Calibration: rates that this machine reaches, measured before the first cell of each rank count."""
+"""Start the ranks that measure quick rates, before the first cell of each rank count."""
 
 import json
 import secrets
 import sys
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +17,15 @@ from vitsweep.execution.rank_processes import (
     rendezvous,
     wait_for_ranks,
 )
-from vitsweep.files import append_line, read_lines, write_atomically
-from vitsweep.results.store import Store
+from vitsweep.files import write_atomically
+from vitsweep.rates.calibration import kept_calibration
+from vitsweep.rates.device import device_name
 from vitsweep.spec.cell_spec import CellSpec
 
 START_S = 480
 """For the processes to import torch and NCCL to connect all ranks, which takes minutes on many nodes."""
 TIMEOUT_S = START_S + 120
 """Of a calibration, its start included."""
-MAX_AGE_S = 3600
-"""A calibration older than this is repeated: load and clocks of a machine change."""
 
 
 def start_local_calibration(cell: CellSpec, init_method: str, answer: Path) -> Ranks:
@@ -36,20 +34,26 @@ def start_local_calibration(cell: CellSpec, init_method: str, answer: Path) -> R
     return LocalRanks(fork_server(), calibrate_rank, arguments, ranks, answer.parent)
 
 
-def calibration_for(cell: CellSpec, store: Store, host: str) -> dict[str, float]:
-    """Return the rates of the cell's ranks on this machine (see `measure.calibrate`).
+def calibration_for(cell: CellSpec, folder: Path, host: str) -> dict[str, float]:
+    """Return the rates of the cell's ranks on this machine (see `rates.quick.calibrate`).
 
-    They are measured unless the sweep folder holds some of the last hour. If that fails they are
+    They are measured unless the device's calibration holds some of the last hour. If that fails they are
     {}: cells still run, and columns relative to a measured rate are empty.
+
+    Args:
+        cell: its ranks, threads and mesh are used.
+        folder: where rank 0 may write a temporary file.
+        host: name of this machine.
     """
-    key, path = calibration_key(cell, host), store.root / "machine.jsonl"
-    for known in reversed(read_lines(path)):
-        if known["key"] == key and time.time() - known["time"] < MAX_AGE_S:
-            return dict(known["rates"])
+    device, key = str(device_name(cell.resources.device)), calibration_key(cell, host)
+    with suppress(ValueError):
+        if known := kept_calibration(device).quick_rates(key):
+            return known
     with rendezvous() as init_method:
-        rates = calibrated(cell, store.root, init_method)
+        rates = calibrated(cell, folder, init_method)
     if rates:
-        append_line(path, {"key": key, "time": time.time(), "rates": rates})
+        with suppress(ValueError):  # the file is damaged: nothing is kept there
+            kept_calibration(device).keep_quick(key, rates)
     return rates
 
 

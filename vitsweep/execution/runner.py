@@ -47,7 +47,7 @@ class LocalPlace:
     """This machine.
 
     Attributes:
-        store: of the sweep; it keeps the rates of the last hour.
+        store: of the sweep.
         facts: columns of every record.
     """
 
@@ -69,7 +69,7 @@ class LocalPlace:
 
     def rates(self, cell: CellSpec) -> dict[str, float]:
         """Return the rates of this machine, measured at most an hour ago."""
-        return calibration_for(cell, self.store, socket.gethostname())
+        return calibration_for(cell, self.store.root, socket.gethostname())
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitsweep.rates.device import cpu_half_precision, cpu_model
+from vitsweep.rates.device import cpu_half_precision, cpu_model, device_name
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -17,7 +17,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Return the environment columns that this rank knows."""
     on_gpu = device.type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(device) if on_gpu else cpu_model(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else device_name("cpu"),
         "device_type": device.type,
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,

@@ -16,9 +16,9 @@ from typing import Any
 from vitsweep.execution.process import end_with_launcher, exit_now
 from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvous, wait_for_ranks
 from vitsweep.files import write_atomically
-from vitsweep.predict.calibration import Calibration
-from vitsweep.predict.measured_rates import CalibratedRates, RankSetup
+from vitsweep.predict.measured_rates import CalibratedRates
 from vitsweep.predict.step_trace import StepTrace
+from vitsweep.rates.calibration import Calibration, RankSetup
 from vitsweep.rates.device import device_name
 from vitsweep.spec.cell_spec import CellSpec
 

@@ -3,13 +3,14 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from vitsweep.predict.rates import Rates
 from vitsweep.predict.step_trace import CollectiveTotal, OperatorTotal
+from vitsweep.rates.calibration import Calibration, RankSetup
 from vitsweep.rates.profile import Curve
+from vitsweep.spec.cell_spec import CellSpec
 
 GENERIC = "add"
 """Element-wise operator whose bytes per microsecond stand for those that were not measured."""
@@ -48,27 +49,19 @@ class Neighbours:
         return math.exp(total / sum(weights))
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankSetup:
-    """Rates under one number of ranks on a node, which share its cores and its memory bandwidth.
-
-    Attributes:
-        ranks: ranks at work on the node while it was measured.
-        threads: of each rank.
-        operators: as `measure.operator_rates.operator_times` returns them.
-        collectives: as `measure.operator_rates.collective_times` returns them.
-        dispatch_us: host time of one dispatched operator beside what the operators take alone.
-        scale: computing time in training steps relative to operators alone.
-        log_error: standard deviation of log(measured / predicted) over the steps that gave these two.
-    """
-
-    ranks: int
-    threads: int
-    operators: Sequence[dict[str, Any]]
-    collectives: Sequence[dict[str, Any]]
-    dispatch_us: float = 0.0
-    scale: float = 1.0
-    log_error: float = 0.1
+def calibrated_rates(calibration: Calibration, cell: CellSpec) -> "CalibratedRates":
+    """Return rates for the ranks of a cell, from the nearest number of ranks."""
+    resources = cell.resources
+    wanted = resources.ranks_per_node
+    setup = min(calibration.setups, key=lambda s: (abs(math.log(wanted / s.ranks)), s.ranks))
+    return CalibratedRates(
+        setup,
+        ranks_per_node=wanted,
+        threads=resources.threads_per_rank,
+        cores=calibration.cores,
+        title=f"{calibration.device}, calibrated on {calibration.date}",
+        asynchronous=calibration.device_type == "cuda",
+    )
 
 
 class CalibratedRates(Rates):

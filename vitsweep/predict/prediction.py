@@ -9,7 +9,7 @@ from multiprocessing.context import BaseContext
 import psutil
 
 from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
-from vitsweep.predict.calibration import load_calibration
+from vitsweep.predict.measured_rates import calibrated_rates
 from vitsweep.predict.profile_rates import TableRates, UncalibratedCpuRates
 from vitsweep.predict.rates import Rates
 from vitsweep.predict.step_time import (
@@ -21,6 +21,7 @@ from vitsweep.predict.step_time import (
 )
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
+from vitsweep.rates.calibration import load_calibration
 from vitsweep.rates.device import device_name
 from vitsweep.rates.profile import Profile, generic_gpu, profile_named, profile_of
 from vitsweep.spec.cell_spec import CellSpec
@@ -86,7 +87,7 @@ def _rates_here(cell: CellSpec) -> tuple[Rates, str]:
         return TableRates(generic_gpu()), "The device is unknown: name one by `--hardware`."
     calibration, notice = load_calibration(device, version("torch"))
     if calibration:
-        return calibration.rates_for(cell), notice
+        return calibrated_rates(calibration, cell), notice
     if cell.resources.device == "cpu":
         return UncalibratedCpuRates(cell.resources), notice
     profile = profile_of(device, complete=True)
@@ -411,8 +412,6 @@ def _predict(
 
 
 def _profile_here(cell: CellSpec) -> Profile | None:
-    from vitsweep.rates.device import device_name
-
     name = device_name("cuda") if cell.resources.device == "cuda" else None
     return profile_of(name, complete=True) if name else None
 

@@ -161,8 +161,6 @@ class JobPlace:
         if key not in self._rates:
             start = self._start_calibration
             self._rates[key] = calibrated(cell, self.folder, self.nodes.rendezvous(), start)
-            line = {"key": key, "time": time.time(), "rates": self._rates[key]}
-            append_line(self.store.root / "machine.jsonl", line)
         return self._rates[key]
 
     def _start_calibration(self, cell: CellSpec, init_method: str, answer: Path) -> RemoteRanks:

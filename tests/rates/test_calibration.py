@@ -1,6 +1,7 @@
 """The calibration of a machine: read back for its device and torch, fitted to whole steps, interpolated."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +9,16 @@ import pytest
 
 from tests.predict.traces import exchange, moved, product, trace_of
 from vitsweep.predict.calibrate import fitted
-from vitsweep.predict.calibration import Calibration, load_calibration, path_for
-from vitsweep.predict.measured_rates import CalibratedRates, RankSetup
+from vitsweep.predict.measured_rates import CalibratedRates
 from vitsweep.predict.step_time import predict_step
 from vitsweep.predict.step_trace import StepTrace
+from vitsweep.rates.calibration import (
+    Calibration,
+    RankSetup,
+    kept_calibration,
+    load_calibration,
+    path_for,
+)
 
 GFLOPS, GB_S = 100, 10
 
@@ -118,8 +125,32 @@ def test_another_torch_or_device_or_a_damaged_file_is_not_used_and_said(config: 
     tree = json.loads(path.read_text())
     path.write_text(json.dumps(tree | {"device": "A CPU  @ 2.5GHz"}))
     assert "is of A CPU  @ 2.5GHz, not of" in load_calibration("A CPU @ 2.5GHz", "2.13.0")[1]
-    for text in ("{", json.dumps(tree | {"schema": 99}), json.dumps(tree | {"setups": []})):
+    path.write_text(json.dumps(tree | {"setups": []}))
+    assert "No calibration of A CPU" in load_calibration("A CPU @ 2.5GHz", "2.13.0")[1]
+    for text in ("{", json.dumps(tree | {"schema": 99}), json.dumps(tree | {"setups": [1]})):
         path.write_text(text)
         found, why = load_calibration("A CPU @ 2.5GHz", "2.13.0")
         assert found is None
         assert "is damaged" in why
+
+
+def test_quick_rates_are_kept_for_an_hour_beside_the_times_of_operators(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibration().save()
+    kept_calibration("A CPU @ 2.5GHz").keep_quick("host cpu 2x1", {"float32": 0.1})
+    found = kept_calibration("A CPU @ 2.5GHz")
+    assert found.quick_rates("host cpu 2x1") == {"float32": 0.1}
+    assert found.quick_rates("host cpu 1x1") == {}
+    assert [s.ranks for s in found.setups] == [1, 2]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3601)
+    assert found.quick_rates("host cpu 2x1") == {}
+    found.keep_quick("host cpu 1x1", {"float32": 0.2})
+    assert [*kept_calibration("A CPU @ 2.5GHz").quick] == ["host cpu 1x1"]
+
+
+def test_quick_rates_of_a_device_without_a_calibration_are_kept_too(config: Path) -> None:
+    kept_calibration("Another CPU").keep_quick("host", {"float32": 0.1})
+    assert kept_calibration("Another CPU").quick_rates("host") == {"float32": 0.1}
+    assert load_calibration("Another CPU", "2.13.0")[0] is None

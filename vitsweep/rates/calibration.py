@@ -1,0 +1,147 @@
+"""The calibration of a device: what was measured on it, kept as a file of the user (no torch).
+
+It lies in `$XDG_CONFIG_HOME/vitsweep/calibrations` (`~/.config/...`), one file per device. Times of operators
+are used for the same device and minor version of torch only, and a notice says so where they are not;
+quick rates, which every run is recorded beside, for an hour.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from vitsweep.files import write_atomically, write_cache_file
+
+SCHEMA = 1
+QUICK_MAX_AGE_S = 3600
+"""Quick rates older than this are measured again: load and clocks of a machine change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSetup:
+    """Rates under one number of ranks on a node, which share its cores and its memory bandwidth.
+
+    Attributes:
+        ranks: ranks at work on the node while it was measured.
+        threads: of each rank.
+        operators: as `rates.operators.operator_times` returns them.
+        collectives: as `rates.operators.collective_times` returns them.
+        dispatch_us: host time of one dispatched operator beside what the operators take alone.
+        scale: computing time in training steps relative to operators alone.
+        log_error: standard deviation of log(measured / predicted) over the steps that gave these two.
+    """
+
+    ranks: int
+    threads: int
+    operators: Sequence[dict[str, Any]]
+    collectives: Sequence[dict[str, Any]]
+    dispatch_us: float = 0.0
+    scale: float = 1.0
+    log_error: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Measured rates of one device.
+
+    Attributes:
+        device: its name, with its instructions (see `rates.device`).
+        device_type: `cpu` or `cuda`.
+        torch: version that timed the operators.
+        date: day of that measurement, ISO 8601.
+        cores: of the node.
+        setups: times of operators by number of ranks.
+        quick: host, ranks and threads -> what `rates.quick.calibrate` returned, and `time`, when it did.
+    """
+
+    device: str
+    device_type: str = ""
+    torch: str = ""
+    date: str = ""
+    cores: int = 0
+    setups: tuple[RankSetup, ...] = ()
+    quick: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def save(self) -> Path:
+        """Write the file of this device; return its path."""
+        write_atomically(path_for(self.device), self._text())
+        return path_for(self.device)
+
+    def keep_quick(self, key: str, rates: dict[str, float]) -> None:
+        """Keep quick rates, and drop those that are too old; where nothing can be written nothing is kept."""
+        new = {key: rates | {"time": time.time()}}
+        kept = replace(self, quick={k: v for k, v in self.quick.items() if _is_young(v)} | new)
+        write_cache_file(path_for(self.device), kept._text().encode())
+
+    def quick_rates(self, key: str) -> dict[str, float]:
+        """Return the rates of the last hour; {} where there are none."""
+        found = self.quick.get(key, {})
+        return {k: v for k, v in found.items() if k != "time"} if _is_young(found) else {}
+
+    def _text(self) -> str:
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+
+
+def path_for(device: str) -> Path:
+    """Return the file of a device."""
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", device).strip("-").lower()
+    return base / "vitsweep" / "calibrations" / f"{name}.json"
+
+
+def kept_calibration(device: str) -> Calibration:
+    """Return what is kept of a device, which may be nothing.
+
+    Raises:
+        ValueError: the file is damaged, or of another device.
+    """
+    path = path_for(device)
+    if not path.is_file():
+        return Calibration(device=device)
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree.pop("schema") != SCHEMA:
+            raise ValueError("another version of vitsweep wrote it")
+        found = Calibration(**tree | {"setups": tuple(RankSetup(**s) for s in tree["setups"])})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"The calibration `{path}` is damaged ({error}) and not used") from error
+    if found.device != device:
+        raise ValueError(f"The calibration `{path}` is of {found.device}, not of {device}")
+    return found
+
+
+def load_calibration(device: str, torch_version: str) -> tuple[Calibration | None, str]:
+    """Return (calibration of a device, notice), or (None, why it is not used).
+
+    Args:
+        device: name of the processor or GPU.
+        torch_version: that of the cells; another minor version has other kernels.
+    """
+    path = path_for(device)
+    again = "run `python -m vitsweep doctor --calibrate` (3 minutes)"
+    try:
+        found = kept_calibration(device)
+    except ValueError as error:
+        return None, f"{error}: {again}."
+    if not found.setups:
+        return None, f"No calibration of {device} is known here: {again} for narrower intervals."
+    if _minor(found.torch) != _minor(torch_version):
+        return None, (
+            f"The calibration `{path}` was made with torch {found.torch}, this is {torch_version}, "
+            f"whose kernels may be faster or slower: it is not used, {again}."
+        )
+    age = (datetime.now().date() - datetime.fromisoformat(found.date).date()).days
+    return found, f"The calibration `{path}` is {age} days old." if age > 30 else ""
+
+
+def _is_young(rates: dict[str, float]) -> bool:
+    return time.time() - rates.get("time", 0.0) < QUICK_MAX_AGE_S
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
