@@ -13,8 +13,8 @@ from pandas import DataFrame
 from analysis.sequences import sequence_rows
 from analysis.study import main
 from vitsweep.tables.communication import communication
-from vitsweep.tables.load import Sweep
 from vitsweep.tables.published import beside, published, with_conditions
+from vitsweep.tables.sweep_tables import SweepTables
 
 METHODS = {
     "dsp": "DSP",
@@ -31,7 +31,7 @@ SENT_PER_DEVICE = {
 """Forward of one spatial and one temporal block, sent per rank; derived here, not published."""
 
 
-def communication_volume(sweep: Sweep) -> DataFrame:
+def communication_volume(sweep: SweepTables) -> DataFrame:
     """Counted activation bytes per rank and step, beside Tables 2 and 3 as printed."""
     counted = communication(sweep.cells)
     methods = counted["sequence_parallel"].astype(str).map(METHODS)
@@ -43,7 +43,7 @@ def communication_volume(sweep: Sweep) -> DataFrame:
     )
 
 
-def end_to_end(sweep: Sweep) -> DataFrame:
+def end_to_end(sweep: SweepTables) -> DataFrame:
     """Throughput by (temporal, spatial, sp) of video transformers, DSP over Ulysses.
 
     Published are samples per second read off a plot, measured images per second: compare ratios.
@@ -73,7 +73,7 @@ def _numbers(rows: DataFrame, column: str) -> "pd.Series[float]":
     return pd.to_numeric(rows[column]) if column in rows else pd.Series(float("nan"), rows.index)
 
 
-def claims(sweep: Sweep) -> DataFrame:
+def claims(sweep: SweepTables) -> DataFrame:
     """What DSP's abstract, documentation and reviews claim, each against its own baseline."""
     figures = published("DSP|VideoSys").query("unit != 'formula' and sure != 'digitised'")
     return figures[["system", "metric", "value", "unit", "conditions", "sure", "source"]]

@@ -9,15 +9,15 @@ from pandas import DataFrame
 
 from analysis.sequences import longest, sequence_rows
 from analysis.study import main, with_conditions
-from vitsweep.tables.load import Sweep
 from vitsweep.tables.published import beside, conditions, published
 from vitsweep.tables.scaling import scaling_efficiency
+from vitsweep.tables.sweep_tables import SweepTables
 
 PAPER = r"arXiv 2405\.15780"
 FIGURE = ["value", "unit", "conditions", "sure", "source"]
 
 
-def batch_scaling(sweep: Sweep) -> DataFrame:
+def batch_scaling(sweep: SweepTables) -> DataFrame:
     """Weak-scaling efficiency (images per rank fixed) by number of GPUs."""
     curve = scaling_efficiency(sweep.runs, sweep.baselines).pipe(with_conditions)
     weak = curve[curve["scaling"] == "weak"].rename(columns={"world_size": "gpus"})
@@ -33,7 +33,7 @@ def batch_scaling(sweep: Sweep) -> DataFrame:
     return beside(measured.astype({"gpus": int}), _at_gpus("batch_scaling_efficiency"), on=["gpus"])
 
 
-def longest_sequence(sweep: Sweep) -> DataFrame:
+def longest_sequence(sweep: SweepTables) -> DataFrame:
     """Longest sequence by method and number of GPUs, and what the abstracts report."""
     figures = published(rf"{PAPER}|2311\.02382", metric="sequence").assign(
         gpus=lambda t: [conditions(text).get("gpus") for text in t["conditions"]],
@@ -45,7 +45,7 @@ def longest_sequence(sweep: Sweep) -> DataFrame:
     )
 
 
-def claims(sweep: Sweep) -> DataFrame:
+def claims(sweep: SweepTables) -> DataFrame:
     """Every other figure of the two abstracts."""
     figures = published(rf"{PAPER}|2311\.02382")
     return figures[["system", "metric", *FIGURE]]

@@ -10,14 +10,14 @@ from pandas import DataFrame
 
 from analysis.sequences import longest, sequence_rows
 from analysis.study import main
-from vitsweep.tables.load import Sweep
 from vitsweep.tables.published import beside, published, with_conditions
+from vitsweep.tables.sweep_tables import SweepTables
 
 KEYS = ["gpus", "seq"]
 SOURCE = ["sure", "source"]
 
 
-def throughput(sweep: Sweep) -> DataFrame:
+def throughput(sweep: SweepTables) -> DataFrame:
     """Tokens per second and memory per GPU by number of GPUs and sequence; `OOM` as printed."""
     figures = (
         published("LASP s")
@@ -42,7 +42,7 @@ def throughput(sweep: Sweep) -> DataFrame:
     return beside(measured, figures, on=KEYS).sort_values(KEYS)
 
 
-def longest_sequence(sweep: Sweep) -> DataFrame:
+def longest_sequence(sweep: SweepTables) -> DataFrame:
     """Longest sequence by number of GPUs, and the first length that ran out of memory."""
     figures = (
         published("LASP", metric="max_sequence")
@@ -52,7 +52,7 @@ def longest_sequence(sweep: Sweep) -> DataFrame:
     return beside(longest(sequence_rows(sweep.cells)), figures, on=["method", "gpus"])
 
 
-def convergence(sweep: Sweep) -> DataFrame:
+def convergence(sweep: SweepTables) -> DataFrame:
     """Loss with and without LASP; the measured columns are plain and LASP cells of the sweep."""
     figures = published("LASP README", "convergence").assign(
         with_lasp=lambda t: t["system"].str.startswith("LASP"),
@@ -65,7 +65,7 @@ def convergence(sweep: Sweep) -> DataFrame:
     return printed.assign(difference=lambda t: t["loss_lasp"] - t["loss_plain"])
 
 
-def claims(sweep: Sweep) -> DataFrame:
+def claims(sweep: SweepTables) -> DataFrame:
     """What the abstracts of LASP and LASP-2 claim."""
     figures = published(r"LASP.*arXiv")
     return figures[["system", "metric", "value", "unit", "conditions", *SOURCE]]

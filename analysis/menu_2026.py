@@ -11,16 +11,16 @@ from pandas import DataFrame, to_numeric
 
 from analysis.study import main, with_conditions
 from vitsweep.tables.formatting import missing, number
-from vitsweep.tables.load import Sweep
 from vitsweep.tables.names import varying
 from vitsweep.tables.published import published
+from vitsweep.tables.sweep_tables import SweepTables
 
 SOURCE = ["sure", "source"]
 CONDITIONS = ("model", "world_size", "device", "images_per_step", "resolution_px", "num_tokens")
 """Settings that the conditions of a row say already."""
 
 
-def throughput(sweep: Sweep) -> DataFrame:
+def throughput(sweep: SweepTables) -> DataFrame:
     """Published settings, then the measured cells, each by MFU, the largest first.
 
     `doubt` is `about` where the source rounds, or says no more than "1 day".
@@ -61,7 +61,7 @@ def _with_settings(cells: DataFrame) -> list[str]:
     ]
 
 
-def techniques(sweep: Sweep) -> DataFrame:
+def techniques(sweep: SweepTables) -> DataFrame:
     """Times and memory with and without single techniques, as their sources print them."""
     figures = published(experiment="menu_2026")
     return figures[["system", "metric", "value", "unit", "conditions", *SOURCE]]

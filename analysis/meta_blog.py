@@ -11,12 +11,12 @@ from pandas import DataFrame, Series
 
 from analysis.study import main, with_conditions
 from vitsweep.tables.budget import epoch_hours
-from vitsweep.tables.load import Sweep
 from vitsweep.tables.names import with_changes
 from vitsweep.tables.optimizer_steps import optimizer_steps
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.published import beside, published
 from vitsweep.tables.scaling import scaling_efficiency
+from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import KEY, row_keys
 from vitsweep.tables.waterfall import waterfall
 
@@ -34,7 +34,7 @@ TECHNIQUES = {"precision", "sharding", "optimizer", "classifier"}
 OPTIMIZER = "family implementation optimizer_ms step_ratio step_time_ms speedup claim".split()
 
 
-def cumulative(sweep: Sweep) -> DataFrame:
+def cumulative(sweep: SweepTables) -> DataFrame:
     """Each technique on top of those before it; nothing of this was published."""
     steps = waterfall(sweep.runs, sweep.baselines)
     measured = sweep.cells[[*KEY, "model_tflops_per_rank"]]
@@ -55,7 +55,7 @@ def cumulative(sweep: Sweep) -> DataFrame:
     )
 
 
-def settings(sweep: Sweep) -> DataFrame:
+def settings(sweep: SweepTables) -> DataFrame:
     """The three settings with a published speedup; of several fitting cells the fullest one."""
     changed = with_changes(sweep.cells).pipe(with_conditions)
     rows = [_fullest(changed, which).assign(experiment=name) for name, which in SETTINGS.items()]
@@ -71,7 +71,7 @@ def settings(sweep: Sweep) -> DataFrame:
     return beside(measured, _figures("speedup$"), on=["experiment"])
 
 
-def epochs(sweep: Sweep) -> DataFrame:
+def epochs(sweep: SweepTables) -> DataFrame:
     """Hours per ImageNet-1k epoch of the baseline and of the cell with the most techniques."""
     hours = epoch_hours(sweep.cells)
     optimized = _fullest(with_changes(sweep.cells), "speedup.notna() and claim != 'baseline'")
@@ -95,7 +95,7 @@ def epochs(sweep: Sweep) -> DataFrame:
     return beside(measured[columns], figures, on=["system"])
 
 
-def gpu_scaling(sweep: Sweep) -> DataFrame:
+def gpu_scaling(sweep: SweepTables) -> DataFrame:
     """Throughput by number of GPUs, and the speedup over DDP at the same number.
 
     Published at 64 GPUs with all techniques: it stands beside no DDP baseline and no cell that has
@@ -120,7 +120,7 @@ def gpu_scaling(sweep: Sweep) -> DataFrame:
     return beside(measured.astype({"world_size": int}), figures, on=["world_size", "experiment"])
 
 
-def chips(sweep: Sweep) -> DataFrame:
+def chips(sweep: SweepTables) -> DataFrame:
     """Throughput per chip; the published ratio is an optimized A100 over a baseline V100.
 
     It stands beside such a row only, else in a row of its own.
@@ -144,7 +144,7 @@ def chips(sweep: Sweep) -> DataFrame:
     )
 
 
-def optimizer_step(sweep: Sweep) -> DataFrame:
+def optimizer_step(sweep: SweepTables) -> DataFrame:
     """The optimizer step of cells that change nothing else; published loop and foreach times."""
     figures = (
         published("pytorch PR", "optimizer_step")
@@ -162,7 +162,7 @@ def optimizer_step(sweep: Sweep) -> DataFrame:
     return beside(optimizer_steps(alone)[OPTIMIZER], figures, on=["family", "implementation"])
 
 
-def accuracy(sweep: Sweep) -> DataFrame:
+def accuracy(sweep: SweepTables) -> DataFrame:
     """Top-1 of every trained cell; the blog prints an upper bound for what full fp16 loses."""
     trained = sweep.cells.reindex(columns=["cell_id", "precision", "accuracy_top1"]).dropna()
     is_full = trained["precision"].astype(str) == "O3"

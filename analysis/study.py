@@ -14,12 +14,12 @@ from vitsweep.charts import style
 from vitsweep.charts.caption import caption
 from vitsweep.errors import VitsweepError
 from vitsweep.tables.formatting import as_text, markdown, number
-from vitsweep.tables.load import Sweep, read_sweep
+from vitsweep.tables.sweep_tables import SweepTables
 
-Table = Callable[[Sweep], DataFrame]
+Table = Callable[[SweepTables], DataFrame]
 
 
-def sweep_from_environment() -> Sweep:
+def sweep_from_environment() -> SweepTables:
     """Read the folders that the environment variable SWEEP names, `,` between them.
 
     Relative ones start at the root of the checkout: a notebook runs in its own folder, wherever
@@ -29,7 +29,7 @@ def sweep_from_environment() -> Sweep:
         VitsweepError: a folder holds no records.
     """
     folders = os.environ.get("SWEEP", "analysis/sample").split(",")
-    return read_sweep(*(Path(__file__).parents[1] / folder for folder in folders))
+    return SweepTables.read(*(Path(__file__).parents[1] / folder for folder in folders))
 
 
 def conditions(row: Series) -> str:
@@ -61,7 +61,7 @@ def main(title: str, tables: Mapping[str, Table]) -> None:
     )
     folders = parser.parse_args().folders
     try:
-        sweep = read_sweep(*folders)
+        sweep = SweepTables.read(*folders)
     except VitsweepError as error:
         parser.error(str(error))
     console.print(f"# {title}\n\nMeasured: {', '.join(folders)}: {caption(sweep.cells)}\n")

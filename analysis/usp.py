@@ -11,15 +11,15 @@ from pandas import DataFrame
 
 from analysis.sequences import sequence_rows
 from analysis.study import main
-from vitsweep.tables.load import Sweep
 from vitsweep.tables.published import beside, memory_parts, published, with_conditions
+from vitsweep.tables.sweep_tables import SweepTables
 
 PAPER = r"USP arXiv 2405\.07719$"
 SOURCE = ["sure", "source", "conditions"]
 HYBRID = ["seq", "tp", "ulysses_degree", "ring_degree"]
 
 
-def attention(sweep: Sweep) -> DataFrame:
+def attention(sweep: SweepTables) -> DataFrame:
     """Iterations of one attention call per second, by sequence and degrees; steps/s of the sweep."""
     keys = ["seq", "ulysses_degree", "ring_degree"]
     figures = (
@@ -38,7 +38,7 @@ def attention(sweep: Sweep) -> DataFrame:
     ).sort_values(keys)
 
 
-def hybrid(sweep: Sweep) -> DataFrame:
+def hybrid(sweep: SweepTables) -> DataFrame:
     """TFLOP/s per GPU and MFU by sequence, tensor, Ulysses and ring degree."""
     printed = published(PAPER, "llama").pipe(with_conditions).dropna(subset=["tp"])
     figures = (
@@ -54,7 +54,7 @@ def hybrid(sweep: Sweep) -> DataFrame:
     return beside(spread.reindex(columns=columns), figures, on=HYBRID).sort_values(HYBRID)
 
 
-def costs(sweep: Sweep) -> DataFrame:
+def costs(sweep: SweepTables) -> DataFrame:
     """Table 2 as printed: communication and memory of one block, forward and backward."""
     table = published("Table 2", "cost").query("source.str.startswith('USP')")
     return (
@@ -64,17 +64,17 @@ def costs(sweep: Sweep) -> DataFrame:
     )
 
 
-def memory(sweep: Sweep) -> DataFrame:
+def memory(sweep: SweepTables) -> DataFrame:
     """Parts of a rank's memory as measured, beside table 2 with the parts of one rank put in."""
     return memory_parts(sweep.cells)
 
 
-def headline(sweep: Sweep) -> DataFrame:
+def headline(sweep: SweepTables) -> DataFrame:
     """The abstract's maximum."""
     return published(PAPER, metric="mfu").query("unit == '%'")[["metric", "value", "unit", *SOURCE]]
 
 
-def repositories(sweep: Sweep) -> DataFrame:
+def repositories(sweep: SweepTables) -> DataFrame:
     """Attention calls timed in the repositories themselves; nothing of a training step."""
     figures = published("yunchang|ring-flash-attention|Ring Attention|DeepSpeed-Ulysses")
     return figures[["system", "experiment", "metric", "value", "unit", *SOURCE]]

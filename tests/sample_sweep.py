@@ -12,7 +12,7 @@ from tests.builders import run
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.cells import cells
-from vitsweep.tables.load import Sweep
+from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.tidy import tidy
 
 BLOCKS = 5
@@ -186,11 +186,11 @@ def records_of(name: str) -> list[RunRecord]:
 
 
 @cache
-def sweep(name: str) -> Sweep:
+def sweep(name: str) -> SweepTables:
     """One of the three sweeps, without a folder."""
     records = records_of(name)
     runs, baselines = DataFrame([r.row() for r in records]), baselines_of(name, records)
-    return Sweep(tidy(runs), baselines, tidy(cells(runs, baselines)))
+    return SweepTables.from_runs(tidy(runs), baselines, tidy(cells(runs, baselines)))
 
 
 def write_all(folder: Path) -> dict[str, Store]:

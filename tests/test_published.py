@@ -12,8 +12,8 @@ from tests import sample_sweep
 from tests.builders import run, table
 from vitsweep.tables.cells import cells
 from vitsweep.tables.formatting import as_text
-from vitsweep.tables.load import Sweep
 from vitsweep.tables.published import SURENESS, conditions, published
+from vitsweep.tables.sweep_tables import SweepTables
 
 STUDIES = {
     "Meta AI blog|pytorch PR #": meta_blog,
@@ -144,7 +144,9 @@ def test_video_cells_stand_beside_the_plot_by_temporal_spatial_and_degree():
         run("d", "b0", 3.0, sequence_parallel="dsp", **video, **{"mesh.sequence": 2}),
         run("u", "b0", 2.0, sequence_parallel="ulysses", **video, **{"mesh.ulysses": 2}),
     )
-    rows = dsp.end_to_end(Sweep(runs, {}, cells(runs, {}))).set_index(["temporal", "spatial", "sp"])
+    rows = dsp.end_to_end(SweepTables.from_runs(runs, {}, cells(runs, {}))).set_index(
+        ["temporal", "spatial", "sp"]
+    )
     assert rows.loc[(64, 4096, 2), "ratio"] == pytest.approx(1.5)
     assert rows.loc[(64, 4096, 2), "published_ratio"] == pytest.approx(0.985 / 0.69)
     assert rows["ratio"].notna().sum() == 1

@@ -21,8 +21,7 @@ from vitsweep.report.html import write_report
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.accuracy import MARGIN, mean_curve
-from vitsweep.tables.load import Sweep, read_sweep, sweep_of
-from vitsweep.tables.replicates import replicates
+from vitsweep.tables.sweep_tables import SweepTables
 
 TOPS = {"fp32": (0.40, 0.60, 0.70), "bf16": (0.40, 0.58, 0.69)}
 SPREAD = (0.00, 0.03, -0.03)
@@ -74,13 +73,14 @@ def written(folder: Path, records: list[RunRecord], base: str = "fp32", key: str
     return store
 
 
-def repeated(store: Store) -> Sweep:
+def repeated(store: Store) -> SweepTables:
     """The sweep as the report draws it: one row per setting."""
-    sweep = sweep_of(store)
-    return replace(sweep, cells=replicates(sweep.cells, "seed"))
+    found = SweepTables.of(store)
+    assert len(found.replicates)
+    return found
 
 
-def curves_of(sweep: Sweep) -> Figure:
+def curves_of(sweep: SweepTables) -> Figure:
     return style.settled(training_curves.draw(chart_data.trainings(sweep)))
 
 
@@ -122,7 +122,7 @@ def test_the_target_is_a_dashed_line(tmp_path: Path) -> None:
 
 
 def test_seeds_that_are_no_replicates_are_one_line_too(tmp_path: Path) -> None:
-    figure = curves_of(sweep_of(written(tmp_path / "two", two_settings(), key="")))
+    figure = curves_of(SweepTables.of(written(tmp_path / "two", two_settings(), key="")))
     assert legend(figure) == ["bf16", "fp32", "thin: one training"]
     assert line(figure.axes[0], "fp32").get_ydata() == pytest.approx([40, 60, 70])
 
@@ -132,7 +132,7 @@ def test_settings_that_differ_in_a_number_only_are_lines_of_other_colours(tmp_pa
         trained(f"c{images}", 0, (0.3, 0.5), precision="fp32", images_per_step=images)
         for images in (32, 64, 128)
     ]
-    figure = curves_of(sweep_of(written(tmp_path / "sizes", records, base="c32")))
+    figure = curves_of(SweepTables.of(written(tmp_path / "sizes", records, base="c32")))
     lines = [line(figure.axes[0], f"{images} images") for images in (32, 64, 128)]
     assert len({to_hex(found.get_color()) for found in lines}) == 3
     assert not thin(figure.axes[0]), "a single training is its mean"
@@ -149,7 +149,9 @@ def test_diverged_trainings_are_named_and_no_part_of_the_mean(tmp_path: Path) ->
 
 
 def test_one_seed_with_one_evaluation_is_a_point(tmp_path: Path) -> None:
-    figure = curves_of(sweep_of(written(tmp_path / "one", [trained("fp32", 0, (0.4,))], key="")))
+    figure = curves_of(
+        SweepTables.of(written(tmp_path / "one", [trained("fp32", 0, (0.4,))], key=""))
+    )
     [only] = [found for found in figure.axes[0].lines if len(found.get_xdata())]
     assert (list(only.get_xdata()), list(only.get_ydata())) == ([10], [40])
     assert only.get_marker() not in ("", "None")
@@ -160,7 +162,7 @@ def test_of_twenty_settings_the_fastest_are_drawn_with_the_baseline(tmp_path: Pa
         trained(f"c{n}", 0, (0.3, 0.5), 30.0 - n, precision="fp32", images_per_step=32 * (n + 1))
         for n in range(20)
     ]
-    figure = curves_of(sweep_of(written(tmp_path / "many", records, base="c0", key="")))
+    figure = curves_of(SweepTables.of(written(tmp_path / "many", records, base="c0", key="")))
     shown = figure.axes[-1].get_legend()
     assert shown.get_title().get_text() == "8 fastest of 20 and the baseline"
     assert len(shown.get_texts()) == 9
@@ -187,14 +189,14 @@ def test_a_record_without_a_curve_beside_others_is_left_out_alone(tmp_path: Path
 
 def test_without_training_there_is_no_chart(tmp_path: Path) -> None:
     store = written(tmp_path / "speed", [run("fp32-0"), run("bf16-0", precision="bf16")], key="")
-    assert chart_data.trainings(sweep_of(store)).empty
-    assert chart_data.trainings(Sweep(DataFrame(), {}, DataFrame())).empty
+    assert chart_data.trainings(SweepTables.of(store)).empty
+    assert chart_data.trainings(SweepTables.from_runs(DataFrame(), {}, DataFrame())).empty
 
 
 def test_several_sweeps_read_as_one_keep_their_curves(tmp_path: Path) -> None:
     for name in ("first", "second"):
         written(tmp_path / name, two_settings())
-    found = chart_data.trainings(read_sweep(tmp_path / "first", tmp_path / "second"))
+    found = chart_data.trainings(SweepTables.read(tmp_path / "first", tmp_path / "second"))
     assert set(found["sweep"]) == {"first", "second"}
     assert found["curves"].map(len).eq(1).all()
 
@@ -232,7 +234,7 @@ def whiskers(figure: Figure) -> dict[str, list[float]]:
 
 
 def test_whiskers_beside_speed_are_the_paired_interval_of_the_difference(tmp_path: Path) -> None:
-    settings = repeated(written(tmp_path / "two", two_settings())).cells
+    settings = repeated(written(tmp_path / "two", two_settings())).replicates
     row = settings.set_index("precision").loc["bf16"]
     found = whiskers(accuracy.draw(settings))
     assert list(found) == [style.colour("precision", "bf16")], "the baseline has none"
@@ -244,11 +246,13 @@ def test_whiskers_beside_speed_are_the_paired_interval_of_the_difference(tmp_pat
 
 def test_too_few_pairs_have_no_whisker(tmp_path: Path) -> None:
     records = [record for record in two_settings() if not record.cell_id.endswith("2")]
-    assert whiskers(accuracy.draw(repeated(written(tmp_path / "few", records)).cells)) == {}
+    assert whiskers(accuracy.draw(repeated(written(tmp_path / "few", records)).replicates)) == {}
 
 
 def test_band_and_markers_are_explained_in_the_image(tmp_path: Path) -> None:
-    figure = style.settled(accuracy.draw(repeated(written(tmp_path / "two", two_settings())).cells))
+    figure = style.settled(
+        accuracy.draw(repeated(written(tmp_path / "two", two_settings())).replicates)
+    )
     [key] = figure.legends
     points = f"{100 * MARGIN:g} points"
     assert {text.get_text() for text in key.get_texts()} >= {
@@ -265,7 +269,7 @@ def test_a_setting_that_never_reached_the_target_and_diverged_leaves_room_for_th
     tmp_path: Path,
 ) -> None:
     records = [*two_settings(), *(diverged("O3", seed) for seed in range(3))]
-    found = repeated(written(tmp_path / "lost", records)).cells
+    found = repeated(written(tmp_path / "lost", records)).replicates
     figure = style.settled(accuracy.draw(found))
     assert "O3: diverged" in legend(figure)
     assert figure.axes[0].get_position().width > 0.4

@@ -15,12 +15,12 @@ from vitsweep.report import chart_data
 from vitsweep.report.figures import CHARTS
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import effects as effects_table
-from vitsweep.tables.load import Sweep
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.roofline import roofline as roofline_table
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.scaling_fit import predicted_scaling
 from vitsweep.tables.sweep_diff import changed_speedups
+from vitsweep.tables.sweep_tables import SweepTables
 
 
 def labels(axes):
@@ -60,7 +60,7 @@ def test_without_a_fit_the_chart_is_as_before():
 
 def test_the_report_takes_the_fits_along():
     runs = curve(amdahl, constant(64), blocks=4, noise=0.01)
-    found = Sweep(runs, {}, cells(runs, {}))
+    found = SweepTables.from_runs(runs, {}, cells(runs, {}))
     chart = next(c for c in CHARTS if c.name == "scaling")
     figure = chart.draw(chart.table(found))
     assert "fit: Amdahl's law" in labels(figure.axes[1])
@@ -119,11 +119,15 @@ def test_effects_have_a_row_per_technique_and_name_the_company_that_changes_them
 def test_effects_are_in_the_report_only_where_choices_were_crossed():
     logs, specs = grid(LEVELS, AVERAGE, TOGETHER)
     runs, baselines = simulated(logs, specs, normal(0.01))
-    assert len(chart_data.technique_effects(Sweep(runs, baselines, cells(runs, baselines))))
+    assert len(
+        chart_data.technique_effects(SweepTables.from_runs(runs, baselines, cells(runs, baselines)))
+    )
     alone = {"base": {}, "O1": {"precision": "O1"}, "fsdp": {"sharding": "fsdp"}}
     truth = {"base": 1.0, "O1": 1.3, "fsdp": 0.9}
     runs, baselines = simulate(truth, normal(0.01), np.random.default_rng(0), specs=alone)
-    assert chart_data.technique_effects(Sweep(runs, baselines, cells(runs, baselines))).empty
+    assert chart_data.technique_effects(
+        SweepTables.from_runs(runs, baselines, cells(runs, baselines))
+    ).empty
 
 
 def test_two_days_show_both_speedups_and_the_size_of_what_changed():

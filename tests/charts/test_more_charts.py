@@ -31,9 +31,9 @@ from vitsweep.results.store import Store
 from vitsweep.tables import budget
 from vitsweep.tables import communication as communication_table
 from vitsweep.tables.cells import cells
-from vitsweep.tables.load import read_sweep, sweep_of
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.per_chip import per_chip as per_chip_table
+from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.waterfall import waterfall as waterfall_table
 
 
@@ -131,9 +131,8 @@ def test_the_baseline_is_grey_in_lines_and_bars(curves):
 def test_a_class_token_more_or_less_is_no_length():
     cells = sweep("speedups").cells
     lengths = [49, 50, 65] + [50] * (len(cells) - 3)
-    assert chart_data.lengths(
-        replace(sweep("speedups"), cells=cells.assign(num_tokens=lengths))
-    ).empty
+    runs, other = sweep("speedups").runs, cells.assign(num_tokens=lengths)
+    assert chart_data.lengths(SweepTables.from_runs(runs, {}, other)).empty
 
 
 def test_chips_are_relative_to_the_reference():
@@ -254,7 +253,7 @@ def test_scaling_is_drawn_beside_cells_that_were_refused_or_died(tmp_path):
         (store.cell(name) / "record.json").write_text(json.dumps(refused))
     baselines = baselines_of(store.name, records_of("scaling"))
     store.append_command({"baselines": baselines | {"bad": None, "nothing": None}, "command": "x"})
-    for read in (read_sweep(store.root), sweep_of(store)):
+    for read in (SweepTables.read(store.root), SweepTables.of(store)):
         drawn_too = {
             chart.name: caption for chart, _, caption in drawn(read)
         }  # a warning is an error

@@ -4,17 +4,23 @@ import json
 import re
 import shutil
 import subprocess
+from cProfile import Profile
+from pathlib import Path
+from pstats import Stats
 
 import pandas as pd
 import pytest
 
 from tests.builders import run
+from tests.sample_sweep import records_of, write
 from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers
 from vitsweep.report.html import render, write_report
+from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.load import cells_of
+from vitsweep.tables.sweep_tables import SweepTables
 
 BASELINES = {"base": "base", "fast": "base", "dead": "base", "bad": None}
 
@@ -209,11 +215,9 @@ def test_a_thousand_rows_sort_and_filter_fluently_in_a_browser(tmp_path):
         **names, claim="faster", speedup=1.5, speedup_low=1.4, speedup_high=1.6, blocks=5
     )
     page = tmp_path / "page.html"
-    page.write_text(
-        render(
-            "big", table.assign(num_pairs=5, baseline_cell_id="c0", speedup_note=""), [], []
-        ).replace("</body>", TIMED)
-    )
+    table = table.assign(num_pairs=5, baseline_cell_id="c0", speedup_note="")
+    found = SweepTables.from_runs(pd.DataFrame(), {}, table)
+    page.write_text(render("big", found, []).replace("</body>", TIMED))
     browser = [
         "chromium",
         "--headless",
@@ -227,3 +231,13 @@ def test_a_thousand_rows_sort_and_filter_fluently_in_a_browser(tmp_path):
     milliseconds, rows = re.search(r"<title>(\d+) ms, (\d+) rows</title>", done.stdout).groups()
     assert int(rows) == 500
     assert int(milliseconds) < 1000
+
+
+def test_each_table_is_computed_once_for_views_and_report(tmp_path):
+    store = write(tmp_path / "scaling", records_of("scaling"))
+    tables, seen = SweepTables.of(store), Profile()
+    seen.runcall(lambda: write_report(collect(tables)))
+    calls = {(Path(file).stem, name): n for (file, _, name), (n, *_) in Stats(seen).stats.items()}
+    once = [("cells", "cells"), ("scaling", "scaling_efficiency"), ("waterfall", "waterfall")]
+    once += [("effects", "effects"), ("scaling", "exposed_communication"), ("load", "runs_of")]
+    assert {key: calls.get(key) for key in once} == dict.fromkeys(once, 1)

@@ -27,5 +27,5 @@ def test_several_commands_may_collect_one_sweep_at_once(tmp_path: Path) -> None:
         store.save_run(run(f"cell{cell}"))
     with ThreadPoolExecutor(4) as pool:
         tables = list(pool.map(lambda _: collect(Store(store.root)), range(16)))
-    assert all(len(table) == 4 for table in tables)
+    assert all(len(found.cells) == 4 for found in tables)
     assert not list(store.root.glob("**/.*.draft"))

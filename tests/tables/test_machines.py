@@ -12,13 +12,13 @@ from vitsweep.tables.budget import cost, epoch_hours
 from vitsweep.tables.cells import cells
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.interactions import interactions
-from vitsweep.tables.load import Sweep
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.reasons import coverage
 from vitsweep.tables.render import cell_text
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.speedup import speedup_over
+from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.waterfall import waterfall
 
 SETTINGS = {
@@ -94,7 +94,7 @@ OPTIMIZED = {
 }
 
 
-def chips(*devices: str, world_size: int = 1) -> Sweep:
+def chips(*devices: str, world_size: int = 1) -> SweepTables:
     """Two machines as in `+sweep=meta_chips`: a baseline, a part of the techniques, and all of them."""
     specs = {"base": {}, "part": {"sharding": "fsdp"}, "all": OPTIMIZED}
     runs = table(
@@ -107,7 +107,7 @@ def chips(*devices: str, world_size: int = 1) -> Sweep:
         )
     )  # fmt: skip
     baselines: dict[str, str | None] = dict.fromkeys(specs, "base")
-    return Sweep(runs, baselines, cells(runs, baselines))
+    return SweepTables.from_runs(runs, baselines, cells(runs, baselines))
 
 
 def test_the_study_of_metas_blog_takes_the_folders_of_two_machines():
@@ -129,7 +129,7 @@ def test_the_published_speedup_on_64_gpus_stands_beside_no_baseline_and_no_part_
         s.runs.assign(cell_id=s.runs["cell_id"] + f"-{s.runs['world_size'].iloc[0]}") for s in sweeps
     ], ignore_index=True)  # fmt: skip
     baselines = {c: f"base-{c.partition('-')[2]}" for c in runs["cell_id"].unique()}
-    sweep = Sweep(runs, dict(baselines), cells(runs, baselines))
+    sweep = SweepTables.from_runs(runs, dict(baselines), cells(runs, baselines))
     scaling = meta_blog.gpu_scaling(sweep)
     beside = scaling[scaling["published_value"].notna()]
     assert set(beside["experiment"]) == {"optimized"}

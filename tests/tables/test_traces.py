@@ -17,7 +17,7 @@ from vitsweep.model.resnet import ResNet
 from vitsweep.report import chart_data
 from vitsweep.report.html import write_report
 from vitsweep.results.store import Store
-from vitsweep.tables.load import read_sweep
+from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.traces import spans, traces_of
 
 STEP_MS = {"loop": 9.0, "foreach": 3.0}
@@ -92,7 +92,7 @@ def test_the_latest_trace_of_each_cell_is_found(store: Store) -> None:
 
 
 def test_the_pair_of_a_resnet_under_sgd_is_drawn_the_loop_on_top(store: Store) -> None:
-    table = chart_data.traced_steps(read_sweep(store.root))
+    table = chart_data.traced_steps(SweepTables.read(store.root))
     assert list(dict.fromkeys(table["cell_id"])) == ["resnet_nano-loop", "resnet_nano-foreach"]
     [axes] = chart.draw(table).axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["sgd loop", "sgd foreach"]
@@ -106,7 +106,7 @@ def test_the_pair_of_a_resnet_under_sgd_is_drawn_the_loop_on_top(store: Store) -
 def test_one_implementation_alone_is_no_pair(store: Store) -> None:
     for cell in store.cells.glob("*-foreach"):
         shutil.rmtree(cell / "attempts")
-    assert chart_data.traced_steps(read_sweep(store.root)).empty
+    assert chart_data.traced_steps(SweepTables.read(store.root)).empty
 
 
 def test_the_report_links_every_trace_and_the_links_lead_there(store: Store) -> None:

@@ -265,5 +265,5 @@ def _run(chosen: Sequence[str], folder: str | Path) -> Iterator[Finding]:
 def _only_row(overrides: Sequence[str], folder: str | Path) -> dict[str, object]:
     session = open_session(overrides, Console(quiet=True), folder)
     with measured(session) as result:
-        [row] = rows_of(collected(result), result.plan)
+        [row] = rows_of(collected(result)[1], result.plan)
     return dict(row)

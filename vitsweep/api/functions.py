@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pandas import DataFrame
 from rich.console import Console
@@ -29,6 +29,9 @@ from vitsweep.planning.freeze import store_of
 from vitsweep.planning.limit_search import Search, Searches, limit_of
 from vitsweep.planning.sweep_plan import SweepPlan, all_refused
 from vitsweep.results.trackers import check_tracker
+
+if TYPE_CHECKING:
+    from vitsweep.tables.sweep_tables import SweepTables
 
 # Measuring the cells of a session: what the command line and `vitsweep.sweep` both call.
 
@@ -72,18 +75,21 @@ def require_racing(launcher: object) -> None:
         )
 
 
-def collected(result: LaunchResult) -> DataFrame:
-    """Write the views of the sweep; return one row per cell of the plan, baselines included.
+def collected(result: LaunchResult) -> "tuple[SweepTables, DataFrame]":
+    """Write the views of the sweep.
+
+    Returns:
+        Its tables, and one row per cell of the plan, baselines included.
 
     Raises:
         ImpossibleCellError: every cell is refused.
     """
     from vitsweep.report.views import collect
 
-    table = collect(result.store)
+    tables = collect(result.store)
     if not result.plan.runnable:
         raise all_refused(result.plan)
-    return table[table["cell_id"].isin(result.plan.entries)]
+    return tables, tables.cells[tables.cells["cell_id"].isin(result.plan.entries)]
 
 
 def rows_of(cells: DataFrame, plan: SweepPlan) -> list[Row]:
@@ -131,7 +137,7 @@ def search_limits(session: Session, searches: Searches) -> list[Search]:
             highlight=False,
         )
         with measured(session, probed) as result:
-            rows = rows_of(collect(result.store), result.plan)
+            rows = rows_of(collect(result.store).cells, result.plan)
         if len(rows) != len(probed):
             raise BadValueError(
                 f"{len(probed) - len(rows)} cells of the grid are the same as others; `sweep.limit` "
@@ -187,11 +193,11 @@ def sweep(
         return Sweep(store_of(session.settings))
     with measured(session) as result:
         if not result.submitted:
-            cells = collected(result)
+            tables, cells = collected(result)
             from vitsweep.results.trackers import mirror
-            from vitsweep.tables.notes import empty_metrics_of
+            from vitsweep.tables.notes import empty_metrics
 
-            print_lines(session.console, empty_metrics_of(result.store))
+            print_lines(session.console, empty_metrics(tables.runs))
             rows = [{str(k): v for k, v in row.items()} for row in cells.to_dict("records")]
             if message := mirror(result.store, rows, session.tracker):
                 session.console.print(message, highlight=False)

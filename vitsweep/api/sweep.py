@@ -10,7 +10,7 @@ from vitsweep.results.store import Store, find_sweep
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from vitsweep.tables.load import Sweep as SweepTables
+    from vitsweep.tables.sweep_tables import SweepTables
 
 
 SPEEDUP = (
@@ -93,8 +93,7 @@ class Sweep:
         from vitsweep.report.html import write_report
         from vitsweep.report.views import collect
 
-        collect(self._store)
-        return Report(write_report(self._store))
+        return Report(write_report(collect(self._tables)))
 
     def status(self) -> "DataFrame":
         """Return one row per cell: `cell_id`, `status` and `reason`.
@@ -181,9 +180,9 @@ class Sweep:
 
     @property
     def _tables(self) -> "SweepTables":
-        from vitsweep.tables.load import sweep_of
+        from vitsweep.tables.sweep_tables import SweepTables
 
-        return sweep_of(self._store)
+        return SweepTables.of(self._store)
 
 
 class Report:

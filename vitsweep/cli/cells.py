@@ -12,30 +12,29 @@ from vitsweep.launchers.base import LaunchResult
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store, read_race, sweep_argument
+from vitsweep.results.store import Store, sweep_argument
 from vitsweep.results.trackers import mirror
-from vitsweep.tables.effects import effects, sentences
+from vitsweep.tables.effects import sentences
 from vitsweep.tables.limits import limit_answer, limits, limits_text
-from vitsweep.tables.load import sweep_of
-from vitsweep.tables.notes import empty_metrics_of
+from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.race import has_begun, race_answer, race_lines, race_table, race_text
 from vitsweep.tables.render import BEST, CellTable, as_table
 from vitsweep.tables.replicates import replicate_key, replicates
+from vitsweep.tables.sweep_tables import SweepTables
 
 # What a race shows at its end: answer, table, effects of the techniques, cost, diagnostics.
 
 
-def show_race(store: Store, console: Console) -> str | None:
+def show_race(tables: SweepTables, console: Console) -> str | None:
     """Print the result of a race; return the leader's cell id, None where there is none."""
-    race = read_race(store.root)
+    race, name = tables.race, tables.stores[0].name
     table = race_table(race)
-    console.print(as_table(race_text(table.head(BEST)), f"Race of sweep {store.name}"))
+    console.print(as_table(race_text(table.head(BEST)), f"Race of sweep {name}"))
     if len(table) > BEST:
         console.print(f"{len(table) - BEST} more cells stand in the report.", highlight=False)
-    sweep = sweep_of(store)
     lines = [race_answer(race), *race_lines(race)]
-    if len(sweep.runs) and has_begun(race):
-        lines += sentences(effects(sweep.runs, sweep.baselines))
+    if len(tables.runs) and has_begun(race):
+        lines += sentences(tables.effects)
     print_lines(console, lines)
     return race.get("leader")
 
@@ -62,18 +61,18 @@ def summarize(
     """
     if result.submitted:
         return submitted_rows(result.plan)
-    store, mine = result.store, collected(result)
+    store, (tables, mine) = result.store, collected(result)
     console.print()
     if result.is_race:
-        show_race(store, console)
+        show_race(tables, console)
     else:
         key = replicate_key(store.commands())
         console.print(CellTable(replicates(mine, key) if key else mine, sweep_argument(store)))
-    print_lines(console, empty_metrics_of(store))
+    print_lines(console, empty_metrics(tables.runs))
     if with_report and (mine["status"] == Status.measured).any():
         said = iter(["Drawing the charts of the report."])  # once
         with saying(console, lambda: next(said, "")):
-            page = write_report(store)
+            page = write_report(tables)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
     if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
         console.print(message, highlight=False)
@@ -84,13 +83,14 @@ def summarize(
 
 def summarize_limits(store: Store, key: str, console: Console, *, with_report: bool) -> None:
     """Show the largest value of `key` that each cell of a search could train with."""
-    table = limits(collect(store), key)
+    tables = collect(store)
+    table = limits(tables.cells, key)
     console.print()
     console.print(as_table(limits_text(table, key), f"Limits of sweep {store.name}"))
     console.print(limit_answer(table, key), highlight=False)
-    print_lines(console, empty_metrics_of(store))
+    print_lines(console, empty_metrics(tables.runs))
     if with_report and (table["fits"] > 0).any():
-        console.print(f"Report: {write_report(store)}", highlight=False, soft_wrap=True)
+        console.print(f"Report: {write_report(tables)}", highlight=False, soft_wrap=True)
 
 
 def exit_code(rows: Sequence[Mapping[str, Any]]) -> ExitCode:

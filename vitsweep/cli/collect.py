@@ -49,8 +49,8 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.report.views import collect
     from vitsweep.results.store import find_sweep
     from vitsweep.results.trackers import sync
-    from vitsweep.tables.load import cells_of
-    from vitsweep.tables.notes import empty_metrics_of
+    from vitsweep.tables.notes import empty_metrics
+    from vitsweep.tables.sweep_tables import SweepTables
 
     store = find_sweep(typed.sweep)
     if typed.reconcile:
@@ -59,18 +59,17 @@ def run(arguments: Sequence[str]) -> int:
             record_unfinished(store, store.cell_ids())
     if typed.sync:
         print(sync(store))
-    console = open_console()
+    console, tables = open_console(), SweepTables.of(store)
     try:
-        cells = collect(store)
+        collect(tables)
     except PermissionError as error:
-        cells = cells_of(store)
         print(
             f"`{error.filename}` cannot be written ({error.strerror}): parquet, CSV and report stay as "
             "they were. The table below is of the runs as they are now.",
             file=sys.stderr,
         )
-    console.print(_selected(cells, store, typed))
-    print_lines(console, empty_metrics_of(store))
+    console.print(_selected(tables.cells, store, typed))
+    print_lines(console, empty_metrics(tables.runs))
     for hint in (reconcile_hint(store, poll(store)), killed_hint(store)):
         if hint:
             console.print(hint, highlight=False)

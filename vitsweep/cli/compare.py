@@ -117,12 +117,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _show(pair: PairedComparison, result: ComparisonResult) -> None:
     """Write the views and the report; show the two rows and the sentences."""
-    table, console = collect(pair.store), pair.console
-    rows = table[table["cell_id"].isin(pair.plan.entries)]
+    tables, console = collect(pair.store), pair.console
+    rows = tables.cells[tables.cells["cell_id"].isin(pair.plan.entries)]
     console.print()
     console.print(CellTable(rows, sweep_argument(pair.store)))
     records = [{str(k): v for k, v in row.items()} for row in rows.to_dict("records")]
     mirrored = mirror(pair.store, records, pair.tracker)
     draws = pair.settings.report and (rows["status"] == Status.measured).any()
-    report = f"Report: {write_report(pair.store)}" if draws else ""
+    report = f"Report: {write_report(tables)}" if draws else ""
     print_lines(console, filter(None, [*result.sentences, report, mirrored]))

@@ -11,34 +11,31 @@ from vitsweep.tables import communication as communication_table
 from vitsweep.tables import limits as limits_table
 from vitsweep.tables import optimizer_steps as optimizer_table
 from vitsweep.tables.accuracy import training_curves
-from vitsweep.tables.effects import BASELINE, effects
-from vitsweep.tables.load import Sweep
+from vitsweep.tables.effects import BASELINE
 from vitsweep.tables.names import varying, with_changes
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.race import race_history
 from vitsweep.tables.roofline import roofline
-from vitsweep.tables.scaling import exposed_communication, scaling_efficiency
-from vitsweep.tables.scaling_fit import predicted_scaling
+from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.tidy import ordered
 from vitsweep.tables.traces import optimizer_traces
-from vitsweep.tables.waterfall import waterfall
 
 NOTHING = DataFrame()
 LARGE_IMAGE_PX = 128
 """Smallest images for which hours per ImageNet epoch are shown."""
 
 
-def speedups(sweep: Sweep) -> DataFrame:
+def speedups(tables: SweepTables) -> DataFrame:
     """Return the cells where at least one is compared with another."""
-    return sweep.cells if sweep.cells["speedup"].notna().sum() > 1 else NOTHING
+    return tables.settings if tables.settings["speedup"].notna().sum() > 1 else NOTHING
 
 
-def steps(sweep: Sweep) -> DataFrame:
+def steps(tables: SweepTables) -> DataFrame:
     """Return the waterfall where at least two techniques stand alone or on top of each other."""
-    if any(_mixed(group) for _, group in sweep.cells.groupby("baseline_cell_id")):
+    if any(_mixed(group) for _, group in tables.settings.groupby("baseline_cell_id")):
         return NOTHING
-    table = waterfall(sweep.runs, sweep.baselines)
+    table = tables.waterfall
     return table if table["speedup"].notna().sum() > 2 else NOTHING
 
 
@@ -49,9 +46,9 @@ def two_groups(cells: DataFrame) -> tuple[str, str]:
     return max(pairs, key=lambda pair: len(cells[list(pair)].astype(str).drop_duplicates()))
 
 
-def grid(sweep: Sweep) -> DataFrame:
+def grid(tables: SweepTables) -> DataFrame:
     """Return the cells where two technique groups form a grid that is filled by two thirds."""
-    cells = sweep.cells
+    cells = tables.settings
     if (
         len([c for c in varying(cells) if c in TECHNIQUE_GROUPS]) < 2
         or not cells["speedup"].notna().any()
@@ -63,16 +60,16 @@ def grid(sweep: Sweep) -> DataFrame:
     return cells if combinations >= 4 and combinations >= 2 / 3 * size else NOTHING
 
 
-def phases(sweep: Sweep) -> DataFrame:
+def phases(tables: SweepTables) -> DataFrame:
     """Return the cells where any has a phase."""
-    cells = sweep.cells
+    cells = tables.settings
     known = any(p in cells and cells[p].notna().any() for p in PHASES)
     return cells if known else NOTHING
 
 
-def optimizer_steps(sweep: Sweep) -> DataFrame:
+def optimizer_steps(tables: SweepTables) -> DataFrame:
     """Return optimizer steps of cells that change nothing else, where there are two or more."""
-    changed = with_changes(sweep.cells)
+    changed = with_changes(tables.settings)
     if "optimizer_ms" not in changed or changed.empty:
         return NOTHING
     alone = changed[[all(c.startswith("optimizer=") for c in s) for s in changed["changes"]]]
@@ -82,34 +79,34 @@ def optimizer_steps(sweep: Sweep) -> DataFrame:
     return table if len(table) > 1 and table["implementation"].nunique() > 1 else NOTHING
 
 
-def traced_steps(sweep: Sweep) -> DataFrame:
+def traced_steps(tables: SweepTables) -> DataFrame:
     """Return traced steps where two implementations of one optimizer left a trace."""
-    return optimizer_traces(sweep.cells, sweep.traces)
+    return optimizer_traces(tables.settings, tables.traces)
 
 
-def curves(sweep: Sweep) -> DataFrame:
+def curves(tables: SweepTables) -> DataFrame:
     """Return the scaling curves, where all points ran on one kind of device."""
-    if sweep.cells["world_size"].nunique() < 2 or _mixed(sweep.cells):
+    if tables.settings["world_size"].nunique() < 2 or _mixed(tables.settings):
         return NOTHING
-    table = scaling_efficiency(sweep.runs, sweep.baselines)
-    fits = predicted_scaling(sweep.runs, sweep.baselines)
-    table.attrs["predicted"] = fits.to_dict("records")  # attributes are compared: no tables in them
+    table = tables.scaling.copy()
+    fits = tables.predicted_scaling.to_dict("records")
+    table.attrs["predicted"] = fits  # attributes are compared: no tables in them
     return table
 
 
-def exposed(sweep: Sweep) -> DataFrame:
+def exposed(tables: SweepTables) -> DataFrame:
     """Return how much of the communication is hidden, where scaling curves ran on one kind of device."""
-    if sweep.runs.empty or sweep.cells["world_size"].nunique() < 2 or _mixed(sweep.cells):
+    if tables.runs.empty or tables.settings["world_size"].nunique() < 2 or _mixed(tables.settings):
         return NOTHING
-    return exposed_communication(sweep.runs, sweep.baselines)
+    return tables.exposed_communication
 
 
-def technique_effects(sweep: Sweep) -> DataFrame:
+def technique_effects(tables: SweepTables) -> DataFrame:
     """Return the effects of the techniques that were crossed: measured with several choices of another.
 
     With one other choice only, an average is the plain speedup, which has a chart of its own.
     """
-    table = effects(sweep.runs, sweep.baselines)
+    table = tables.effects
     given = table[(table["kind"] == "given") & table["effect"].notna()]
     other = given["given"].astype(str).str.split("=").str[0]
     counts = given[other != BASELINE].groupby(["technique", other]).size()
@@ -117,87 +114,87 @@ def technique_effects(sweep: Sweep) -> DataFrame:
     return table[table["technique"].isin(crossed)] if len(crossed) > 1 else NOTHING
 
 
-def phases_on_the_roofline(sweep: Sweep) -> DataFrame:
+def phases_on_the_roofline(tables: SweepTables) -> DataFrame:
     """Return rate and intensity of the phases, where FLOPs and parameters were counted."""
-    return roofline(sweep.cells)
+    return roofline(tables.settings)
 
 
-def several_techniques(sweep: Sweep) -> DataFrame:
+def several_techniques(tables: SweepTables) -> DataFrame:
     """Return the scaling curves where there are several to compare."""
-    table = curves(sweep)
+    table = curves(tables)
     return table if len(table) and labels(table).nunique() > 1 else NOTHING
 
 
-def limits(sweep: Sweep) -> DataFrame:
+def limits(tables: SweepTables) -> DataFrame:
     """Return the table of limits, where the sweep searched for one."""
-    if not sweep.limit_key:
+    if not tables.limit_key:
         return NOTHING
-    table = limits_table.limits(sweep.cells, sweep.limit_key)
-    table.attrs["key"] = sweep.limit_key
+    table = limits_table.limits(tables.settings, tables.limit_key)
+    table.attrs["key"] = tables.limit_key
     return table
 
 
-def race(sweep: Sweep) -> DataFrame:
+def race(tables: SweepTables) -> DataFrame:
     """Return the cells of a race with the blocks in which each ran and led."""
-    table = race_history(sweep.race)
+    table = race_history(tables.race)
     return table if len(table) > 1 and (table["runs"] > 0).any() else NOTHING
 
 
-def lengths(sweep: Sweep) -> DataFrame:
+def lengths(tables: SweepTables) -> DataFrame:
     """Return the measured and out-of-memory cells where one method was tried at three lengths."""
-    cells = sweep.cells[sweep.cells["status"].isin([Status.measured, Status.out_of_memory])]
+    cells = tables.settings[tables.settings["status"].isin([Status.measured, Status.out_of_memory])]
     if cells["num_tokens"].nunique() < 3 or cells["tokens_per_second"].isna().all():
         return NOTHING
     tried = cells["num_tokens"].groupby(labels(cells)).nunique()
     return ordered(cells).copy() if tried.max() >= 3 else NOTHING  # in one piece
 
 
-def communication(sweep: Sweep) -> DataFrame:
+def communication(tables: SweepTables) -> DataFrame:
     """Return the bytes sent, where anything was sent."""
-    table = communication_table.communication(sweep.cells)
+    table = communication_table.communication(tables.settings)
     return table[table["bytes_per_step"] > 0]
 
 
-def memory(sweep: Sweep) -> DataFrame:
+def memory(tables: SweepTables) -> DataFrame:
     """Return the cells where peaks are known and more than one cell can be compared."""
-    peaks = budget.with_peak(sweep.cells)["peak_gib"].notna().sum()
-    return sweep.cells if peaks > 1 else NOTHING
+    peaks = budget.with_peak(tables.settings)["peak_gib"].notna().sum()
+    return tables.settings if peaks > 1 else NOTHING
 
 
-def front(sweep: Sweep) -> DataFrame:
+def front(tables: SweepTables) -> DataFrame:
     """Return the Pareto front where three cells of one device have throughput and memory."""
-    if _mixed(sweep.cells):
+    if _mixed(tables.settings):
         return NOTHING
-    enough = budget.measured_with_peak(sweep.cells)["peak_gib"].notna().sum() > 2
-    return pareto_front(sweep.cells, runs=sweep.runs) if enough else NOTHING
+    enough = budget.measured_with_peak(tables.settings)["peak_gib"].notna().sum() > 2
+    return pareto_front(tables.settings, runs=tables.runs) if enough else NOTHING
 
 
-def accuracies(sweep: Sweep) -> DataFrame:
+def accuracies(tables: SweepTables) -> DataFrame:
     """Return the settings with their accuracies, where they were repeated and two were trained."""
-    cells = sweep.cells
+    cells = tables.settings
     if "accuracy_claim" not in cells or _mixed(cells):
         return NOTHING
     trained = cells["accuracy_top1"].notna() & cells["speedup"].notna()
     return cells if trained.sum() > 1 else NOTHING
 
 
-def trainings(sweep: Sweep) -> DataFrame:
+def trainings(tables: SweepTables) -> DataFrame:
     """Return the trained cells with their curves; seconds of two kinds of device have no mean."""
-    if sweep.evaluations.empty or _mixed(sweep.cells):
+    if tables.evaluations.empty or _mixed(tables.settings):
         return NOTHING
-    table = training_curves(sweep.cells, sweep.runs, sweep.evaluations)
+    table = training_curves(tables.settings, tables.runs, tables.evaluations)
     return table if table["curves"].map(bool).any() else NOTHING
 
 
-def epochs(sweep: Sweep) -> DataFrame:
+def epochs(tables: SweepTables) -> DataFrame:
     """Return hours per epoch where images have the size of ImageNet's."""
-    large = sweep.cells[sweep.cells["resolution_px"] >= LARGE_IMAGE_PX]
+    large = tables.settings[tables.settings["resolution_px"] >= LARGE_IMAGE_PX]
     return budget.epoch_hours(large) if len(large) > 1 else NOTHING
 
 
-def chips(sweep: Sweep) -> DataFrame:
+def chips(tables: SweepTables) -> DataFrame:
     """Return throughput per chip where several kinds of device were measured."""
-    return per_chip(sweep.cells) if _mixed(sweep.cells) else NOTHING
+    return per_chip(tables.settings) if _mixed(tables.settings) else NOTHING
 
 
 def _mixed(cells: DataFrame) -> bool:

@@ -32,7 +32,7 @@ from vitsweep.charts import (
 )
 from vitsweep.charts.caption import caption
 from vitsweep.report import chart_data
-from vitsweep.tables.load import Sweep
+from vitsweep.tables.sweep_tables import SweepTables
 
 
 class ChartWarning(UserWarning):
@@ -46,14 +46,14 @@ class Chart:
     Attributes:
         name: file name.
         title: heading.
-        table: sweep -> the table that is drawn; empty where there is nothing to draw.
+        table: tables of a sweep -> the table that is drawn; empty where there is nothing to draw.
         draw: table -> figure.
         reading: how to read it, the first sentences of the caption; may depend on the table.
     """
 
     name: str
     title: str
-    table: Callable[[Sweep], DataFrame]
+    table: Callable[[SweepTables], DataFrame]
     draw: Callable[[DataFrame], Figure]
     reading: str | Callable[[DataFrame], str]
 
@@ -117,17 +117,17 @@ CHARTS = (
 )  # fmt: skip
 
 
-def drawn(sweep: Sweep) -> Iterator[tuple[Chart, Figure, str]]:
+def drawn(tables: SweepTables) -> Iterator[tuple[Chart, Figure, str]]:
     """Yield chart, figure and caption for every chart that the sweep has the columns for."""
-    if sweep.runs.empty:
+    if tables.runs.empty:
         return
     for chart in CHARTS:
         try:
-            table = chart.table(sweep)
+            table = chart.table(tables)
             if len(table):
                 figure = style.settled(chart.draw(table))
                 reading = chart.reading if isinstance(chart.reading, str) else chart.reading(table)
-                yield chart, figure, f"{reading} {caption(sweep.cells)}."
+                yield chart, figure, f"{reading} {caption(tables.settings)}."
         except Exception as error:  # a failing chart must not prevent the report of a long sweep
             text = f"the chart `{chart.name}` could not be drawn: {type(error).__name__}: {error}"
             warnings.warn(text, ChartWarning, stacklevel=2)

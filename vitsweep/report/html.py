@@ -4,8 +4,7 @@ import base64
 import gzip
 import json
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Hashable
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
@@ -31,16 +30,16 @@ from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.compile_cost import repayments
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.formatting import any_value, markdown, missing, plain, text_columns, values
-from vitsweep.tables.limits import limit_answer, limit_key, limits, limits_text
-from vitsweep.tables.load import Sweep, sweep_of
+from vitsweep.tables.limits import limit_answer, limits_text
 from vitsweep.tables.names import CHOICES, cell_names, environment_columns, metric_columns, varying
 from vitsweep.tables.notes import empty_metrics, half_precision_note
 from vitsweep.tables.prediction import prediction_sentence, predictions_text
 from vitsweep.tables.race import race_answer, race_lines, race_table, race_text
 from vitsweep.tables.reasons import counts, coverage, unmeasured_lines
 from vitsweep.tables.render import cell_text, ranked
-from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
+from vitsweep.tables.replicates import replicates_answer
 from vitsweep.tables.scaling import exposed_text
+from vitsweep.tables.sweep_tables import SweepTables, tables_of
 from vitsweep.tables.valid_runs import checked_cells
 
 # The interactive chart of the report: any two numbers against each other, by any choice.
@@ -84,121 +83,97 @@ def _plotly_code() -> str:
 FEW_VALUES = 3
 
 
-def write_report(store: Store | Path) -> Path:
+def write_report(source: SweepTables | Store | Path) -> Path:
     """Write `report/` of a sweep folder and return the path of its `index.html`.
 
     Beside it: `table.md`, `cells.csv`, `coverage.csv`, every chart as PNG and SVG, `limits.csv` where the
     sweep looked for a limit, `race.csv` where it raced, `replicates.csv` where it repeated settings, and
     `exposed_communication.csv` where scaling was measured.
 
+    Args:
+        source: tables of one sweep, or its folder.
+
     Raises:
         VitsweepError: the folder holds no cells.
     """
-    store = store if isinstance(store, Store) else Store(store)
-    sweep = sweep_of(store)
-    cells = sweep.cells
+    tables = tables_of(source)
+    [store], cells = tables.stores, tables.cells
     if cells.empty:
         raise VitsweepError(f"`{store.root}` holds no records: nothing to report.")
     folder = store.root / "report"
     folder.mkdir(parents=True, exist_ok=True)
-    repeated_key = replicate_key(store.commands())
-    repeated = replicates(cells, repeated_key)
-    drawn_cells = repeated if len(repeated) else cells
-    charts = [_saved(folder, *found) for found in drawn(replace(sweep, cells=drawn_cells))]
+    charts = [_saved(folder, *found) for found in drawn(tables)]
     write_atomically(folder / "cells.csv", cells.to_csv(index=False))
     write_atomically(folder / "coverage.csv", coverage(cells).to_csv(index=False))
-    tables = [repeated, cells] if len(repeated) else [cells]
-    write_atomically(folder / "table.md", "\n".join(markdown(cell_text(t)) for t in tables))
-    if sweep.limit_key:
-        found = limits(cells, sweep.limit_key)
-        write_atomically(folder / "limits.csv", found.to_csv(index=False))
-    if sweep.race:
-        write_atomically(folder / "race.csv", race_table(sweep.race).to_csv(index=False))
+    repeated = tables.replicates
+    shown = [repeated, cells] if len(repeated) else [cells]
+    write_atomically(folder / "table.md", "\n".join(markdown(cell_text(t)) for t in shown))
+    if tables.limit_key:
+        write_atomically(folder / "limits.csv", tables.limits.to_csv(index=False))
+    if tables.race:
+        write_atomically(folder / "race.csv", race_table(tables.race).to_csv(index=False))
     if len(repeated):
         write_atomically(folder / "replicates.csv", repeated.to_csv(index=False))
     else:
         (folder / "replicates.csv").unlink(missing_ok=True)  # of an earlier command
-    exposed = _exposed(sweep)
+    exposed = _exposed(tables)
     if len(exposed):
         write_atomically(folder / "exposed_communication.csv", exposed.to_csv(index=False))
-    pairs = recorded_comparisons(sweep.runs, store.commands())
-    text = render(
-        store.name,
-        cells,
-        store.commands(),
-        charts,
-        traces=_traces(sweep),
-        diagnosed=_diagnosed(sweep),
-        comparisons=[sentence for pair in pairs for sentence in pair.sentences],
-        exposed=exposed,
-        race=sweep.race,
-        notes=empty_metrics(sweep.runs),
-    )
     page = folder / "index.html"
-    write_atomically(page, text)
+    write_atomically(page, render(store.name, tables, charts, exposed))
     return page
 
 
 def render(
     name: str,
-    cells: DataFrame,
-    commands: list[dict[str, Any]],
+    tables: SweepTables,
     charts: list[dict[str, Any]],
-    traces: Sequence[tuple[str, str]] = (),
-    diagnosed: DataFrame | None = None,
-    comparisons: Sequence[str] = (),
     exposed: DataFrame = chart_data.NOTHING,
-    race: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
 ) -> str:
     """Return the page as text.
 
     Args:
         name: name of the sweep.
-        cells: one row per cell.
-        commands: the sweep's commands, oldest first.
+        tables: of the sweep.
         charts: name, title, caption and SVG of each chart.
-        traces: names of cells and the paths of their traces from the page.
-        diagnosed: table of `tables.diagnostics`.
-        comparisons: sentences about the pairs that `compare` measured.
-        exposed: table of `tables.exposed_communication`.
-        race: `race.json` of the sweep, where there was one.
-        notes: sentences about columns that lack values.
+        exposed: the exposed communication that is shown.
     """
-    latest = commands[-1] if commands else {}
-    key = limit_key(commands)
-    found = limits(cells, key)
-    repeated_key = replicate_key(commands)
-    repeated = replicates(cells, repeated_key)
+    cells, repeated, race = tables.cells, tables.replicates, tables.race
+    latest = tables.commands[-1] if tables.commands else {}
+    key = tables.limit_key
     other_answer = [replicates_answer(repeated)] if len(repeated) else []
     if race and latest.get("search") == "race":
         other_answer = [race_answer(race), *race_lines(race)]
+    pairs = recorded_comparisons(tables.runs, tables.commands)
     context = {
         "name": name,
-        "question": latest.get("question") or question(_asked_for(cells, latest), repeated_key),
-        "answers": [limit_answer(found, key)]
+        "question": latest.get("question")
+        or question(_asked_for(cells, latest), tables.replicate_key),
+        "answers": [limit_answer(tables.limits, key)]
         if key
         else other_answer
         or [*answers(cells), *filter(None, [half_precision_note(cells)]), *repayments(cells)],
-        "comparisons": comparisons,
+        "comparisons": [sentence for pair in pairs for sentence in pair.sentences],
         "exposed": exposed_text(exposed).to_dict("split"),
-        "limits": limits_text(found, key).to_dict("split") if key else None,
+        "limits": limits_text(tables.limits, key).to_dict("split") if key else None,
         "race": race_text(race_table(race)).to_dict("split") if race else None,
         "replicates": cell_text(repeated, wide=True).to_dict("split") if len(repeated) else None,
-        "replicated": repeated_key,
+        "replicated": tables.replicate_key,
         "predictions": predictions_text(cells).to_dict("split"),
         "predicted": prediction_sentence(cells),
         "table": table(cells),
         "numeric": tuple(headings(cells)),
         "charts": charts,
-        "explorer": explorer(repeated if len(repeated) else cells),
-        "traces": traces,
-        "diagnostics": [] if diagnosed is None else diagnosed.to_dict("records"),
+        "explorer": explorer(tables.settings),
+        "traces": _traces(tables),
+        "diagnostics": _diagnosed(tables),
         "counts": counts(cells).to_dict("records"),
         "unmeasured": unmeasured_lines(checked_cells(cells, "reason")),
-        "notes": notes,
+        "notes": empty_metrics(tables.runs),
         "environment": environment(cells),
-        "commands": list(dict.fromkeys(str(c["command"]) for c in commands if c.get("command"))),
+        "commands": list(
+            dict.fromkeys(str(c["command"]) for c in tables.commands if c.get("command"))
+        ),
         "metrics": [m for m in known_metrics(cells).values() if m.column in cells],
     }
     environment_ = Environment(
@@ -236,22 +211,24 @@ def environment(cells: DataFrame) -> list[tuple[str, str]]:
     return [(c, text) for c in environment_columns(cells) if (text := _values(cells[c], c))]
 
 
-def _diagnosed(sweep: Sweep) -> DataFrame | None:
-    return diagnostics(sweep.runs, sweep.baselines) if len(sweep.runs) else None
+def _diagnosed(tables: SweepTables) -> list[dict[Hashable, Any]]:
+    if tables.runs.empty:
+        return []
+    return diagnostics(tables.runs, tables.baselines).to_dict("records")
 
 
-def _exposed(sweep: Sweep) -> DataFrame:
+def _exposed(tables: SweepTables) -> DataFrame:
     try:
-        return chart_data.exposed(sweep)
+        return chart_data.exposed(tables)
     except VitsweepError as error:  # must not prevent the report of a long sweep
         warnings.warn(f"no table of exposed communication: {error}", ChartWarning, stacklevel=2)
         return chart_data.NOTHING
 
 
-def _traces(sweep: Sweep) -> list[tuple[str, str]]:
+def _traces(tables: SweepTables) -> list[tuple[str, str]]:
     """Return the name of each traced cell and the path of its trace, relative to the page."""
-    names = dict(zip(sweep.cells["cell_id"], cell_names(sweep.cells), strict=True))
-    found = [(name, sweep.traces[cell]) for cell, name in names.items() if cell in sweep.traces]
+    names = dict(zip(tables.cells["cell_id"], cell_names(tables.cells), strict=True))
+    found = [(name, tables.traces[cell]) for cell, name in names.items() if cell in tables.traces]
     return [(name, f"../{path.relative_to(path.parents[4])}") for name, path in found]
 
 

@@ -20,9 +20,9 @@ from vitsweep.tables.formatting import (
     values,
     with_interval,
 )
-from vitsweep.tables.load import Sweep, sweep_of
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.sweep_diff import changed_speedups, changes_in_words
+from vitsweep.tables.sweep_tables import SweepTables
 
 NUMERIC = ("img/s A", "img/s B", "speedup A", "speedup B", "B over A", "blocks A", "blocks B")
 
@@ -39,7 +39,7 @@ def write_comparison_report(store_a: Store | Path, store_b: Store | Path) -> Pat
     a, b = (s if isinstance(s, Store) else Store(s) for s in (store_a, store_b))
     if a.root.resolve() == b.root.resolve():
         raise VitsweepError(f"`{a.root}` is named twice: a comparison needs two sweep folders.")
-    sweeps = {"A": sweep_of(a), "B": sweep_of(b)}
+    sweeps = {"A": SweepTables.of(a), "B": SweepTables.of(b)}
     for store, sweep in zip((a, b), sweeps.values(), strict=True):
         if sweep.runs.empty:
             raise VitsweepError(f"`{store.root}` holds no runs: nothing to compare.")
@@ -100,7 +100,7 @@ _SHOWN: dict[str, Column] = {
 }
 
 
-def _names(sweeps: dict[str, Sweep]) -> dict[str, str]:
+def _names(sweeps: dict[str, SweepTables]) -> dict[str, str]:
     """Return what cells are called; those of B by what varies in B."""
     found: dict[str, str] = {}
     for sweep in sweeps.values():

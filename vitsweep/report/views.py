@@ -1,6 +1,7 @@
 """The parquet and CSV files of a sweep folder, computed from the records in `cells/`."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +11,26 @@ from pandas import DataFrame
 from vitsweep.files import replacing, write_if_changed
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
-from vitsweep.results.user_metrics import attributes_of
-from vitsweep.tables.load import cells_from, rows_of
-from vitsweep.tables.replicates import replicate_key, replicates
+from vitsweep.tables.sweep_tables import SweepTables, tables_of
 
 
-def collect(store: Store) -> DataFrame:
+def collect(source: SweepTables | Store) -> SweepTables:
     """Write `runs.parquet`, `samples.parquet`, `cells.parquet`, `cells.csv` and each `record.json`.
 
     A sweep with `sweep.replicate` gets `replicates.parquet` and `replicates.csv` as well.
 
     Returns:
-        One row per cell, measured or not.
+        The tables of the sweep, for whatever shows them next.
     """
-    records = list(store.runs())
-    runs = DataFrame(list(rows_of(store, records)))
-    runs.attrs.update(attributes_of(store))
-    table = cells_from(store, runs)
-    _write_parquet(runs, store.root / "runs.parquet")
+    tables = tables_of(source)
+    [store], table = tables.stores, tables.cells
+    records = tables.records
+    _write_parquet(tables.every_run, store.root / "runs.parquet")
     _write_parquet(samples(records), store.root / "samples.parquet")
     _write_parquet(table, store.root / "cells.parquet")
     write_if_changed(store.root / "cells.csv", table.to_csv(index=False))
-    if key := replicate_key(store.commands()):
-        repeated = replicates(table, key)
+    if tables.replicate_key:
+        repeated = tables.replicates
         _write_parquet(repeated, store.root / "replicates.parquet")
         write_if_changed(store.root / "replicates.csv", repeated.to_csv(index=False))
     else:  # of an earlier command
@@ -41,10 +39,10 @@ def collect(store: Store) -> DataFrame:
     for row in json.loads(table.to_json(orient="records", date_format="iso")):
         store.keep_row(row)
     store.update_index(records)
-    return table
+    return tables
 
 
-def samples(records: list[RunRecord]) -> DataFrame:
+def samples(records: Iterable[RunRecord]) -> DataFrame:
     """Return the raw step times, one row per run, rank and step."""
     return DataFrame(
         [

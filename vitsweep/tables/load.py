@@ -1,7 +1,6 @@
 """Read sweep folders, parquet files or a W&B project into one table."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -12,22 +11,26 @@ from pyarrow import ArrowInvalid
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import OtherSchemaError, RunRecord, check_schema, column_number
-from vitsweep.results.store import Store, read_race
+from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import attributes_of
-from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.cells import cells
 from vitsweep.tables.comparison import with_comparisons
-from vitsweep.tables.limits import limit_key
 from vitsweep.tables.tidy import tidy
-from vitsweep.tables.traces import traces_of
 from vitsweep.tables.valid_runs import newest_code
 
 # The records of one sweep folder as rows.
 
 
-def runs_of(store: Store) -> DataFrame:
-    """Return one row per run of a store, failed ones included; damaged records cause a warning."""
-    return from_rows(rows_of(store, store.runs()), attributes_of(store))
+def runs_of(store: Store, records: Iterable[RunRecord] | None = None) -> DataFrame:
+    """Return one row per run of a store, failed ones included; damaged records cause a warning.
+
+    Args:
+        store: a sweep folder.
+        records: its records, where they have been read.
+    """
+    return from_rows(
+        rows_of(store, store.runs() if records is None else records), attributes_of(store)
+    )
 
 
 def rows_of(store: Store, records: Iterable[RunRecord]) -> Iterator[dict[str, Any]]:
@@ -78,68 +81,7 @@ def _known(store: Store, cell_id: str) -> dict[str, Any]:
     return choices | values | numbers | row
 
 
-__all__ = ["Source", "Sweep", "cells_of", "load", "read_sweep", "runs_of", "sweep_of", "unrun_of"]
-
 Source = str | Path | Store
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """The runs and cells of one or several sweeps.
-
-    Attributes:
-        runs: one row per run, of each cell's newest code.
-        baselines: cell -> its baseline cell.
-        cells: one row per cell.
-        limit_key: key whose largest value the sweep searched for; empty for a plain grid.
-        traces: cell -> its latest profiler trace.
-        race: `race.json` of the sweep; empty where there was no race.
-        evaluations: one row per evaluation of a training (`tables.training_curves`).
-    """
-
-    runs: DataFrame
-    baselines: dict[str, str | None]
-    cells: DataFrame
-    limit_key: str = ""
-    traces: dict[str, Path] = field(default_factory=dict)
-    race: dict[str, Any] = field(default_factory=dict)
-    evaluations: DataFrame = field(default_factory=DataFrame)
-
-
-def sweep_of(store: Store) -> Sweep:
-    """Return runs and cells of one sweep folder; the runs may be empty."""
-    runs, baselines = runs_of(store), store.baselines()
-    found = cells_from(store, runs)
-    return Sweep(
-        newest_code(runs),
-        baselines,
-        found,
-        limit_key(store.commands()),
-        traces_of(store),
-        read_race(store.root),
-        evaluations_of(store, runs),
-    )
-
-
-def read_sweep(*folders: str | Path) -> Sweep:
-    """Read sweep folders, together as one; blocks of different folders are never paired.
-
-    Raises:
-        VitsweepError: a folder holds no records.
-    """
-    stores = [store for folder in folders for store in _stores(Path(folder))]
-    baselines = {k: v for store in stores for k, v in store.baselines().items()}
-    found = {store: table for store in stores if not (table := runs_of(store)).empty}
-    if not found:
-        raise VitsweepError(f"{', '.join(map(str, folders))}: no run has finished yet.")
-    traces = {k: v for store in stores for k, v in traces_of(store).items()}
-    table = tidy(stacked(list(found.values())))
-    evaluations = pd.concat(
-        [evaluations_of(store, runs) for store, runs in found.items()], ignore_index=True
-    )
-    return Sweep(
-        newest_code(table), baselines, load(*stores), traces=traces, evaluations=evaluations
-    )
 
 
 def load(*sources: Source, rows: Literal["cells", "runs"] = "cells") -> DataFrame:
@@ -172,12 +114,16 @@ def stacked(tables: Sequence[DataFrame]) -> DataFrame:
 
 def cells_of(store: Store) -> DataFrame:
     """Return one row per cell of a store, measured or not."""
-    return cells_from(store, runs_of(store))
+    return cells_from(store, runs_of(store), store.baselines())
 
 
-def cells_from(store: Store, runs: DataFrame) -> DataFrame:
-    """Return one row per cell of a store whose runs have been read."""
-    table = cells(runs, store.baselines(), unrun_of(store), families_of(store))
+def cells_from(
+    store: Store | None, runs: DataFrame, baselines: Mapping[str, str | None]
+) -> DataFrame:
+    """Return one row per cell of a store whose runs have been read; None for runs of no store."""
+    if store is None:
+        return cells(runs, baselines)
+    table = cells(runs, baselines, unrun_of(store), families_of(store))
     return with_comparisons(table, newest_code(runs), store.commands())
 
 
@@ -203,11 +149,12 @@ def _read(source: Source, rows: str) -> Iterator[DataFrame]:
     elif Path(source).is_file():
         yield _from_parquet(Path(source), rows)
     else:
-        for store in _stores(Path(source)):
+        for store in stores_in(Path(source)):
             yield from _read(store, rows)
 
 
-def _stores(folder: Path) -> list[Store]:
+def stores_in(folder: Path) -> list[Store]:
+    """Return the store of a sweep folder, or those of the sweep folders in it."""
     found = (
         [folder]
         if (folder / "cells").is_dir()

@@ -33,7 +33,10 @@ SIZE_FIELDS = ("mesh.", "resources.", "batch.images_per_step", "batch.scope")
 
 
 def scaling_efficiency(
-    runs: DataFrame, baselines: Mapping[str, str | None], mixed_hardware: bool = False
+    runs: DataFrame,
+    baselines: Mapping[str, str | None],
+    mixed_hardware: bool = False,
+    cells_: DataFrame | None = None,
 ) -> DataFrame:
     """Return one row per cell of every scaling curve, smallest world first.
 
@@ -46,12 +49,18 @@ def scaling_efficiency(
     samples, and the interval (Welch's) includes differences between blocks. `speedup` is over the
     cell's own baseline, at the same number of ranks.
 
+    Args:
+        runs: one row per run.
+        baselines: cell -> its baseline cell, or None.
+        mixed_hardware: take points of different devices together.
+        cells_: one row per cell of these runs, where it is there already.
+
     Raises:
         VitsweepError: the points ran on different devices (unless `mixed_hardware`).
     """
     checked = checked_runs(runs, "device", "world_size", "images_per_step")
     apart, _, original = separated(checked, baselines)
-    table = cells(checked, baselines)
+    table = cells(checked, baselines) if cells_ is None else cells_
     measured = table[table["status"] == Status.measured].dropna(subset=["world_size"])
     keyed = measured.pipe(one_device, mixed_hardware).assign(
         _key=lambda t: row_keys(t) if original else t["cell_id"]
@@ -179,6 +188,7 @@ def curve_steps(
     baselines: Mapping[str, str | None],
     mixed_hardware: bool,
     all_points: bool = False,
+    curves: DataFrame | None = None,
 ) -> Iterator[CurveSteps]:
     """Yield every curve of `scaling_efficiency` with the step times of its sizes.
 
@@ -189,6 +199,7 @@ def curve_steps(
         baselines: cell -> its baseline, None where it has none.
         mixed_hardware: take points of different devices together.
         all_points: keep the oversubscribed ones, whose ranks shared cores.
+        curves: as `scaling_efficiency` returns them, where they are there already.
 
     Raises:
         VitsweepError: a column is missing, a number is text, or the points ran on different devices
@@ -198,13 +209,13 @@ def curve_steps(
     if runs.empty or not (runs["status"] == Status.measured).any():
         return
     steps = _step_ms(runs)
-    curves = scaling_efficiency(runs, baselines, mixed_hardware)
-    curves["oversubscribed"] = (
-        curves["oversubscribed"].eq(True).fillna(False).astype(bool)
-        if "oversubscribed" in curves
+    found = scaling_efficiency(runs, baselines, mixed_hardware) if curves is None else curves
+    found = found.assign(
+        oversubscribed=found["oversubscribed"].eq(True).fillna(False).astype(bool)
+        if "oversubscribed" in found
         else False
     )
-    for (kind, name), points in curves.groupby(["scaling", "curve"], sort=False):
+    for (kind, name), points in found.groupby(["scaling", "curve"], sort=False):
         usable = points if all_points else points[~points["oversubscribed"]]
         left_out = sorted(map(int, set(points["world_size"]) - set(usable["world_size"])))
         times = _by_block(steps, list(usable["cell_id"]))
@@ -260,7 +271,10 @@ EXPOSED_COLUMNS = (
 
 
 def exposed_communication(
-    runs: DataFrame, baselines: Mapping[str, str | None], mixed_hardware: bool = False
+    runs: DataFrame,
+    baselines: Mapping[str, str | None],
+    mixed_hardware: bool = False,
+    curves: DataFrame | None = None,
 ) -> DataFrame:
     """Tell how much of the communication of every scaling point is hidden behind computation.
 
@@ -277,7 +291,7 @@ def exposed_communication(
     """
     rows = [
         row
-        for curve in curve_steps(runs, baselines, mixed_hardware, all_points=True)
+        for curve in curve_steps(runs, baselines, mixed_hardware, all_points=True, curves=curves)
         for row in _exposed_rows(curve)
     ]
     return DataFrame(rows, columns=EXPOSED_COLUMNS)

@@ -70,7 +70,10 @@ def scaling_fits(
 
 
 def predicted_scaling(
-    runs: DataFrame, baselines: Mapping[str, str | None], mixed_hardware: bool = False
+    runs: DataFrame,
+    baselines: Mapping[str, str | None],
+    mixed_hardware: bool = False,
+    curves: DataFrame | None = None,
 ) -> DataFrame:
     """Return the fitted curves at the measured worlds and at `NEXT_SIZES` times the largest.
 
@@ -88,7 +91,7 @@ def predicted_scaling(
     """
     rows = [
         row
-        for curve in curve_steps(runs, baselines, mixed_hardware)
+        for curve in curve_steps(runs, baselines, mixed_hardware, curves=curves)
         for row in _predicted_rows(curve)
     ]
     return DataFrame(rows, columns=PREDICTED_COLUMNS)

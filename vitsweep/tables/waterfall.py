@@ -29,7 +29,10 @@ NAMES = {"speedup": "gain", "speedup_low": "gain_low", "speedup_high": "gain_hig
 
 
 def waterfall(
-    runs: DataFrame, baselines: Mapping[str, str | None], mixed_hardware: bool = False
+    runs: DataFrame,
+    baselines: Mapping[str, str | None],
+    mixed_hardware: bool = False,
+    cells_: DataFrame | None = None,
 ) -> DataFrame:
     """Return the techniques one at a time and the longest cumulative sequence, per baseline.
 
@@ -40,10 +43,16 @@ def waterfall(
     divide by one baseline: they are not factors to multiply. A technique that was not measured
     keeps its row with its `status`.
 
+    Args:
+        runs: one row per run.
+        baselines: cell -> its baseline cell, or None.
+        mixed_hardware: compare cells of different devices.
+        cells_: one row per cell of these runs, where it is there already.
+
     Raises:
         VitsweepError: cells of one baseline ran on different devices (unless `mixed_hardware`).
     """
-    table, apart, of_key = compared_cells(runs, baselines, mixed_hardware)
+    table, apart, of_key = compared_cells(runs, baselines, mixed_hardware, cells_)
     groups = table.groupby("_baseline", sort=False)
     rows = [row for _, group in groups for row in _steps(group)]
     steps = DataFrame(rows, columns=["_key", "kind", "position", "added", "previous"])
@@ -52,7 +61,10 @@ def waterfall(
 
 
 def compared_cells(
-    runs: DataFrame, baselines: Mapping[str, str | None], mixed_hardware: bool = False
+    runs: DataFrame,
+    baselines: Mapping[str, str | None],
+    mixed_hardware: bool = False,
+    cells_: DataFrame | None = None,
 ) -> tuple[DataFrame, DataFrame, dict[str, str | None]]:
     """Return what tables of techniques start from.
 
@@ -66,7 +78,7 @@ def compared_cells(
     """
     checked = checked_runs(runs, "device")
     apart, of_key, original = separated(checked, baselines)
-    every = cells(checked, baselines)
+    every = cells(checked, baselines) if cells_ is None else cells_
     table = with_changes(one_device_each(every, mixed_hardware))
     if not original:
         return (

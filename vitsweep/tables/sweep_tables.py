@@ -1,0 +1,199 @@
+"""SweepTables: the tables of one or several sweeps, each computed when it is first asked for, and once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pandas import DataFrame
+
+from vitsweep.errors import VitsweepError
+from vitsweep.results.metrics import Metrics, known_metrics
+from vitsweep.results.record import RunRecord
+from vitsweep.results.store import Store, read_race
+from vitsweep.tables.accuracy import evaluations_of
+from vitsweep.tables.effects import effects
+from vitsweep.tables.limits import limit_key, limits
+from vitsweep.tables.load import cells_from, load, runs_of, stacked, stores_in
+from vitsweep.tables.replicates import replicate_key, replicates
+from vitsweep.tables.scaling import exposed_communication, scaling_efficiency
+from vitsweep.tables.scaling_fit import predicted_scaling
+from vitsweep.tables.tidy import tidy
+from vitsweep.tables.traces import traces_of
+from vitsweep.tables.valid_runs import newest_code
+from vitsweep.tables.waterfall import waterfall
+
+
+@dataclass(frozen=True, eq=False)
+class SweepTables:
+    """The tables of sweeps, as the terminal, the report, the gate, the Python API and notebooks read them.
+
+    Attributes:
+        stores: of the sweeps.
+        is_tidy: choices are ordered categories, for notebooks.
+    """
+
+    stores: tuple[Store, ...] = ()
+    is_tidy: bool = False
+
+    @classmethod
+    def of(cls, store: Store) -> "SweepTables":
+        """Return the tables of one sweep folder; the runs may be empty."""
+        return cls((store,))
+
+    @classmethod
+    def read(cls, *folders: str | Path) -> "SweepTables":
+        """Read sweep folders, together as one; blocks of different folders are never paired.
+
+        Raises:
+            VitsweepError: a folder holds no records.
+        """
+        found = cls(tuple(store for folder in folders for store in stores_in(Path(folder))), True)
+        if found.every_run.empty:
+            raise VitsweepError(f"{', '.join(map(str, folders))}: no run has finished yet.")
+        return found
+
+    @classmethod
+    def from_runs(
+        cls, runs: DataFrame, baselines: Mapping[str, str | None], cells: DataFrame | None = None
+    ) -> "SweepTables":
+        """Return the tables of runs that are in no folder.
+
+        Args:
+            runs: one row per run.
+            baselines: cell -> its baseline cell, or None.
+            cells: one row per cell, where that is not to be computed from the runs.
+        """
+        found = cls()
+        given = {"every_run": runs, "baselines": dict(baselines)}
+        found.__dict__.update(given if cells is None else given | {"cells": cells})
+        return found
+
+    @cached_property
+    def commands(self) -> list[dict[str, Any]]:
+        """The commands of the sweeps, oldest first."""
+        return [command for store in self.stores for command in store.commands()]
+
+    @cached_property
+    def baselines(self) -> dict[str, str | None]:
+        """Cell -> its baseline cell."""
+        return {k: v for store in self.stores for k, v in store.baselines().items()}
+
+    @cached_property
+    def _records(self) -> dict[Store, list[RunRecord]]:
+        return {store: list(store.runs()) for store in self.stores}
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """The records of the runs."""
+        return [record for records in self._records.values() for record in records]
+
+    @cached_property
+    def _runs_of(self) -> dict[Store, DataFrame]:
+        return {store: runs_of(store, self._records[store]) for store in self.stores}
+
+    @cached_property
+    def every_run(self) -> DataFrame:
+        """One row per run, of whichever code."""
+        tables = [table for table in self._runs_of.values() if len(table)]
+        table = stacked(tables) if tables else DataFrame()
+        return tidy(table) if self.is_tidy and len(table) else table
+
+    @cached_property
+    def runs(self) -> DataFrame:
+        """One row per run, of each cell's newest code."""
+        return newest_code(self.every_run)
+
+    @cached_property
+    def cells(self) -> DataFrame:
+        """One row per cell, sweep and device, measured or not."""
+        if not self.stores:
+            return cells_from(None, self.every_run, self.baselines)
+        if self.is_tidy:
+            return load(*self.stores)
+        [store] = self.stores
+        return cells_from(store, self._runs_of[store], self.baselines)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The metrics that are known of the sweeps: those of every sweep, and the user's own."""
+        return known_metrics(self.cells)
+
+    @cached_property
+    def replicate_key(self) -> str:
+        """Key that the latest command names as repetition; empty if it names none."""
+        return replicate_key(self.commands)
+
+    @cached_property
+    def replicates(self) -> DataFrame:
+        """One row per setting over its repetitions; empty where the sweep repeats none."""
+        return replicates(self.cells, self.replicate_key)
+
+    @property
+    def settings(self) -> DataFrame:
+        """`replicates` where the sweep repeats settings, else `cells`."""
+        return self.replicates if len(self.replicates) else self.cells
+
+    @cached_property
+    def _ran(self) -> DataFrame:
+        return self.cells[self.cells["cell_id"].isin(self.runs["cell_id"])]
+
+    @cached_property
+    def waterfall(self) -> DataFrame:
+        """Techniques alone and on top of each other."""
+        return waterfall(self.runs, self.baselines, cells_=self._ran)
+
+    @cached_property
+    def effects(self) -> DataFrame:
+        """What every technique brings on average over the other choices."""
+        return effects(self.runs, self.baselines)
+
+    @cached_property
+    def scaling(self) -> DataFrame:
+        """Throughput and efficiency by number of ranks."""
+        return scaling_efficiency(self.runs, self.baselines, cells_=self._ran)
+
+    @cached_property
+    def predicted_scaling(self) -> DataFrame:
+        """The fitted scaling curves, at the measured worlds and beyond."""
+        return predicted_scaling(self.runs, self.baselines, curves=self.scaling)
+
+    @cached_property
+    def exposed_communication(self) -> DataFrame:
+        """How much of the communication of every scaling point is hidden behind computation."""
+        return exposed_communication(self.runs, self.baselines, curves=self.scaling)
+
+    @cached_property
+    def limit_key(self) -> str:
+        """Key whose largest value the sweep searched for; empty for a plain grid."""
+        return limit_key(self.commands)
+
+    @cached_property
+    def limits(self) -> DataFrame:
+        """The largest value of `limit_key` that each combination of settings could train with."""
+        return limits(self.cells, self.limit_key)
+
+    @cached_property
+    def traces(self) -> dict[str, Path]:
+        """Cell -> its latest profiler trace."""
+        return {k: v for store in self.stores for k, v in traces_of(store).items()}
+
+    @cached_property
+    def race(self) -> dict[str, Any]:
+        """`race.json` of the sweep; empty where there was no race."""
+        return read_race(self.stores[0].root) if len(self.stores) == 1 else {}
+
+    @cached_property
+    def evaluations(self) -> DataFrame:
+        """One row per evaluation of a training (`accuracy.training_curves`)."""
+        found = [evaluations_of(store, runs) for store, runs in self._runs_of.items()]
+        return pd.concat(found, ignore_index=True) if found else DataFrame()
+
+
+def tables_of(source: "SweepTables | Store | Path") -> SweepTables:
+    """Return tables as they are, and those of a sweep folder."""
+    if isinstance(source, SweepTables):
+        return source
+    return SweepTables.of(source if isinstance(source, Store) else Store(source))
