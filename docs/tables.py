@@ -1,4 +1,4 @@
-"""Tables of the documentation that are made from the code and from conf/. `python docs/tables.py` writes them.
+"""Tables of the documentation, made from the code and from conf/. `python docs/tables.py` writes them.
 
 A page asks for one with a comment line, `<!-- generated: metrics -->` or `<!-- generated: choices
 precision -->`; the names are the keys of `GENERATED`. The text stands below it, up to `<!-- end -->`, so
