@@ -200,7 +200,9 @@ def _missing(text: str, folder: Path) -> set[str]:
     meant = {
         p
         for p in quoted
-        if not re.search(r"NAME|GROUP|VERB|SWEEP|NVIDIA|img/s|results/|site/|/data/", p)
+        if not re.search(
+            r"^(cells|jobs|code)/|NAME|GROUP|VERB|SWEEP|NVIDIA|img/s|results/|site/|/data/", p
+        )
     }
     roots = (folder, ROOT, ROOT / "vitsweep", ROOT / "examples" / "own_model")
     described = {block.file for block in blocks("python", "yaml")}

@@ -66,9 +66,9 @@ def test_without_records_the_noise_is_assumed_and_said_so() -> None:
     assert noise_of([run("a"), run("base")], {"a": "base"}).num_ratios == 0
     plan = plan_of(expand([*TINY, "sharding=ddp,fsdp,zero1"], composer()), LAPTOP, composer())
     said = describe_detectable_effect(plan, Noise())
-    assert said.startswith("5 blocks, 2 cells: differences above 11 % are shown with 80 %")
-    assert "11 blocks: 5.5 %" in said
-    assert "5 % (assumed, as nothing is measured yet on this device)" in said
+    assert said.startswith("5 blocks detect a difference of 11 % (80 % power, 2 cells compared)")
+    assert "11 blocks detect 5.5 %" in said
+    assert "5 % (assumed: nothing is measured on this device yet)" in said
 
 
 def test_nothing_is_said_where_nothing_is_compared() -> None:

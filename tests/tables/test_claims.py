@@ -74,7 +74,9 @@ def test_the_interval_of_a_claim_excludes_1_exactly_where_the_claim_holds():
     assert 0 < excludes.sum() < 15
     likely = (compared["speedup_low"] > 1) | (compared["speedup_high"] < 1)
     unshown = compared["claim"] == "no difference shown"
-    assert (likely == ~unshown).all()  # "inside the noise" is never said of an interval without 1
+    assert (
+        likely == ~unshown
+    ).all()  # "no difference shown" is never said of an interval without 1
 
 
 def test_the_levels_of_holms_procedure():

@@ -31,9 +31,12 @@ def compared(pace: float, instructions: str | None, width: int, device: str = "c
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (compared(240, "none", 128), "no bfloat16 instructions: half precision is emulated"),
+        (compared(240, "none", 128), "no bfloat16 instructions: it emulates half precision"),
         (compared(240, "none", 768), "no bfloat16 instructions"),
-        (compared(900, "amx_bf16", 128), "with a width of 128 other work takes most of the step"),
+        (
+            compared(900, "amx_bf16", 128),
+            "With a width of 128 matrix products are a small part of the step",
+        ),
     ],
 )
 def test_the_reason_stands_above_the_table(found: DataFrame, said: str) -> None:

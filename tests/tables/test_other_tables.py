@@ -148,8 +148,8 @@ def test_predicted_step_times_are_presented_with_their_errors():
     assert shown["peak error"].tolist() == ["-50 %", "-50 %"]
     sentence = prediction_sentence(cells(runs, {}))
     assert "of 2 cells" in sentence
-    assert "off by 30 % in the median" in sentence
-    assert "1 of 2 lie in their intervals" in sentence
+    assert "Median error: 30 %" in sentence
+    assert "1 of 2 lie in their 80 % intervals" in sentence
 
 
 def test_without_predictions_the_table_is_empty():

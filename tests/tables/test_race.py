@@ -135,7 +135,7 @@ def test_how_a_race_ended_what_it_cost_and_whose_figure_the_5_percent_is(
     assert end.startswith("Settled: the probability that a cell still in the race is faster")
     assert "43 runs in 5.00 min" in cost
     assert "86 runs, about 10.0 min: the race took 50 % of its runs" in cost
-    assert model.startswith("The 5 % is the race's model's, not a worst case")
+    assert model.startswith("The 5 % holds under the race's model")
 
 
 def test_a_race_whose_other_cells_were_all_dropped_says_so(race: dict[str, Any]) -> None:
@@ -147,7 +147,9 @@ def test_a_race_that_was_sure_once_says_what_it_lacks(race: dict[str, Any]) -> N
     race["ended"] = "budget"
     race["rounds"][-1]["chance_of_better"] = 0.0
     end = race_lines(race)[0]
-    assert "is under 1 %, and has to be at most 5 % in two rounds running. Still open: x=b" in end
+    assert (
+        "is under 1 %, and has to be at most 5 % in two consecutive rounds. Still open: x=b" in end
+    )
 
 
 def test_a_race_that_took_longer_than_its_budget_says_why(race: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ def draw(table: DataFrame) -> Figure:
     """Draw the table of `tables.effects.effects`: filled is the average with its 95 % interval.
 
     Hollow marks are the effects together with one other choice; where one differs from the average
-    beyond the noise, the most different is named.
+    at the 5 % level, the most different is named.
     """
     average = table[(table["kind"] == "average") & table["effect"].notna()]
     largest = average["effect"].astype(float).map(np.log).abs().nlargest(MOST).index

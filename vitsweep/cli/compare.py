@@ -28,8 +28,8 @@ Measure two settings in turns and say how their throughputs compare, with a 95 %
 
 A and B are overrides as anywhere in vitsweep; several of them, or none, are quoted as one word. What
 follows holds for both. The runs go into results/compare (or `sweep.name=NAME`); Ctrl-C loses nothing
-and the same command continues. The interval holds the true ratio in 95 % of comparisons if blocks are
-independent; in 87 % where neighbouring blocks correlate by 0.3, of which a warning tells where it shows.
+and the same command continues. The interval covers the true ratio in 95 % of comparisons if blocks are
+independent, and in 87 % if neighbouring blocks correlate by 0.3; a warning says where they do.
 
   python -m vitsweep compare precision=O1 precision=fp32 sharding=ddp batch.images_per_step=128
   python -m vitsweep compare "sharding=fsdp memory=recompute_blocks" "" --width 0.02 --minutes 60

@@ -142,8 +142,8 @@ def describe_detectable_effect(plan: SweepPlan, noise: Noise) -> str:
     family = max(Counter(entry.baseline_id for entry in compared).values())
     if num_blocks < MIN_BLOCKS:
         return (
-            f"measurement.blocks={num_blocks} gives no intervals, so that no difference can be "
-            "shown: measurement=standard has 5 blocks."
+            f"measurement.blocks={num_blocks} gives no interval, so no difference can be shown: use "
+            "measurement=standard, which has 5 blocks."
         )
     more = MORE_BLOCKS if num_blocks < MORE_BLOCKS else 2 * num_blocks
 
@@ -153,13 +153,13 @@ def describe_detectable_effect(plan: SweepPlan, noise: Noise) -> str:
     source = (
         f"seen in {noise.num_ratios} ratios of {noise.source}"
         if noise.num_ratios
-        else "assumed, as nothing is measured yet on this device"
+        else "assumed: nothing is measured on this device yet"
     )
     cells = "1 cell" if family == 1 else f"{family} cells"
     return (
-        f"{num_blocks} blocks, {cells}: differences above {shown(num_blocks)} are shown with "
-        f"{100 * POWER:.0f} % probability; {more} blocks: {shown(more)}. Noise of a ratio between "
-        f"blocks: {_percent(noise.log_ratio_sd)} ({source})."
+        f"{num_blocks} blocks detect a difference of {shown(num_blocks)} ({100 * POWER:.0f} % power, "
+        f"{cells} compared); {more} blocks detect {shown(more)}. Standard deviation of a ratio "
+        f"between blocks: {_percent(noise.log_ratio_sd)} ({source})."
     )
 
 

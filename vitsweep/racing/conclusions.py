@@ -6,7 +6,7 @@ posterior takes the place of their confidence bounds):
 - a cell is dropped when it is shown worse than the leader at all, and judged anew after each round.
   Dropping already within the indifference would let small losses add up while leaders change;
 - the race is settled when the probability that any live cell beats the leader by more than the
-  indifference is at most `LEVEL`, twice running (see `racing.race`).
+  indifference is at most `LEVEL` in two consecutive rounds (see `racing.race`).
 
 Challengers are drawn by top-two Thompson sampling (Russo 2016): the best cell of a joint draw,
 without the leader; draws in which it beats the leader by more than the indifference come first.
@@ -48,7 +48,7 @@ class Verdict:
         gain_sd: standard deviation of `gain`.
         alive: cells that are neither shown worse nor out for another reason.
         num_runs: of each cell.
-        is_settled: by these runs alone; a race asks for it twice running.
+        is_settled: by these runs alone; a race asks for it in two consecutive rounds.
         challengers: cells by how soon they are run next.
         front: of a race for two figures, the cells of the front, fastest first; else empty.
         lean_gain: of a race for two figures, `gain` of the second, larger is better; else None.

@@ -114,7 +114,7 @@ def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where:
         "fewer than 3 blocks, so nothing is claimed.",
     }
     noise = (
-        f"Nothing is shown to beat {against}; the nearest is {name}, {size}, inside the noise"
+        f"No cell is shown to beat {against}. The nearest is {name}, {size}: no difference shown"
         f"{selected}."
     )
     return sentences.get(best["claim"], noise)

@@ -78,11 +78,11 @@ def half_precision_note(cells: DataFrame) -> str:
     if half.empty or (half["speedup"] > 1).any():
         return ""
     if half["cpu_half_precision"].eq("none").all():
-        return "This CPU has no bfloat16 instructions: half precision is emulated, and slower than float32."
+        return "This CPU has no bfloat16 instructions: it emulates half precision, slower than float32."
     width = half.get("model.width", Series(dtype=float)).astype(float).max()
     if not width < NARROW:
         return ""
     return (
-        f"Half precision makes matrix products faster, and with a width of {width:g} other work takes "
-        "most of the step: wider models gain."
+        f"With a width of {width:g} matrix products are a small part of the step: half precision speeds up "
+        "wider models."
     )

@@ -115,16 +115,15 @@ def prediction_sentence(cells: DataFrame) -> str:
     measured = found["step_time_ms"].astype(float)
     errors = (found["predicted_step_time_ms"].astype(float) / measured - 1).abs()
     text = (
-        f"Step times of {count(len(found), 'cell')} were predicted before they ran: off by "
-        f"{100 * errors.median():.0f} % in the median, {100 * errors.quantile(0.9):.0f} % at the 90th "
-        "percentile"
+        f"Step times of {count(len(found), 'cell')} were predicted before they ran. Median error: "
+        f"{100 * errors.median():.0f} %; 90th percentile: {100 * errors.quantile(0.9):.0f} %"
     )
     ends = ["predicted_step_time_low_ms", "predicted_step_time_high_ms"]
     if not set(ends) <= set(found):
         return f"{text}."
     low, high = (pd.to_numeric(found[end], errors="coerce") for end in ends)
     held = int(((measured >= low) & (measured <= high)).sum())
-    return f"{text}; {held} of {len(found)} lie in their intervals of 80 %."
+    return f"{text}; {held} of {len(found)} lie in their 80 % intervals."
 
 
 def _with_step_times(cells: DataFrame) -> DataFrame:

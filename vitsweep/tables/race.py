@@ -244,8 +244,8 @@ def _end(race: Race) -> str:
         )
         return (
             f"Not settled, {why}: {race['num_blocks']} of its {count(race['num_start_blocks'], 'block')} "
-            "are measured, from which no cell is shown slower. The same command, where the budget is spent "
-            "with a larger one, continues."
+            "are measured, too few to drop a cell. The same command continues; a spent budget has to be "
+            "larger then."
         )
     chance, margin = race["rounds"][-1]["chance_of_better"], f"{100 * race['indifference']:g} %"
     what = f"a cell still in the race is faster than the leader by more than {margin}"
@@ -260,20 +260,21 @@ def _end(race: Race) -> str:
     if race["ended"] == "settled" and race["rounds"][-1]["alive"] < 2 and not race.get("front"):
         return "Settled: all other cells were shown slower than the leader."
     if race["ended"] == "settled":
-        return f"Settled: the probability that {what} is {likely}, twice at most {_level(race)}."
+        rule = f"at most {_level(race)} in two consecutive rounds"
+        return f"Settled: the probability that {what} is {likely}, {rule}."
     if race["ended"] == "alone":
         return "Settled: every other cell failed or was left out."
     why = spent if race["ended"] == "budget" else "the race goes on"
     rule = ""
     if chance <= race["level"]:
-        rule = f", and has to be at most {_level(race)} in two rounds running"
+        rule = f", and has to be at most {_level(race)} in two consecutive rounds"
     table = race_table(race)
     others = table[table["state"].isin(["runner-up", "in the race", "never ran"])]["name"]
     more = f" and {len(others) - MOST_OPEN} more" if len(others) > MOST_OPEN else ""
     still_open = f" Still open: {'; '.join(others.head(MOST_OPEN))}{more}." if len(others) else ""
     return (
         f"Not settled, {why}: the probability that {what} is {likely}{rule}.{still_open} "
-        "The same command, where the budget is spent with a larger one, continues."
+        "The same command continues; a spent budget has to be larger then."
     )
 
 
@@ -305,16 +306,16 @@ def _diagnostics(race: Race) -> list[str]:
     lines = [] if objective_words(race) != TIME_TO_ACCURACY else [_seeds(race)]
     scales = {name: f"{100 * value:.1f} %" for name, value in race["scales"].items()}
     lines += [
-        f"The {_level(race)} is the race's model's, not a worst case. It found effects of techniques "
-        f"of {scales['main']}, of pairs {scales['pairs']}, of cells beyond that {scales['residual']}, "
-        f"and noise of {scales['noise']} from run to run; {100 * race['odd_runs']:.0f} % of runs were "
-        "far off and count less."
+        f"The {_level(race)} holds under the race's model; it is no worst case. Standard deviations by the "
+        f"model: techniques {scales['main']}, pairs {scales['pairs']}, cells beyond these "
+        f"{scales['residual']}, run to run {scales['noise']}. {100 * race['odd_runs']:.0f} % of runs are "
+        "outliers and count less."
     ]
     if race["scales"]["residual"] > RUGGED:
         lines.append(
-            "The landscape is rugged: cells differ by more than their techniques and pairs of them explain, "
-            "so that the model says little about cells that never ran. A smaller grid, or "
-            "`sweep.search=grid` over the best choices, is surer."
+            "The landscape is rugged: techniques and their pairs do not explain how cells differ, so the "
+            "model says little about cells that never ran. Use a smaller grid, or `sweep.search=grid` over "
+            "the best choices."
         )
     return lines
 

@@ -258,5 +258,5 @@ def replicates_answer(table: DataFrame) -> str:
         "slower": "comes nearest to its baseline", "probably slower": "comes nearest to its baseline",
         "too few repetitions": f"comes first (fewer than {MIN_BLOCKS} repetitions, so nothing is claimed)",
         "unpaired": "comes first (not measured side by side, so nothing is claimed)",
-    }.get(str(best["claim"]), "comes first, inside the noise")  # fmt: skip
+    }.get(str(best["claim"]), "comes first, no difference shown")  # fmt: skip
     return f"Over {over}, {name} {claimed}: {size}."

@@ -1,4 +1,4 @@
-"""The same cells measured twice, on two days or machines: which speedups changed beyond the noise."""
+"""The same cells measured twice, on two days or machines: which speedups changed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -97,7 +97,7 @@ def changes_in_words(table: DataFrame) -> str:
     """Return one sentence: how many speedups changed, which most, and how the baselines moved."""
     compared = table[table["change"].notna() & table["p_holm"].notna()]
     changed = compared[compared["claim"].isin(CHANGED)]
-    text = f"{len(changed)} of {count(len(compared), 'speedup')} changed beyond the noise"
+    text = f"{len(changed)} of {count(len(compared), 'speedup')} changed"
     if len(changed):
         first = changed.iloc[0]
         text += f"; the largest change is {times(first['change'])} ({first['cell_id']})"
