@@ -82,4 +82,4 @@ def show(figure: Figure) -> Any:
     """Return the figure as an SVG that a notebook displays."""
     from IPython.display import SVG
 
-    return SVG(style.to_svg(style.settled(figure)))
+    return SVG(style.to_svg(style.freeze_layout(figure)))

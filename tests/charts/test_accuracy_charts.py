@@ -15,7 +15,6 @@ from pandas import DataFrame
 
 from tests.builders import run
 from vitsweep.charts import accuracy, style, training_curves
-from vitsweep.report import chart_data
 from vitsweep.report.figures import CHARTS, ChartWarning
 from vitsweep.report.html import write_report
 from vitsweep.results.record import RunRecord, Status
@@ -81,7 +80,7 @@ def repeated(store: Store) -> SweepTables:
 
 
 def curves_of(sweep: SweepTables) -> Figure:
-    return style.settled(training_curves.draw(chart_data.trainings(sweep)))
+    return style.freeze_layout(training_curves.draw(training_curves.table_of(sweep)))
 
 
 def legend(figure: Figure) -> list[str]:
@@ -177,7 +176,7 @@ def test_a_record_without_a_curve_leaves_the_chart_out(
     tmp_path: Path, samples: dict[str, Any]
 ) -> None:
     records = [replace(record, samples=samples) for record in two_settings()]
-    assert chart_data.trainings(repeated(written(tmp_path / "none", records))).empty
+    assert training_curves.table_of(repeated(written(tmp_path / "none", records))).empty
 
 
 def test_a_record_without_a_curve_beside_others_is_left_out_alone(tmp_path: Path) -> None:
@@ -189,14 +188,14 @@ def test_a_record_without_a_curve_beside_others_is_left_out_alone(tmp_path: Path
 
 def test_without_training_there_is_no_chart(tmp_path: Path) -> None:
     store = written(tmp_path / "speed", [run("fp32-0"), run("bf16-0", precision="bf16")], key="")
-    assert chart_data.trainings(SweepTables.of(store)).empty
-    assert chart_data.trainings(SweepTables.from_runs(DataFrame(), {}, DataFrame())).empty
+    assert training_curves.table_of(SweepTables.of(store)).empty
+    assert training_curves.table_of(SweepTables.from_runs(DataFrame(), {}, DataFrame())).empty
 
 
 def test_several_sweeps_read_as_one_keep_their_curves(tmp_path: Path) -> None:
     for name in ("first", "second"):
         written(tmp_path / name, two_settings())
-    found = chart_data.trainings(SweepTables.read(tmp_path / "first", tmp_path / "second"))
+    found = training_curves.table_of(SweepTables.read(tmp_path / "first", tmp_path / "second"))
     assert set(found["sweep"]) == {"first", "second"}
     assert found["curves"].map(len).eq(1).all()
 
@@ -250,7 +249,7 @@ def test_too_few_pairs_have_no_whisker(tmp_path: Path) -> None:
 
 
 def test_band_and_markers_are_explained_in_the_image(tmp_path: Path) -> None:
-    figure = style.settled(
+    figure = style.freeze_layout(
         accuracy.draw(repeated(written(tmp_path / "two", two_settings())).replicates)
     )
     [key] = figure.legends
@@ -270,7 +269,7 @@ def test_a_setting_that_never_reached_the_target_and_diverged_leaves_room_for_th
 ) -> None:
     records = [*two_settings(), *(diverged("O3", seed) for seed in range(3))]
     found = repeated(written(tmp_path / "lost", records)).replicates
-    figure = style.settled(accuracy.draw(found))
+    figure = style.freeze_layout(accuracy.draw(found))
     assert "O3: diverged" in legend(figure)
     assert figure.axes[0].get_position().width > 0.4
 

@@ -11,7 +11,6 @@ from tests.tables.test_effects import AVERAGE, LEVELS, TOGETHER, grid, simulated
 from tests.tables.test_roofline import METRICS
 from tests.tables.test_scaling_fit import amdahl, constant, curve
 from vitsweep.charts import days, effects, pareto, roofline, scaling, style
-from vitsweep.report import chart_data
 from vitsweep.report.figures import CHARTS
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import effects as effects_table
@@ -69,7 +68,7 @@ def test_the_report_takes_the_fits_along():
 
 def test_oversubscribed_curves_have_no_fit():
     # beyond two ranks the sample shares its cores
-    assert not chart_data.curves(sweep("scaling")).attrs["predicted"]
+    assert not scaling.table_of(sweep("scaling")).attrs["predicted"]
 
 
 def roofs(device):
@@ -119,15 +118,11 @@ def test_effects_have_a_row_per_technique_and_name_the_company_that_changes_them
 def test_effects_are_in_the_report_only_where_choices_were_crossed():
     logs, specs = grid(LEVELS, AVERAGE, TOGETHER)
     runs, baselines = simulated(logs, specs, normal(0.01))
-    assert len(
-        chart_data.technique_effects(SweepTables.from_runs(runs, baselines, cells(runs, baselines)))
-    )
+    assert len(effects.table_of(SweepTables.from_runs(runs, baselines, cells(runs, baselines))))
     alone = {"base": {}, "O1": {"precision": "O1"}, "fsdp": {"sharding": "fsdp"}}
     truth = {"base": 1.0, "O1": 1.3, "fsdp": 0.9}
     runs, baselines = simulate(truth, normal(0.01), np.random.default_rng(0), specs=alone)
-    assert chart_data.technique_effects(
-        SweepTables.from_runs(runs, baselines, cells(runs, baselines))
-    ).empty
+    assert effects.table_of(SweepTables.from_runs(runs, baselines, cells(runs, baselines))).empty
 
 
 def test_two_days_show_both_speedups_and_the_size_of_what_changed():

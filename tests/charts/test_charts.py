@@ -55,7 +55,7 @@ def test_no_value_of_the_speedup_chart_runs_into_the_legend(four, claim):
     ends = {"speedup": 1.29, "speedup_low": 1.06, "speedup_high": 1.58}
     table = four.assign(claim=four["claim"].mask(fast, claim))
     table.loc[fast, list(ends)] = list(ends.values())
-    figure = style.settled(speedup.draw(table))
+    figure = style.freeze_layout(speedup.draw(table))
     [axes] = figure.axes
     legend = axes.get_legend().get_window_extent()
     assert all(text.get_window_extent().x1 < legend.x0 for text in axes.texts)

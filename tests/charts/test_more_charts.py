@@ -24,7 +24,7 @@ from vitsweep.charts import (
     style,
     waterfall,
 )
-from vitsweep.report import chart_data
+from vitsweep.charts.per_chip import per_chip as per_chip_table
 from vitsweep.report.figures import drawn
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -32,7 +32,6 @@ from vitsweep.tables import budget
 from vitsweep.tables import communication as communication_table
 from vitsweep.tables.cells import cells
 from vitsweep.tables.pareto import pareto_front
-from vitsweep.tables.per_chip import per_chip as per_chip_table
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.waterfall import waterfall as waterfall_table
 
@@ -91,7 +90,7 @@ def test_epoch_hours_are_sorted_and_the_baseline_is_grey():
 
 @pytest.fixture
 def curves():
-    return chart_data.curves(sweep("scaling"))
+    return scaling.table_of(sweep("scaling"))
 
 
 def test_scaling_has_throughput_and_efficiency_for_both_kinds(curves):
@@ -132,7 +131,7 @@ def test_a_class_token_more_or_less_is_no_length():
     cells = sweep("speedups").cells
     lengths = [49, 50, 65] + [50] * (len(cells) - 3)
     runs, other = sweep("speedups").runs, cells.assign(num_tokens=lengths)
-    assert chart_data.lengths(SweepTables.from_runs(runs, {}, other)).empty
+    assert sequence_length.table_of(SweepTables.from_runs(runs, {}, other)).empty
 
 
 def test_chips_are_relative_to_the_reference():
@@ -147,7 +146,7 @@ def test_chips_are_relative_to_the_reference():
 
 
 def test_the_optimizer_step_says_ratio_and_share():
-    table = chart_data.optimizer_steps(sweep("speedups"))
+    table = optimizer_step.table_of(sweep("speedups"))
     axes = optimizer_step.draw(table).axes[0]
     assert names(axes) == ["adamw foreach", "adamw loop"]
     assert axes.get_xlabel() == "Optimizer step (ms)"
@@ -162,7 +161,7 @@ def test_memory_is_grouped_by_sharding_and_says_out_of_memory():
 
 
 def test_sequence_length_marks_where_memory_ended():
-    axes = sequence_length.draw(chart_data.lengths(sweep("sequences"))).axes[0]
+    axes = sequence_length.draw(sequence_length.table_of(sweep("sequences"))).axes[0]
     assert axes.get_xlabel() == "Tokens of one image"
     assert axes.get_ylabel() == "Token throughput, all ranks (tokens/s)"
     methods = {"sequence_parallel=none", "ring", "ulysses", "dsp", "lasp"}

@@ -11,7 +11,6 @@ from scipy.stats import ttest_1samp
 
 from tests.builders import run, table
 from vitsweep.charts import accuracy as chart
-from vitsweep.report import chart_data
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.accuracy import MARGIN, accuracy_claims, non_inferiority
 from vitsweep.tables.cells import cells
@@ -165,7 +164,7 @@ def test_the_chart_fills_what_is_no_worse_and_crosses_what_diverged() -> None:
     lost = diverged("O1", 3)
     for extra, filled, crosses in (((), {"fp32", "O1"}, 0), ((lost,), {"fp32"}, 2)):
         found = settings(*extra).reset_index(drop=True)
-        figure = chart.draw(chart_data.accuracies(SweepTables.from_runs(DataFrame(), {}, found)))
+        figure = chart.draw(chart.table_of(SweepTables.from_runs(DataFrame(), {}, found)))
         speed, target = figure.axes
         assert speed.get_xlabel().startswith("Speedup")
         assert target.get_xlabel().startswith("Training time to the target")

@@ -10,6 +10,8 @@ from pandas import DataFrame
 
 from tests.builders import run, table
 from vitsweep.charts.caption import caption
+from vitsweep.charts.optimizer_step import optimizer_steps
+from vitsweep.charts.per_chip import per_chip
 from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers, question
 from vitsweep.report.gate import gate
@@ -22,9 +24,7 @@ from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.interactions import interactions
 from vitsweep.tables.limits import limits
 from vitsweep.tables.names import cell_names, with_changes
-from vitsweep.tables.optimizer_steps import optimizer_steps
 from vitsweep.tables.pareto import best_under, pareto_front
-from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.prediction import predicted_vs_measured
 from vitsweep.tables.published import memory_parts
 from vitsweep.tables.reasons import counts, coverage

@@ -3,12 +3,12 @@ import math
 import pytest
 
 from tests.builders import run, table
+from vitsweep.charts.optimizer_step import optimizer_steps
+from vitsweep.charts.per_chip import per_chip
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.communication import communication
-from vitsweep.tables.optimizer_steps import optimizer_steps
-from vitsweep.tables.per_chip import per_chip
 from vitsweep.tables.prediction import (
     predicted_vs_measured,
     prediction_error,

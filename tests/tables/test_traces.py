@@ -14,7 +14,6 @@ from tests.model.test_resnet import SMALL
 from vitsweep.charts import trace as chart
 from vitsweep.measure.communication import quiet_profile
 from vitsweep.model.resnet import ResNet
-from vitsweep.report import chart_data
 from vitsweep.report.html import write_report
 from vitsweep.results.store import Store
 from vitsweep.tables.sweep_tables import SweepTables
@@ -92,7 +91,7 @@ def test_the_latest_trace_of_each_cell_is_found(store: Store) -> None:
 
 
 def test_the_pair_of_a_resnet_under_sgd_is_drawn_the_loop_on_top(store: Store) -> None:
-    table = chart_data.traced_steps(SweepTables.read(store.root))
+    table = chart.table_of(SweepTables.read(store.root))
     assert list(dict.fromkeys(table["cell_id"])) == ["resnet_nano-loop", "resnet_nano-foreach"]
     [axes] = chart.draw(table).axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["sgd loop", "sgd foreach"]
@@ -106,7 +105,7 @@ def test_the_pair_of_a_resnet_under_sgd_is_drawn_the_loop_on_top(store: Store) -
 def test_one_implementation_alone_is_no_pair(store: Store) -> None:
     for cell in store.cells.glob("*-foreach"):
         shutil.rmtree(cell / "attempts")
-    assert chart_data.traced_steps(SweepTables.read(store.root)).empty
+    assert chart.table_of(SweepTables.read(store.root)).empty
 
 
 def test_the_report_links_every_trace_and_the_links_lead_there(store: Store) -> None:

@@ -166,10 +166,9 @@ class Sweep:
 
     def _chart(self) -> str:
         from vitsweep.charts import speedup, style
-        from vitsweep.report import chart_data
 
-        table = chart_data.speedups(self._tables)
-        return style.to_svg(style.settled(speedup.draw(table))) if len(table) else ""
+        table = speedup.table_of(self._tables)
+        return style.to_svg(style.freeze_layout(speedup.draw(table))) if len(table) else ""
 
     def _counts(self) -> dict[str, int]:
         status = self.cells.get("status")

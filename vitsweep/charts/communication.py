@@ -4,13 +4,22 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import Chart
 from vitsweep.charts.series import labels
+from vitsweep.tables import communication as communication_table
 from vitsweep.tables.communication import PURPOSES
 from vitsweep.tables.formatting import cell_label, number
+from vitsweep.tables.sweep_tables import SweepTables
 
 MIB = 2.0**20
 MOST = 30
 COLOURS = dict(zip(PURPOSES, ("#4477aa", "#88ccee", "#aa4499"), strict=True))
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the bytes sent, where anything was sent."""
+    table = communication_table.communication(tables.settings)
+    return table[table["bytes_per_step"] > 0]
 
 
 def draw(table: DataFrame) -> Figure:
@@ -50,3 +59,8 @@ def _names(table: DataFrame, shown: DataFrame) -> list[str]:
         " · ".join(text for text in (row["series"], cell_label(row, sizes)) if text)
         for _, row in named.iterrows()
     ]
+
+
+CHART = Chart(
+    "communication", "Communication", table_of, draw, "Counted at the collectives, mean of ranks."
+)

@@ -5,10 +5,26 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart
+from vitsweep.tables.effects import BASELINE
 from vitsweep.tables.formatting import times
+from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 24
 """Techniques that are drawn, those with the largest effects."""
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the effects of the techniques that were crossed: measured with several choices of another.
+
+    With one other choice only, an average is the plain speedup, which has a chart of its own.
+    """
+    table = tables.effects
+    given = table[(table["kind"] == "given") & table["effect"].notna()]
+    other = given["given"].astype(str).str.split("=").str[0]
+    counts = given[other != BASELINE].groupby(["technique", other]).size()
+    crossed = set(counts.index[counts > 1].get_level_values("technique"))
+    return table[table["technique"].isin(crossed)] if len(crossed) > 1 else NOTHING
 
 
 def draw(table: DataFrame) -> Figure:
@@ -59,3 +75,14 @@ def _text(average: float, given: DataFrame) -> str:
     gap = (claimed["ratio_to_average"].astype(float) - 1).abs()
     row = claimed.loc[[gap.idxmax()]].iloc[0]
     return f"{times(average)}; {times(row['effect'])} with {str(row['given']).partition('=')[2]}"
+
+
+CHART = Chart(
+    "effects",
+    "Techniques on average over the other choices",
+    table_of,
+    draw,
+    "Filled: the mean ratio to the baselines' choice over the other choices, with its "
+    "95 % interval, from a mixed model within blocks; hollow: together with one other choice, "
+    "shrunken as far as noise explains them.",
+)

@@ -4,11 +4,24 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.charts.series import labels, looks
+from vitsweep.tables import budget
 from vitsweep.tables.formatting import missing, number, plain
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 20
+
+
+LARGE_IMAGE_PX = 128
+"""Smallest images for which hours per ImageNet epoch are shown."""
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return hours per epoch where images have the size of ImageNet's."""
+    large = tables.settings[tables.settings["resolution_px"] >= LARGE_IMAGE_PX]
+    return budget.epoch_hours(large) if len(large) > 1 else NOTHING
 
 
 def draw(hours: DataFrame) -> Figure:
@@ -29,3 +42,12 @@ def draw(hours: DataFrame) -> Figure:
     style.rows(axes, shown["name"].tolist(), ends * 1.05)
     axes.set_xlabel(style.axis_label("epoch_hours_imagenet1k"))
     return figure
+
+
+CHART = Chart(
+    "epoch_hours",
+    "Hours per ImageNet-1k epoch",
+    table_of,
+    draw,
+    "1,281,167 images at the measured throughput; reading images may be slower.",
+)

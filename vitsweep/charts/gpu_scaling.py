@@ -3,9 +3,17 @@
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import style
+from vitsweep.charts import scaling, style
+from vitsweep.charts.chart import HOLLOW, NOTHING, Chart
 from vitsweep.charts.series import fastest, labels, looks
 from vitsweep.tables.formatting import number, plain, times
+from vitsweep.tables.sweep_tables import SweepTables
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the scaling curves where there are several to compare."""
+    table = scaling.table_of(tables)
+    return table if len(table) and labels(table).nunique() > 1 else NOTHING
 
 
 def draw(curves: DataFrame) -> Figure:
@@ -45,3 +53,12 @@ def draw(curves: DataFrame) -> Figure:
     axes.margins(y=0.12)
     style.legend(axes, cut)
     return figure
+
+
+CHART = Chart(
+    "gpu_scaling",
+    "Speedup by number of ranks",
+    table_of,
+    draw,
+    f"Over each bar the speedup over the baseline with as many ranks. {HOLLOW}",
+)

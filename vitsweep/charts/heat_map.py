@@ -8,13 +8,37 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.results.record import Status
+from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.tables.formatting import plain, times
-from vitsweep.tables.names import in_menu_order
+from vitsweep.tables.names import in_menu_order, varying
+from vitsweep.tables.sweep_tables import SweepTables
 
 SLOWER_FASTER = LinearSegmentedColormap.from_list(
     "slower_faster", ["#d55e00", "#f5f5f5", "#0072b2"]
 )
+
+
+def two_groups(cells: DataFrame) -> tuple[str, str]:
+    """Return the two technique groups whose combinations are covered best, the larger first."""
+    groups = [c for c in varying(cells) if c in TECHNIQUE_GROUPS]
+    pairs = [(a, b) for i, a in enumerate(groups) for b in groups[i + 1 :]]
+    return max(pairs, key=lambda pair: len(cells[list(pair)].astype(str).drop_duplicates()))
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the cells where two technique groups form a grid that is filled by two thirds."""
+    cells = tables.settings
+    if (
+        len([c for c in varying(cells) if c in TECHNIQUE_GROUPS]) < 2
+        or not cells["speedup"].notna().any()
+    ):
+        return NOTHING
+    pair = list(two_groups(cells))
+    combinations = len(cells[pair].astype(str).drop_duplicates())
+    size = cells[pair[0]].nunique() * cells[pair[1]].nunique()
+    return cells if combinations >= 4 and combinations >= 2 / 3 * size else NOTHING
 
 
 def draw(cells: DataFrame, rows: str, columns: str) -> Figure:
@@ -63,3 +87,12 @@ def _text(row: Series | None) -> str:
     if plain(row["speedup"]):
         return times(row["speedup"])
     return (plain(row["status"]) or "not run").replace("_", "\n")
+
+
+CHART = Chart(
+    "heat_map",
+    "Speedup over two techniques",
+    table_of,
+    lambda cells: draw(cells, *two_groups(cells)),
+    "The fastest cell of each combination.",
+)

@@ -4,10 +4,22 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart
+from vitsweep.tables import limits as limits_table
 from vitsweep.tables.formatting import missing, plain
 from vitsweep.tables.limits import limit_names, named
+from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 30
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the table of limits, where the sweep searched for one."""
+    if not tables.limit_key:
+        return NOTHING
+    table = limits_table.limits(tables.settings, tables.limit_key)
+    table.attrs["key"] = tables.limit_key
+    return table
 
 
 def draw(table: DataFrame) -> Figure:
@@ -32,3 +44,12 @@ def draw(table: DataFrame) -> Figure:
     axes.set_xlabel(f"Largest {key} that trains")
     style.legend(axes)
     return figure
+
+
+CHART = Chart(
+    "limits",
+    "How far each goes",
+    table_of,
+    draw,
+    "Found by bisection; x: the smallest value that ran out of memory.",
+)

@@ -4,12 +4,21 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.results.record import Status
+from vitsweep.tables import budget
 from vitsweep.tables.budget import with_peak
 from vitsweep.tables.formatting import missing, number, plain
 from vitsweep.tables.names import cell_names, in_menu_order
+from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 30
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the cells where peaks are known and more than one cell can be compared."""
+    peaks = budget.with_peak(tables.settings)["peak_gib"].notna().sum()
+    return tables.settings if peaks > 1 else NOTHING
 
 
 def draw(cells: DataFrame) -> Figure:
@@ -33,3 +42,6 @@ def draw(cells: DataFrame) -> Figure:
     axes.set_xlabel(style.axis_label("peak_gib"))
     style.legend(axes, "sharding")
     return figure
+
+
+CHART = Chart("memory", "Peak memory", table_of, draw, "The worst rank's peak.")

@@ -1,11 +1,66 @@
 """The optimizer step by implementation."""
 
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.charts.series import labels
+from vitsweep.results.record import Status
 from vitsweep.tables.formatting import missing, number, percent, times
+from vitsweep.tables.names import varying, with_changes
+from vitsweep.tables.sweep_tables import SweepTables
+from vitsweep.tables.valid_runs import checked_cells
+from vitsweep.tables.valid_runs import text as text_of
+
+
+def optimizer_steps(cells: DataFrame) -> DataFrame:
+    """Return optimizer-step time by optimizer and implementation, beside the whole step.
+
+    `optimizer` is split into family and implementation (`adamw_foreach`: adamw, foreach).
+    `step_ratio` is the loop implementation's optimizer time / this one's with everything else the
+    same, empty where the loop was not measured; `speedup` is end to end over the cell's baseline.
+    """
+    cells = checked_cells(cells, "optimizer", "optimizer_ms", "step_time_ms")
+    measured = cells[(cells["status"] == Status.measured) & cells["optimizer_ms"].notna()]
+    names = [str(name).partition("_") for name in measured["optimizer"]]
+    others = [c for c in varying(cells) if c != "optimizer"]
+    table = measured.assign(
+        family=Series([n[0] for n in names], measured.index, dtype=object),
+        implementation=Series([n[2] for n in names], measured.index, dtype=object),
+    )
+    machine = ["_sweep", "_device"]
+    table = table.assign(**{f"_{c}": text_of(table, c) for c in ("sweep", "device")})
+    keys = [*others, "family", *machine]
+    loops = (
+        table[table["implementation"] == "loop"]
+        .groupby(keys, observed=True, dropna=False, sort=False)["optimizer_ms"]
+        .first()
+        .rename("loop_ms")
+    )
+    kept = ["cell_id", *others, "family", "implementation", "optimizer_ms", "step_time_ms"]
+    compared = ["speedup", "speedup_low", "speedup_high", "claim", "baseline_cell_id"]
+    shown = [c for c in (*compared, "throughput_spread", "blocks") if c in table]
+    return (
+        table.join(loops, on=keys)[[*kept, *shown, "loop_ms"]]
+        .assign(
+            step_ratio=lambda t: t["loop_ms"] / t["optimizer_ms"],
+            share_of_step=lambda t: t["optimizer_ms"] / t["step_time_ms"],
+        )
+        .sort_values([*others, "family", "optimizer_ms"])
+    )
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return optimizer steps of cells that change nothing else, where there are two or more."""
+    changed = with_changes(tables.settings)
+    if "optimizer_ms" not in changed or changed.empty:
+        return NOTHING
+    alone = changed[[all(c.startswith("optimizer=") for c in s) for s in changed["changes"]]]
+    if alone["optimizer_ms"].notna().sum() < 2:
+        return NOTHING
+    table = optimizer_steps(alone)
+    return table if len(table) > 1 and table["implementation"].nunique() > 1 else NOTHING
 
 
 def draw(table: DataFrame) -> Figure:
@@ -30,3 +85,12 @@ def draw(table: DataFrame) -> Figure:
     style.rows(axes, names, 2.1 * shown["optimizer_ms"].max())
     axes.set_xlabel(style.axis_label("optimizer_ms"))
     return figure
+
+
+CHART = Chart(
+    "optimizer_step",
+    "The optimizer step",
+    table_of,
+    draw,
+    "Cells that change nothing but the optimizer.",
+)

@@ -6,11 +6,23 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart, mixed
 from vitsweep.charts.series import labels, looks
+from vitsweep.tables import budget
 from vitsweep.tables.formatting import missing
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.pareto import pareto_front
+from vitsweep.tables.sweep_tables import SweepTables
 
 MOST_NAMES = 15
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the Pareto front where three cells of one device have throughput and memory."""
+    if mixed(tables.settings):
+        return NOTHING
+    enough = budget.measured_with_peak(tables.settings)["peak_gib"].notna().sum() > 2
+    return pareto_front(tables.settings, runs=tables.runs) if enough else NOTHING
 
 
 def draw(table: DataFrame) -> Figure:
@@ -60,3 +72,13 @@ def _chance(row: Series) -> float:
 
 def _sureness(row: Series) -> str:
     return f" ({100 * _chance(row):.0f} %)" if _chance(row) else ""
+
+
+CHART = Chart(
+    "pareto",
+    "Throughput, memory, accuracy",
+    table_of,
+    draw,
+    "Filled: no other cell is better in one and worse in none of what was measured; in brackets the "
+    "probability of that, given the noise.",
+)

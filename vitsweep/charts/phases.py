@@ -6,12 +6,21 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.results.metrics import METRICS
 from vitsweep.tables.formatting import number
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.sweep_tables import SweepTables
 
 PHASES = ("data_ms", "forward_ms", "backward_ms", "bubble_ms", "optimizer_ms")
 MOST = 30
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the cells where any has a phase."""
+    cells = tables.settings
+    known = any(p in cells and cells[p].notna().any() for p in PHASES)
+    return cells if known else NOTHING
 
 
 def draw(cells: DataFrame) -> Figure:
@@ -50,3 +59,12 @@ def draw(cells: DataFrame) -> Figure:
     axes.set_xlabel(style.axis_label("step_time_ms"))
     style.legend(axes)
     return figure
+
+
+CHART = Chart(
+    "phases",
+    "Where the step's time goes",
+    table_of,
+    draw,
+    "Phases come from instrumented steps of their own; the diamond is the timed step.",
+)

@@ -7,6 +7,9 @@ from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart
+from vitsweep.tables.race import race_history
+from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 30
 """Cells that are drawn: those that stayed longest."""
@@ -16,6 +19,12 @@ COLOURS = {
     "runner-up": style.PALETTE[0],
     "out": style.OUT_OF_MEMORY,
 }
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the cells of a race with the blocks in which each ran and led."""
+    table = race_history(tables.race)
+    return table if len(table) > 1 and (table["runs"] > 0).any() else NOTHING
 
 
 def draw(table: DataFrame) -> Figure:
@@ -65,3 +74,13 @@ def _last_part(text: str) -> str:
     """Return the choice of a group, or a field's own name with its value."""
     key, _, value = text.partition("=")
     return f"{key.rpartition('.')[2]}={value}" if "." in key else value or key
+
+
+CHART = Chart(
+    "race",
+    "Who was in the race when",
+    table_of,
+    draw,
+    "A line for each cell from its first run to the block after which it was dropped; dots: its runs; "
+    "thick: it led. Green: the leader at the end; blue: the runner-up; red: failed or left out.",
+)

@@ -8,11 +8,19 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import Chart
 from vitsweep.charts.style import MARKERS
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.roofline import roofline
+from vitsweep.tables.sweep_tables import SweepTables
 
 MOST_CELLS = len(MARKERS)
 """Cells with a marker of their own; of more, the phases alone are told apart."""
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return rate and intensity of the phases, where FLOPs and parameters were counted."""
+    return roofline(tables.settings)
 
 
 def draw(table: DataFrame) -> Figure:
@@ -90,3 +98,6 @@ def _roofs(axes: Axes, points: DataFrame) -> None:
             label: dict[str, Any] = {"fontsize": 8.5, "ha": "right", "color": style.INK}
             axes.annotate(text, (right, peak), (-2, 3), textcoords="offset points", **label)
     axes.set_xlim(left, right)
+
+
+CHART = Chart("roofline", "Rate and arithmetic intensity of each phase", table_of, draw, reading)

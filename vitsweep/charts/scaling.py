@@ -8,7 +8,9 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import HOLLOW, NOTHING, Chart, mixed
 from vitsweep.charts.series import Look, fastest, labels, looks
+from vitsweep.tables.sweep_tables import SweepTables
 
 TITLES = {
     "strong": "Strong scaling: images of a step fixed",
@@ -18,6 +20,16 @@ TITLES = {
 
 LAWS = {"amdahl": "Amdahl's law", "bytes": "constant + bytes / bandwidth"}
 """Names of the laws of `tables.scaling_fit` that are drawn."""
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the scaling curves, where all points ran on one kind of device."""
+    if tables.settings["world_size"].nunique() < 2 or mixed(tables.settings):
+        return NOTHING
+    table = tables.scaling.copy()
+    fits = tables.predicted_scaling.to_dict("records")
+    table.attrs["predicted"] = fits  # attributes are compared: no tables in them
+    return table
 
 
 def draw(curves: DataFrame, predicted: DataFrame | None = None) -> Figure:
@@ -133,3 +145,13 @@ def _ideal(left: Axes, right: Axes, points: DataFrame, fits: DataFrame) -> None:
         axes.set_xticks(sizes, [f"{n:g}" for n in sizes])
         axes.xaxis.set_minor_locator(NullLocator())
     left.yaxis.set_major_formatter(ScalarFormatter())
+
+
+CHART = Chart(
+    "scaling",
+    "Scaling",
+    table_of,
+    lambda table: draw(table, DataFrame(table.attrs["predicted"])),
+    "Dotted: ideal. Dashed: a fit with the 95 % interval of the measurement's noise; beyond the "
+    f"last point it is a prediction, not a measurement. {HOLLOW}",
+)

@@ -8,8 +8,20 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.charts.series import fastest, labels, looks
 from vitsweep.results.record import Status
+from vitsweep.tables.sweep_tables import SweepTables
+from vitsweep.tables.tidy import ordered
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the measured and out-of-memory cells where one method was tried at three lengths."""
+    cells = tables.settings[tables.settings["status"].isin([Status.measured, Status.out_of_memory])]
+    if cells["num_tokens"].nunique() < 3 or cells["tokens_per_second"].isna().all():
+        return NOTHING
+    tried = cells["num_tokens"].groupby(labels(cells)).nunique()
+    return ordered(cells).copy() if tried.max() >= 3 else NOTHING  # in one piece
 
 
 def draw(cells: DataFrame) -> Figure:
@@ -59,3 +71,12 @@ def _apart(lengths: Sequence[float]) -> list[float]:
         if log(length / kept[-1]) >= room:
             kept.append(length)
     return kept
+
+
+CHART = Chart(
+    "sequence_length",
+    "Throughput by length of the sequence",
+    table_of,
+    draw,
+    "Both axes are logarithmic.",
+)

@@ -6,9 +6,11 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.tables.formatting import missing, plain, times
 from vitsweep.tables.names import cell_names, varying
+from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 30
 """Bars beyond it cannot be read; the table has them all."""
@@ -16,6 +18,11 @@ MOST = 30
 SURE = ("faster", "slower", "baseline")
 UNSHOWN = "no difference shown"
 HATCHED = "not shown among all cells"
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the cells where at least one is compared with another."""
+    return tables.settings if tables.settings["speedup"].notna().sum() > 1 else NOTHING
 
 
 def draw(cells: DataFrame) -> Figure:
@@ -49,3 +56,12 @@ def draw(cells: DataFrame) -> Figure:
     axes.set_xlabel(f"{style.axis_label('speedup')}, 95 % interval over {over}")
     style.legend(axes, group)
     return figure
+
+
+CHART = Chart(
+    "speedup",
+    "Speedup over the baseline",
+    table_of,
+    draw,
+    "Whiskers: 95 % interval of the ratio over paired blocks. Hatched: no difference is claimed.",
+)

@@ -151,7 +151,7 @@ def shorten(labels: Iterable[str], limit: int = LONGEST_LABEL) -> list[str]:
     return [t if len(t) <= limit else f"{t[:half]}…{t[-half:]}" for t in labels]
 
 
-def settled(figure: Figure) -> Figure:
+def freeze_layout(figure: Figure) -> Figure:
     """Return the figure with its layout computed once, however often it is saved."""
     figure.draw_without_rendering()
     figure.set_layout_engine(None)  # "none" would leave a placeholder that is laid out anew

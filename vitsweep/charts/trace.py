@@ -5,14 +5,21 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import Chart
 from vitsweep.tables.formatting import count, number
-from vitsweep.tables.traces import DEVICE, HOST
+from vitsweep.tables.sweep_tables import SweepTables
+from vitsweep.tables.traces import DEVICE, HOST, optimizer_traces
 
 HALF = 0.34
 CONTEXT = 0.25
 """How much of the backward pass is shown, in lengths of the longest optimizer step."""
 FINEST = 2000
 """Operations closer than one of so many parts of the width are drawn as one."""
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return traced steps where two implementations of one optimizer left a trace."""
+    return optimizer_traces(tables.settings, tables.traces)
 
 
 def draw(steps: DataFrame) -> Figure:
@@ -87,3 +94,13 @@ def _summary(rows: DataFrame) -> str:
         return "no optimizer step in the trace"
     long = float((own["start_ms"] + own["ms"]).max() - own["start_ms"].min())
     return f"{count(len(own), noun)}, {number(long)} ms"
+
+
+CHART = Chart(
+    "trace",
+    "One traced step by implementation of the optimizer",
+    table_of,
+    draw,
+    "Coloured: the optimizer step; grey: the end of the backward pass. The profiler "
+    "slows small operations down: compare the shape, and take times from the table.",
+)

@@ -6,8 +6,10 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart, mixed
 from vitsweep.charts.series import Look, fastest, looks, settings
-from vitsweep.tables.accuracy import mean_curve
+from vitsweep.tables.accuracy import mean_curve, training_curves
+from vitsweep.tables.sweep_tables import SweepTables
 
 PANELS = {"seconds": style.axis_label("train_seconds"), "epoch": "Epochs trained"}
 """Column of the horizontal axis -> its label."""
@@ -16,6 +18,14 @@ GAP = {"wspace": 0.05}
 """Keeps the last label of one panel from the first of the next."""
 MOST_MARKERS = 12
 """A line of more evaluations has a marker at some of them only."""
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the trained cells with their curves; seconds of two kinds of device have no mean."""
+    if tables.evaluations.empty or mixed(tables.settings):
+        return NOTHING
+    table = training_curves(tables.settings, tables.runs, tables.evaluations)
+    return table if table["curves"].map(bool).any() else NOTHING
 
 
 def draw(table: DataFrame) -> Figure:
@@ -88,3 +98,14 @@ def _frame(axes: Axes, column: str) -> None:
     whole = column == "epoch"
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=whole))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+
+
+CHART = Chart(
+    "training_curves",
+    "Accuracy over training",
+    table_of,
+    draw,
+    "Thick: mean over the trainings of a setting, at the epochs that all of them evaluated; a "
+    "training that diverged is no part of it. Seconds are those of training, without evaluations; the "
+    "time to the target is that of the first evaluation on or above the dashed line.",
+)

@@ -5,7 +5,17 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart, mixed
 from vitsweep.tables.formatting import missing, plain, times
+from vitsweep.tables.sweep_tables import SweepTables
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the waterfall where at least two techniques stand alone or on top of each other."""
+    if any(mixed(group) for _, group in tables.settings.groupby("baseline_cell_id")):
+        return NOTHING
+    table = tables.waterfall
+    return table if table["speedup"].notna().sum() > 2 else NOTHING
 
 
 def draw(steps: DataFrame) -> Figure:
@@ -56,3 +66,12 @@ def _bars(axes: Axes, rows: DataFrame, kind: str) -> None:
 
 def _name(added: str, position: int, kind: str) -> str:
     return f"+ {added}" if kind == "cumulative" and position else added
+
+
+CHART = Chart(
+    "waterfall",
+    "Techniques alone and on top of each other",
+    table_of,
+    draw,
+    "In brackets the gain over the row above. Hatched: no difference is claimed.",
+)

@@ -17,9 +17,9 @@ from pandas import DataFrame, Series
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, mixed
 from vitsweep.errors import VitsweepError
 from vitsweep.files import write_atomically
-from vitsweep.report import chart_data
 from vitsweep.report.answer import answers, question
 from vitsweep.report.figures import ChartWarning, drawn
 from vitsweep.results.metrics import headings, known_metrics
@@ -128,7 +128,7 @@ def render(
     name: str,
     tables: SweepTables,
     charts: list[dict[str, Any]],
-    exposed: DataFrame = chart_data.NOTHING,
+    exposed: DataFrame = NOTHING,
 ) -> str:
     """Return the page as text.
 
@@ -218,11 +218,14 @@ def _diagnosed(tables: SweepTables) -> list[dict[Hashable, Any]]:
 
 
 def _exposed(tables: SweepTables) -> DataFrame:
+    """Return how much of the communication is hidden, where scaling curves ran on one kind of device."""
+    if tables.runs.empty or tables.settings["world_size"].nunique() < 2 or mixed(tables.settings):
+        return NOTHING
     try:
-        return chart_data.exposed(tables)
+        return tables.exposed_communication
     except VitsweepError as error:  # must not prevent the report of a long sweep
         warnings.warn(f"no table of exposed communication: {error}", ChartWarning, stacklevel=2)
-        return chart_data.NOTHING
+        return NOTHING
 
 
 def _traces(tables: SweepTables) -> list[tuple[str, str]]:

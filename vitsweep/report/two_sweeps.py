@@ -111,7 +111,7 @@ def _names(sweeps: dict[str, SweepTables]) -> dict[str, str]:
 def _chart(changes: DataFrame, names: dict[str, str], folder: Path) -> Markup | None:
     if not (changes["change"].notna() & (changes["claim"] != "baseline")).any():
         return None
-    figure = style.settled(days.draw(changes, names))
+    figure = style.freeze_layout(days.draw(changes, names))
     svg = style.to_svg(figure)
     write_atomically(folder / "days.svg", svg)
     (folder / "days.png").write_bytes(style.to_png(figure))
