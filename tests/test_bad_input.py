@@ -16,9 +16,10 @@ import yaml
 
 from tests.builders import run as record_of
 from tests.cells import LAPTOP, composer, entry
-from vitsweep.cli.hydra_detour import _for_hydra
+from vitsweep.cli.cells import read_line
 from vitsweep.cli.main import prepare_streams, run
 from vitsweep.composition.grid import expand
+from vitsweep.composition.overrides import refuse_ignored
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import VitsweepError
 from vitsweep.planning.freeze import plan_of
@@ -116,7 +117,7 @@ def test_warnings_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_key_typed_twice_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    _for_hydra(["-m", "precision=O1", "precision=O2,O3", "seed=1"])
+    read_line(["-m", "precision=O1", "precision=O2,O3", "seed=1"])
     said = capsys.readouterr().err
     assert "`precision` is given 2 times (`precision=O1`, `precision=O2,O3`): the last one" in said
     assert "`-m precision=O1,O2,O3`" in said
@@ -234,8 +235,9 @@ def answer(typed: list[str]) -> str:
     Raises:
         VitsweepError: the line is refused.
     """
-    arguments = [word for word in _for_hydra(["-m", *typed]) if not word.startswith("-")]
-    cells = expand(arguments, composer())
+    overrides = read_line(["-m", *typed]).overrides
+    refuse_ignored(overrides, has_own_conf=True)
+    cells = expand(overrides, composer())
     for cell in cells:
         sweep_settings(cell.tree)
         check_tracker(cell.tree["tracker"])

@@ -62,10 +62,10 @@ class CellLauncherPlugin(Launcher):
         A cell that was not measured returns None, which optuna's sweeper counts as a failed trial
         (NaN would end the sweep of the others). Equal trials of a batch are one cell, and each gets its row.
         """
-        from vitsweep.cli.hydra_detour import run_cells, session_of
+        from vitsweep.cli.cells import run_cells
+        from vitsweep.cli.hydra_detour import composer_of, session_of
         from vitsweep.composition.sweep_name import named
         from vitsweep.errors import BadValueError
-        from vitsweep.launchers.dispatch import composer_of
 
         self.check_that_results_are_awaited()
         composer = composer_of(self.config, self.loader)

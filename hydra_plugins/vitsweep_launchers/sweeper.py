@@ -10,14 +10,9 @@ from omegaconf import DictConfig
 
 
 class VitsweepSweeper(Sweeper):
-    """Composes each distinct choice once and hands all cells to the launcher.
+    """Composes each distinct choice once and hands all cells to the launcher."""
 
-    Args:
-        plan_only: list the cells instead of running them.
-    """
-
-    def __init__(self, plan_only: bool = False) -> None:
-        self.plan_only = plan_only
+    def __init__(self) -> None:
         self.launcher: Launcher | None = None
 
     def setup(
@@ -34,13 +29,13 @@ class VitsweepSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the sweep; an error the user can fix ends the program with a sentence and exit code 2."""
-        from vitsweep.cli.hydra_detour import multirun
+        from vitsweep.cli.hydra_detour import sweep_in_hydra
         from vitsweep.errors import ExitCode, VitsweepError
 
         assert self.launcher is not None, "Hydra calls setup() first"
         loader = self.hydra_context.config_loader
         try:
-            return multirun(arguments, self.config, loader, self.launcher, self.plan_only)
+            return sweep_in_hydra(arguments, self.config, loader, self.launcher)
         except VitsweepError as error:
             print(error, file=sys.stderr)
             raise SystemExit(ExitCode.bad_input) from error

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cells import TINY, composer
-from vitsweep.cli import hydra_detour, main
+from vitsweep.cli import hydra_detour, main, summary
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.launchers import external_ranks
@@ -33,7 +33,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LaunchRes
         seen.append(result.store.root)
         return [{"status": Status.measured}]
 
-    monkeypatch.setattr(cells, "summarize", is_locked)
+    monkeypatch.setattr(summary, "summarize", is_locked)
     return LaunchResult(store=store, plan=plan), seen
 
 

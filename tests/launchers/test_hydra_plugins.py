@@ -14,15 +14,18 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from vitsweep.cli.hydra_detour import with_optuna_defaults
+from vitsweep.cli.hydra_detour import (
+    _for_hydra,
+    hide_from_hydra,
+    running_cell,
+    with_optuna_defaults,
+)
 from vitsweep.cli.main import run
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell
 from vitsweep.composition.conf_dir import conf_dir
-from vitsweep.composition.deferred_overrides import deferred
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
-from vitsweep.launchers.dispatch import running_cell
 from vitsweep.launchers.local import LocalSettings
 from vitsweep.planning.freeze import store_of
 from vitsweep.planning.sweep_plan import SweepPlan
@@ -68,7 +71,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
     calls = Calls()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("vitsweep.launchers.local.launch", calls.launch)
-    monkeypatch.setattr("vitsweep.cli.cells.summarize", calls.summarize)
+    monkeypatch.setattr("vitsweep.cli.summary.summarize", calls.summarize)
     monkeypatch.setattr("vitsweep.api.plan.plan", calls.plan)
     yield calls
     GlobalHydra.instance().clear()
@@ -85,7 +88,7 @@ def test_the_local_launcher_gets_all_cells_at_once(calls: Calls, tmp_path: Path)
 
 
 def test_a_plan_launches_nothing(calls: Calls) -> None:
-    calls.multirun("seed=1,2", "hydra.sweeper.plan_only=true")
+    assert run(["plan", "-m", "seed=1,2", "--no-predict"], {}) == 0
     assert (len(calls.planned[0]), calls.requests) == (2, [])
 
 
@@ -203,7 +206,7 @@ def test_a_mistake_ends_with_a_sentence_and_status_2(
     assert "Did you mean `precision=O2`?" in capsys.readouterr().err
 
 
-def test_deferred_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
+def test_hidden_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
     typed = [
         "precision=O1,O2",
         "precision.loss_scale=128",
@@ -212,7 +215,7 @@ def test_deferred_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
     ]
     typed += ["++batch.shape=[1,2]", "hydra.launcher.parallel=3"]
     typed += ["resources.memory_gib_per_rank=null", "+optimizer.empty="]
-    calls.multirun(*deferred(typed))
+    calls.multirun(*hide_from_hydra(typed))
     [request] = calls.requests
     cells = request.cells
     assert [cell.tree["precision"]["loss_scale"] for cell in cells] == [128, 128]
@@ -225,23 +228,18 @@ def test_deferred_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
     assert request.settings.name == "mine"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--cfg", "job", "seed=1"], ["hydra/sweeper=optuna", "seed=1"], ["-m", "seed=1,2"]],
-)
-def test_nothing_is_deferred_that_another_must_read(arguments: list[str]) -> None:
-    assert deferred(arguments) == arguments
+@pytest.mark.parametrize("overrides", [["hydra/sweeper=optuna", "seed=1"], ["seed=1,2", "~memory"]])
+def test_nothing_is_hidden_that_another_must_read(overrides: list[str]) -> None:
+    assert hide_from_hydra(overrides) == overrides
 
 
-def test_flags_may_stand_between_overrides() -> None:
+def test_flags_that_show_something_reach_hydra_as_typed() -> None:
+    arguments = ["-m", "seed=1", "--cfg", "job"]
+    assert _for_hydra(arguments) == arguments
     arguments = ["-m", "seed=1", "--config-dir", "mine", "~memory"]
-    assert deferred(arguments) == [
-        "-m",
-        "seed=choice(1)",
-        "--config-dir",
-        "mine",
-        "~memory",
-    ]
+    assert _for_hydra(arguments) == [
+        "--multirun", "--config-dir", "mine", "seed=choice(1)", "~memory"
+    ]  # fmt: skip
 
 
 def test_the_plugins_load_next_to_nothing() -> None:

@@ -26,9 +26,8 @@ from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, SweepStopped, VitsweepError
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import store_of
-from vitsweep.planning.limit_search import Search, Searches, limit_of
+from vitsweep.planning.limit_search import Search, Searches
 from vitsweep.planning.sweep_plan import SweepPlan, all_refused
-from vitsweep.results.trackers import check_tracker
 
 if TYPE_CHECKING:
     from vitsweep.tables.sweep_tables import SweepTables
@@ -109,17 +108,6 @@ def submitted_rows(plan: SweepPlan) -> list[Row]:
     ]
 
 
-def searches_of(session: Session) -> Searches | None:
-    """Return the search for limits that the settings ask for; None for a plain grid.
-
-    Raises:
-        BadValueError: the settings of the search contradict the grid.
-    """
-    check_tracker(session.tracker)
-    limit = limit_of(session.settings.limit, session.cells)
-    return Searches(session.cells, limit, session.composer) if limit else None
-
-
 def search_limits(session: Session, searches: Searches) -> list[Search]:
     """Run the rounds of a search for limits; return what was found for each cell.
 
@@ -188,7 +176,7 @@ def sweep(
         KeyboardInterrupt: the user stopped it; the same call continues.
     """
     session = _session(overrides, settings, launcher, name, config_dir, show)
-    if searches := searches_of(session):
+    if searches := session.searches():
         search_limits(session, searches)
         return Sweep(store_of(session.settings))
     with measured(session) as result:
@@ -236,7 +224,7 @@ def plan(
     from vitsweep.api.plan import overview
 
     session = _session(overrides, settings, launcher, name, config_dir, show=False)
-    searches = searches_of(session)
+    searches = session.searches()
     found = overview(
         searches.first() if searches else session.cells,
         session.settings,

@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pandas import DataFrame
 from rich.console import Console
@@ -15,7 +14,6 @@ from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, did_you_mean
 from vitsweep.planning.blocks import runs_per_cell
-from vitsweep.planning.budget_filter import without_left_out
 from vitsweep.planning.detectable_effect import (
     describe_detectable_effect,
     noise_of,
@@ -23,13 +21,10 @@ from vitsweep.planning.detectable_effect import (
 )
 from vitsweep.planning.freeze import code_state, plan_of, store_of
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
-from vitsweep.planning.predictions import earlier_errors, tracing
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings
-from vitsweep.predict.prediction import CellPrediction, predict_cells
 from vitsweep.racing.rounds import RaceRounds, describe_race
 from vitsweep.rates.device import device_name
 from vitsweep.rates.profile import profile_named
-from vitsweep.report.html import plan_page
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.tables.formatting import (
@@ -43,6 +38,9 @@ from vitsweep.tables.formatting import (
 )
 from vitsweep.tables.reasons import reason_lines
 from vitsweep.tables.render import as_table
+
+if TYPE_CHECKING:
+    from vitsweep.predict.prediction import CellPrediction
 
 # Predictions beside the cells of a plan, and their sums.
 
@@ -74,7 +72,7 @@ def with_predictions(
     rows: Sequence[Mapping[str, Any]],
     plan: SweepPlan,
     kept: SweepPlan,
-    found: Mapping[str, CellPrediction],
+    found: "Mapping[str, CellPrediction]",
     runs: Mapping[str, int],
 ) -> list[dict[str, Any]]:
     """Add the columns of the predictions to the rows of a plan; invalid cells have none.
@@ -170,7 +168,8 @@ def _show(
             if name not in NOT_COLUMNS and value is not None:
                 console.print(f"  {name:34} {any_value(value)}", highlight=False)
     reasons = [f"{row['state']}: {' '.join(row['reasons'])}" * bool(row["reasons"]) for row in rows]
-    for line in reason_lines([row["settings"] for row in rows], reasons):
+    lines = reason_lines([row["settings"] for row in rows], reasons) if any(reasons) else ()
+    for line in lines:
         console.print(line, highlight=False, markup=False)
     counts = Counter(row["state"] for row in rows).items()
     console.print(" · ".join(f"{state} {count}" for state, count in counts), highlight=False)
@@ -259,10 +258,6 @@ class PlanRequest:
     html: Path | None = None
 
 
-CURRENT: ContextVar[PlanRequest] = ContextVar("plan_request", default=PlanRequest())  # noqa: B039
-"""Set by the command line: between it and the planner lies Hydra, which takes no arguments for others."""
-
-
 def plan(
     cells: Sequence[ComposedCell],
     settings: SweepSettings,
@@ -319,6 +314,10 @@ def _predicted(
     console: Console,
 ) -> list[dict[str, Any]]:
     """Return the rows with their predictions, and without what the settings leave out because of them."""
+    from vitsweep.planning.budget_filter import without_left_out
+    from vitsweep.planning.predictions import earlier_errors, tracing
+    from vitsweep.predict.prediction import predict_cells
+
     plan, missing = found.plan, found.state.missing_blocks
     here = machine.described_by == HERE and not hardware
     residuals = earlier_errors(found.store, device_name(machine.device) if here else None)
@@ -344,6 +343,8 @@ def _write(rows: list[dict[str, Any]], request: PlanRequest, name: str, console:
         table.to_parquet(request.parquet, index=False)
         console.print(f"All columns: {request.parquet}", highlight=False)
     if request.html:
+        from vitsweep.report.html import plan_page
+
         request.html.write_text(plan_page(name, table), encoding="utf-8")
         console.print(f"Page: {request.html}", highlight=False)
 

@@ -4,16 +4,13 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from vitsweep.composition import hydra
-from vitsweep.composition.composer import ComposedCell, Composer
+from vitsweep.composition.composer import ComposedCell, Composer, belongs_to_the_sweep
 from vitsweep.composition.conf_dir import conf_dir
-from vitsweep.composition.deferred_overrides import belongs_to_the_sweep
 from vitsweep.composition.grid import expand
 from vitsweep.composition.overrides import (
     parse_overrides,
@@ -25,9 +22,11 @@ from vitsweep.composition.overrides import (
 from vitsweep.composition.sweep_name import AUTO
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
-from vitsweep.launchers.base import CellLauncher, LaunchRequest
-from vitsweep.results.user_metrics import check_metrics
 from vitsweep.spec.from_yaml import target_class
+
+if TYPE_CHECKING:
+    from vitsweep.launchers.base import CellLauncher, LaunchRequest
+    from vitsweep.planning.limit_search import Searches
 
 CONFIG = "config"
 
@@ -51,12 +50,15 @@ class Session:
     cells: Sequence[ComposedCell]
     config: Mapping[str, Any]
     composer: Composer
-    launcher: CellLauncher
+    launcher: "CellLauncher"
     console: Console
     command: str = ""
 
     def __post_init__(self) -> None:
-        check_metrics(self.metrics)
+        if self.metrics:
+            from vitsweep.results.user_metrics import check_metrics
+
+            check_metrics(self.metrics)
 
     @property
     def settings(self) -> SweepSettings:
@@ -76,8 +78,26 @@ class Session:
         """Definitions of the user's columns."""
         return (self.config.get("metric") or {}).get("columns") or {}
 
-    def request(self, cells: Sequence[ComposedCell] = ()) -> LaunchRequest:
+    def searches(self) -> "Searches | None":
+        """Return the search for limits that the settings ask for; None for a plain grid.
+
+        Raises:
+            VitsweepError: the settings of the search contradict the grid, or the tracker cannot work here.
+        """
+        from vitsweep.planning.limit_search import Searches, limit_of
+        from vitsweep.results.trackers import check_tracker
+
+        if self.tracker.get("mode", "none") != "none":
+            check_tracker(self.tracker)
+        limit = self.settings.limit
+        if limit.key is None or not limit_of(limit, self.cells):
+            return None
+        return Searches(self.cells, limit, self.composer)
+
+    def request(self, cells: Sequence[ComposedCell] = ()) -> "LaunchRequest":
         """Return what the launcher is given: all cells, or some of a search."""
+        from vitsweep.launchers.base import LaunchRequest
+
         return LaunchRequest(
             cells=cells or self.cells,
             settings=self.settings,
@@ -88,35 +108,59 @@ class Session:
         )
 
 
-def open_session(
-    overrides: Sequence[str], console: Console, config_dir: str | Path | None = None
-) -> Session:
-    """Compose the cells of some overrides, as `python -m vitsweep -m` does.
+class NotOursError(BadValueError):
+    """A launcher or sweeper is chosen that Hydra alone can run.
 
     Args:
-        overrides: as typed.
+        choice: as typed, such as `hydra/launcher=basic`.
+    """
+
+    def __init__(self, choice: str) -> None:
+        hint = "type `python -m vitsweep -m ...`"
+        super().__init__(
+            f"`{choice}` runs no cells from Python: use `local` or `slurm`, or {hint}."
+            if choice.startswith("hydra/launcher")
+            else f"`{choice}`: from Python vitsweep runs grids of its own; {hint} for another sweeper."
+        )
+        self.choice = choice
+
+
+def open_session(
+    overrides: Sequence[str],
+    console: Console,
+    config_dir: str | Path | None = None,
+    config_name: str = CONFIG,
+    command: str | None = None,
+) -> Session:
+    """Compose the cells of some overrides.
+
+    Args:
+        overrides: as typed after `python -m vitsweep -m`.
         console: where progress and notices are printed.
         config_dir: folder with more choices, groups and named sweeps (`--config-dir`).
+        config_name: file with the defaults list (`--config-name`).
+        command: what to type for the same; None writes it from the overrides.
 
     Raises:
-        BadValueError: an override is wrong, or chooses a launcher or sweeper that is not vitsweep's;
-            a column of the user's cannot be computed.
+        NotOursError: the launcher or the sweeper is not vitsweep's.
+        BadValueError: an override is wrong, or a column of the user's cannot be computed.
     """
     overrides = list(overrides)
-    refuse_ignored(overrides, has_own_conf=config_dir is None)
+    adds_conf = config_dir is not None or config_name != CONFIG
+    adds_conf = adds_conf or any(o.startswith("hydra.searchpath") for o in overrides)
+    refuse_ignored(overrides, has_own_conf=not adds_conf)
     loader = hydra.open_loader(conf_dir(), config_dir)
     parsed = dict(zip(overrides, parse_overrides(overrides, loader), strict=True))
     of_hydra = [text for text, override in parsed.items() if override.is_hydra_override()]
     of_sweep = [text for text, override in parsed.items() if belongs_to_the_sweep(override)]
-    composer = Composer(loader, CONFIG, of_hydra)
-    config = hydra.compose_sweep(loader, CONFIG, of_sweep)
-    launcher = _launcher(config)
-    sweeper = OmegaConf.select(config, "hydra.runtime.choices.hydra/sweeper")
-    if sweeper != "vitsweep":
-        raise BadValueError(
-            f"`hydra/sweeper={sweeper}`: from Python vitsweep runs grids of its own; type `python -m "
-            "vitsweep -m ...` for another sweeper."
-        )
+    config = hydra.compose_sweep(loader, config_name, of_sweep)
+    if (sweeper := hydra.choice(config, "sweeper")) != "vitsweep":
+        raise NotOursError(f"hydra/sweeper={sweeper}")
+    kind = target_class(dict(config.hydra.launcher), "hydra/launcher")
+    if not all(hasattr(kind, method) for method in ("machine", "launch_cells")):
+        raise NotOursError(f"hydra/launcher={hydra.choice(config, 'launcher')}")
+    launcher = hydra.launcher_of(config)
+    composer = Composer(loader, config_name, of_hydra)
     cells = expand([o for o in overrides if o not in of_hydra], composer)
     plain = hydra.plain_resolved(config)
     plain["sweep"]["name"] = cells[0].tree["sweep"]["name"]
@@ -128,25 +172,8 @@ def open_session(
         composer=composer,
         launcher=launcher,
         console=console,
-        command=shlex.join(words),
+        command=shlex.join(words) if command is None else command,
     )
-
-
-def _launcher(config: DictConfig) -> CellLauncher:
-    """Make the launcher that the configuration chooses.
-
-    Raises:
-        BadValueError: it is none that measures cells.
-    """
-    kind = target_class(dict(config.hydra.launcher), "hydra/launcher")
-    if not all(hasattr(kind, method) for method in ("machine", "launch_cells")):
-        chosen = OmegaConf.select(config, "hydra.runtime.choices.hydra/launcher")
-        raise BadValueError(
-            f"`hydra/launcher={chosen}` runs no cells from Python: use `local` or `slurm`, or type "
-            "`python -m vitsweep -m ...`."
-        )
-    launcher: CellLauncher = instantiate(config.hydra.launcher)
-    return launcher
 
 
 # Settings given in Python, written as the overrides that the command line takes.

@@ -1,99 +1,193 @@
-"""The end of a command: views, table, charts and report of what was measured, and the exit code."""
+"""What is typed without a verb: overrides, whose cells are measured and shown."""
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from rich.console import Console
+from vitsweep.api.session import CONFIG, NotOursError, Session, open_session
+from vitsweep.cli.verbs import VERBS
+from vitsweep.composition.overrides import parse_overrides
+from vitsweep.console import open_console
+from vitsweep.errors import ExitCode, VitsweepError, did_you_mean
 
-from vitsweep.api.functions import SUBMITTED, Row, collected, rows_of, submitted_rows
-from vitsweep.console import print_lines, saying
-from vitsweep.errors import ExitCode
-from vitsweep.launchers.base import LaunchResult
-from vitsweep.report.html import write_report
-from vitsweep.report.views import collect
-from vitsweep.results.record import Status
-from vitsweep.results.store import Store, sweep_argument
-from vitsweep.results.trackers import mirror
-from vitsweep.tables.effects import sentences
-from vitsweep.tables.limits import limit_answer, limits, limits_text
-from vitsweep.tables.notes import empty_metrics
-from vitsweep.tables.race import has_begun, race_answer, race_lines, race_table, race_text
-from vitsweep.tables.render import BEST, CellTable, as_table
-from vitsweep.tables.replicates import replicate_key, replicates
-from vitsweep.tables.sweep_tables import SweepTables
-
-# What a race shows at its end: answer, table, effects of the techniques, cost, diagnostics.
+MULTIRUN = ("-m", "--multirun")
+CONFIG_FLAGS = {
+    "--config-dir": "config_dir",
+    "-cd": "config_dir",
+    "--config-name": "config_name",
+    "-cn": "config_name",
+}
 
 
-def show_race(tables: SweepTables, console: Console) -> str | None:
-    """Print the result of a race; return the leader's cell id, None where there is none."""
-    race, name = tables.race, tables.stores[0].name
-    table = race_table(race)
-    console.print(as_table(race_text(table.head(BEST)), f"Race of sweep {name}"))
-    if len(table) > BEST:
-        console.print(f"{len(table) - BEST} more cells stand in the report.", highlight=False)
-    lines = [race_answer(race), *race_lines(race)]
-    if len(tables.runs) and has_begun(race):
-        lines += sentences(tables.effects)
-    print_lines(console, lines)
-    return race.get("leader")
+@dataclass
+class Line:
+    """A command line without a verb.
+
+    Attributes:
+        overrides: what sets or sweeps a key.
+        sweeps: whether several cells may be asked for.
+        config_dir: of `--config-dir`.
+        config_name: of `--config-name`.
+        of_hydra: a flag that Hydra alone knows, or the choice of a sweeper that is not vitsweep's.
+    """
+
+    overrides: list[str]
+    sweeps: bool = False
+    config_dir: str | None = None
+    config_name: str = CONFIG
+    of_hydra: str = ""
+
+    def session(self) -> Session:
+        """Compose the cells.
+
+        Raises:
+            NotOursError: Hydra alone can run them.
+            VitsweepError: what was typed is wrong.
+        """
+        return open_session(
+            self.overrides, open_console(), self.config_dir, self.config_name, command=""
+        )
 
 
-def summarize(
-    result: LaunchResult,
-    console: Console,
-    tracker: Mapping[str, Any] | None = None,
-    *,
-    with_report: bool = True,
-) -> list[Row]:
-    """Write the views, show the table, and return the rows of the command's cells.
-
-    Of a race these are the cells that it measured: that others failed or never ran is no failure of it.
-
-    Args:
-        result: of the launcher.
-        console: where the table is shown.
-        tracker: the composed `tracker` node; its mirror is made last, from the records.
-        with_report: draw the charts and the page as well.
+def read_line(arguments: Sequence[str]) -> Line:
+    """Tell flags and overrides of a command line apart.
 
     Raises:
-        ImpossibleCellError: every cell is refused.
+        VitsweepError: Python runs without assertions, a word is no override, or several cells are
+            asked for without `-m`.
     """
-    if result.submitted:
-        return submitted_rows(result.plan)
-    store, (tables, mine) = result.store, collected(result)
-    console.print()
-    if result.is_race:
-        show_race(tables, console)
-    else:
-        key = replicate_key(store.commands())
-        console.print(CellTable(replicates(mine, key) if key else mine, sweep_argument(store)))
-    print_lines(console, empty_metrics(tables.runs))
-    if with_report and (mine["status"] == Status.measured).any():
-        said = iter(["Drawing the charts of the report."])  # once
-        with saying(console, lambda: next(said, "")):
-            page = write_report(tables)
-        console.print(f"Report: {page}", highlight=False, soft_wrap=True)
-    if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
-        console.print(message, highlight=False)
-    rows = rows_of(mine, result.plan)
-    measured = [row for row in rows if row["status"] == Status.measured]
-    return measured or rows if result.is_race else rows
+    if sys.flags.optimize:
+        raise VitsweepError(
+            "`python -O` and PYTHONOPTIMIZE leave out the assertions with which Hydra reads a command "
+            "line: use `python -m vitsweep` without them."
+        )
+    line, words = Line([]), iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if word in MULTIRUN:
+            line.sweeps = True
+        elif flag in CONFIG_FLAGS:
+            setattr(line, CONFIG_FLAGS[flag], value if equals else next(words, ""))
+        elif word.startswith("-") or (flag == "hydra/sweeper" and value != "vitsweep"):
+            line.of_hydra = word
+        elif is_override(word):
+            line.overrides.append(word)
+    if not line.of_hydra:
+        check_words(arguments)
+    return line
 
 
-def summarize_limits(store: Store, key: str, console: Console, *, with_report: bool) -> None:
-    """Show the largest value of `key` that each cell of a search could train with."""
-    tables = collect(store)
-    table = limits(tables.cells, key)
-    console.print()
-    console.print(as_table(limits_text(table, key), f"Limits of sweep {store.name}"))
-    console.print(limit_answer(table, key), highlight=False)
-    print_lines(console, empty_metrics(tables.runs))
-    if with_report and (table["fits"] > 0).any():
-        console.print(f"Report: {write_report(tables)}", highlight=False, soft_wrap=True)
+def check_words(arguments: Sequence[str]) -> None:
+    """Refuse what is no override, and several cells without `-m`; name keys that are typed twice.
+
+    Raises:
+        VitsweepError: the text says what to type instead.
+    """
+    _refuse_words(arguments)
+    overrides = [word for word in arguments if is_override(word)]
+    parsed = parse_overrides(overrides)
+    if not {*MULTIRUN} & set(arguments):
+        _refuse_sweeps(parsed, arguments)
+    for notice in _repeated_keys(parsed):
+        print(notice, file=sys.stderr)
 
 
-def exit_code(rows: Sequence[Mapping[str, Any]]) -> ExitCode:
-    """Return 0 if all cells are measured or submitted, 3 if some were not measured."""
-    fine = all(row["status"] in (Status.measured, SUBMITTED) for row in rows)
-    return ExitCode.ok if fine else ExitCode.not_all_measured
+def run(arguments: Sequence[str]) -> int:
+    """Measure what is missing of the cells, and show all; a single cell is a sweep of one.
+
+    Returns:
+        0, or 3 where cells were not measured.
+
+    Raises:
+        VitsweepError: what was typed is wrong.
+        SweepStopped: the user stopped it.
+    """
+    line = read_line(arguments)
+    if not line.of_hydra:
+        try:
+            return finish(line.session())
+        except NotOursError:
+            pass
+    from vitsweep.cli.hydra_detour import run_hydra
+
+    return run_hydra(arguments)
+
+
+def finish(session: Session) -> int:
+    """Measure what is missing of a session's cells, and show all; return the exit code."""
+    if searches := session.searches():
+        from vitsweep.api.functions import search_limits
+        from vitsweep.cli.summary import summarize_limits
+
+        found = search_limits(session, searches)
+        summarize_limits(session, searches.key)
+        ended = all(not search.failure for search in found)
+        return ExitCode.ok if ended else ExitCode.not_all_measured
+    from vitsweep.cli.summary import exit_code
+
+    return exit_code(run_cells(session))
+
+
+def run_cells(session: Session) -> list[Any]:
+    """Measure what is missing of the cells and show it; return the row of each, in their order.
+
+    Raises:
+        SweepStopped: the user stopped it.
+    """
+    from vitsweep.api.functions import measured
+    from vitsweep.cli.summary import summarize
+
+    with measured(session) as result:
+        return summarize(
+            result, session.console, session.tracker, with_report=session.settings.report
+        )
+
+
+def _repeated_keys(overrides: Sequence[Any]) -> Iterator[str]:
+    """Yield a notice for each key that was typed several times: only the last of them counts."""
+    typed: dict[str, list[str]] = {}
+    for override in overrides:
+        typed.setdefault(override.get_key_element().lstrip("+~"), []).append(override.input_line)
+    for key, texts in typed.items():
+        if len(texts) > 1:
+            named = ", ".join(f"`{text}`" for text in texts)
+            values = ",".join(text.partition("=")[2] for text in texts)
+            yield (
+                f"`{key}` is given {len(texts)} times ({named}): the last one counts. A sweep over all "
+                f"of them is `-m {key}={values}`."
+            )
+
+
+def is_override(argument: str) -> bool:
+    """Tell whether a word sets, sweeps or removes a key."""
+    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
+
+
+def _refuse_words(arguments: Sequence[str]) -> None:
+    """Refuse what is neither a verb nor an override; the word after a flag is that flag's."""
+    for before, word in pairwise(["-m", *arguments]):
+        of_flag = before.startswith("-") and before not in MULTIRUN
+        if of_flag or word.startswith("-") or is_override(word):
+            continue
+        if before.endswith(","):
+            raise VitsweepError(f"`{before} {word}`: no space after a comma: `{before}{word}`.")
+        if word in VERBS:
+            rest = " ".join(a for a in arguments if a != word)
+            raise VitsweepError(f"The verb comes first: `python -m vitsweep {word} {rest}`.")
+        known = ", ".join(f"`{verb}`" for verb in VERBS)
+        raise VitsweepError(
+            f"`{word}` is neither an override (`key=value`) nor a verb; the verbs are {known} and "
+            "come first." + did_you_mean(word, VERBS, lambda verb: f"python -m vitsweep {verb}")
+        )
+
+
+def _refuse_sweeps(overrides: Sequence[Any], arguments: Sequence[str]) -> None:
+    """Without -m a comma would silently make a list or a text of what was meant as a sweep."""
+    for override in overrides:
+        if override.is_sweep_override():
+            raise VitsweepError(
+                f"`{override.input_line}` asks for several cells: add `-m` "
+                f"(`python -m vitsweep -m {' '.join(arguments)}`)."
+            )

@@ -1,35 +1,42 @@
-"""What is typed without a verb: overrides, handed to Hydra."""
+"""What goes through `hydra.main`: its flags that show something, launchers and sweepers not vitsweep's."""
 
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from itertools import pairwise
 from traceback import walk_tb
 from typing import Any
 
+import hydra as hydra_core
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from vitsweep.api.functions import Row, measured, require_racing, search_limits, searches_of
+from vitsweep.api.functions import require_racing
 from vitsweep.api.session import Session
-from vitsweep.cli.verbs import VERBS
+from vitsweep.cli.cells import MULTIRUN, check_words, finish, is_override
 from vitsweep.composition import hydra
-from vitsweep.composition.composer import ComposedCell, Composer
+from vitsweep.composition.composer import ComposedCell, Composer, belongs_to_the_sweep
+from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
+from vitsweep.composition.overrides import parse_overrides, refuse_ignored, value_override
+from vitsweep.composition.suggestions import hydra_error_sentence
+from vitsweep.composition.sweep_name import named
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.launchers.base import CellLauncher, LaunchResult, locked
-from vitsweep.launchers.dispatch import composer_of, launch_stock, refuse_plan_of
 from vitsweep.planning.freeze import plan_of, store_of
-from vitsweep.planning.limit_search import Search, Searches
 from vitsweep.results.store import sweep_argument
 from vitsweep.spec.resources import Machine
+from vitsweep.world import environment_rank
 
-COMPLETION = ("-sc", "--shell-completion")
-HYDRA_SHOWS = (*COMPLETION, "-c", "--cfg", "-i", "--info", "--hydra-help")
+HYDRA_SHOWS = ("-sc", "--shell-completion", "-c", "--cfg", "-i", "--info", "--hydra-help")
 """Flags that make Hydra print something instead of running."""
 
 
@@ -37,33 +44,20 @@ def run_hydra(arguments: Sequence[str]) -> int:
     """Compose and launch through Hydra; a single cell is a sweep of one.
 
     Raises:
-        VitsweepError: Python runs without assertions, or what was typed is wrong.
+        VitsweepError: what was typed is wrong.
         SystemExit: with the exit code of what ran, if it is not 0.
     """
-    if sys.flags.optimize:
-        raise VitsweepError(
-            "`python -O` and PYTHONOPTIMIZE leave out the assertions with which Hydra reads a command "
-            "line: use `python -m vitsweep` without them."
-        )
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    import vitsweep.planning.freeze  # noqa: F401  (keeps sys.argv as typed)
-    from vitsweep.composition.conf_dir import conf_dir
-    from vitsweep.composition.suggestions import hydra_error_sentence
-
     sys.argv = ["vitsweep", *_for_hydra(arguments)]  # the name in Hydra's usage and in its scripts
 
     def task(config: object) -> None:
         """Only stock launchers of Hydra call it."""
-        from vitsweep.launchers.external_ranks import run_composed
-
         run_composed()
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra raise: it would print a hint and exit with 1
     try:
-        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
+        hydra_core.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(
+            task
+        )()
     except (HydraException, OmegaConfBaseException) as error:
         raise BadValueError(
             hydra_error_sentence("The command cannot be composed", error)
@@ -89,86 +83,65 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
         VitsweepError: several cells are asked for without `-m`, a word is no override, or the
             sweeper's package is not installed.
     """
-    from vitsweep.composition.deferred_overrides import deferred
-    from vitsweep.composition.overrides import parse_overrides, refuse_ignored
-
     arguments = with_optuna_defaults(arguments)
     if any(a.split("=")[0] in HYDRA_SHOWS for a in arguments):
         return list(arguments)
-    _refuse_words(arguments)
-    overrides = [a for a in arguments if _is_override(a)]
+    check_words(arguments)
+    overrides = [a for a in arguments if is_override(a)]
     adds_conf = any(a.startswith(("--config-", "hydra.searchpath")) for a in arguments)
     refuse_ignored(overrides, has_own_conf=not adds_conf)
-    parsed = parse_overrides(overrides)
-    if not {"-m", "--multirun"} & set(arguments):
-        _refuse_sweeps(parsed, arguments)
-    for notice in _repeated_keys(parsed):
-        print(notice, file=sys.stderr)
-    flags = [a for a in arguments if a not in overrides and a not in ("-m", "--multirun")]
-    return ["--multirun", *flags, *deferred(overrides)]
+    flags = [a for a in arguments if a not in overrides and a not in MULTIRUN]
+    return ["--multirun", *flags, *hide_from_hydra(overrides)]
 
 
-def _repeated_keys(overrides: Sequence[Any]) -> Iterator[str]:
-    """Yield a notice for each key that was typed several times: only the last of them counts."""
-    typed: dict[str, list[str]] = {}
-    for override in overrides:
-        typed.setdefault(override.get_key_element().lstrip("+~"), []).append(override.input_line)
-    for key, texts in typed.items():
-        if len(texts) > 1:
-            named = ", ".join(f"`{text}`" for text in texts)
-            values = ",".join(text.partition("=")[2] for text in texts)
-            yield (
-                f"`{key}` is given {len(texts)} times ({named}): the last one counts. A sweep over all "
-                f"of them is `-m {key}={values}`."
-            )
+def hide_from_hydra(overrides: Sequence[str]) -> list[str]:
+    """Write the overrides of cells as sweeps of one value, which Hydra leaves to the sweeper.
+
+    Before a sweep Hydra composes one configuration from all that is not swept. It would refuse
+    `precision=O1,O2 precision.loss_scale=128`, because the default precision has no such key, and
+    its error for a mistyped group names no alternatives. What `sweep.*` and `hydra.*` say stays as typed,
+    and so does everything where another sweeper was chosen.
+
+    Raises:
+        BadValueError: an override cannot be read.
+    """
+    if any(text.partition("=")[0] == "hydra/sweeper" for text in overrides):
+        return list(overrides)
+    return [_hidden(override) for override in parse_overrides(overrides)]
 
 
-def _is_override(argument: str) -> bool:
-    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
+def _hidden(override: Override) -> str:
+    if belongs_to_the_sweep(override) or override.is_sweep_override():
+        return str(override.input_line)
+    key, value = override.get_key_element(), hydra.own_text(override) or "''"
+    if override.value() is None:
+        return f"{key}={value},{value}"  # Hydra refuses `choice(null)`; equal cells are one
+    return f"{key}=choice({value})"
 
 
-def _refuse_words(arguments: Sequence[str]) -> None:
-    """Refuse what is neither a verb nor an override; the word after a flag is that flag's."""
-    from vitsweep.errors import did_you_mean
+def run_composed() -> None:
+    """Run the cell that a stock launcher of Hydra (submitit, joblib) is running in this process.
 
-    for before, word in pairwise(["-m", *arguments]):
-        of_flag = before.startswith("-") and before not in ("-m", "--multirun")
-        if of_flag or word.startswith("-") or _is_override(word):
-            continue
-        if before.endswith(","):
-            raise VitsweepError(f"`{before} {word}`: no space after a comma: `{before}{word}`.")
-        if word in VERBS:
-            rest = " ".join(a for a in arguments if a != word)
-            raise VitsweepError(f"The verb comes first: `python -m vitsweep {word} {rest}`.")
-        known = ", ".join(f"`{verb}`" for verb in VERBS)
-        raise VitsweepError(
-            f"`{word}` is neither an override (`key=value`) nor a verb; the verbs are {known} and "
-            "come first." + did_you_mean(word, VERBS, lambda verb: f"python -m vitsweep {verb}")
-        )
+    A task of several is a rank of the cell; a task alone starts the cell's ranks on its node.
+    """
+    from vitsweep.launchers.external_ranks import run_rank
+    from vitsweep.launchers.local import run_unlocked
+
+    cell, composer = running_cell()
+    place = environment_rank()
+    if place is not None and place[2] > 1:
+        run_rank(cell, composer)
+    else:
+        run_unlocked(cell, sweep_settings(cell.tree), composer)
 
 
-def _refuse_sweeps(overrides: Sequence[Any], arguments: Sequence[str]) -> None:
-    """Without -m a comma would silently make a list or a text of what was meant as a sweep."""
-    for override in overrides:
-        if override.is_sweep_override():
-            raise VitsweepError(
-                f"`{override.input_line}` asks for several cells: add `-m` "
-                f"(`python -m vitsweep -m {' '.join(arguments)}`)."
-            )
+# What the launchers and the sweeper of the Hydra plugin call.
 
 
-def asks_for_completion(arguments: Sequence[str]) -> bool:
-    """Tell whether the Tab key asks, through a script that Hydra wrote."""
-    return bool(set(COMPLETION) & set(arguments)) and any("query=" in a for a in arguments)
-
-
-# A sweep, from the overrides that Hydra parsed to the tables that the user sees.
-
-
-def multirun(
-    arguments: Sequence[str], config: DictConfig, loader: Any, launcher: Launcher, plan_only: bool
+def sweep_in_hydra(
+    arguments: Sequence[str], config: DictConfig, loader: Any, launcher: Launcher
 ) -> Any:
-    """Expand `arguments` into cells, and plan them or hand them to the launcher.
+    """Expand `arguments` into cells, and hand them to the launcher.
 
     A `CellLauncher` takes all cells at once, already composed. Any other launcher of Hydra gets lists
     of overrides, as from Hydra's own sweeper.
@@ -182,26 +155,15 @@ def multirun(
     cells = expand(arguments, composer)
     settings = hydra.plain_resolved(config)
     settings["sweep"]["name"] = cells[0].tree["sweep"]["name"]  # as `expand` named it
-    if not isinstance(launcher, CellLauncher):
-        if plan_only:
-            refuse_plan_of(config)
-        if sweep_settings(settings).search == "race":
-            require_racing(launcher)
-        returned = launch_stock(launcher, cells, config)
-        _summarize_stock(cells, settings, composer)
-        return returned
-    session = session_of(launcher, cells, settings, composer)
-    searches = searches_of(session)
-    if plan_only:
-        return _plan(session, searches)
-    if searches:
-        return _search(session, searches)
-    rows = run_cells(session)
-    from vitsweep.cli.cells import exit_code
-
-    if code := exit_code(rows):
-        raise SystemExit(code)
-    return rows
+    if isinstance(launcher, CellLauncher):
+        if code := finish(session_of(launcher, cells, settings, composer)):
+            raise SystemExit(code)
+        return None
+    if sweep_settings(settings).search == "race":
+        require_racing(launcher)
+    returned = _launch_stock(launcher, cells, config)
+    _summarize_stock(cells, settings, composer)
+    return returned
 
 
 def session_of(
@@ -217,25 +179,11 @@ def session_of(
     )
 
 
-def run_cells(session: Session) -> list[Row]:
-    """Measure what is missing of the cells and show it; return the row of each, in their order.
-
-    Raises:
-        SweepStopped: the user stopped it.
-    """
-    from vitsweep.cli.cells import summarize  # pandas and charts, which a plan does not need
-
-    with measured(session) as result:
-        return summarize(
-            result, session.console, session.tracker, with_report=session.settings.report
-        )
-
-
 def _summarize_stock(
     cells: Sequence[ComposedCell], config: Mapping[str, Any], composer: Composer
 ) -> None:
     """Show what a stock launcher ran, or say how to see it where the cells ran on other nodes."""
-    from vitsweep.cli.cells import exit_code, summarize
+    from vitsweep.cli.summary import exit_code, summarize
 
     settings, console = sweep_settings(config), open_console()
     plan, store = plan_of(cells, Machine.here(), composer), store_of(settings)
@@ -251,34 +199,44 @@ def _summarize_stock(
         raise SystemExit(code)
 
 
-def _plan(session: Session, searches: Searches | None) -> list[dict[str, Any]]:
-    from vitsweep.api.plan import CURRENT, plan
-
-    launcher = session.launcher
-    return plan(
-        searches.first() if searches else session.cells,
-        session.settings,
-        session.composer,
-        launcher.machine(),
-        launcher.with_paired_baselines,
-        CURRENT.get(),
-    )
+def composer_of(config: DictConfig, loader: Any) -> Composer:
+    """Return a composer over the configuration of a running Hydra application."""
+    return Composer(loader, config.hydra.job.config_name, list(config.hydra.overrides.hydra))
 
 
-def _search(session: Session, searches: Searches) -> list[Search]:
-    """Run the rounds of a search for limits, and show what it found.
+def running_cell() -> tuple[ComposedCell, Composer]:
+    """Return the cell that a stock launcher of Hydra is running in this process."""
+    config = HydraConfig.instance().cfg
+    assert config is not None, "called inside a job of Hydra"
+    composer = composer_of(config, GlobalHydra.instance().config_loader())
+    [cell] = named([composer.compose(list(config.hydra.overrides.task))], composer)
+    return cell, composer
+
+
+def _launch_stock(launcher: Launcher, cells: Sequence[ComposedCell], config: DictConfig) -> Any:
+    """Hand the overrides of all cells to a launcher of Hydra's own (basic, joblib, submitit).
 
     Raises:
-        SystemExit: 3 where a search ended before its limit was found.
+        BadValueError: cells ask for different resources, which stock submitit would ignore.
     """
-    from vitsweep.cli.cells import summarize_limits
+    if "submitit" in str(OmegaConf.select(config, "hydra.launcher._target_")):
+        _refuse_varying_resources(cells)
+    name = value_override(
+        "sweep.name", cells[0].tree["sweep"]["name"]
+    )  # a cell alone cannot tell it
+    return launcher.launch([[*cell.overrides, name] for cell in cells], initial_job_idx=0)
 
-    found = search_limits(session, searches)
-    settings = session.settings
-    summarize_limits(store_of(settings), searches.key, session.console, with_report=settings.report)
-    if any(search.failure for search in found):
-        raise SystemExit(ExitCode.not_all_measured)
-    return found
+
+def _refuse_varying_resources(cells: Sequence[ComposedCell]) -> None:
+    """Stock submitit sends one array with one `--nodes`, whatever the cells ask for (hydra#2874)."""
+    first = cells[0].tree["resources"]
+    varying = {k for cell in cells for k, v in cell.tree["resources"].items() if v != first.get(k)}
+    if varying:
+        knobs = ", ".join(f"`resources.{key}`" for key in sorted(varying))
+        raise BadValueError(
+            f"{knobs} vary over the cells, but hydra-submitit-launcher requests the same for all "
+            "of them: a scaling curve made so is false. Use `hydra/launcher=slurm` or `local`."
+        )
 
 
 # `hydra/sweeper=optuna`: the sweeper of hydra-optuna-sweeper, set up to maximize throughput.
@@ -303,16 +261,11 @@ def with_optuna_defaults(arguments: Sequence[str]) -> list[str]:
 
     Raises:
         VitsweepError: hydra-optuna-sweeper or an optuna that it supports is not installed, or a
-            plan, a grid, a named sweep or a `glob` is asked for.
+            grid, a named sweep or a `glob` is asked for.
     """
     if CHOICE not in arguments:
         return list(arguments)
     _require_packages()
-    if "hydra.sweeper.plan_only=true" in arguments:
-        raise VitsweepError(
-            f"`plan` lists the cells of a grid; with `{CHOICE}` each batch of cells is chosen from the "
-            "results of those before: leave `plan` out, or the sweeper."
-        )
     if "hydra/sweeper/sampler=grid" in arguments:
         raise VitsweepError(
             "`hydra/sweeper/sampler=grid`: a grid is what a sweep is without optuna, and optuna's ends "

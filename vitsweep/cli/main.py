@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import vitsweep
-from vitsweep.cli.hydra_detour import asks_for_completion, run_hydra
 from vitsweep.cli.verbs import VERBS
 from vitsweep.errors import ExitCode, SweepStopped, VitsweepError, disk_full_error
 
@@ -119,7 +118,7 @@ def _require_folder() -> None:
 
 
 def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
-    """Take verbs off before Hydra's parser sees the line: it would refuse `plan -m ...`."""
+    """Run a verb, a part of a cell, or what stands without a verb."""
     if arguments and arguments[0] in VERBS:
         return VERBS[arguments[0]].run(arguments[1:])
     if {"-h", "--help"} & set(arguments):
@@ -127,14 +126,23 @@ def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
     if "--version" in arguments:
         print(f"vitsweep {vitsweep.__version__}")
         return ExitCode.ok
-    if asks_for_completion(arguments):
+    if _asks_for_completion(arguments):
         return _complete()
     from vitsweep.world import environment_rank
 
     place = environment_rank()
     if place is not None and place[2] > 1:  # one task alone is an interactive session of Slurm
         return _run_rank(arguments)
-    return run_hydra(arguments)
+    from vitsweep.cli import cells
+
+    return cells.run(arguments)
+
+
+def _asks_for_completion(arguments: Sequence[str]) -> bool:
+    """Tell whether the Tab key asks, through a script that Hydra wrote."""
+    return bool({"-sc", "--shell-completion"} & set(arguments)) and any(
+        "query=" in word for word in arguments
+    )
 
 
 def _run_rank(arguments: Sequence[str]) -> int:
@@ -145,7 +153,7 @@ def _run_rank(arguments: Sequence[str]) -> int:
     if measured is None:
         return ExitCode.ok
     result, settings = measured
-    from vitsweep.cli.cells import exit_code, summarize
+    from vitsweep.cli.summary import exit_code, summarize
     from vitsweep.console import open_console
     from vitsweep.launchers.base import locked
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitsweep.api.plan import CURRENT, PlanRequest
-from vitsweep.cli.hydra_detour import HYDRA_SHOWS, run_hydra
+from vitsweep.api.session import NotOursError
+from vitsweep.cli.cells import read_line
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError
 
@@ -34,29 +34,65 @@ def run(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         parser().print_help()
         return 0
-    known, overrides = _options().parse_known_args(list(arguments))
-    if unknown := [word for word in overrides if word.startswith("--") and not _is_hydras(word)]:
-        _options().error(f"Unrecognized arguments: {' '.join(unknown)}")
+    known, words = _options().parse_known_args(list(arguments))
     for option, file in (("--parquet", known.parquet), ("--html", known.html)):
         if file is not None:
             require_writable(option, file)
-    from vitsweep.planning.predictions import predicts  # loads torch
-
     if known.nodes is not None:
-        overrides.append(f"resources.nodes={_nodes(known.nodes)}")
-    token = CURRENT.set(
+        words.append(f"resources.nodes={_nodes(known.nodes)}")
+    line = read_line(["--multirun", *words])
+    if line.of_hydra.startswith("-"):
+        return _show_through_hydra(line.of_hydra, words)
+    try:
+        if line.of_hydra:
+            raise NotOursError(line.of_hydra)
+        session = line.session()
+    except NotOursError as error:
+        raise BadValueError(_refusal(error.choice)) from error
+    from vitsweep.api.plan import PlanRequest, plan
+
+    searches, launcher = session.searches(), session.launcher
+    plan(
+        searches.first() if searches else session.cells,
+        session.settings,
+        session.composer,
+        launcher.machine(),
+        launcher.with_paired_baselines,
         PlanRequest(
-            predict=not known.no_predict and (predicts() or bool(known.hardware)),
+            predict=not known.no_predict and _predicts(known.hardware),
             hardware=_parts(known.hardware),
             columns=_parts(known.columns),
             parquet=known.parquet,
             html=known.html,
-        )
+        ),
     )
-    try:
-        return run_hydra(["--multirun", *overrides, "hydra.sweeper.plan_only=true"])
-    finally:
-        CURRENT.reset(token)
+    return 0
+
+
+def _show_through_hydra(flag: str, words: Sequence[str]) -> int:
+    """Let Hydra show a configuration; refuse flags that neither it nor `plan` knows."""
+    from vitsweep.cli.hydra_detour import HYDRA_SHOWS, run_hydra
+
+    if not flag.startswith(("--config-", "--package", "--resolve", *HYDRA_SHOWS)):
+        _options().error(f"Unrecognized arguments: {flag}")
+    return run_hydra(words)
+
+
+def _refusal(choice: str) -> str:
+    if choice.startswith("hydra/launcher"):
+        return (
+            f"`plan` needs a launcher of vitsweep, such as `hydra/launcher=local`; not `{choice}`."
+        )
+    return (
+        f"`plan` lists the cells of a grid; with `{choice}` each batch of cells is chosen from the "
+        "results of those before: leave `plan` out, or the sweeper."
+    )
+
+
+def _predicts(hardware: str | None) -> bool:
+    from vitsweep.planning.predictions import predicts  # loads torch
+
+    return predicts() or bool(hardware)
 
 
 def _options() -> Options:
@@ -78,14 +114,6 @@ def _options() -> Options:
         "--no-predict", action="store_true", help="states only, without memory and step time"
     )
     return options
-
-
-def _is_hydras(flag: str) -> bool:
-    """Tell whether Hydra reads a flag: those that choose a configuration, or show one."""
-    return (
-        flag.startswith(("--config-", "--package", "--resolve"))
-        or flag.partition("=")[0] in HYDRA_SHOWS
-    )
 
 
 def _parts(text: str | None) -> tuple[str, ...]:

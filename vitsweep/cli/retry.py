@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vitsweep.cli.hydra_detour import run_hydra
+from vitsweep.cli import cells
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.overrides import value_override
 from vitsweep.errors import ExitCode, VitsweepError
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
         print("No cell of the sweep has such a status: there is nothing to run again.")
     for command in commands:
         try:
-            worst = max(worst, run_hydra(command))
+            worst = max(worst, cells.run(command))
         except SystemExit as left:  # 3 where cells were not measured again
             worst = max(worst, int(left.code or 0))
             if left.code == ExitCode.interrupted:

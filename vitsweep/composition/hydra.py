@@ -19,6 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -97,6 +98,23 @@ def compose_sweep(loader: ConfigLoader, config_name: str, overrides: Sequence[st
         raise BadValueError(
             hydra_error_sentence("The overrides cannot be composed", error)
         ) from error
+
+
+def choice(config: DictConfig, part: str) -> str:
+    """Return which `sweeper` or `launcher` is chosen."""
+    return str(OmegaConf.select(config, f"hydra.runtime.choices.hydra/{part}"))
+
+
+def launcher_of(config: DictConfig) -> Any:
+    """Make the launcher that a configuration chooses.
+
+    Raises:
+        BadValueError: one of its settings cannot be read.
+    """
+    try:
+        return instantiate(config.hydra.launcher)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise BadValueError(hydra_error_sentence("The launcher cannot be set up", error)) from error
 
 
 def sources(loader: Any, config_name: str, overrides: Sequence[str]) -> list[tuple[str, str]]:

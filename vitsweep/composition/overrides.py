@@ -192,7 +192,7 @@ def _refuse_settings_of_what_is_not_chosen(
             f"{' and '.join(f'`hydra.launcher.{name}`' for name in LOCAL_SETTINGS)}. Those of a cluster "
             "need `hydra/launcher=slurm` beside them."
         )
-    if part == "sweeper" and setting != "plan_only":
+    if part == "sweeper":
         raise BadValueError(
             f"`{override}` is a setting of an optimizing sweeper: add `hydra/sweeper=optuna`, or leave "
             "it out."

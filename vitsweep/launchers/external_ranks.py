@@ -68,22 +68,6 @@ def run_rank(cell: ComposedCell, composer: Composer) -> tuple[LaunchResult, Swee
     return (LaunchResult(store=store, plan=plan), settings) if rank == 0 else None
 
 
-def run_composed() -> None:
-    """Run the cell that a stock launcher of Hydra (submitit, joblib) is running in this process.
-
-    A task of several is a rank of the cell; a task alone starts the cell's ranks on its node.
-    """
-    from vitsweep.launchers.dispatch import running_cell
-    from vitsweep.launchers.local import run_unlocked
-
-    cell, composer = running_cell()
-    place = environment_rank()
-    if place is not None and place[2] > 1:
-        run_rank(cell, composer)
-    else:
-        run_unlocked(cell, sweep_settings(cell.tree), composer)
-
-
 def ranks_per_node(size: int) -> int:
     """Return how many ranks torchrun or Slurm started on each node.
 

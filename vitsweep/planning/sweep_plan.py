@@ -124,7 +124,7 @@ def plan_cell(
         reasons=(
             *conflicts(cell),
             *lacking,
-            *resume_conflicts(cell),
+            *(resume_conflicts(cell) if cell.task.resume_from else ()),
             *_changed_model(cell, composed),
             *_replaced(cell, composed),
         ),

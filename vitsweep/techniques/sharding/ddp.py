@@ -72,7 +72,8 @@ class Ddp(Sharding):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse a static graph with gradient accumulation: DDP's `no_sync` changes the graph."""
-        yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
+        if self.gradient_dtype is not None:
+            yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
         if self.static_graph and cell.batch.accumulation_steps > 1:
             yield (
                 f"`sharding.static_graph=true` does not allow "

@@ -123,7 +123,8 @@ class Fsdp(Sharding):
             )
         if self.whole_norms:
             yield from self._norm_conflicts(cell)
-        yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
+        if self.gradient_dtype is not None:
+            yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
 
     def _norm_conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse whole norms in half precision, and gradients of theirs that are scaled."""

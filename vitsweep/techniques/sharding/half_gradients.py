@@ -13,11 +13,9 @@ HALF_GRADIENTS = 1e-2
 
 
 def half_gradient_conflicts(
-    sharding: Sharding, gradient_dtype: str | None, cell: "CellSpec"
+    sharding: Sharding, gradient_dtype: str, cell: "CellSpec"
 ) -> Iterator[str]:
     """Refuse a dtype for gradients that no other rank needs, or that are half precision anyway."""
-    if gradient_dtype is None:
-        return
     if cell.mesh.gradient_shares == 1:
         yield (
             f"`sharding.gradient_dtype={gradient_dtype}` saves nothing, since no two ranks exchange "

@@ -53,7 +53,8 @@ class Zero1(Sharding):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse a dtype for gradients that are half precision anyway."""
-        yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
+        if self.gradient_dtype is not None:
+            yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
 
     def gradient_sync(
         self, model: "nn.Module", is_last_micro_batch: bool

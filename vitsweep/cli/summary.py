@@ -1,0 +1,102 @@
+"""The end of a command: views, table, charts and report of what was measured, and the exit code."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from vitsweep.api.functions import SUBMITTED, Row, collected, rows_of, submitted_rows
+from vitsweep.api.session import Session
+from vitsweep.console import print_lines, saying
+from vitsweep.errors import ExitCode
+from vitsweep.launchers.base import LaunchResult
+from vitsweep.planning.freeze import store_of
+from vitsweep.report.html import write_report
+from vitsweep.report.views import collect
+from vitsweep.results.record import Status
+from vitsweep.results.store import sweep_argument
+from vitsweep.results.trackers import mirror
+from vitsweep.tables.effects import sentences
+from vitsweep.tables.limits import limit_answer, limits, limits_text
+from vitsweep.tables.notes import empty_metrics
+from vitsweep.tables.race import has_begun, race_answer, race_lines, race_table, race_text
+from vitsweep.tables.render import BEST, CellTable, as_table
+from vitsweep.tables.replicates import replicate_key, replicates
+from vitsweep.tables.sweep_tables import SweepTables
+
+# What a race shows at its end: answer, table, effects of the techniques, cost, diagnostics.
+
+
+def show_race(tables: SweepTables, console: Console) -> str | None:
+    """Print the result of a race; return the leader's cell id, None where there is none."""
+    race, name = tables.race, tables.stores[0].name
+    table = race_table(race)
+    console.print(as_table(race_text(table.head(BEST)), f"Race of sweep {name}"))
+    if len(table) > BEST:
+        console.print(f"{len(table) - BEST} more cells stand in the report.", highlight=False)
+    lines = [race_answer(race), *race_lines(race)]
+    if len(tables.runs) and has_begun(race):
+        lines += sentences(tables.effects)
+    print_lines(console, lines)
+    return race.get("leader")
+
+
+def summarize(
+    result: LaunchResult,
+    console: Console,
+    tracker: Mapping[str, Any] | None = None,
+    *,
+    with_report: bool = True,
+) -> list[Row]:
+    """Write the views, show the table, and return the rows of the command's cells.
+
+    Of a race these are the cells that it measured: that others failed or never ran is no failure of it.
+
+    Args:
+        result: of the launcher.
+        console: where the table is shown.
+        tracker: the composed `tracker` node; its mirror is made last, from the records.
+        with_report: draw the charts and the page as well.
+
+    Raises:
+        ImpossibleCellError: every cell is refused.
+    """
+    if result.submitted:
+        return submitted_rows(result.plan)
+    store, (tables, mine) = result.store, collected(result)
+    console.print()
+    if result.is_race:
+        show_race(tables, console)
+    else:
+        key = replicate_key(store.commands())
+        console.print(CellTable(replicates(mine, key) if key else mine, sweep_argument(store)))
+    print_lines(console, empty_metrics(tables.runs))
+    if with_report and (mine["status"] == Status.measured).any():
+        said = iter(["Drawing the charts of the report."])  # once
+        with saying(console, lambda: next(said, "")):
+            page = write_report(tables)
+        console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+    if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
+        console.print(message, highlight=False)
+    rows = rows_of(mine, result.plan)
+    measured = [row for row in rows if row["status"] == Status.measured]
+    return measured or rows if result.is_race else rows
+
+
+def summarize_limits(session: Session, key: str) -> None:
+    """Show the largest value of `key` that each cell of a search could train with."""
+    store, console = store_of(session.settings), session.console
+    tables = collect(store)
+    table = limits(tables.cells, key)
+    console.print()
+    console.print(as_table(limits_text(table, key), f"Limits of sweep {store.name}"))
+    console.print(limit_answer(table, key), highlight=False)
+    print_lines(console, empty_metrics(tables.runs))
+    if session.settings.report and (table["fits"] > 0).any():
+        console.print(f"Report: {write_report(tables)}", highlight=False, soft_wrap=True)
+
+
+def exit_code(rows: Sequence[Mapping[str, Any]]) -> ExitCode:
+    """Return 0 if all cells are measured or submitted, 3 if some were not measured."""
+    fine = all(row["status"] in (Status.measured, SUBMITTED) for row in rows)
+    return ExitCode.ok if fine else ExitCode.not_all_measured
