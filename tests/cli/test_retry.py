@@ -7,7 +7,7 @@ import pytest
 
 from tests.builders import run
 from tests.cells import TINY
-from vitsweep.cli.retry import retries, retry_options
+from vitsweep.cli.retry import retries
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
@@ -22,7 +22,7 @@ CODE: dict[str, Any] = {"git_commit": None, "git_dirty": False, "packages": {"to
 
 
 def retried(sweep: Path | str, *words: str) -> list[list[str]]:
-    return retries(retry_options([str(sweep), *words]))
+    return retries([str(sweep), *words])
 
 
 def commanded(store: Store, composer: Composer, line: str, status: Status, *cells: str) -> set[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.builders import run
 from tests.cells import entry
-from vitsweep.cli.retry import retries, retry_options
+from vitsweep.cli.retry import retries
 from vitsweep.execution.attempts import KILLED, record_unfinished
 from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.run_request import attempt_folder, frozen_document
@@ -84,7 +84,7 @@ def test_collect_tells_of_a_run_whose_command_was_killed_and_records_it_when_ask
 def test_retry_finds_a_run_whose_command_was_killed(store, ended_pid):
     started(store, ended_pid)
     store.append_command({"command": "python -m vitsweep", "cells": [], "baselines": {}})
-    assert len(retries(retry_options([str(store.root), "--status", "killed"]))) == 1
+    assert len(retries([str(store.root), "--status", "killed"])) == 1
 
 
 def test_a_run_in_progress_is_shown_as_running_and_not_recorded(store, capsys):

@@ -9,7 +9,7 @@ import yaml
 
 from tests.builders import run
 from tests.cells import GPU_NODE
-from vitsweep.cli.gate import gate_options
+from vitsweep.cli.gate import parser
 from vitsweep.cli.main import run as front_door
 from vitsweep.composition.grid import expand
 from vitsweep.planning.sweep_plan import plan_cell
@@ -156,7 +156,7 @@ def test_the_commands_of_the_workflow_parse_and_their_cells_can_run() -> None:
     for job, line in commands:
         words = shlex.split(line.partition("|")[0])[1:]
         if words[0] == "gate":
-            options = gate_options(words[1:])
+            options = parser().parse_args(words[1:])
             assert options.sweep in measured_into[job]
             assert options.against in measured_into[job] or options.against.endswith(".parquet")
             continue

@@ -1,7 +1,6 @@
 """`vitsweep gate`: a check for continuous integration against a kept baseline."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from vitsweep.cli.verbs import VERBS, Options
@@ -20,36 +19,6 @@ KEPT is a sweep (its name or folder) or a runs.parquet. To keep a baseline, copy
   cp results/vit_nano-precision/runs.parquet benchmarks/kept.parquet
   python -m vitsweep gate vit_nano-precision --against benchmarks/kept.parquet --metric speedup,peak_gib
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateOptions:
-    """A gate as it was asked for; see `vitsweep.report.gate.gate`."""
-
-    sweep: str | None
-    against: str
-    tolerance: float
-    metrics: tuple[str, ...]
-    mixed_hardware: bool
-    lenient: bool
-
-
-def gate_options(arguments: Sequence[str]) -> GateOptions:
-    """Read a command line.
-
-    Raises:
-        VitsweepError: an option is missing, unknown or no number.
-    """
-    found = parser().parse_args(list(arguments))
-    names = [name.strip() for text in found.metric or [] for name in text.split(",")]
-    return GateOptions(
-        sweep=found.sweep,
-        against=found.against,
-        tolerance=found.tolerance,
-        metrics=tuple(names),
-        mixed_hardware=found.mixed_hardware,
-        lenient=found.lenient,
-    )
 
 
 def parser() -> Options:
@@ -98,7 +67,8 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.results.store import find_sweep
     from vitsweep.tables.load import load
 
-    options = gate_options(arguments)
+    options = parser().parse_args(list(arguments))
+    names = [name.strip() for text in options.metric or [] for name in text.split(",")]
     store, kept = find_sweep(options.sweep), Path(options.against)
     if kept.suffix == ".parquet" and not kept.is_file():
         raise VitsweepError(
@@ -108,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
         load(store, rows="runs"),
         load(kept if kept.is_file() else find_sweep(options.against), rows="runs"),
         tolerance=options.tolerance,
-        metrics=options.metrics,
+        metrics=names,
         baselines=store.baselines(),
         mixed_hardware=options.mixed_hardware,
         lenient=options.lenient,

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from vitsweep.cli import cells
 from vitsweep.cli.verbs import VERBS, Options
@@ -20,40 +19,6 @@ An override makes new cells of them:
 """
 SET_BY_RETRY = ("sweep.retry", "sweep.remeasure", "sweep.folder", "sweep.name")
 """Settings of a cell's own command that a retry replaces."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetryOptions:
-    """Which cells to run again.
-
-    Attributes:
-        sweep: name under `results/` or folder; None for the latest.
-        statuses: how the cells ended.
-        overrides: settings that replace the cells' own.
-    """
-
-    sweep: str | None
-    statuses: tuple[str, ...]
-    overrides: tuple[str, ...]
-
-
-def retry_options(arguments: Sequence[str]) -> RetryOptions:
-    """Read a command line.
-
-    Raises:
-        VitsweepError: an option or a status is unknown, or several sweeps are named.
-    """
-    options = parser()
-    found = options.parse_intermixed_args(list(arguments))
-    words = [*found.words, *found.set]
-    sweeps = [word for word in words if "=" not in word]
-    if len(sweeps) > 1:
-        options.error(f"one sweep at a time, not {' and '.join(f'`{name}`' for name in sweeps)}")
-    return RetryOptions(
-        sweep=sweeps[0] if sweeps else None,
-        statuses=RETRIABLE if found.status is None else _statuses(found.status),
-        overrides=tuple(word for word in words if "=" in word),
-    )
 
 
 def parser() -> Options:
@@ -80,7 +45,7 @@ def parser() -> Options:
 
 def run(arguments: Sequence[str]) -> int:
     """Run cells again; return the worst exit code of the commands that this takes."""
-    commands, worst = retries(retry_options(arguments)), 0
+    commands, worst = retries(arguments), 0
     if not commands:
         print("No cell of the sweep has such a status: there is nothing to run again.")
     for command in commands:
@@ -93,14 +58,23 @@ def run(arguments: Sequence[str]) -> int:
     return worst
 
 
-def retries(options: RetryOptions) -> list[list[str]]:
+def retries(arguments: Sequence[str]) -> list[list[str]]:
     """Return the command lines that run cells again, one for each launcher that they were typed with.
 
     Raises:
-        VitsweepError: there is no such sweep, or it was made by `compare`.
+        VitsweepError: an option or a status is unknown, several sweeps are named, there is no such
+            sweep, or it was made by `compare`.
     """
-    store, groups = find_sweep(options.sweep), dict[tuple[str, ...], list[list[str]]]()
-    again = f"sweep.retry=[{','.join(options.statuses)}]"
+    options = parser()
+    typed = options.parse_intermixed_args(list(arguments))
+    words = [*typed.words, *typed.set]
+    sweeps = [word for word in words if "=" not in word]
+    if len(sweeps) > 1:
+        options.error(f"one sweep at a time, not {' and '.join(f'`{name}`' for name in sweeps)}")
+    statuses = RETRIABLE if typed.status is None else _statuses(typed.status)
+    store = find_sweep(sweeps[0] if sweeps else None)
+    groups: dict[tuple[str, ...], list[list[str]]] = {}
+    again = f"sweep.retry=[{','.join(statuses)}]"
     for command in store.commands()[-1:]:
         if _words(command["command"])[:1] == ["compare"]:
             raise VitsweepError(
@@ -108,17 +82,18 @@ def retries(options: RetryOptions) -> list[list[str]]:
                 f"{again}` to measure again what was not measured."
             )
     _record_killed(store)
-    for cell_id in _cells_with_status(store, options.statuses):
+    for cell_id in _cells_with_status(store, statuses):
         own = [str(text) for text in store.frozen(cell_id)["overrides"]]
         of_sweep = [t for t in own if _is_sweep(t) and _key(t) not in SET_BY_RETRY]
         key = (*_launcher(store, cell_id), *of_sweep)
         groups.setdefault(key, []).append([text for text in own if not _is_sweep(text)])
+    overrides = [word for word in words if "=" in word]
     where = [
         value_override("sweep.folder", str(store.root.parent)),
         value_override("sweep.name", store.name),
     ]
     return [
-        ["-m", *key, *where, again, value_override("sweep.cells", cells), *options.overrides]
+        ["-m", *key, *where, again, value_override("sweep.cells", cells), *overrides]
         for key, cells in groups.items()
     ]
 
