@@ -21,7 +21,7 @@ from pandas import DataFrame
 from scipy import stats
 
 import vitsweep
-from vitsweep.tables.within_blocks import within_blocks
+from vitsweep.tables.blocks import within_blocks
 
 CELLS = [
     "model=vit_nano",

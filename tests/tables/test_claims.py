@@ -20,8 +20,8 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.load import families_of
 from vitsweep.tables.pareto import best_under
-from vitsweep.tables.ratios import LEVEL, holm, holm_level
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
+from vitsweep.tables.stats import LEVEL, holm, holm_level
 
 THREE, FIVE, TEN = (pytest.param(n, marks=pytest.mark.full) if n != 5 else n for n in (3, 5, 10))
 """Blocks of a design: five, as the shipped sweeps have; the others run in `make test-full`."""

@@ -18,8 +18,9 @@ from tests.noise import (
     simulate,
 )
 from vitsweep.planning.blocks import BalancedOrder
+from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.diagnostics import diagnostics
-from vitsweep.tables.ratios import estimate, log_ratios, log_throughput_per_block
+from vitsweep.tables.stats import estimate
 from vitsweep.tables.sweep_diff import changed_speedups
 
 CELLS = {"base": 1.0, "fast": 1.3, "slow": 0.9, "same": 1.0}

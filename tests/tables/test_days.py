@@ -28,7 +28,7 @@ def one(found, cell):
 
 def test_a_slower_machine_changes_no_speedup():
     found = compared(day(), day(seed=1, baseline_images_per_second=55.0))
-    assert set(found["claim"]) == {"baseline", "no change shown"}
+    assert set(found["claim"]) == {"baseline", "no difference shown"}
     assert one(found, "base")["throughput_ratio"] < 0.8
     assert one(found, "fast")["change"] == pytest.approx(1.0, abs=0.03)
 
@@ -36,10 +36,10 @@ def test_a_slower_machine_changes_no_speedup():
 def test_a_technique_that_lost_its_effect_is_named_first():
     found = compared(day(), day(TRUTH | {"fast": 1.05}, seed=1))
     first = found.iloc[0]
-    assert (first["cell_id"], first["claim"]) == ("fast", "smaller speedup")
+    assert (first["cell_id"], first["claim"]) == ("fast", "slower")
     assert first["change"] == pytest.approx(1.05 / 1.3, rel=0.03)
     assert first["change_high"] < 1
-    assert one(found, "slow")["claim"] == "no change shown"
+    assert one(found, "slow")["claim"] == "no difference shown"
     words = "1 of 3 speedups changed; the largest change is 0.8"
     assert changes_in_words(found).startswith(words)
 

@@ -11,8 +11,8 @@ from tests.builders import run, table
 from tests.noise import normal, simulate
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
+from vitsweep.tables.blocks import within_blocks
 from vitsweep.tables.effects import effects, sentences
-from vitsweep.tables.within_blocks import within_blocks
 
 LEVELS = {
     "precision": ["fp32", "O1"],

@@ -7,8 +7,8 @@ from scipy import stats
 
 from tests.builders import run, table
 from vitsweep.results.record import Status
-from vitsweep.tables.ratios import holm
 from vitsweep.tables.speedup import speedup_over
+from vitsweep.tables.stats import holm
 
 BASELINES = {"base": "base", "fast": "base", "slow": "base", "same": "base"}
 

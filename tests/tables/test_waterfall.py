@@ -11,7 +11,7 @@ from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.interactions import interactions
 from vitsweep.tables.names import with_changes
-from vitsweep.tables.ratios import contrast
+from vitsweep.tables.stats import contrast
 from vitsweep.tables.waterfall import longest_sequence, waterfall
 
 O1 = {"precision": "O1"}

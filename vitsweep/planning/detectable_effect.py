@@ -13,7 +13,8 @@ from vitsweep.errors import VitsweepError
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
-from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
+from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
+from vitsweep.tables.stats import LEVEL, MIN_BLOCKS
 
 POWER = 0.8
 ASSUMED_LOG_RATIO_SD = 0.05

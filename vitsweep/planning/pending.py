@@ -31,7 +31,7 @@ from vitsweep.execution.code_hash import MOST_FILES, changed_files
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import SCHEMA_VERSION, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
-from vitsweep.tables.ratios import share_nodes
+from vitsweep.tables.blocks import share_nodes
 from vitsweep.tables.valid_runs import DISQUALIFYING
 
 # Which records of a sweep folder a command may use.

@@ -28,7 +28,7 @@ from vitsweep.racing.race import NEVER, Phase, Race, Step
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store, read_race
 from vitsweep.tables.formatting import count
-from vitsweep.tables.ratios import estimate
+from vitsweep.tables.stats import estimate
 
 # The fresh blocks at the end of a race, which measure what it chose and never choose.
 

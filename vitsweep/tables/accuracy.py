@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtr
 
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import missing
-from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, adjusted
+from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, adjusted, half_width
 from vitsweep.tables.valid_runs import counted, final_status
 
 MARGIN = 0.005
@@ -65,7 +65,7 @@ def non_inferiority(differences: Sequence[float], margin: float = MARGIN) -> Non
     if n < MIN_BLOCKS:
         return NonInferiority(mean, np.nan, np.nan, np.nan, np.nan)
     error = float(values.std(ddof=1)) / np.sqrt(n)
-    half = error * float(stdtrit(n - 1.0, 1 - LEVEL))
+    half = float(half_width(error, n - 1.0, 2 * LEVEL))
     if not values.any():  # every repetition has its baseline's accuracy, to the image
         return NonInferiority(0.0, 0.0, 0.0, 0.0, 0.5)  # neither lost nor gained
     if np.ptp(values) < 1e-12:

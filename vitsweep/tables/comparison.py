@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 from pandas import DataFrame
-from scipy.special import stdtrit
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
+from vitsweep.tables import stats
+from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import following
 from vitsweep.tables.formatting import count, times
-from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
+from vitsweep.tables.stats import MIN_BLOCKS, Claim
 from vitsweep.tables.tidy import one_device
 from vitsweep.tables.valid_runs import checked_runs, in_order
 
@@ -49,11 +50,13 @@ class Comparison:
         return self.high / self.ratio - 1
 
     @property
-    def claim(self) -> str:
+    def claim(self) -> Claim:
         """`faster, slower, no difference shown` or `too few blocks`."""
         if self.low != self.low:
-            return "too few blocks"
-        return "faster" if self.low > 1 else "slower" if self.high < 1 else "no difference shown"
+            return Claim.too_few_blocks
+        if self.low > 1:
+            return Claim.faster
+        return Claim.slower if self.high < 1 else Claim.no_difference_shown
 
     def sentence(self, variant: str, baseline: str) -> str:
         """Return the result in one sentence."""
@@ -114,8 +117,8 @@ def blocks_wanted(log_ratios: Sequence[float], half_width: float) -> int:
         raise VitsweepError(f"The width must be above 0; got {half_width}. Try 0.02 for +- 2 %.")
     if len(log_ratios) < PILOT:
         return PILOT
-    quantile = float(stdtrit(PILOT - 1.0, 1 - LEVEL / 2))
-    return max(PILOT, ceil((quantile * _spread(log_ratios[:PILOT]) / log1p(half_width)) ** 2))
+    error = float(stats.half_width(_spread(log_ratios[:PILOT]), PILOT - 1.0))
+    return max(PILOT, ceil((error / log1p(half_width)) ** 2))
 
 
 def compared(log_ratios: Sequence[float]) -> Comparison:
@@ -130,8 +133,7 @@ def compared(log_ratios: Sequence[float]) -> Comparison:
     if num_blocks < MIN_BLOCKS:
         return Comparison(exp(middle), nan, nan, num_blocks)
     pilot = log_ratios[:PILOT]
-    quantile = float(stdtrit(len(pilot) - 1.0, 1 - LEVEL / 2))
-    error = quantile * _spread(pilot) / sqrt(num_blocks)
+    error = float(stats.half_width(_spread(pilot) / sqrt(num_blocks), len(pilot) - 1.0))
     ends = exp(middle - error), exp(middle + error)
     return Comparison(exp(middle), *ends, num_blocks, _correlation(log_ratios))
 
@@ -269,7 +271,11 @@ def with_comparisons(
         values: dict[str, float | str] = {
             f"{name}_{end}": v for name in ("speedup", "claim") for end, v in ends.items()
         }
-        values |= {"speedup": result.ratio, "num_pairs": result.num_blocks, "claim": result.claim}
+        values |= {
+            "speedup": result.ratio,
+            "num_pairs": result.num_blocks,
+            "claim": str(result.claim),
+        }
         values |= {"p_value": nan, "p_holm": nan}
         factor = (result.ratio / cells["speedup"].astype(float)).where(rows, 1.0)
         shown = {c: cells[c].mask(rows, v) for c, v in values.items()}

@@ -6,11 +6,11 @@ from math import exp, sqrt, tanh
 import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame
-from scipy.special import stdtrit
 
 from vitsweep.results.record import Status
+from vitsweep.tables.blocks import BLOCK, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import count
-from vitsweep.tables.ratios import BLOCK, LEVEL, MIN_BLOCKS, log_ratios, log_throughput_per_block
+from vitsweep.tables.stats import MIN_BLOCKS, half_width
 from vitsweep.tables.valid_runs import checked_runs, counted, separated
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
@@ -76,7 +76,7 @@ def _first_run(runs: DataFrame) -> dict[str, object] | None:
         return None
     effect = float(x @ y / (x @ x))
     error = sqrt(float(((y - effect * x) ** 2).sum()) / degrees / float(x @ x))
-    half = float(stdtrit(degrees, 1 - LEVEL / 2)) * error
+    half = float(half_width(error, degrees))
     threatens = abs(effect) > max(half, SMALL_EFFECT)
     ratio, low, high = exp(effect), exp(effect - half), exp(effect + half)
     sentence = (

@@ -18,7 +18,7 @@ from pandas import Series
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
-from vitsweep.tables.within_blocks import WithinBlocks
+from vitsweep.tables.blocks import WithinBlocks
 
 Floats = NDArray[np.float64]
 

@@ -7,14 +7,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
-from scipy.special import stdtr, stdtrit
 
+from vitsweep.tables.blocks import within_blocks
 from vitsweep.tables.effect_model import Effect, Factor, Grid, MixedFit, fit_mixed_model
 from vitsweep.tables.formatting import plain, times
 from vitsweep.tables.names import cell_names, varying
-from vitsweep.tables.ratios import LEVEL, MIN_BLOCKS, holm
+from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, Claim, chosen, half_width, holm, two_sided
 from vitsweep.tables.valid_runs import checked_runs
-from vitsweep.tables.within_blocks import within_blocks
 
 Floats = NDArray[np.float64]
 
@@ -228,9 +227,8 @@ def _ratio(
     main, both, cells, unseen = (np.array(part) for part in zip(*weights, strict=True))
     middle, error = fit.predict(main, both, cells, unseen)
     degrees = float(max(fit.degrees, 1))
-    half = np.where(enough[rows], error * stdtrit(degrees, 1 - LEVEL / 2), np.nan)
-    statistic = np.abs(middle) / np.maximum(error, 1e-12)
-    p_value = np.where(enough[rows], 2 * stdtr(degrees, -statistic), np.nan)
+    half = np.where(enough[rows], half_width(error, degrees), np.nan)
+    p_value = np.where(enough[rows], two_sided(middle, np.maximum(error, 1e-12), degrees), np.nan)
     values = (np.exp(middle), np.exp(middle - half), np.exp(middle + half), p_value)
     return DataFrame(dict(zip(columns, values, strict=True)), index=rows)
 
@@ -240,22 +238,20 @@ def _claimed(table: DataFrame) -> DataFrame:
         p_holm=table.groupby("kind")["p_value"].transform(holm),
         ratio_p_holm=holm(table["ratio_p_value"]),
     )
-    speed = [
-        table["effect"].isna(),
-        table["p_value"].isna(),
-        ~(table["p_holm"] < LEVEL),
-        table["effect"] > 1,
-    ]
-    together = [
-        table["ratio_p_value"].isna(),
-        ~(table["ratio_p_holm"] < LEVEL),
-        table["ratio_to_average"] > 1,
-    ]
-    claims = ["", "too few blocks", "no difference shown", "faster"]
-    words = ["", "no interaction shown", "more than on average"]
+    speed = {
+        Claim.nothing: table["effect"].isna(),
+        Claim.too_few_blocks: table["p_value"].isna(),
+        Claim.no_difference_shown: ~(table["p_holm"] < LEVEL),
+        Claim.faster: table["effect"] > 1,
+    }
+    together = {
+        "": table["ratio_p_value"].isna(),
+        "no interaction shown": ~(table["ratio_p_holm"] < LEVEL),
+        "more than on average": table["ratio_to_average"] > 1,
+    }
     unclear = table["effect"].isna() & (table["note"] == "")
     return table.assign(
-        claim=np.select(speed, claims, default="slower"),
-        interaction=np.select(together, words, default="less than on average"),
+        claim=chosen(speed, Claim.slower, table.index),
+        interaction=chosen(together, "less than on average", table.index),
         note=table["note"].mask(unclear, "cannot be told apart from the effect of another column"),
     )

@@ -6,17 +6,8 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
-from vitsweep.tables.ratios import (
-    BLOCK,
-    LEVEL,
-    MIN_BLOCKS,
-    contrast,
-    estimate,
-    holm,
-    log_ratios,
-    log_throughput_per_block,
-    samples,
-)
+from vitsweep.tables.blocks import BLOCK, log_ratios, log_throughput_per_block
+from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, contrast, estimate, holm, samples
 from vitsweep.tables.valid_runs import counted
 from vitsweep.tables.waterfall import compared_cells
 

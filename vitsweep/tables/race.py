@@ -16,7 +16,7 @@ from vitsweep.tables.formatting import (
     values,
     with_interval,
 )
-from vitsweep.tables.ratios import MIN_BLOCKS
+from vitsweep.tables.stats import MIN_BLOCKS
 
 Race = Mapping[str, Any]
 

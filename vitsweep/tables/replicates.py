@@ -19,9 +19,8 @@ from vitsweep.tables.accuracy import accuracy_claims
 from vitsweep.tables.cells import in_record_order, typed
 from vitsweep.tables.formatting import count, missing, number, plain, ratio
 from vitsweep.tables.names import cell_names, comparable, metric_columns, spec_columns
-from vitsweep.tables.ratios import MIN_BLOCKS, adjusted, estimate, interval
 from vitsweep.tables.render import SHOWN, ranked
-from vitsweep.tables.speedup import claims
+from vitsweep.tables.stats import MIN_BLOCKS, Claim, adjusted, claims, estimate, interval
 from vitsweep.tables.valid_runs import checked_cells
 
 OF_COMMAND = {
@@ -190,7 +189,7 @@ def _compared(table: DataFrame, groups: list[DataFrame]) -> DataFrame:
     found["speedup"] = found["speedup"].mask(is_base & measured, 1.0)
     found = found.assign(cell_id=table["cell_id"], baseline_cell_id=table["baseline_cell_id"])
     found = found.pipe(_with_family)
-    claim = claims(found).replace("too few blocks", "too few repetitions")
+    claim = claims(found).replace(str(Claim.too_few_blocks), "too few repetitions")
     own = ("speedup", "speedup_low", "speedup_high", "p_value", "p_holm", "claim_low", "claim_high",
            "family_size")  # fmt: skip
     return table.assign(

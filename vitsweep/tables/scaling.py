@@ -8,22 +8,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
-from scipy.special import stdtrit
 
 from vitsweep.results.record import Status
+from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
 from vitsweep.tables.communication import PURPOSES
 from vitsweep.tables.formatting import Column, number, percent, text_columns, values, with_interval
 from vitsweep.tables.names import cell_names, comparable, spec_columns, varying
-from vitsweep.tables.ratios import (
-    LEVEL,
-    MIN_BLOCKS,
-    contrast,
-    estimate,
-    log_ratios,
-    log_throughput_per_block,
-    samples,
-)
+from vitsweep.tables.stats import MIN_BLOCKS, contrast, estimate, mean_interval, samples
 from vitsweep.tables.tidy import one_device
 from vitsweep.tables.valid_runs import checked_runs, counted, row_keys, separated
 
@@ -251,16 +243,6 @@ def _by_block(steps: DataFrame, cells: list[str]) -> Floats:
     return np.column_stack([s[:fewest] for s in samples])
 
 
-def over_blocks(values: Floats) -> tuple[float, float, float]:
-    """Return mean and 95 % interval (Student's t) over blocks."""
-    middle = float(values.mean()) if len(values) else float("nan")
-    if len(values) < MIN_BLOCKS:
-        return middle, float("nan"), float("nan")
-    error = float(values.std(ddof=1)) / np.sqrt(len(values))
-    half = float(stdtrit(len(values) - 1.0, 1 - LEVEL / 2)) * error
-    return middle, middle - half, middle + half
-
-
 # How much of the communication of a scaling point is hidden behind computation.
 
 
@@ -331,7 +313,7 @@ def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
     note = "" if alone else f"what {int(curve.ranks[0])} ranks expose counts as computation"
     for i, (_, point) in enumerate(curve.points.iterrows()):
         compute = curve.step_ms[:, 0] * per_rank[i] / per_rank[0]
-        exposed, low, high = over_blocks(curve.step_ms[:, i] - compute)
+        exposed, low, high = mean_interval(curve.step_ms[:, i] - compute)
         step = float(curve.step_ms[:, i].mean()) if len(curve.step_ms) else float("nan")
         total = float(curve.communication_ms[i])
         if curve.ranks[i] == 1:

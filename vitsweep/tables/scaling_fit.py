@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
-from vitsweep.tables.scaling import CurveSteps, Floats, curve_steps, over_blocks
+from vitsweep.tables.scaling import CurveSteps, Floats, curve_steps
+from vitsweep.tables.stats import mean_interval
 
 FEWEST_SIZES = 3
 """A line through two points fits whatever was measured."""
@@ -149,14 +150,14 @@ def _fit_row(curve: CurveSteps, law: str) -> dict[str, Any]:
     }
     if not why:
         constant, slope = _line(x, y)
-        row |= _named("constant_ms", over_blocks(constant))
+        row |= _named("constant_ms", mean_interval(constant))
         mean_constant, mean_slope = _line(x, np.exp(np.log(y).mean(axis=0))[None])
         line = mean_constant[0] + mean_slope[0] * x
         row["worst_residual"] = float(np.abs(line / np.exp(np.log(y).mean(axis=0)) - 1).max())
         if law == "amdahl":
-            row |= _named("serial_fraction", over_blocks(constant / (constant + slope)))
+            row |= _named("serial_fraction", mean_interval(constant / (constant + slope)))
         else:
-            row |= _named("bandwidth_gb_per_s", _bandwidth(over_blocks(slope)))
+            row |= _named("bandwidth_gb_per_s", _bandwidth(mean_interval(slope)))
             notes.append("" if row["bandwidth_gb_per_s"] > 0 else "more bytes took no more time")
     return row | {"note": "; ".join(n for n in notes if n)}
 
@@ -200,7 +201,7 @@ def _predicted_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
 
 
 def _of_logs(values: Floats) -> tuple[float, float, float]:
-    middle, low, high = over_blocks(np.log(values))
+    middle, low, high = mean_interval(np.log(values))
     return float(np.exp(middle)), float(np.exp(low)), float(np.exp(high))
 
 

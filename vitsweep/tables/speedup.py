@@ -1,6 +1,7 @@
 """The speedup of every cell over its baseline, with interval and claim."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import exp, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,16 +9,8 @@ from pandas import DataFrame, Series, factorize
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables.ratios import (
-    LEVEL,
-    MIN_BLOCKS,
-    SelectionAdjustment,
-    adjusted,
-    estimate,
-    interval,
-    log_ratios,
-    log_throughput_per_block,
-)
+from vitsweep.tables.blocks import BLOCK, log_ratios, log_throughput_per_block
+from vitsweep.tables.stats import LEVEL, Claim, adjusted, claims, estimate, interval
 from vitsweep.tables.valid_runs import (
     SEPARATOR,
     checked_cells,
@@ -33,9 +26,6 @@ Families = Sequence[Collection[str]]
 
 Integers = NDArray[np.int64]
 OTHER_CODE = "compared with its baseline before that was measured anew with other code"
-UNSHOWN = "no difference shown"
-CLAIMS = ("faster", "slower", "probably faster", "probably slower", UNSHOWN)
-"""What is claimed of a cell with an interval; see `speedup_over`."""
 
 
 def speedup_over(
@@ -66,10 +56,10 @@ def speedup_over(
         baseline_cell_id, speedup, speedup_low, speedup_high, num_blocks` (blocks that hold both),
         `p_value, p_holm, claim, claim_low, claim_high` (the interval that belongs to the claim
         among the family), `family_size, selection_adjusted_speedup, speedup_note`. `claim` is
-        one of `CLAIMS`, `baseline, too few blocks, unpaired` or empty; `speedup_note` says why
+        a `stats.Claim`; `speedup_note` says why
         there is no speedup, or only an unpaired one, although the cell was measured.
         `selection_adjusted_speedup` is given for the fastest cell of each family, see
-        `ratios.selection_adjusted`.
+        `selection_adjusted`.
 
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
@@ -180,25 +170,6 @@ def _baseline_is_one(table: DataFrame, measured: set[str]) -> DataFrame:
     return table.assign(speedup=speedup)
 
 
-def claims(table: DataFrame) -> Series:
-    """Return the claim of each row, see `speedup_over`."""
-    shown = table["speedup"].notna()
-    up = table["speedup"] > 1
-    sure, likely = table["p_holm"] < LEVEL, table["p_value"] < LEVEL
-    rules = {
-        "baseline": table["cell_id"] == table["baseline_cell_id"],
-        "": ~shown,
-        "unpaired": table["num_blocks"] == 0,
-        "too few blocks": table["num_blocks"] < MIN_BLOCKS,
-        "faster": sure & up,
-        "slower": sure,
-        "probably faster": likely & up,
-        "probably slower": likely,
-    }
-    found = np.select([np.asarray(r, bool) for r in rules.values()], list(rules), default=UNSHOWN)
-    return Series(found, index=table.index, dtype=object)
-
-
 def with_equal_claims(cells: DataFrame, margin: float = 0.02) -> DataFrame:
     """Return the cells with the claim `equal within 2 %` where that is shown.
 
@@ -221,7 +192,7 @@ def with_equal_claims(cells: DataFrame, margin: float = 0.02) -> DataFrame:
     equal = (ends["low"] >= 1 / (1 + margin)) & (ends["high"] <= 1 + margin)
     text = f"equal within {100 * margin:g} %"
     claim = table["claim"].astype(object)
-    return table.assign(claim=claim.mask(equal & (claim == UNSHOWN), text))
+    return table.assign(claim=claim.mask(equal & (claim == Claim.no_difference_shown), text))
 
 
 def _notes(table: DataFrame, runs: DataFrame, original: Mapping[str, str]) -> Series:
@@ -263,3 +234,58 @@ def _devices(runs: DataFrame) -> dict[str, set[str]]:
         if device:
             found.setdefault(str(cell).partition(SEPARATOR)[0], set()).add(str(device))
     return found
+
+
+def selection_adjusted(ratios: DataFrame) -> float:
+    """Return the speedup of the best of several cells, without the bias of having selected it.
+
+    The largest of many equal estimates is above 1 by chance alone. Here the choice and the estimate
+    use different blocks: for every block, the best cell is chosen by the other blocks, and its ratio
+    in this block counts (cross-validation of a selection: Stone 1974; Tibshirani and Tibshirani 2009).
+    Where one cell is best in any case, the figure is its plain speedup. NaN where no block is left.
+
+    Args:
+        ratios: rows `cell_id, sweep, device, block, log_ratio` of the cells that are compared.
+    """
+    return SelectionAdjustment(ratios).of(set(ratios["cell_id"]))
+
+
+class SelectionAdjustment:
+    """`selection_adjusted` for many sets of cells, from one table of log ratios."""
+
+    def __init__(self, ratios: DataFrame) -> None:
+        names, codes = np.unique(ratios["cell_id"].to_numpy(str), return_inverse=True)
+        by_cell = np.argsort(codes, kind="stable")
+        self._code = {str(name): code for code, name in enumerate(names)}
+        self._first_row = np.searchsorted(codes[by_cell], np.arange(len(names) + 1))
+        self._cell = codes[by_cell]
+        blocks = ratios.groupby(BLOCK, observed=True, sort=False).ngroup().to_numpy()
+        self._block = blocks[by_cell]
+        self._log = ratios["log_ratio"].to_numpy(float)[by_cell]
+
+    def of(self, cells: Iterable[str]) -> float:
+        """Return the figure for the best of some cells."""
+        codes = sorted(self._code[str(cell)] for cell in cells if str(cell) in self._code)
+        slices = [np.arange(*self._first_row[code : code + 2]) for code in codes]
+        if not slices:
+            return nan
+        used = np.concatenate(slices)
+        cell = np.unique(self._cell[used], return_inverse=True)[1]
+        block, logs = self._block[used], self._log[used]
+        count, total = np.bincount(cell), np.bincount(cell, weights=logs)
+        order = np.argsort(-total / np.maximum(count, 1), kind="stable")
+        kept = []
+        by_block = np.argsort(block, kind="stable")
+        for every in np.split(by_block, np.flatnonzero(np.diff(block[by_block])) + 1):
+            rows = every[count[cell[every]] > 1]
+            if not len(rows):
+                continue
+            members = cell[rows]
+            without = (total[members] - logs[rows]) / (count[members] - 1)
+            best = int(without.argmax())
+            # a cell that has no run in this block may be better still: then nothing is learnt here
+            first = order[: len(every) + 1]
+            others = first[~np.isin(first, cell[every])]
+            if not len(others) or total[others[0]] / count[others[0]] <= without[best]:
+                kept.append(logs[rows[best]])
+        return exp(float(np.mean(kept))) if kept else nan

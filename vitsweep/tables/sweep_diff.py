@@ -1,25 +1,18 @@
-"""The same cells measured twice, on two days or machines: which speedups changed."""
+"""The same cells measured twice, on two days, machines or states of the code, and what changed."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
-from scipy.special import stdtr, stdtrit
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
+from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.budget import peaks_gib
 from vitsweep.tables.formatting import count, times
-from vitsweep.tables.ratios import (
-    LEVEL,
-    MIN_BLOCKS,
-    estimate,
-    holm,
-    log_ratios,
-    log_throughput_per_block,
-)
+from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, Claim, chosen, estimate, holm, welch
 from vitsweep.tables.valid_runs import checked_runs, counted, final_status
 
 SIDES = ("a", "b")
@@ -30,7 +23,8 @@ COLUMNS = (
     "p_holm claim"
 ).split()
 
-CHANGED = ("larger speedup", "smaller speedup")
+CHANGED = (Claim.faster, Claim.slower)
+"""Claims of a speedup that became larger or smaller."""
 
 
 def changed_speedups(
@@ -57,7 +51,8 @@ def changed_speedups(
     Returns:
         One row per cell of either side: status, device, median img/s, speedup with its interval and
         blocks on each side, `change` (1.05: the speedup is 5 % larger in B), `p_holm` and `claim`:
-        `larger speedup`, `smaller speedup`, `no change shown`, `too few blocks`, `baseline`,
+        `faster`, `slower` (its speedup is larger or smaller in B), `no difference shown`,
+        `too few blocks`, `baseline`,
         `only in A`, `only in B`, `other baseline`, `status changed` (measured on one side only) or
         empty where neither side was measured. The largest changes come first.
 
@@ -86,7 +81,7 @@ def changed_speedups(
         .rename(
             columns={f"speedup_{e}_{s}": f"speedup_{s}_{e}" for s in SIDES for e in ("low", "high")}
         )
-        .merge(_changes(logs["a"], logs["b"]), on="cell_id", how="left")
+        .merge(_changes(logs), on="cell_id", how="left")
         .pipe(_with_claims)
         .pipe(_largest_change_first)
         .reindex(columns=COLUMNS)
@@ -129,36 +124,14 @@ def _side(runs: DataFrame, baselines: Mapping[str, str | None]) -> tuple[DataFra
     return facts.merge(estimate(ratios), on="cell_id", how="left").reindex(columns=columns), ratios
 
 
-def _changes(a: DataFrame, b: DataFrame) -> DataFrame:
-    """Return `cell_id, change, change_low, change_high, p_value`: Welch's t over log ratios."""
-    groups = {
-        s: t.groupby("cell_id", observed=True)["log_ratio"]
-        for s, t in zip(SIDES, (a, b), strict=True)
-    }
-    found = DataFrame(
-        {f"{what}_{s}": getattr(g, what)() for s, g in groups.items() for what in ("mean", "var", "count")}
-    ).astype(float)  # fmt: skip
-    parts = {s: found[f"var_{s}"] / found[f"count_{s}"] for s in SIDES}
-    squared = parts["a"] + parts["b"]
-    spread = sum(parts[s] ** 2 / (found[f"count_{s}"] - 1) for s in SIDES)
-    degrees = (squared**2 / spread).where(squared > 0, 1.0)
-    enough = (found[["count_a", "count_b"]] >= MIN_BLOCKS).all(axis=1)
-    middle, error = found["mean_b"] - found["mean_a"], np.sqrt(squared)
-    half = (error * stdtrit(degrees, 1 - LEVEL / 2)).where(enough)
-    statistic = (middle / error.where(error > 0)).abs().fillna(np.inf).where(middle != 0, 0.0)
-    p_value = Series(2 * stdtr(degrees, -statistic), found.index).where(enough)
-    return (
-        DataFrame(
-            {
-                "change": np.exp(middle),
-                "change_low": np.exp(middle - half),
-                "change_high": np.exp(middle + half),
-                "p_value": p_value,
-            }
-        )
-        .rename_axis("cell_id")
-        .reset_index()
-    )
+def _changes(logs: Mapping[str, DataFrame]) -> DataFrame:
+    """Return `cell_id, change, change_low, change_high, p_value`."""
+    samples = [_sample(logs[side].rename(columns={"log_ratio": "log"})) for side in SIDES]
+    every = samples[0].index.union(samples[1].index)
+    a, b = (sample.reindex(every) for sample in samples)
+    found = welch(a, b)
+    names = {"ratio": "change", "low": "change_low", "high": "change_high"}
+    return found.rename(columns=names).rename_axis("cell_id").reset_index()
 
 
 def _with_claims(table: DataFrame) -> DataFrame:
@@ -175,22 +148,18 @@ def _with_claims(table: DataFrame) -> DataFrame:
         p_holm=holm(table["p_value"]),
         **{f"num_blocks_{s}": table[f"num_blocks_{s}"].fillna(0).astype(int) for s in SIDES},
     )
-    rules = [
-        table["status_b"].isna(),
-        table["status_a"].isna(),
-        measured["a"] != measured["b"],
-        ~measured["a"],
-        (table["baseline_b"] == table["cell_id"]) & same,
-        ~same,
-        table["p_value"].isna(),
-        ~(table["p_holm"] < LEVEL),
-        table["change"] > 1,
-    ]
-    claims = [
-        "only in A", "only in B", "status changed", "", "baseline", "other baseline",
-        "too few blocks", "no change shown", "larger speedup",
-    ]  # fmt: skip
-    return table.assign(claim=np.select(rules, claims, default="smaller speedup"))
+    rules = {
+        "only in A": table["status_b"].isna(),
+        "only in B": table["status_a"].isna(),
+        "status changed": measured["a"] != measured["b"],
+        Claim.nothing: ~measured["a"],
+        Claim.baseline: (table["baseline_b"] == table["cell_id"]) & same,
+        "other baseline": ~same,
+        Claim.too_few_blocks: table["p_value"].isna(),
+        Claim.no_difference_shown: ~(table["p_holm"] < LEVEL),
+        Claim.faster: table["change"] > 1,
+    }
+    return table.assign(claim=chosen(rules, Claim.slower, table.index))
 
 
 def _largest_change_first(table: DataFrame) -> DataFrame:
@@ -250,21 +219,24 @@ def compare_with_kept(
         count_kept, count_now, ratio` (now / kept), `ratio_low, ratio_high` (empty with fewer than
         3 values in either).
     """
-    parts = [
-        _statistics(kept, metric, baselines or {}, "kept").merge(
-            _statistics(now, metric, baselines or {}, "now"), on="cell_id", how="outer"
-        ).assign(metric=metric)
-        for metric in metrics
-    ]  # fmt: skip
-    return _with_ratio(pd.concat(parts, ignore_index=True))
+    sides = [{m: _sample(_logs(runs, m, baselines or {})) for m in metrics} for runs in (kept, now)]
+    samples = [pd.concat(side, names=["metric"]) for side in sides]
+    every = samples[0].index.union(samples[1].index, sort=False)
+    before, after = (sample.reindex(every) for sample in samples)
+    counts = {
+        f"count_{name}": side["count"].fillna(0).astype(int)
+        for name, side in (("kept", before), ("now", after))
+    }
+    tested = max(int((DataFrame(counts) >= MIN_BLOCKS).all(axis=1).sum()), 1)
+    found = welch(before, after, LEVEL / tested).drop(columns="p_value")
+    ends = {"low": "ratio_low", "high": "ratio_high"}
+    return found.rename(columns=ends).assign(**counts).reset_index()
 
 
-def _statistics(
-    runs: DataFrame, metric: str, baselines: Mapping[str, str | None], side: str
-) -> DataFrame:
-    logs = _logs(runs, metric, baselines).groupby("cell_id", observed=True)["log"]
-    table = DataFrame({"mean": logs.mean(), "variance": logs.var(), "count": logs.count()})
-    return table.add_suffix(f"_{side}").rename_axis("cell_id").reset_index()
+def _sample(logs: DataFrame) -> DataFrame:
+    """Return `mean, variance, count` per cell of rows `cell_id, log`."""
+    groups = logs.groupby("cell_id", observed=True)["log"]
+    return DataFrame({"mean": groups.mean(), "variance": groups.var(), "count": groups.count()})
 
 
 def _logs(runs: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> DataFrame:
@@ -279,22 +251,3 @@ def _logs(runs: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> 
     values = pd.to_numeric(found, errors="coerce").astype(float)
     usable = np.isfinite(values) & (values > 0)
     return DataFrame({"cell_id": good["cell_id"], "log": np.log(values.where(usable))})[usable]
-
-
-def _with_ratio(table: DataFrame) -> DataFrame:
-    counts = table[["count_kept", "count_now"]].fillna(0).astype(int)
-    comparable = (counts >= MIN_BLOCKS).all(axis=1)
-    errors = [table[f"variance_{s}"] / table[f"count_{s}"] for s in ("kept", "now")]
-    squared = errors[0] + errors[1]
-    # Welch-Satterthwaite; identical runs have no variance and any number of degrees does
-    parts = [e**2 / (table[f"count_{s}"] - 1) for e, s in zip(errors, ("kept", "now"), strict=True)]
-    degrees = (squared**2 / (parts[0] + parts[1])).where(squared > 0, 1.0)
-    quantile = stdtrit(degrees, 1 - LEVEL / 2 / max(int(comparable.sum()), 1))
-    middle = table["mean_now"] - table["mean_kept"]
-    half = (quantile * np.sqrt(squared)).where(comparable)
-    return table.assign(
-        **counts,
-        ratio=np.exp(middle),
-        ratio_low=np.exp(middle - half),
-        ratio_high=np.exp(middle + half),
-    )

@@ -7,17 +7,10 @@ from typing import Any
 from pandas import DataFrame
 
 from vitsweep.results.record import Status
+from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
 from vitsweep.tables.names import Changes, named, with_changes
-from vitsweep.tables.ratios import (
-    contrast,
-    estimate,
-    holm,
-    log_ratios,
-    log_throughput_per_block,
-    samples,
-)
-from vitsweep.tables.speedup import claims
+from vitsweep.tables.stats import claims, contrast, estimate, holm, samples
 from vitsweep.tables.tidy import one_device_each
 from vitsweep.tables.valid_runs import SEPARATOR, checked_runs, counted, row_keys, separated
 

@@ -1,8 +1,10 @@
-"""Log throughput of cells with the effects of blocks taken out: least squares within blocks.
+"""Runs side by side: log throughput per block, ratios over the baseline, and cells freed of block effects.
 
-What the effects model, the probability of being on the Pareto front and the like start from.
+The effects of blocks are taken out by least squares within blocks; the effects model, the probability of
+being on the Pareto front and the like start from there.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,10 +13,66 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
-from vitsweep.tables.ratios import BLOCK, log_throughput_per_block, share_nodes
 from vitsweep.tables.valid_runs import checked_runs, counted
 
 Floats = NDArray[np.float64]
+
+BLOCK = ["sweep", "device", "block"]
+"""Columns that identify a block. Runs of one block on different devices are never compared."""
+
+
+def log_throughput_per_block(runs: DataFrame) -> DataFrame:
+    """Return `cell_id, sweep, device, block, log_throughput, nodes_used`: a row per cell and block.
+
+    Runs without a throughput above zero are left out.
+    """
+    throughput = runs["images_per_second"].to_numpy(float, na_value=np.nan)
+    usable = runs[np.isfinite(throughput) & (throughput > 0)]
+    unknown = {c: v for c, v in (("nodes_used", None), ("device", "")) if c not in usable}
+    table = usable.assign(
+        log_throughput=np.log(usable["images_per_second"].astype(float)), **unknown
+    )
+    device = table["device"].astype(object).where(table["device"].notna(), "")
+    return (
+        table.assign(device=device)
+        .groupby(["cell_id", *BLOCK], observed=True, sort=False)
+        .agg(log_throughput=("log_throughput", "mean"), nodes_used=("nodes_used", "first"))
+        .reset_index()
+    )
+
+
+def log_ratios(per_block: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
+    """Return `cell_id, sweep, device, block, log_ratio` of blocks with a variant and its baseline.
+
+    Both must have run on the same device and on the same nodes: when a block is requeued onto other
+    nodes, its remaining runs do not pair with those before.
+    """
+    variant = per_block.assign(
+        baseline_cell_id=per_block["cell_id"].map(lambda c: baselines.get(c)).astype(object)
+    )
+    different = variant["baseline_cell_id"].notna() & (
+        variant["baseline_cell_id"] != variant["cell_id"].astype(object)
+    )
+    base = per_block.rename(
+        columns={
+            "cell_id": "baseline_cell_id",
+            "log_throughput": "log_baseline",
+            "nodes_used": "nodes_of_baseline",
+        }
+    ).astype({"baseline_cell_id": object})
+    both = variant[different].merge(base, on=["baseline_cell_id", *BLOCK])
+    together = map(share_nodes, both["nodes_used"], both["nodes_of_baseline"])
+    return both[np.fromiter(together, bool, len(both))].assign(
+        log_ratio=lambda t: t["log_throughput"] - t["log_baseline"]
+    )
+
+
+def share_nodes(left: object, right: object) -> bool:
+    """Return whether one list of nodes contains the other; an unknown list counts as the same."""
+    if not isinstance(left, str) or not isinstance(right, str) or left == right:
+        return True
+    a, b = set(left.split(",")), set(right.split(","))
+    return a <= b or b <= a
 
 
 @dataclass(frozen=True, eq=False)

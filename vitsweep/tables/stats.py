@@ -1,0 +1,253 @@
+"""Estimates, intervals, tests and claims over blocks. Only `scipy.special`: `scipy.stats` takes a second."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, nan, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pandas import DataFrame, Series
+from scipy.special import stdtr, stdtrit
+
+from vitsweep.spec.measurement import MIN_BLOCKS as MIN_BLOCKS  # for the tables that claim
+
+Floats = NDArray[np.float64]
+
+LEVEL = 0.05
+"""A claim needs a Holm-adjusted p-value below it; the interval is the 95 % one."""
+
+
+class Claim(StrEnum):
+    """What is said of a difference; see `speedup.speedup_over`."""
+
+    faster = "faster"
+    slower = "slower"
+    probably_faster = "probably faster"
+    probably_slower = "probably slower"
+    no_difference_shown = "no difference shown"
+    too_few_blocks = "too few blocks"
+    unpaired = "unpaired"
+    baseline = "baseline"
+    nothing = ""
+
+
+def chosen(rules: Mapping[Any, Any], default: str, index: Any) -> Series:
+    """Return for each row the first word of `rules` whose condition holds."""
+    conditions = [np.asarray(rule, bool) for rule in rules.values()]
+    words = [str(word) for word in rules]
+    return Series(np.select(conditions, words, default=str(default)), index, dtype=object)
+
+
+def claims(table: DataFrame) -> Series:
+    """Return the claim of each row of a table with `speedup, p_value, p_holm, num_blocks` and cells."""
+    up = table["speedup"] > 1
+    sure, likely = table["p_holm"] < LEVEL, table["p_value"] < LEVEL
+    rules = {
+        Claim.baseline: table["cell_id"] == table["baseline_cell_id"],
+        Claim.nothing: table["speedup"].isna(),
+        Claim.unpaired: table["num_blocks"] == 0,
+        Claim.too_few_blocks: table["num_blocks"] < MIN_BLOCKS,
+        Claim.faster: sure & up,
+        Claim.slower: sure,
+        Claim.probably_faster: likely & up,
+        Claim.probably_slower: likely,
+    }
+    return chosen(rules, Claim.no_difference_shown, table.index)
+
+
+def half_width(error: Any, degrees: Any, level: Any = LEVEL) -> Any:
+    """Return half of the two-sided interval of Student's t (Gosset 1908) with this error probability.
+
+    Args:
+        error: standard error, one or many.
+        degrees: of freedom.
+        level: probability that the interval misses the truth.
+    """
+    return error * stdtrit(degrees, 1 - level / 2)
+
+
+def two_sided(middle: Any, error: Any, degrees: Any) -> Any:
+    """Return the p-value of a mean of 0; without any spread it is 0, or 1 where the mean is 0."""
+    middle, error = np.asarray(middle, float), np.asarray(error, float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        statistic = np.where(error > 0, np.abs(middle / error), np.where(middle == 0, 0.0, np.inf))
+    return 2 * stdtr(degrees, -statistic)
+
+
+def mean_interval(values: Floats) -> tuple[float, float, float]:
+    """Return mean and 95 % interval over blocks; no interval below `MIN_BLOCKS`."""
+    middle = float(values.mean()) if len(values) else nan
+    if len(values) < MIN_BLOCKS:
+        return middle, nan, nan
+    half = float(half_width(float(values.std(ddof=1)) / np.sqrt(len(values)), len(values) - 1.0))
+    return middle, middle - half, middle + half
+
+
+def estimate(ratios: DataFrame, key: str = "cell_id") -> DataFrame:
+    """Return `cell_id, num_blocks, speedup, speedup_low, speedup_high, p_value` from log ratios.
+
+    Interval and p-value are empty below `MIN_BLOCKS` blocks.
+
+    Args:
+        ratios: rows `<key>, log_ratio`.
+        key: column that identifies what is estimated.
+    """
+    groups = ratios.groupby(key, sort=False, observed=True)["log_ratio"]
+    mean, num_blocks = groups.mean(), groups.count()
+    error: Series = groups.std() / np.sqrt(num_blocks)
+    enough = num_blocks >= MIN_BLOCKS
+    half = half_width(error, num_blocks - 1.0).where(enough)
+    p_value = Series(two_sided(mean, error, num_blocks - 1.0), mean.index)
+    return DataFrame(
+        {
+            "num_blocks": num_blocks,
+            "speedup": np.exp(mean),
+            "speedup_low": np.exp(mean - half),
+            "speedup_high": np.exp(mean + half),
+            "p_value": p_value.where(enough),
+        }
+    ).reset_index()
+
+
+def holm(p_values: Series) -> Series:
+    """Return Holm's step-down adjusted p-values; missing ones stay missing and do not count."""
+    return Series(adjusted(p_values.to_numpy(float, na_value=np.nan))[0], p_values.index)
+
+
+def holm_level(p_values: Series) -> Series:
+    """Return the level at which Holm's procedure tests each p-value.
+
+    The interval with this error is the one that belongs to the claim: it excludes 1 exactly where
+    the adjusted p-value is below `LEVEL`. With m p-values, the i-th smallest is tested at LEVEL / (m - i + 1)
+    until one is not rejected; that one and all larger ones at the same level.
+    """
+    return Series(adjusted(p_values.to_numpy(float, na_value=np.nan))[1], p_values.index)
+
+
+def adjusted(p_values: Floats) -> tuple[Floats, Floats]:
+    """Return `holm` and `holm_level` of an array of p-values; NaN where a p-value is NaN."""
+    order = np.argsort(p_values, kind="stable")  # NaN last
+    known = p_values[order[: np.count_nonzero(~np.isnan(p_values))]]
+    left = np.arange(len(known), 0, -1)
+    found = np.full((2, len(p_values)), np.nan)
+    found[0, : len(known)] = np.minimum(np.maximum.accumulate(known * left), 1.0)
+    accepted = np.flatnonzero(known * left >= LEVEL)
+    if len(accepted):
+        left[accepted[0] :] = left[accepted[0]]
+    found[1, : len(known)] = LEVEL / left
+    unsorted = np.empty_like(found)
+    unsorted[:, order] = found
+    return unsorted[0], unsorted[1]
+
+
+def interval(table: DataFrame, level: "Series | float", blocks: str = "num_blocks") -> DataFrame:
+    """Return `low, high`: the interval of each row at another error level than `LEVEL`.
+
+    Args:
+        table: `speedup, speedup_low, speedup_high` at `LEVEL`, and the number of blocks.
+        level: probability that the interval misses the truth, per row.
+        blocks: column with the number of blocks.
+    """
+    degrees = table[blocks].astype(float) - 1.0
+    middle = np.log(table["speedup"].astype(float))
+    half = np.log(table["speedup_high"].astype(float)) - middle
+    with np.errstate(invalid="ignore"):
+        half = half_width(half, degrees, level) / stdtrit(degrees, 1 - LEVEL / 2)
+    return DataFrame({"low": np.exp(middle - half), "high": np.exp(middle + half)})
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Mean, variance and number of a cell's log ratios."""
+
+    mean: float
+    variance: float
+    num_blocks: int
+
+
+def samples(ratios: DataFrame) -> dict[str, Sample]:
+    """Return the sample of every cell: rows `cell_id, log_ratio`, grouped once for many contrasts."""
+    groups = ratios.groupby("cell_id", sort=False, observed=True)["log_ratio"]
+    columns = groups.mean(), groups.var(), groups.count()
+    return {
+        str(cell): Sample(float(mean), float(variance), int(count))
+        for cell, mean, variance, count in zip(columns[0].index, *columns, strict=True)
+    }
+
+
+def contrast(
+    weights: Mapping[str, float],
+    ratios: "DataFrame | Mapping[str, Sample]",
+    baseline: str | None = None,
+) -> dict[str, float]:
+    """Return exp(sum of weight x mean log ratio) over cells, as a row like those of `estimate`.
+
+    The log ratios of a cell are over its baseline in its own blocks, so differences between blocks
+    have cancelled; the cells are then independent samples, and the interval is Welch's
+    (Satterthwaite's degrees of freedom). A gain is `{new: 1, old: -1}`.
+
+    Args:
+        weights: cell -> weight.
+        ratios: rows `cell_id, log_ratio`, as `log_ratios` returns them, or their `samples`.
+        baseline: the cell whose log ratio is 0 without error by definition. Another cell without
+            a ratio (it shared no block with its baseline) makes the whole row missing.
+    """
+    known = ratios if isinstance(ratios, Mapping) else samples(ratios)
+    used = {cell: known[cell] for cell in weights if cell in known}
+    unknown = [cell for cell in weights if cell not in known and cell != baseline]
+    if unknown or not used:
+        return dict.fromkeys(("speedup", "speedup_low", "speedup_high", "p_value"), nan) | {
+            "num_blocks": 0.0
+        }
+    middle = sum(weights[cell] * sample.mean for cell, sample in used.items())
+    num_blocks = min(sample.num_blocks for sample in used.values())
+    row = {"num_blocks": float(num_blocks), "speedup": exp(middle)}
+    if num_blocks < MIN_BLOCKS:
+        return row | {"speedup_low": nan, "speedup_high": nan, "p_value": nan}
+    error, degrees = _error(weights, used)
+    half = float(half_width(error, degrees))
+    p_value = float(two_sided(middle, error, degrees))
+    ends = {"speedup_low": exp(middle - half), "speedup_high": exp(middle + half)}
+    return row | ends | {"p_value": p_value}
+
+
+def _error(weights: Mapping[str, float], used: Mapping[str, Sample]) -> tuple[float, float]:
+    """Return standard error and degrees of freedom of the weighted sum."""
+    parts = {c: weights[c] ** 2 * s.variance / s.num_blocks for c, s in used.items()}
+    total = sum(parts.values())
+    spread = sum(part**2 / (used[c].num_blocks - 1) for c, part in parts.items())
+    return sqrt(total), total**2 / spread if spread else 1.0
+
+
+def welch(a: DataFrame, b: DataFrame, level: float = LEVEL) -> DataFrame:
+    """Return `ratio, low, high, p_value`: exp(mean of b - mean of a), sample by sample.
+
+    The interval is Welch's with Satterthwaite's degrees of freedom. Where either side has fewer than
+    `MIN_BLOCKS` values it is empty.
+
+    Args:
+        a: `mean, variance, count` of logs, one row per sample.
+        b: the same of the other side, with the same index.
+        level: probability that an interval misses the truth.
+    """
+    a, b = a.astype(float), b.astype(float)  # an empty side has no numbers
+    counts = [side["count"].fillna(0).astype(int) for side in (a, b)]
+    comparable = (counts[0] >= MIN_BLOCKS) & (counts[1] >= MIN_BLOCKS)
+    errors = [side["variance"] / side["count"] for side in (a, b)]
+    squared = errors[0] + errors[1]
+    # identical runs have no variance, and any number of degrees does
+    spread = sum(e**2 / (side["count"] - 1) for e, side in zip(errors, (a, b), strict=True))
+    degrees = (squared**2 / spread).where(squared > 0, 1.0)
+    middle, error = b["mean"] - a["mean"], np.sqrt(squared)
+    half = half_width(error, degrees, level).where(comparable)
+    p_value = Series(two_sided(middle, error, degrees), middle.index)
+    return DataFrame(
+        {
+            "ratio": np.exp(middle),
+            "low": np.exp(middle - half),
+            "high": np.exp(middle + half),
+            "p_value": p_value.where(comparable),
+        }
+    )
