@@ -33,7 +33,7 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.composition.composer import Composer
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.predict.closed_cell import formats_of, held_whole, layout_of, shape_of
+from vitsweep.predict.closed_memory import Sizes
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import predict_step
@@ -77,10 +77,8 @@ def predicted(overrides: str, nodes: int, per_node: int, hardware: str) -> dict[
     if planned.reasons:
         return None
     cell: CellSpec = planned.spec
-    layout, formats = layout_of(cell), formats_of(cell)
-    formats = formats if layout.sharded else held_whole(formats, cell)
     found = predict_step(
-        closed_trace(shape_of(cell), layout, formats),
+        closed_trace(Sizes.of(cell)),
         TableRates(device),
         tf32=cell.precision.plan().tf32,
     )

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.published_rows import Row, gpt, mesh_of, names_of, text_of, with_figure
-from vitsweep.predict.closed_memory import Formats, Layout
+from vitsweep.predict.closed_memory import Sizes
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import predict_step
 from vitsweep.rates.profile import Profile, profile_named
 
 LABELS, CONFIGS = "scripts/asplos/label", "scripts/asplos/data/DLmodel_configs"
-FLOAT32 = Formats(compute="float32", stream=4, inner=4)
 
 
 def _devices() -> dict[str, tuple[str, Profile]]:
@@ -49,9 +48,9 @@ def neusight(folder: Path) -> Iterator[Row]:
             family, tokens, batch = name[1], int(name[3]), int(name[4])
             model = f"{family}{name[2]}"
             config = json.loads(text_of(clone, f"{CONFIGS}/{model}.json"))
-            layout = Layout(mesh=mesh_of(), ranks_per_node=1, micro_batch=batch)
             shape = gpt(*_shape(config), tokens, config["vocab_size"], fused=False)
-            trace = closed_trace(shape, layout, FLOAT32)
+            one = {"mesh": mesh_of(), "ranks_per_node": 1, "micro_batch": batch}
+            trace = closed_trace(Sizes(**shape, **one, compute="float32", inner=4))
             passes = replace(
                 trace,
                 operators=tuple(o for o in trace.operators if o.phase != "optimizer"),

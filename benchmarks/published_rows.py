@@ -3,8 +3,8 @@
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from vitsweep.predict.closed_memory import Transformer
 from vitsweep.predict.step_time import StepTimePrediction
 from vitsweep.rates.profile import Figure, Profile
 from vitsweep.spec.resources import MeshShape
@@ -41,19 +41,19 @@ class Row:
 
 def gpt(
     depth: int, width: int, heads: int, tokens: int, vocabulary: int, fused: bool
-) -> Transformer:
-    """A decoder with learned positions and an output layer over all tokens, tied to its embedding."""
-    return Transformer(
-        depth=depth,
-        width=width,
-        heads=heads,
-        mlp_width=4 * width,
-        tokens=tokens,
-        edge_parameters=(vocabulary + tokens + 2) * width,
-        edge_products=((1, width, 1), (tokens, vocabulary, width)),
-        causal=fused,
-        fused_attention=fused,
-    )
+) -> dict[str, Any]:
+    """Sizes of a decoder with learned positions whose output layer is tied to its embedding."""
+    return {
+        "depth": depth,
+        "width": width,
+        "heads": heads,
+        "mlp_width": 4 * width,
+        "tokens": tokens,
+        "edge_parameters": (vocabulary + tokens + 2) * width,
+        "edge_products": ((1, width, 1), (tokens, vocabulary, width)),
+        "causal": fused,
+        "fused_attention": fused,
+    }
 
 
 def mesh_of(**degrees: int) -> MeshShape:

@@ -32,22 +32,20 @@ from typing import Any
 from benchmarks.kept import keep
 from benchmarks.published_neusight import neusight
 from benchmarks.published_rows import Row, gpt, mesh_of, text_of, with_figure
-from vitsweep.predict.closed_memory import Formats, Layout, Transformer
+from vitsweep.predict.closed_memory import Sizes
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import predict_step
 from vitsweep.rates.profile import profile_named
 
-HALF = Formats(
-    compute="bfloat16",
-    stream=2,
-    inner=2,
-    parameter=4,
-    gradient=4,
-    optimizer=8,
-    gathered=2,
-    exchanged=2,
-)
+HALF: dict[str, Any] = {
+    "compute": "bfloat16",
+    "stream": 2,
+    "inner": 2,
+    "gathered": 2,
+    "exchanged": 2,
+}
+"""Numbers on the way; parameters, gradients and moments are held in float32."""
 
 
 def vtrain(folder: Path) -> Iterator[Row]:
@@ -62,17 +60,20 @@ def vtrain(folder: Path) -> Iterator[Row]:
             whole = {key: int(value) for key, value in number.items()}
             t, d, p = (whole[f"{axis} parallelism"] for axis in ("tensor", "data", "pipeline"))
             mesh = mesh_of(pipeline=p, replicate=d, tensor=t)
-            layout = Layout(
-                mesh=mesh,
-                ranks_per_node=8,
-                micro_batch=whole["micro batch"],
-                micro_batches=whole["global batch"] // (d * whole["micro batch"]),
-                recompute="blocks",
-            )
             depth, width, tokens = whole["# layers"], whole["hidden size"], whole["sequence length"]
             model = gpt(depth, width, whole["attention heads"], tokens, 51200 // t, fused=False)
-            formats = replace(HALF, gradient=2)
-            trace = closed_trace(model, layout, formats)
+            trace = closed_trace(
+                Sizes(
+                    **model,
+                    **HALF,
+                    gradient=2,
+                    mesh=mesh,
+                    ranks_per_node=8,
+                    micro_batch=whole["micro batch"],
+                    micro_batches=whole["global batch"] // (d * whole["micro batch"]),
+                    recompute="blocks",
+                )
+            )
             waited = tuple(replace(c, purpose="activation") for c in trace.collectives)
             found = predict_step(replace(trace, collectives=waited), rates)
             gpus = whole["# GPUs"]
@@ -117,7 +118,9 @@ def _mpt(row: dict[str, str]) -> Row:
     gpus, tokens = int(row["# GPUs"]), int(row["SeqLen (T)"])
     per_second = float(row["Throughput (T/s)"])
     mesh = mesh_of(shard=gpus)
-    layout = Layout(
+    sizes = Sizes(
+        **gpt(*MPT[row["Model"]], tokens, 50368, fused=True),
+        **HALF,
         mesh=mesh,
         ranks_per_node=8,
         micro_batch=int(row["MicroBatchSize"]),
@@ -126,15 +129,14 @@ def _mpt(row: dict[str, str]) -> Row:
         recompute="blocks" if row["Activation Checkpointing"] == "True" else "none",
         update="foreach",
     )
-    model = gpt(*MPT[row["Model"]], tokens, 50368, fused=True)
-    images = layout.micro_batch * layout.micro_batches * gpus
+    images = sizes.micro_batch * sizes.micro_batches * gpus
     chip = CHIPS[row["GPU"]]
-    found = predict_step(closed_trace(model, layout, HALF), TableRates(profile_named(chip)))
+    found = predict_step(closed_trace(sizes), TableRates(profile_named(chip)))
     size = "1 node" if gpus <= 8 else "2 to 8 nodes" if gpus <= 64 else "16 to 64 nodes"
     return Row(
         regime=f"{chip[:4].upper()}, FSDP, {size}",
         group=f"{row['Model']} on {gpus} {chip}",
-        label=f"{row['Model']} s{tokens} on {gpus} {chip}, micro-batch {layout.micro_batch}",
+        label=f"{row['Model']} s{tokens} on {gpus} {chip}, micro-batch {sizes.micro_batch}",
         measured_ms=1e3 * images * tokens / per_second,
         prediction=found,
     )
@@ -149,7 +151,6 @@ def timm(folder: Path) -> Iterator[Row]:
     tables = folder / "pytorch-image-models"
     text = text_of(tables, "results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv")
     rates = TableRates(profile_named("rtx_3090"))
-    formats = Formats(compute="float16", stream=4, inner=2, optimizer=4)
     for row in csv.DictReader(io.StringIO(text)):
         shape = re.fullmatch(r"(?:vit|deit)_(tiny|small|base|large)_patch(\d+)_(\d+)", row["model"])
         if not shape:
@@ -157,23 +158,19 @@ def timm(folder: Path) -> Iterator[Row]:
         width, heads, depth = VITS[shape[1]]
         patch, side = int(shape[2]), int(row["train_img_size"])
         patches = (side // patch) ** 2
-        model = Transformer(
+        sizes = Sizes(
+            compute="float16", optimizer=4, mesh=mesh_of(), ranks_per_node=1,
+            micro_batch=int(row["train_batch_size"]), update="foreach",
             depth=depth, width=width, heads=heads, mlp_width=4 * width, tokens=patches + 1,
             edge_parameters=(3 * patch**2 + patches + 5) * width + 1000 * (width + 1),
             edge_products=((patches, width, 3 * patch**2), (1, 1000, width)), fused_attention=False,
         )  # fmt: skip
-        layout = Layout(
-            mesh=mesh_of(),
-            ranks_per_node=1,
-            micro_batch=int(row["train_batch_size"]),
-            update="foreach",
-        )
         yield Row(
             regime="RTX 3090, ViT, 1 GPU",
             group=row["model"],
             label=f"{row['model']} batch {row['train_batch_size']}",
             measured_ms=float(row["train_step_time"]),
-            prediction=predict_step(closed_trace(model, layout, formats), rates),
+            prediction=predict_step(closed_trace(sizes), rates),
         )
 
 

@@ -8,7 +8,7 @@ from vitsweep.cli.layouts import _assumed, _compose, parser, search
 from vitsweep.composition.composer import Composer
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.predict.closed_cell import formats_of, held_whole, layout_of, shape_of
+from vitsweep.predict.closed_memory import Sizes
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.layouts import Found, search_layouts
 from vitsweep.predict.step_trace import StepTrace
@@ -32,9 +32,7 @@ def cell_of(overrides: str) -> CellSpec:
 
 
 def closed(cell: CellSpec) -> StepTrace:
-    layout, formats = layout_of(cell), formats_of(cell)
-    formats = formats if layout.sharded else held_whole(formats, cell)
-    return closed_trace(shape_of(cell), layout, formats)
+    return closed_trace(Sizes.of(cell))
 
 
 PLAIN = "sharding=ddp precision=bf16"
@@ -182,7 +180,7 @@ def test_without_a_precision_one_is_taken_that_the_device_has_units_for(
 ) -> None:
     hardware = profile_named(device)
     base, _ = _compose([*SHAPE, *_assumed(SHAPE, hardware)], hardware)
-    assert formats_of(base).compute == computes_in
+    assert Sizes.of(base).compute == computes_in
     assert computes_in in hardware.peak_tflops
 
 

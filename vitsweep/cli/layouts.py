@@ -11,7 +11,7 @@ from vitsweep.composition.composer import Composer
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.predict.closed_cell import RECOMPUTE
+from vitsweep.predict.closed_memory import RECOMPUTE
 from vitsweep.predict.layouts import SHARDINGS, Candidate, Choices, Found, search_layouts
 from vitsweep.rates.profile import Profile, profile_named, profile_names
 from vitsweep.spec.cell_spec import CellSpec

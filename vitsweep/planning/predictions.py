@@ -20,7 +20,7 @@ from vitsweep.planning.budget_filter import bounded_hours, without, without_left
 from vitsweep.planning.freeze import code_state
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.predict.closed_cell import surely_fits
+from vitsweep.predict.closed_memory import surely_fits
 from vitsweep.predict.prediction import (
     CellPrediction,
     limit_bytes,

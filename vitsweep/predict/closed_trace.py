@@ -8,16 +8,7 @@ the MLP; t tensor, s sequence, p pipeline degree.
 from collections.abc import Iterator
 from math import ceil, prod
 
-from vitsweep.predict.closed_memory import (
-    Formats,
-    Layout,
-    Transformer,
-    memory,
-    rank_blocks,
-    rank_edge,
-    rank_parameters,
-    rank_tokens,
-)
+from vitsweep.predict.closed_memory import Sizes, memory
 from vitsweep.predict.step_trace import CollectiveTotal, OperatorTotal, Phase, StepTrace
 
 BUCKET_BYTES = 25 * 2**20
@@ -39,45 +30,45 @@ GRADIENT_AXES = ("replicate", *STATE_AXES)
 SEQUENCE_AXES = ("sequence", "ring", "ulysses")
 
 
-def closed_trace(model: Transformer, layout: Layout, formats: Formats) -> StepTrace:
+def closed_trace(s: Sizes) -> StepTrace:
     """Return the step of the rank with most to do."""
-    mesh = layout.mesh
-    operators = tuple(_operators(model, layout, formats))
-    collectives = tuple(_collectives(model, layout, formats))
-    blocks = rank_blocks(model, layout)
-    passes = layout.micro_batches * blocks
+    mesh = s.mesh
+    operators = tuple(_operators(s))
+    collectives = tuple(_collectives(s))
+    blocks = s.rank_blocks
+    passes = s.micro_batches * blocks
     forward, backward = (
         DISPATCHES[phase]
-        + layout.sharded * SHARDED_DISPATCHES[phase]
+        + s.sharded * SHARDED_DISPATCHES[phase]
         + (mesh.sequence_parallel_size > 1) * SEQUENCE_DISPATCHES[phase]
         for phase in ("forward", "backward")
     )
-    backward += RECOMPUTED_DISPATCHES * (layout.recompute != "none")
+    backward += RECOMPUTED_DISPATCHES * (s.recompute != "none")
     tensors = TENSORS_PER_BLOCK * blocks + 6
-    _, per_update = UPDATE[layout.update]
+    _, per_update = UPDATE[s.update]
     return StepTrace(
         operators=operators,
         collectives=collectives,
-        memory=memory(model, layout, formats),
+        memory=memory(s),
         dispatches={
             "forward": forward * passes,
             "backward": backward * passes,
-            "optimizer": per_update * (tensors if layout.update == "loop" else 2),
+            "optimizer": per_update * (tensors if s.update == "loop" else 2),
         },
-        parameters=model.parameters,
+        parameters=s.parameters,
         flops_per_step=sum(operator.flops for operator in operators),
-        images_per_step=layout.micro_batch * layout.micro_batches * mesh.data_parallel_size,
+        images_per_step=s.micro_batch * s.micro_batches * mesh.data_parallel_size,
         ranks=mesh.world_size,
         device="cuda",
         pipeline_ranks=mesh.pipeline,
-        pipeline_chunks=layout.micro_batches * layout.stages_per_rank,
+        pipeline_chunks=s.micro_batches * s.stages_per_rank,
     )
 
 
-def _operators(model: Transformer, layout: Layout, formats: Formats) -> Iterator[OperatorTotal]:
-    mesh, b = layout.mesh, layout.micro_batch
-    tokens, d, m, t = rank_tokens(model, layout), model.width, model.mlp_width, mesh.tensor
-    count = rank_blocks(model, layout) * layout.micro_batches
+def _operators(s: Sizes) -> Iterator[OperatorTotal]:
+    mesh, b = s.mesh, s.micro_batch
+    tokens, d, m, t = s.rank_tokens, s.width, s.mlp_width, mesh.tensor
+    count = s.rank_blocks * s.micro_batches
     linears = [
         (tokens, 3 * d // t, d),
         (tokens, d, d // t),
@@ -85,88 +76,80 @@ def _operators(model: Transformer, layout: Layout, formats: Formats) -> Iterator
         (tokens, d, m // t),
     ]
     for shape in linears:
-        yield from _linear(*shape, count, formats)
-    if layout.recompute == "blocks":
+        yield from _linear(*shape, count, s)
+    if s.recompute == "blocks":
         for shape in linears[:-1]:  # the result of the last product is not needed again
-            yield _product("addmm", "backward", (1, *shape), count, formats)
-    yield from _attention(model, layout, formats, count)
-    for place, (rows, outputs, inputs) in enumerate(model.edge_products):
-        products = list(_linear(b * rows, outputs, inputs, layout.micro_batches, formats))
+            yield _product("addmm", "backward", (1, *shape), count, s)
+    yield from _attention(s, count)
+    for place, (rows, outputs, inputs) in enumerate(s.edge_products):
+        products = list(_linear(b * rows, outputs, inputs, s.micro_batches, s))
         yield from products if place else (products[0], products[2])  # images need no gradient
-    again = 1 if layout.recompute != "none" else 0
-    s, i = formats.stream, formats.inner
+    again = 1 if s.recompute != "none" else 0
+    stream, i = s.stream, s.inner
     moved: tuple[tuple[str, Phase, float, int], ...] = (
-        ("native_layer_norm", "forward", tokens * d * (s + i), 2),
+        ("native_layer_norm", "forward", tokens * d * (stream + i), 2),
         ("gelu", "forward", tokens * m / t * 2 * i, 1),
-        ("add", "forward", tokens * d * (2 * s + i), 2),
-        ("native_layer_norm", "backward", tokens * d * (s + i), 2 * again),
+        ("add", "forward", tokens * d * (2 * stream + i), 2),
+        ("native_layer_norm", "backward", tokens * d * (stream + i), 2 * again),
         ("gelu", "backward", tokens * m / t * 2 * i, again),
-        ("add", "backward", tokens * d * (2 * s + i), again * (layout.recompute == "blocks")),
-        ("native_layer_norm_backward", "backward", tokens * d * (2 * s + i), 2),
+        ("add", "backward", tokens * d * (2 * stream + i), again * (s.recompute == "blocks")),
+        ("native_layer_norm_backward", "backward", tokens * d * (2 * stream + i), 2),
         ("gelu_backward", "backward", tokens * m / t * 3 * i, 1),
-        ("add", "backward", tokens * d * 3 * s, 2),
+        ("add", "backward", tokens * d * 3 * stream, 2),
         ("sum", "backward", tokens * (2 * d + (3 * d + m) / t) * i, 1),
         ("cat", "backward", tokens * 6 * d / t * i, 1),
-        ("_to_copy", "forward", tokens * d * (s + i), 2 * (s > i)),
-        ("_to_copy", "backward", tokens * d * (s + i), 2 * (s > i)),
+        ("_to_copy", "forward", tokens * d * (stream + i), 2 * (stream > i)),
+        ("_to_copy", "backward", tokens * d * (stream + i), 2 * (stream > i)),
     )
     for name, phase, size, times in moved:
         if times:
-            yield _memory(name, phase, size, times * count, formats)
-    if s > i:  # autocast copies every weight to half precision, and every gradient back
+            yield _memory(name, phase, size, times * count, s)
+    if stream > i:  # autocast copies every weight to half precision, and every gradient back
         weights = (4 * d * d + 2 * d * m) / t
-        yield _memory("_to_copy", "forward", weights / 4 * 6, 4 * count, formats)
-        yield _memory("_to_copy", "backward", weights / 4 * 6, 4 * count, formats)
-    yield from _state_copies(model, layout, formats)
-    shards = mesh.state_shards if layout.sharded else 1
-    per_parameter, _ = UPDATE[layout.update]
-    update = per_parameter * rank_parameters(model, layout) / shards
-    calls = 1 if layout.update == "fused" else 14
-    if layout.update == "loop":
-        calls *= TENSORS_PER_BLOCK * rank_blocks(model, layout)
-    yield _memory("_fused_adamw_", "optimizer", update / calls, calls, formats)
+        yield _memory("_to_copy", "forward", weights / 4 * 6, 4 * count, s)
+        yield _memory("_to_copy", "backward", weights / 4 * 6, 4 * count, s)
+    yield from _state_copies(s)
+    shards = mesh.state_shards if s.sharded else 1
+    per_parameter, _ = UPDATE[s.update]
+    update = per_parameter * s.rank_parameters / shards
+    calls = 1 if s.update == "fused" else 14
+    if s.update == "loop":
+        calls *= TENSORS_PER_BLOCK * s.rank_blocks
+    yield _memory("_fused_adamw_", "optimizer", update / calls, calls, s)
 
 
-def _state_copies(model: Transformer, layout: Layout, formats: Formats) -> Iterator[OperatorTotal]:
+def _state_copies(s: Sizes) -> Iterator[OperatorTotal]:
     """Copies into and out of the buffers of collectives, and the division of gradients by the ranks."""
-    blocks, parameters = rank_blocks(model, layout), rank_parameters(model, layout)
+    blocks, parameters = s.rank_blocks, s.rank_parameters
     unit = parameters / blocks
-    if layout.sharded and layout.mesh.state_shards > 1:
-        gathers = blocks * layout.micro_batches
+    if s.sharded and s.mesh.state_shards > 1:
+        gathers = blocks * s.micro_batches
         for phase in ("forward", "backward"):
-            yield _memory(
-                "all_gather_copy_in", phase, 2.2 * unit * formats.gathered, gathers, formats
-            )
-            yield _memory(
-                "split_with_sizes_copy", phase, 2 * unit * formats.gathered, gathers, formats
-            )
-        yield _memory("chunk_cat", "backward", 4.2 * unit * formats.exchanged, blocks, formats)
-    elif layout.mesh.gradient_shares > 1:
-        yield _memory("copy_", "backward", 4 * unit * formats.gradient, blocks, formats)
+            yield _memory("all_gather_copy_in", phase, 2.2 * unit * s.gathered, gathers, s)
+            yield _memory("split_with_sizes_copy", phase, 2 * unit * s.gathered, gathers, s)
+        yield _memory("chunk_cat", "backward", 4.2 * unit * s.exchanged, blocks, s)
+    elif s.mesh.gradient_shares > 1:
+        yield _memory("copy_", "backward", 4 * unit * s.gradient, blocks, s)
 
 
-def _attention(
-    model: Transformer, layout: Layout, formats: Formats, count: int
-) -> Iterator[OperatorTotal]:
-    mesh, n = layout.mesh, model.tokens
-    heads = max(1, model.heads // (mesh.tensor * mesh.sequence_parallel_size))
-    width = model.width // model.heads
-    shape = (layout.micro_batch, heads, n, n, width)
+def _attention(s: Sizes, count: int) -> Iterator[OperatorTotal]:
+    mesh, n = s.mesh, s.tokens
+    heads = max(1, s.heads // (mesh.tensor * mesh.sequence_parallel_size))
+    width = s.width // s.heads
+    shape = (s.micro_batch, heads, n, n, width)
     whole = 2 * prod(shape)
-    again = count if layout.recompute == "blocks" else 0
-    if not model.fused_attention:
-        batch = layout.micro_batch * heads
+    again = count if s.recompute == "blocks" else 0
+    if not s.fused_attention:
+        batch = s.micro_batch * heads
         for rows, columns, inner in ((n, n, width), (n, width, n)):
-            yield _product("bmm", "forward", (batch, rows, columns, inner), count, formats)
-            yield _product(
-                "bmm", "backward", (batch, rows, columns, inner), 2 * count + again, formats
-            )
-        scores = batch * n * n * formats.inner
-        yield _memory("_softmax", "forward", 5 * scores, count, formats)
-        yield _memory("_softmax", "backward", 5 * scores, count + again, formats)
+            yield _product("bmm", "forward", (batch, rows, columns, inner), count, s)
+            yield _product("bmm", "backward", (batch, rows, columns, inner), 2 * count + again, s)
+        scores = batch * n * n * s.inner
+        yield _memory("_softmax", "forward", 5 * scores, count, s)
+        yield _memory("_softmax", "backward", 5 * scores, count + again, s)
         return
-    half = 0.5 if model.causal else 1.0
-    moved = 4 * layout.micro_batch * heads * n * width * formats.inner
+    half = 0.5 if s.causal else 1.0
+    moved = 4 * s.micro_batch * heads * n * width * s.inner
     passes: tuple[tuple[str, Phase, float, int], ...] = (
         ("_scaled_dot_product_flash_attention", "forward", 2, count),
         ("_scaled_dot_product_flash_attention", "backward", 2, again),
@@ -175,89 +158,82 @@ def _attention(
     for name, phase, products, times in passes:
         if times:
             yield OperatorTotal(
-                kind="attention", name=name, phase=phase, dtype=formats.compute, shape=shape,
+                kind="attention", name=name, phase=phase, dtype=s.compute, shape=shape,
                 count=times, flops=round(products * half * whole * times),
                 bytes_moved=moved * times,
             )  # fmt: skip
 
 
-def _linear(
-    rows: int, outputs: int, inputs: int, count: int, formats: Formats
-) -> Iterator[OperatorTotal]:
+def _linear(rows: int, outputs: int, inputs: int, count: int, s: Sizes) -> Iterator[OperatorTotal]:
     """Forward, gradient by input, gradient by weight."""
-    yield _product("addmm", "forward", (1, rows, outputs, inputs), count, formats)
-    yield _product("mm", "backward", (1, rows, inputs, outputs), count, formats)
-    yield _product("mm", "backward", (1, outputs, inputs, rows), count, formats)
+    yield _product("addmm", "forward", (1, rows, outputs, inputs), count, s)
+    yield _product("mm", "backward", (1, rows, inputs, outputs), count, s)
+    yield _product("mm", "backward", (1, outputs, inputs, rows), count, s)
 
 
 def _product(
-    name: str, phase: Phase, shape: tuple[int, int, int, int], count: int, formats: Formats
+    name: str, phase: Phase, shape: tuple[int, int, int, int], count: int, s: Sizes
 ) -> OperatorTotal:
     batch, m, n, k = shape
     return OperatorTotal(
-        kind="matmul", name=name, phase=phase, dtype=formats.compute, shape=shape, count=count,
+        kind="matmul", name=name, phase=phase, dtype=s.compute, shape=shape, count=count,
         flops=2 * prod(shape) * count,
-        bytes_moved=formats.inner * batch * (m * k + k * n + m * n) * count,
+        bytes_moved=s.inner * batch * (m * k + k * n + m * n) * count,
     )  # fmt: skip
 
 
-def _memory(name: str, phase: str, size: float, count: int, formats: Formats) -> OperatorTotal:
+def _memory(name: str, phase: str, size: float, count: int, s: Sizes) -> OperatorTotal:
     return OperatorTotal(
-        kind="memory", name=name, phase=phase, dtype=formats.compute,  # type: ignore[arg-type]
+        kind="memory", name=name, phase=phase, dtype=s.compute,  # type: ignore[arg-type]
         shape=(round(size / 4),),
         count=count, flops=0, bytes_moved=round(size * count),
     )  # fmt: skip
 
 
-def _collectives(model: Transformer, layout: Layout, formats: Formats) -> Iterator[CollectiveTotal]:
-    mesh, blocks, micro = layout.mesh, rank_blocks(model, layout), layout.micro_batches
-    parameters = rank_parameters(model, layout)
-    unit = (parameters - rank_edge(model, layout)) / blocks
-    if layout.sharded and mesh.state_shards > 1:
-        group = layout.group(*STATE_AXES)
+def _collectives(s: Sizes) -> Iterator[CollectiveTotal]:
+    mesh, blocks, micro = s.mesh, s.rank_blocks, s.micro_batches
+    unit = s.rank_unit
+    if s.sharded and mesh.state_shards > 1:
+        group = s.group(*STATE_AXES)
         for phase in ("forward", "backward"):
             yield _exchange(
-                "all_gather", "parameter", phase, unit * formats.gathered, blocks * micro, group
+                "all_gather", "parameter", phase, unit * s.gathered, blocks * micro, group
             )
-        yield _exchange(
-            "reduce_scatter", "gradient", "backward", unit * formats.exchanged, blocks, group
-        )
-        edge = rank_edge(model, layout)
-        yield _exchange("all_gather", "parameter", "forward", edge * formats.gathered, micro, group)
-        yield _exchange(
-            "reduce_scatter", "gradient", "backward", edge * formats.exchanged, 1, group
-        )
+        yield _exchange("reduce_scatter", "gradient", "backward", unit * s.exchanged, blocks, group)
+        edge = s.rank_edge
+        yield _exchange("all_gather", "parameter", "forward", edge * s.gathered, micro, group)
+        yield _exchange("reduce_scatter", "gradient", "backward", edge * s.exchanged, 1, group)
         if mesh.replicate > 1:
-            shard = unit * formats.exchanged / mesh.state_shards
-            replicas = layout.group("replicate")
+            shard = unit * s.exchanged / mesh.state_shards
+            replicas = s.group("replicate")
             yield _exchange("all_reduce", "gradient", "backward", shard, blocks + 1, replicas)
     elif mesh.gradient_shares > 1:
-        size = formats.gradient * parameters
+        size = s.gradient * s.rank_parameters
         buckets = max(1, ceil(size / BUCKET_BYTES))
-        group = layout.group(*GRADIENT_AXES)
+        group = s.group(*GRADIENT_AXES)
         yield _exchange("all_reduce", "gradient", "backward", size / buckets, buckets, group)
-    yield from _activations(model, layout, formats)
+    yield from _activations(s)
 
 
-def _activations(model: Transformer, layout: Layout, formats: Formats) -> Iterator[CollectiveTotal]:
-    mesh, count = layout.mesh, rank_blocks(model, layout) * layout.micro_batches
-    tokens, d = rank_tokens(model, layout), model.width
-    again = count if layout.recompute != "none" else 0
+def _activations(s: Sizes) -> Iterator[CollectiveTotal]:
+    mesh, count = s.mesh, s.rank_blocks * s.micro_batches
+    tokens, d = s.rank_tokens, s.width
+    again = count if s.recompute != "none" else 0
     if mesh.tensor > 1:
-        group = layout.group("tensor")
-        inner, stream = tokens * d * formats.inner, tokens * d * formats.stream
+        group = s.group("tensor")
+        inner, stream = tokens * d * s.inner, tokens * d * s.stream
         yield _exchange("all_reduce", "activation", "forward", inner, 2 * count, group)
         yield _exchange("all_reduce", "activation", "backward", stream, 2 * count, group)
         yield _exchange("all_reduce", "activation", "backward", inner, again, group)
     if mesh.sequence_parallel_size > 1:
-        share, group = tokens * d * formats.inner / mesh.tensor, layout.group(*SEQUENCE_AXES)
+        share, group = tokens * d * s.inner / mesh.tensor, s.group(*SEQUENCE_AXES)
         yield _exchange("all_to_all", "activation", "forward", share, 4 * count, group)
         yield _exchange("all_to_all", "activation", "backward", share, 4 * (count + again), group)
-        whole = tokens * group[0] * d * formats.stream  # the head reads all tokens
-        yield _exchange("all_gather", "activation", "forward", whole, layout.micro_batches, group)
+        whole = tokens * group[0] * d * s.stream  # the head reads all tokens
+        yield _exchange("all_gather", "activation", "forward", whole, s.micro_batches, group)
     if mesh.pipeline > 1:
-        sent, (_, nodes) = tokens * d * formats.stream, layout.group("pipeline")
-        times = layout.micro_batches * layout.stages_per_rank
+        sent, (_, nodes) = tokens * d * s.stream, s.group("pipeline")
+        times = s.micro_batches * s.stages_per_rank
         for phase in ("forward", "backward"):
             yield _exchange("send", "activation", phase, sent, times, (2, min(2, nodes)))
 

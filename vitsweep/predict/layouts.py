@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from vitsweep.errors import BadValueError
-from vitsweep.predict.closed_cell import formats_of, held_whole, layout_of, shape_of
-from vitsweep.predict.closed_memory import memory
+from vitsweep.predict.closed_memory import Sizes, memory
 from vitsweep.predict.closed_trace import closed_trace
 from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import StepTimePrediction, predict_step
@@ -108,23 +107,19 @@ def search_layouts(base: CellSpec, choices: Choices, hardware: Profile) -> Found
             "--hardware ...`, or use `vit_block=plain`."
         )
     rates, limit = TableRates(hardware), hardware.usable_bytes
-    model, formats = shape_of(base), formats_of(base)
     ranked, considered, invalid, too_large, least = [], 0, 0, 0, 0.0
     for cell, overrides in candidates(base, choices):
         considered += 1
         if conflicts(cell):
             invalid += 1
             continue
-        layout = layout_of(cell)
-        own = formats if layout.sharded else held_whole(formats, cell)
-        needed = memory(model, layout, own).peak
+        sizes = Sizes.of(cell)
+        needed = memory(sizes).peak
         if needed > limit:
             too_large += 1
             least = min(least or needed, needed)
             continue
-        found = predict_step(
-            closed_trace(model, layout, own), rates, tf32=cell.precision.plan().tf32
-        )
+        found = predict_step(closed_trace(sizes), rates, tf32=cell.precision.plan().tf32)
         speed = 1e3 * cell.images_per_step / found.step_time_ms
         ranked.append(
             Candidate(
