@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.cells import cell, entry
+from tests.cells import GPU_NODE, cell, entry
 from vitsweep.measure.utilization import hardware_flops
 from vitsweep.model.flops import num_parameters
 from vitsweep.predict.extrapolate import traced_depths
 from vitsweep.predict.step_trace import StepTrace
-from vitsweep.predict.trace import trace_cell, trace_rank
+from vitsweep.predict.trace import trace_cell, trace_rank, traceable
 
 PLAIN = ("sharding=none", "resources.ranks_per_node=1")
 FLOPS = [
@@ -78,3 +78,25 @@ def _sent(trace: StepTrace) -> dict[str, float]:
             f"{c.name} {c.purpose} {c.axis}", 0.0
         )
     return sent
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("compilation=compile_model", "`compilation=compile_model` is counted as the eager step"),
+        ("attention=flex", "`attention=flex` is counted as flash attention."),
+        (
+            "memory=offload_activations",
+            "is counted with copies at the speed of the device's memory",
+        ),
+        ("optimizer=adamw_apex", "is counted as PyTorch's fused AdamW."),
+        ("attention=sdpa_cudnn", ""),
+        ("", ""),
+    ],
+)
+def test_choices_that_need_a_device_are_traced_as_others(overrides: str, said: str) -> None:
+    spec = cell(*overrides.split(), machine=GPU_NODE)
+    traced, notes = traceable(spec)
+    assert [said in note for note in notes] == [True] * bool(said)
+    assert traceable(traced)[0] == traced
+    assert traced.compilation.scope == "nothing"

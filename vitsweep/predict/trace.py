@@ -18,7 +18,6 @@ from vitsweep.predict.extrapolate import extrapolate, traced_depths
 from vitsweep.predict.fake_world import Replica, fake_world, float32_layer_norm
 from vitsweep.predict.recorder import Recorder
 from vitsweep.predict.step_trace import MemoryParts, StepTrace, memory_parts
-from vitsweep.predict.untraced import traceable
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import MultiDimSpec
 from vitsweep.techniques.memory import offloaded_blocks
@@ -105,6 +104,13 @@ def trace_rank(cell: CellSpec, rank: int) -> StepTrace:
         notes=notes,
         peaks=peaks,
     )
+
+
+def traceable(cell: CellSpec) -> tuple[CellSpec, tuple[str, ...]]:
+    """Return the cell with the choices by which its own are traced, and a sentence for each that differs."""
+    found = {group: choice.trace_substitute() for group, choice in cell.techniques.items()}
+    substitutes: dict[str, Any] = {group: choice for group, (choice, _) in found.items()}
+    return replace(cell, **substitutes), tuple(note for _, note in found.values() if note)
 
 
 def _chunks(cell: CellSpec) -> int:

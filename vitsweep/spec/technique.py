@@ -91,6 +91,13 @@ class Technique(ABC):
         """
         return iter(())
 
+    def trace_substitute(self) -> "tuple[Technique, str]":
+        """Return the choice by which a step is traced without a device, and a sentence if it differs.
+
+        Another choice stands for one that only a GPU or a compiler has, with tensors of the same sizes.
+        """
+        return self, ""
+
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
         """Let a plain model in one process compute what this technique does, if it changes that.
 
@@ -348,6 +355,15 @@ class Compilation(Technique):
     scope: ClassVar[Literal["nothing", "block", "model"]] = "nothing"
     fuses_kernels: ClassVar[bool] = False
     captures_step: ClassVar[bool] = False
+
+    def trace_substitute(self) -> tuple[Technique, str]:
+        """Nothing compiled."""
+        if self.scope == "nothing":
+            return self, ""
+        return Compilation(name="eager"), (
+            f"`compilation={self.name}` is counted as the eager step: a compiler keeps "
+            "fewer intermediate results."
+        )
 
     @property
     def replays_graphs(self) -> bool:

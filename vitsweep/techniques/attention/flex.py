@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.technique import AttentionKernel
+from vitsweep.spec.technique import AttentionKernel, Technique
+from vitsweep.techniques.attention.sdpa import ScaledDotProduct
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +26,11 @@ class Flex(AttentionKernel):
     def recomputes_scores(self) -> bool:
         """The scores are not kept."""
         return True
+
+    def trace_substitute(self) -> tuple[Technique, str]:
+        """Flash attention, whose sizes are the same."""
+        flash = ScaledDotProduct(name="sdpa_auto", backend="auto", flash_kernel="torch")
+        return flash, f"`attention={self.name}` is counted as flash attention."
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse a device without a backward pass, and heads that are too narrow."""

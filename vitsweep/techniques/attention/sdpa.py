@@ -1,12 +1,12 @@
 """torch's scaled_dot_product_attention, by the kernel torch picks or by a named one."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from vitsweep.spec.resources import gpu_capability
-from vitsweep.spec.technique import AttentionKernel
+from vitsweep.spec.technique import AttentionKernel, Technique
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,6 +46,11 @@ class ScaledDotProduct(AttentionKernel):
     def recomputes_scores(self) -> bool:
         """Whether the backward pass computes q k^T again; `auto` picks a fused kernel here."""
         return self.backend != "math"
+
+    def trace_substitute(self) -> tuple[Technique, str]:
+        """Torch's own choice for all fused kernels."""
+        fused = replace(self, backend="auto", flash_kernel="torch")
+        return (self if self.backend == "math" else fused), ""
 
     @property
     def needs_transformer(self) -> bool:

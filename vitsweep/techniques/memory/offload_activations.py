@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.technique import Memory
+from vitsweep.spec.technique import Memory, Technique
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +22,13 @@ class OffloadActivations(Memory):
     """
 
     wraps_blocks: ClassVar[bool] = True
+
+    def trace_substitute(self) -> tuple[Technique, str]:
+        """Itself: copies are traced, the link to the host is not."""
+        return self, (
+            f"`memory={self.name}` is counted with copies at the speed of the device's memory: "
+            "where the link to the host is the limit, the step takes longer."
+        )
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse CPU, and compiled code, which does not run hooks on saved tensors."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from vitsweep.spec.technique import SOFTMAX, AttentionPattern, Memory
+from vitsweep.spec.technique import SOFTMAX, AttentionPattern, Memory, Technique
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,6 +122,13 @@ class RecomputeByBudget(Memory):
     """
 
     share: Annotated[float, Ge(0), Le(1)]
+
+    def trace_substitute(self) -> tuple[Technique, str]:
+        """Itself: nothing is computed again without a compiler."""
+        return self, (
+            f"`memory={self.name}` is counted with all activations: how many are kept is known "
+            "once the step is compiled."
+        )
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse what nothing compiles."""

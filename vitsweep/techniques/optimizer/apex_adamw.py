@@ -1,7 +1,7 @@
 """NVIDIA apex's FusedAdam: multi_tensor_apply in CUDA, in AdamW mode."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from annotated_types import Ge, Gt, Lt
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import OptimizerChoice
+from vitsweep.spec.technique import OptimizerChoice, Technique
 from vitsweep.techniques.optimizer.adamw import AdamW
 
 if TYPE_CHECKING:
@@ -48,6 +48,11 @@ class ApexAdamW(OptimizerChoice):
         """Return torch's loop over parameters."""
         knobs = {field.name: getattr(self, field.name) for field in fields(self)}
         return AdamW(**knobs, implementation="loop")
+
+    def trace_substitute(self) -> tuple[Technique, str]:
+        """PyTorch's fused AdamW, which moves the same bytes."""
+        fused = replace(self.plain(), name="adamw_fused", implementation="fused")
+        return fused, f"`optimizer={self.name}` is counted as PyTorch's fused AdamW."
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """It needs NVIDIA's apex with its CUDA extensions, a GPU, and whole parameters."""

@@ -1,7 +1,7 @@
 """AdamW whose state takes 8, 4 or 16 bits per number, by torchao."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Lt
 
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import OptimizerChoice
+from vitsweep.spec.technique import OptimizerChoice, Technique
 from vitsweep.techniques.optimizer.adamw import AdamW
 
 if TYPE_CHECKING:
@@ -52,6 +52,15 @@ class CompactAdamW(OptimizerChoice):
     def needs_spawn(self) -> bool:  # type: ignore[override]
         """The compiler starts processes."""
         return self.compiled
+
+    def trace_substitute(self) -> tuple[Technique, str]:
+        """The update without a compiler."""
+        if not self.compiled:
+            return self, ""
+        return replace(self, compiled=False), (
+            f"`optimizer={self.name}` is counted as the update without a compiler, which passes "
+            "over memory once per operation."
+        )
 
     def relative_tolerance(self) -> float:
         """How far rounding the state may move the loss of a short training."""
