@@ -1,6 +1,7 @@
 """Cells that predictions leave out before anything runs, and those that they must not touch."""
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,14 @@ import pytest
 from rich.console import Console
 
 from tests.cells import GPU_NODE, THIS_LAPTOP, TINY, composer
-from tests.predict.traces import NOTHING_HELD, trace_of
+from tests.predict.traces import NOTHING_HELD, moved, trace_of
 from vitsweep.api.functions import all_refused
 from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.planning import predictions
-from vitsweep.planning.predictions import chosen, predict_before_run, traced_throughput
+from vitsweep.planning.predictions import chosen, keep_predictions, traced_throughput
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
+from vitsweep.predict.prediction import PROCESS_GIB
 from vitsweep.predict.trace_pool import TraceCache
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import HERE, Machine
@@ -42,7 +44,9 @@ def traced(plan: SweepPlan, mib: float, **changes: Any) -> None:
     """Keep a trace with this peak for every cell of a plan."""
     held = replace(NOTHING_HELD, peak=round(mib * MIB))
     for entry in plan.runnable:
-        trace = trace_of(memory=held, **{"device": entry.spec.resources.device} | changes)
+        trace = trace_of(
+            moved(12_000), memory=held, **{"device": entry.spec.resources.device} | changes
+        )
         TraceCache().put(TraceCache().key(entry.spec), trace)
 
 
@@ -144,14 +148,57 @@ def test_a_race_leaves_out_what_was_traced_and_takes_the_hours_as_its_budget() -
     assert "are predicted at the peak" in refused(plan, settings, here)[0]
 
 
-def test_why_a_cell_has_no_prediction_is_returned(
+def measured(plan: SweepPlan, folder: Path) -> Store:
+    """Return a store in which every cell of a plan has a run."""
+    store = Store(folder)
+    for entry in plan.runnable:
+        runs = store.cell(entry.cell_id) / "runs"
+        runs.mkdir(parents=True)
+        (runs / "block-000000.json").write_text("{}")
+    return store
+
+
+def kept(plan: SweepPlan, store: Store) -> tuple[bool, str]:
+    """Return whether anything was predicted, and what was said."""
+    console = Console(file=StringIO(), width=200)
+    found = keep_predictions(plan, store, console)
+    assert isinstance(console.file, StringIO)
+    return found, console.file.getvalue()
+
+
+def test_what_has_run_is_predicted_once(tmp_path: Path) -> None:
+    plan, _ = planned(("sweep.baseline=null",), ("precision=O1",), machine=THIS_LAPTOP)
+    traced(plan, 1)
+    assert kept(plan, Store(tmp_path)) == (False, ""), "nothing has run"
+    store = measured(plan, tmp_path)
+    assert kept(plan, store) == (True, "")
+    for entry in plan.runnable:
+        assert store.prediction(entry.cell_id)["predicted_peak_gib"] == pytest.approx(
+            PROCESS_GIB + 1 / 1024
+        )
+    assert kept(plan, store) == (False, "")
+
+
+def test_why_a_cell_has_no_prediction_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predictions, "SECONDS_BEFORE_A_RUN", 0.0)
-    [entry] = planned(("sweep.baseline=null",), machine=THIS_LAPTOP)[0].runnable
-    assert predict_before_run(entry, Store(tmp_path)) == "its step was not traced within 0 s"
+    plan, _ = planned(("sweep.baseline=null",), machine=THIS_LAPTOP)
+    store = measured(plan, tmp_path)
+    monkeypatch.setattr(predictions, "SECONDS_AFTER_RUNS", 0.0)
+    assert "its step was not traced within 0 s" in kept(plan, store)[1]
+    traced(plan, 1)
+    monkeypatch.setattr("vitsweep.predict.prediction.predict_step", lambda *_, **__: 1 / 0)
+    found, said = kept(plan, store)
+    assert not found
+    assert "its step time cannot be computed (ZeroDivisionError: division by zero)" in said
+    assert kept(plan, store) == (False, ""), "it is said once"
+    monkeypatch.setattr("vitsweep.predict.prediction.trace_cells", lambda *_, **__: 1 / 0)
+    store = measured(plan, tmp_path / "other")
+    assert "no step can be traced here (ZeroDivisionError" in kept(plan, store)[1]
+    assert traced_throughput(plan) == {}
+    store = measured(plan, tmp_path / "never")
     monkeypatch.setenv("VITSWEEP_PREDICT", "never")
-    assert not predict_before_run(entry, Store(tmp_path))
+    assert kept(plan, store) == (False, "")
 
 
 def test_cells_that_are_all_refused_are_named_with_their_reasons() -> None:
@@ -167,4 +214,4 @@ def test_cells_that_are_all_refused_are_named_with_their_reasons() -> None:
 
 
 def _not_called(*_: Any, **__: Any) -> None:
-    pytest.fail("nothing is to be predicted here")  # no Exception, which a prediction may raise
+    pytest.fail("nothing is to be predicted here")

@@ -17,7 +17,6 @@ from vitsweep.execution.runner import LocalPlace, Runner
 from vitsweep.execution.supervisor import RunEnding
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block, runs_per_cell, warm_up_cell
-from vitsweep.planning.predictions import predict_before_run
 from vitsweep.planning.resume import blocks_to_complete, interrupted_trainings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
@@ -50,7 +49,6 @@ class BlockRunner:
     skipped: set[str] = field(default_factory=set)
     interrupted: dict[tuple[str, str], Attempt] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
-    _predicted: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         facts = {
@@ -133,19 +131,11 @@ class BlockRunner:
             progress.dropped(1)
             return
         progress.started(entry)
-        self._predict(entry, progress)
         record = self._runner.attempt(self._request(block, position, entry), entry.spec)
         if record.status not in (Status.measured, *STOPPED_FROM_OUTSIDE):
             self.skipped.add(entry.cell_id)
         self.records.append(record)
         progress.ended(entry, record)
-
-    def _predict(self, entry: PlannedCell, progress: Progress) -> None:
-        """Predict a cell before this command runs it for the first time."""
-        if entry.cell_id not in self._predicted:
-            self._predicted.add(entry.cell_id)
-            if reason := predict_before_run(entry, self.store):
-                progress.not_predicted(entry, reason)
 
     def _warm_up(self, block: Block, progress: Progress) -> None:
         """Run a cell once before the first block and discard what it measures.

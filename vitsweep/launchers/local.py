@@ -30,7 +30,7 @@ from vitsweep.planning.blocks import (
     runs_per_cell,
 )
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
-from vitsweep.planning.predictions import traced_throughput
+from vitsweep.planning.predictions import keep_predictions, traced_throughput
 from vitsweep.planning.sweep_plan import cell_labels
 from vitsweep.racing.rounds import RaceRounds, describe_refused
 from vitsweep.results.metrics import METRICS
@@ -131,6 +131,10 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
         yield LaunchResult(
             store=sweep.store, plan=sweep.plan, interrupted=interrupted, is_race=is_race
         )
+        if not interrupted and keep_predictions(sweep.plan, sweep.store, request.console):
+            from vitsweep.report.views import collect
+
+            collect(sweep.store)  # the views have the predictions, and later plans their errors
 
 
 def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer) -> None:

@@ -68,14 +68,6 @@ class Progress:
         self._states[entry.cell_id] = RUNNING
         self._started[entry.cell_id] = time.monotonic()
 
-    def not_predicted(self, entry: PlannedCell, reason: str) -> None:
-        """Say that the record of a cell will have no prediction beside it."""
-        self.console.print(
-            f"No prediction for {self._labels[entry.cell_id]}: {reason}.",
-            highlight=False,
-            markup=False,
-        )
-
     def ended(self, entry: PlannedCell, record: RunRecord) -> None:
         """Note how a run of this cell ended, and from which checkpoint its training went on."""
         if resumed := record.environment.get("resumed"):

@@ -1,12 +1,12 @@
-"""Predictions of the cells of a command, made before they run: for their records, and to choose among them.
+"""Predictions of the cells of a command: to show beside what was measured, and to choose among cells.
 
-A prediction never stops a command: whatever goes wrong in it leaves the cell without one. With
-`VITSWEEP_PREDICT=never` in the environment none is made.
+A prediction never stops a command and delays no run. Whatever goes wrong leaves the cell without one, and is
+said. With `VITSWEEP_PREDICT=never` in the environment none is made.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from math import log
 
 from pandas import DataFrame
@@ -80,8 +80,8 @@ def _tables(store: Store) -> Iterator[DataFrame]:
             continue
 
 
-SECONDS_BEFORE_A_RUN = 30.0
-"""So long at most a cell waits for its prediction."""
+SECONDS_AFTER_RUNS = 30.0
+"""So long at most the end of a command waits for predictions; what is not traced by then has none yet."""
 SECONDS_BEFORE_A_SUBMISSION = 60.0
 """So long at most a command traces cells that may be too large; what is not traced by then is submitted."""
 STORED = (
@@ -105,28 +105,35 @@ def predicts() -> bool:
     return os.environ.get("VITSWEEP_PREDICT", "always") != "never"
 
 
-def predict_before_run(entry: PlannedCell, store: Store) -> str:
-    """Keep the prediction of one cell in its folder; torch is there in the fork server already.
+def keep_predictions(plan: SweepPlan, store: Store, console: Console) -> bool:
+    """Predict the cells that have runs and no prediction yet, beside which these will be shown.
+
+    It is called when all runs are done and shown, so that it delays none. A prediction follows from
+    traces and rates alone, never from what was measured of the cell. Why a cell has none is said once.
 
     Returns:
-        Why there is no prediction, or "".
+        Whether anything was predicted.
     """
-    if not predicts():
-        return ""
-    try:
-        context = fork_server()  # says what the server imports, before it starts
-        start_fork_server()
-        found = predict_cells(
-            {entry.cell_id: entry.spec},
-            context=context,
-            seconds=SECONDS_BEFORE_A_RUN,
-        ).get(entry.cell_id)
-        if found is None:
-            return f"its step was not traced within {SECONDS_BEFORE_A_RUN:.0f} s"
-        _store(found, entry.cell_id, store)
-    except Exception as error:  # a run is never held back by its prediction
-        return f"{type(error).__name__}: {error}"
-    return found.reason
+    specs = {
+        entry.cell_id: entry.spec
+        for entry in plan.runnable
+        if store.has_runs(entry.cell_id) and not store.is_predicted(entry.cell_id)
+    }
+    if not predicts() or not specs:
+        return False
+    context = fork_server()  # says what the server imports, before it starts
+    start_fork_server()
+    with tracing(console) as progress:
+        found = predict_cells(specs, context=context, progress=progress, seconds=SECONDS_AFTER_RUNS)
+    for cell_id, prediction in found.items():
+        _keep(prediction, cell_id, store)
+    late = f"its step was not traced within {SECONDS_AFTER_RUNS:.0f} s"
+    reasons = {cell_id: found[cell_id].reason if cell_id in found else late for cell_id in specs}
+    for cell_id, reason in reasons.items():
+        if reason:
+            text = f"No prediction for {cell_id}: {reason}."
+            console.print(text, highlight=False, markup=False)
+    return any(prediction.trace for prediction in found.values())
 
 
 def predict_before_submission(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
@@ -136,36 +143,35 @@ def predict_before_submission(entries: Sequence[PlannedCell], store: Store) -> d
         Cell id -> minutes of a run at the upper end of its interval of 80 %.
     """
     minutes = {}
-    if predicts():
-        with suppress(Exception):
-            specs = {entry.cell_id: entry.spec for entry in entries}
-            for cell_id, found in predict_cells(specs, only_cached=True).items():
-                _store(found, cell_id, store)
-                if found.step_time and not found.cell.task.epochs:
-                    seconds = run_seconds(found.cell, found.step_time.high_ms)
-                    minutes[cell_id] = (seconds or 0.0) / 60
+    for cell_id, found in _traced(entries).items():
+        if found.trace:
+            _keep(found, cell_id, store)
+        if found.step_time and not found.cell.task.epochs:
+            minutes[cell_id] = (run_seconds(found.cell, found.step_time.high_ms) or 0.0) / 60
     return minutes
 
 
 def traced_throughput(plan: SweepPlan) -> dict[str, float]:
     """Return cell id -> log of its predicted throughput, where all cells that can run were traced before.
 
-    `plan` in front of a command traces its cells, and so does a run of each. Nothing is traced here:
+    `plan` in front of a command traces its cells, and so does the end of one. Nothing is traced here:
     a race of thousands of cells would wait for cells that it never runs.
     """
-    logs: dict[str, float] = {}
-    if predicts():
-        with suppress(Exception):
-            specs = {entry.cell_id: entry.spec for entry in plan.runnable}
-            for cell_id, found in predict_cells(specs, only_cached=True).items():
-                if found.step_time:
-                    logs[cell_id] = log(found.cell.images_per_step / found.step_time.step_time_ms)
+    logs = {
+        cell_id: log(found.cell.images_per_step / found.step_time.step_time_ms)
+        for cell_id, found in _traced(plan.runnable).items()
+        if found.step_time
+    }
     return logs if len(logs) == len(plan.runnable) else {}
 
 
-def _store(found: CellPrediction, cell_id: str, store: Store) -> None:
-    if found.trace is None:
-        return
+def _traced(entries: Sequence[PlannedCell]) -> dict[str, CellPrediction]:
+    """Return the predictions of cells that were traced before."""
+    specs = {entry.cell_id: entry.spec for entry in entries}
+    return predict_cells(specs, only_cached=True) if predicts() else {}
+
+
+def _keep(found: CellPrediction, cell_id: str, store: Store) -> None:
     columns = found.columns()
     kept = {name: columns.get(name) for name in STORED}
     kept["uncorrected_step_time_ms"] = found.uncorrected_ms
@@ -200,11 +206,9 @@ def chosen(
     if settings.only is None and bounded_hours(settings) is None:
         submitted = machine.described_by != HERE
         if submitted and settings.limit.key is None and predicts():
-            with suppress(Exception):
-                return _without_too_large(plan, console, machine)
+            return _without_too_large(plan, console, machine)
         if settings.search == "race" and not submitted and predicts():
-            with suppress(Exception):
-                return _without_known_too_large(plan, machine)
+            return _without_known_too_large(plan, machine)
         return plan
     here = machine.described_by == HERE
     residuals = earlier_errors(store, device_name(machine.device) if here else None)

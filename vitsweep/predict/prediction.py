@@ -352,6 +352,8 @@ def predict_cells(
 ) -> dict[str, CellPrediction]:
     """Return name -> prediction of each cell.
 
+    Nothing that goes wrong in a prediction is raised: it is the `reason` why a cell has none.
+
     Args:
         cells: name -> cell.
         hardware: a device or a profile file, see `predict.hardware`; None for this machine.
@@ -368,13 +370,14 @@ def predict_cells(
     """
     profile = profile_named(hardware) if hardware else None
     on_cpu = {n for n, cell in cells.items() if profile and cell.resources.device == "cpu"}
-    traces = trace_cells(
-        {name: cell for name, cell in cells.items() if name not in on_cpu},
-        progress=progress,
-        only_cached=only_cached,
-        context=context,
-        seconds=seconds,
-    )
+    elsewhere = {name: cell for name, cell in cells.items() if name not in on_cpu}
+    traces: dict[str, StepTrace | str]
+    try:
+        traces = trace_cells(
+            elsewhere, progress=progress, only_cached=only_cached, context=context, seconds=seconds
+        )
+    except Exception as error:  # such as no process could be started
+        traces = dict.fromkeys(elsewhere, f"no step can be traced here ({_text(error)})")
     traces |= dict.fromkeys(
         on_cpu,
         f"`resources.device=cpu` runs on no `--hardware {hardware}`: leave out one of them",
@@ -395,11 +398,14 @@ def _predict(
     gib_per_device: float | None,
 ) -> CellPrediction:
     profile = profile or _profile_here(cell)
-    traced = None if isinstance(trace, str) else trace
+    traced, reason = (None, trace) if isinstance(trace, str) else (trace, "")
     step = plain = None
     if traced:
-        step = predict_cell(cell, traced, hardware, residuals)
-        plain = predict_cell(cell, traced, hardware)
+        try:
+            step = predict_cell(cell, traced, hardware, residuals)
+            plain = predict_cell(cell, traced, hardware)
+        except Exception as error:  # of a formula: the command goes on
+            traced, reason = None, f"its step time cannot be computed ({_text(error)})"
     return CellPrediction(
         cell=cell,
         trace=traced,
@@ -407,8 +413,12 @@ def _predict(
         uncorrected_ms=plain.step_time_ms if plain else None,
         limit_bytes=limit_bytes(cell, profile, gib_per_device),
         price_usd_per_hour=profile.price_usd_per_hour if profile else None,
-        reason=trace if isinstance(trace, str) else "",
+        reason=reason,
     )
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _profile_here(cell: CellSpec) -> Profile | None:

@@ -199,6 +199,10 @@ class Store:
         tree = {f"predicted_{name}": value for name, value in columns.items()}
         write_atomically(self.cell(cell_id) / "prediction.json", json.dumps(tree, indent=1))
 
+    def is_predicted(self, cell_id: str) -> bool:
+        """Whether a prediction was made, or found to be impossible."""
+        return (self.cell(cell_id) / "prediction.json").exists()
+
     def prediction(self, cell_id: str) -> dict[str, float | None]:
         """Return `predicted_<metric>` -> value of a cell; empty where nothing was predicted."""
         try:
@@ -213,9 +217,13 @@ class Store:
         """Return the ids of all cells, in order."""
         return [os.path.basename(path) for path in _sorted_paths(self.cells)]
 
+    def has_runs(self, cell_id: str) -> bool:
+        """Whether a cell has a run record."""
+        return any(self._run_paths(cell_id))
+
     def cells_without_runs(self) -> Iterator[str]:
         """Yield the ids of the cells that have no run record, in order."""
-        return (cell_id for cell_id in self.cell_ids() if not any(self._run_paths(cell_id)))
+        return (cell_id for cell_id in self.cell_ids() if not self.has_runs(cell_id))
 
     def runs(self, cell_id: str = "*") -> Iterator[RunRecord]:
         """Yield every readable run record; damaged ones are named in a warning and left out.

@@ -34,9 +34,20 @@ def runs_of(store: Store, records: Iterable[RunRecord] | None = None) -> DataFra
 
 
 def rows_of(store: Store, records: Iterable[RunRecord]) -> Iterator[dict[str, Any]]:
-    """Yield a row per record; `sweep` is the folder's name, also where it was renamed or copied."""
+    """Yield a row per record, with what was predicted for its cell.
+
+    `sweep` is the folder's name, also where it was renamed or copied.
+    """
+    predicted: dict[str, dict[str, float | None]] = {}
     for record in records:
-        yield record.row() | {"sweep": store.name}
+        row, cell_id = record.row(), record.cell_id
+        if cell_id not in predicted:
+            predicted[cell_id] = store.prediction(cell_id)
+        yield (
+            row
+            | {k: v for k, v in predicted[cell_id].items() if k not in row}
+            | {"sweep": store.name}
+        )
 
 
 def unrun_of(store: Store) -> DataFrame:
