@@ -1,13 +1,13 @@
 """One rank of a large world in one process: fake tensors and a process group that sends nothing.
 
-Needs torch. Replaced while it lasts is only what fake tensors cannot stand for; all else is what a run
-executes.
+Needs torch. Replaced while it lasts is only what fake tensors cannot stand for (`SHIMS`); all else is what a
+run executes.
 """
 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -143,10 +143,6 @@ class Replica(nn.Module):
             self._sync = True
 
 
-POST_FORWARD = "_get_post_forward_mesh_info"
-"""Function of FSDP2 (private to torch) that makes the mesh of `reshard_after_forward=<number>`."""
-
-
 @contextmanager
 def fake_world(cell: CellSpec, device: torch.device, rank: int = 0) -> Iterator[World]:
     """Yield one rank of the cell's world; tensors made inside are fake."""
@@ -181,18 +177,8 @@ def _forget_meshes() -> None:
 def _replaced() -> Iterator[None]:
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for target, name, replacement in (
-            (torch.nn.parallel, "DistributedDataParallel", Replica),
-            (pipelining.stage, "DistributedDataParallel", Replica),
-            (FakeTensor, "data_ptr", _address),
-            (nn.Module, "to", _cast(nn.Module.to)),
-            (nn.Module, "to_empty", _empty(nn.Module.to_empty)),
-            (_fsdp_param, "_chunk_with_empty", _Chunks),
-            (DeviceMesh, "_flatten", _on_real_tensors(DeviceMesh._flatten)),
-            (DeviceMesh, "__getitem__", _on_real_tensors(DeviceMesh.__getitem__)),
-            (_fully_shard, POST_FORWARD, _on_real_tensors(getattr(_fully_shard, POST_FORWARD))),
-        ):
-            stack.enter_context(patch.object(target, name, replacement))
+        for shim in SHIMS:
+            stack.enter_context(patch.object(shim.owner, shim.name, shim.replacement))
         yield
 
 
@@ -253,6 +239,48 @@ def _swap_tensors(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Mo
             if buffer is not None and buffer.is_floating_point():
                 module._buffers[name] = change(buffer)
     return model
+
+
+class Shim(NamedTuple):
+    """An attribute of torch that is replaced while a world is fake.
+
+    Attributes:
+        owner: module or class that has it.
+        name: of the attribute.
+        replacement: what stands there meanwhile.
+        reason: why fake tensors cannot do with the original.
+    """
+
+    owner: Any
+    name: str
+    replacement: Any
+    reason: str
+
+
+def _outside(owner: Any, name: str, reason: str) -> Shim:
+    return Shim(owner, name, _on_real_tensors(getattr(owner, name)), reason)
+
+
+SHIMS = (
+    Shim(torch.nn.parallel, "DistributedDataParallel", Replica,
+         "its reducer, in C++, reads the memory of gradients"),
+    Shim(pipelining.stage, "DistributedDataParallel", Replica,
+         "a stage knows by this class that gradients wait for the last micro-batch"),
+    Shim(FakeTensor, "data_ptr", _address,
+         "a fake tensor has no address; views of one buffer are told apart by it"),
+    Shim(nn.Module, "to", _cast(nn.Module.to),
+         "parameters that are fake cannot change their dtype in place"),
+    Shim(nn.Module, "to_empty", _empty(nn.Module.to_empty),
+         "parameters on the meta device cannot become fake ones in place"),
+    Shim(_fsdp_param, "_chunk_with_empty", _Chunks,
+         "FSDP2 makes a chunk for every rank and keeps one: seconds per parameter in a large world"),
+    _outside(DeviceMesh, "_flatten", "a mesh looks up its ranks in tensors, which must be real"),
+    _outside(DeviceMesh, "__getitem__", "the same, for a mesh of some axes"),
+    _outside(_fully_shard, "_get_post_forward_mesh_info",
+             "the same, for the mesh of `reshard_after_forward=<number>`"),
+)  # fmt: skip
+"""All that is replaced of torch, known in 2.11 to 2.13. What begins with `_` is private to torch: another
+version may lack it, and `tests/predict/test_fake_world.py` names what is missing or behaves otherwise."""
 
 
 def float32_layer_norm() -> Any:
