@@ -12,7 +12,7 @@ from pandas import DataFrame, Series
 from analysis.study import main, with_conditions
 from vitsweep.charts.optimizer_step import optimizer_steps
 from vitsweep.charts.per_chip import per_chip
-from vitsweep.tables.budget import epoch_hours
+from vitsweep.tables.cost import epoch_hours
 from vitsweep.tables.names import with_changes
 from vitsweep.tables.published import beside, published
 from vitsweep.tables.scaling import scaling_efficiency

@@ -4,7 +4,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from analysis.study import with_conditions
-from vitsweep.tables.budget import with_peak
+from vitsweep.tables.cost import with_peak
 
 AXES = {"ulysses_degree": "mesh.ulysses", "ring_degree": "mesh.ring", "tp": "mesh.tensor"}
 

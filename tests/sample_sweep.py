@@ -12,8 +12,8 @@ from tests.builders import run
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.cells import cells
+from vitsweep.tables.load import tidy
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.tidy import tidy
 
 BLOCKS = 5
 FACTORS = {

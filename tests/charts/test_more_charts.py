@@ -28,8 +28,8 @@ from vitsweep.charts.per_chip import per_chip as per_chip_table
 from vitsweep.report.figures import drawn
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.tables import budget
 from vitsweep.tables import communication as communication_table
+from vitsweep.tables import cost
 from vitsweep.tables.cells import cells
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.sweep_tables import SweepTables
@@ -76,7 +76,7 @@ def test_techniques_of_different_groups_have_different_colours_in_the_waterfall(
 
 
 def test_epoch_hours_are_sorted_and_the_baseline_is_grey():
-    hours = budget.epoch_hours(sweep("speedups").cells)
+    hours = cost.epoch_hours(sweep("speedups").cells)
     axes = epoch_hours.draw(hours).axes[0]
     assert axes.get_xlabel() == "Time of an ImageNet-1k epoch (h)"
     widths = [bar.get_width() for bar in axes.patches]
@@ -215,7 +215,7 @@ def test_charts_of_missing_and_infinite_values_still_draw():
     )
     memory.draw(broken)
     heat_map.draw(broken.assign(speedup=np.nan), "precision", "sharding")
-    epoch_hours.draw(budget.epoch_hours(cells.assign(speedup_low=np.nan, speedup_high=np.nan)))
+    epoch_hours.draw(cost.epoch_hours(cells.assign(speedup_low=np.nan, speedup_high=np.nan)))
 
 
 @pytest.mark.parametrize("kind", ["deuteranopia", "protanopia", "tritanopia"])

@@ -16,8 +16,9 @@ from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import attributes_of, check_metrics, with_user_metrics
 from vitsweep.tables.load import load
-from vitsweep.tables.notes import empty_metrics, empty_metrics_of
+from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.render import cell_text
+from vitsweep.tables.sweep_tables import SweepTables
 
 NODE = {"function": f"{__name__}.joules", "unit": "J", "label": "Energy", "better": "lower"}
 
@@ -176,7 +177,7 @@ def test_what_has_no_value_is_said_once_with_its_reason(store, capsys):
             del record.environment["broken_reason"]
         store.publish(record)
     said = f"The metric `broken` has no value in 3 of 4 runs: {__name__}.breaks raised KeyError: 'nosuch'."
-    assert empty_metrics_of(store) == [said]
+    assert empty_metrics(SweepTables.of(store).runs) == [said]
     assert command(["collect", str(store.root)], {}) == 0
     assert capsys.readouterr().out.count(said) == 1
     page = vitsweep.load(store.root).report().path.read_text()

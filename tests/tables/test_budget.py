@@ -5,8 +5,8 @@ import pytest
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables.budget import cost, epoch_hours
 from vitsweep.tables.cells import cells
+from vitsweep.tables.cost import cost, epoch_hours
 from vitsweep.tables.pareto import best_under, pareto_front
 
 BASELINES = dict.fromkeys(["base", "fast", "lean", "worse"], "base")

@@ -6,7 +6,7 @@ from pandas import DataFrame
 
 from tests.builders import run, table
 from vitsweep.tables.cells import cells
-from vitsweep.tables.compile_cost import COLUMN, repayments
+from vitsweep.tables.cost import COLUMN, repayments
 
 
 def sample() -> DataFrame:

@@ -16,13 +16,14 @@ from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers, question
 from vitsweep.report.gate import gate
 from vitsweep.results.record import Status
-from vitsweep.tables.budget import cost, epoch_hours, measured_with_peak
 from vitsweep.tables.cells import cells
 from vitsweep.tables.communication import communication
 from vitsweep.tables.comparison import paired
+from vitsweep.tables.cost import cost, epoch_hours, measured_with_peak
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.interactions import interactions
 from vitsweep.tables.limits import limits
+from vitsweep.tables.load import tidy
 from vitsweep.tables.names import cell_names, with_changes
 from vitsweep.tables.pareto import best_under, pareto_front
 from vitsweep.tables.prediction import predicted_vs_measured
@@ -31,7 +32,6 @@ from vitsweep.tables.reasons import counts, coverage
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
-from vitsweep.tables.tidy import tidy
 from vitsweep.tables.waterfall import waterfall
 
 SETTINGS = {

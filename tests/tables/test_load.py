@@ -13,8 +13,8 @@ from tests.builders import run, table
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import OtherSchemaError, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
-from vitsweep.tables.load import from_wandb, load
-from vitsweep.tables.tidy import UnknownUnitWarning, one_device, tidy
+from vitsweep.tables.load import UnknownUnitWarning, from_wandb, load, tidy
+from vitsweep.tables.valid_runs import one_device
 
 
 @pytest.fixture

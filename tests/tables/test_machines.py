@@ -9,8 +9,8 @@ from analysis import meta_blog
 from tests.builders import run, table
 from vitsweep.charts.per_chip import per_chip
 from vitsweep.results.record import Status
-from vitsweep.tables.budget import cost, epoch_hours
 from vitsweep.tables.cells import cells
+from vitsweep.tables.cost import cost, epoch_hours
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.interactions import interactions
 from vitsweep.tables.names import cell_names

@@ -39,7 +39,7 @@ from vitsweep.tables.comparison import (
     self_test_arms,
 )
 from vitsweep.tables.formatting import count
-from vitsweep.tables.tidy import one_device
+from vitsweep.tables.valid_runs import one_device
 
 # Two settings measured in turns, until the interval on their ratio is narrow enough.
 

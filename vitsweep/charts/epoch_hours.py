@@ -6,7 +6,7 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.charts.series import labels, looks
-from vitsweep.tables import budget
+from vitsweep.tables import cost
 from vitsweep.tables.formatting import missing, number, plain
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.sweep_tables import SweepTables
@@ -21,7 +21,7 @@ LARGE_IMAGE_PX = 128
 def table_of(tables: SweepTables) -> DataFrame:
     """Return hours per epoch where images have the size of ImageNet's."""
     large = tables.settings[tables.settings["resolution_px"] >= LARGE_IMAGE_PX]
-    return budget.epoch_hours(large) if len(large) > 1 else NOTHING
+    return cost.epoch_hours(large) if len(large) > 1 else NOTHING
 
 
 def draw(hours: DataFrame) -> Figure:

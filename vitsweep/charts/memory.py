@@ -6,8 +6,8 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.results.record import Status
-from vitsweep.tables import budget
-from vitsweep.tables.budget import with_peak
+from vitsweep.tables import cost
+from vitsweep.tables.cost import with_peak
 from vitsweep.tables.formatting import missing, number, plain
 from vitsweep.tables.names import cell_names, in_menu_order
 from vitsweep.tables.sweep_tables import SweepTables
@@ -17,7 +17,7 @@ MOST = 30
 
 def table_of(tables: SweepTables) -> DataFrame:
     """Return the cells where peaks are known and more than one cell can be compared."""
-    peaks = budget.with_peak(tables.settings)["peak_gib"].notna().sum()
+    peaks = cost.with_peak(tables.settings)["peak_gib"].notna().sum()
     return tables.settings if peaks > 1 else NOTHING
 
 

@@ -8,7 +8,7 @@ from pandas import DataFrame, Series
 from vitsweep.charts import style
 from vitsweep.charts.chart import NOTHING, Chart, mixed
 from vitsweep.charts.series import labels, looks
-from vitsweep.tables import budget
+from vitsweep.tables import cost
 from vitsweep.tables.formatting import missing
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.pareto import pareto_front
@@ -21,7 +21,7 @@ def table_of(tables: SweepTables) -> DataFrame:
     """Return the Pareto front where three cells of one device have throughput and memory."""
     if mixed(tables.settings):
         return NOTHING
-    enough = budget.measured_with_peak(tables.settings)["peak_gib"].notna().sum() > 2
+    enough = cost.measured_with_peak(tables.settings)["peak_gib"].notna().sum() > 2
     return pareto_front(tables.settings, runs=tables.runs) if enough else NOTHING
 
 

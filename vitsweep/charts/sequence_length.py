@@ -11,8 +11,8 @@ from vitsweep.charts import style
 from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.charts.series import fastest, labels, looks
 from vitsweep.results.record import Status
+from vitsweep.tables.load import ordered
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.tidy import ordered
 
 
 def table_of(tables: SweepTables) -> DataFrame:

@@ -25,9 +25,8 @@ from vitsweep.report.figures import ChartWarning, drawn
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.tables.budget import peaks_gib, with_peak
 from vitsweep.tables.comparison import recorded_comparisons
-from vitsweep.tables.compile_cost import repayments
+from vitsweep.tables.cost import peaks_gib, repayments, with_peak
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.formatting import any_value, markdown, missing, plain, text_columns, values
 from vitsweep.tables.limits import limit_answer, limits_text

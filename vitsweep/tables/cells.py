@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, columns, known_metrics, metrics_with
 from vitsweep.tables import names as col
-from vitsweep.tables.compile_cost import with_repayment
+from vitsweep.tables.cost import with_repayment
 from vitsweep.tables.speedup import Families, compare_rows
 from vitsweep.tables.valid_runs import (
     checked_cells,

@@ -16,8 +16,7 @@ from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import following
 from vitsweep.tables.formatting import count, times
 from vitsweep.tables.stats import MIN_BLOCKS, Claim
-from vitsweep.tables.tidy import one_device
-from vitsweep.tables.valid_runs import checked_runs, in_order
+from vitsweep.tables.valid_runs import checked_runs, in_order, one_device
 
 """In the text of a command of `compare`."""
 

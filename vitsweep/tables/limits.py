@@ -9,7 +9,7 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS, heading
 from vitsweep.results.record import Status
-from vitsweep.tables.budget import peaks_gib
+from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import (
     number,
     plain,

@@ -1,22 +1,82 @@
 """Read sweep folders, parquet files or a W&B project into one table."""
 
+import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
-from pandas import DataFrame, Series
+from pandas import CategoricalDtype, DataFrame, Series
 from pyarrow import ArrowInvalid
 
 from vitsweep.errors import VitsweepError
+from vitsweep.results.metrics import known_metrics
 from vitsweep.results.record import OtherSchemaError, RunRecord, check_schema, column_number
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import attributes_of
-from vitsweep.tables.cells import cells
+from vitsweep.tables import names as col
+from vitsweep.tables.cells import cells, typed
 from vitsweep.tables.comparison import with_comparisons
-from vitsweep.tables.tidy import tidy
+from vitsweep.tables.names import in_menu_order
 from vitsweep.tables.valid_runs import newest_code
+
+# Types of a loaded table: ordered categories, numbers, flags; and one device per comparison.
+
+
+MEASURED_NAME = re.compile(r"_(ms|us|ns|gib|mib|gb|bytes|per_second|tflops|joules|watts|hours)$")
+"""Endings of the names of measured quantities."""
+
+
+class UnknownUnitWarning(UserWarning):
+    """A column has the name of a measured quantity but is not defined in `results.metrics.METRICS`."""
+
+
+def tidy(table: DataFrame) -> DataFrame:
+    """Return the table with choices as ordered categories, metrics as numbers, flags as booleans.
+
+    Metrics that are not finite are missing.
+
+    Raises:
+        VitsweepError: a metric holds text.
+    """
+    return table.pipe(check_units).pipe(typed).pipe(finite).pipe(ordered).copy()  # in one piece
+
+
+def finite(table: DataFrame) -> DataFrame:
+    """Replace infinite metrics by missing values."""
+    metrics = col.metric_columns(table)
+    return table.assign(**table[metrics].replace([np.inf, -np.inf], np.nan)) if metrics else table
+
+
+def ordered(table: DataFrame) -> DataFrame:
+    """Make technique, model and status columns categories in the order of `columns.ORDER`."""
+    groups = [c for c in (*col.CHOICES, "status") if c in table]
+    known = {c: table[c].dropna().astype(str) for c in groups}
+    types = {
+        c: CategoricalDtype(in_menu_order(c, v.unique()), ordered=True) for c, v in known.items()
+    }
+    return table.astype(types)
+
+
+def check_units(table: DataFrame) -> DataFrame:
+    """Refuse metrics that are not numbers, and warn of columns without a defined unit."""
+    for column in col.metric_columns(table):
+        try:
+            pd.to_numeric(table[column])
+        except (ValueError, TypeError) as error:
+            unit = known_metrics(table)[column].unit
+            raise VitsweepError(
+                f"Column `{column}` must hold numbers in {unit}: {error}."
+            ) from error
+    unknown = [c for c in col.environment_columns(table) if MEASURED_NAME.search(c)]
+    if unknown:
+        text = f"no unit is defined for {', '.join(unknown)}: add them to results/metrics.py"
+        warnings.warn(text, UnknownUnitWarning, stacklevel=2)
+    return table
+
 
 # The records of one sweep folder as rows.
 

@@ -4,19 +4,10 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import own_metrics
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store
-from vitsweep.results.user_metrics import definitions_of
 from vitsweep.tables.formatting import count
-from vitsweep.tables.load import runs_of
-from vitsweep.tables.valid_runs import newest_code
 
 LONGEST_REASON = 300
 """Characters that a sentence shows of what a function raised or returned."""
-
-
-def empty_metrics_of(store: Store) -> list[str]:
-    """Return the sentences of a sweep's runs; they are read only where it has metrics of the user's."""
-    return empty_metrics(newest_code(runs_of(store))) if definitions_of(store) else []
 
 
 def empty_metrics(runs: DataFrame) -> list[str]:

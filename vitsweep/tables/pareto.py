@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.tables.blocks import WithinBlocks, log_ratios, log_throughput_per_block, within_blocks
-from vitsweep.tables.budget import measured_with_peak, peaks_gib
+from vitsweep.tables.cost import measured_with_peak, peaks_gib
 from vitsweep.tables.speedup import selection_adjusted
 from vitsweep.tables.valid_runs import checked_cells, checked_runs, counted, row_keys, separated
 

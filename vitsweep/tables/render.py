@@ -19,7 +19,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.results.metrics import FLAGS, heading, headings, known_metrics, own_metrics
 from vitsweep.results.record import Status
 from vitsweep.spec.technique import TECHNIQUE_GROUPS
-from vitsweep.tables.budget import peaks_gib
+from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import (
     Column,
     count,

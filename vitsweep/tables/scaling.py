@@ -16,8 +16,7 @@ from vitsweep.tables.communication import PURPOSES
 from vitsweep.tables.formatting import Column, number, percent, text_columns, values, with_interval
 from vitsweep.tables.names import cell_names, comparable, spec_columns, varying
 from vitsweep.tables.stats import MIN_BLOCKS, contrast, estimate, mean_interval, samples
-from vitsweep.tables.tidy import one_device
-from vitsweep.tables.valid_runs import checked_runs, counted, row_keys, separated
+from vitsweep.tables.valid_runs import checked_runs, counted, one_device, row_keys, separated
 
 SIZES = ("nodes", "ranks_per_node", "world_size", "images_per_step", "batch", "measurement")
 SIZE_FIELDS = ("mesh.", "resources.", "batch.images_per_step", "batch.scope")

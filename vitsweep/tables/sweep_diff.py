@@ -10,7 +10,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
-from vitsweep.tables.budget import peaks_gib
+from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import count, times
 from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, Claim, chosen, estimate, holm, welch
 from vitsweep.tables.valid_runs import checked_runs, counted, final_status

@@ -16,11 +16,10 @@ from vitsweep.results.store import Store, read_race
 from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.effects import effects
 from vitsweep.tables.limits import limit_key, limits
-from vitsweep.tables.load import cells_from, load, runs_of, stacked, stores_in
+from vitsweep.tables.load import cells_from, load, runs_of, stacked, stores_in, tidy
 from vitsweep.tables.replicates import replicate_key, replicates
 from vitsweep.tables.scaling import exposed_communication, scaling_efficiency
 from vitsweep.tables.scaling_fit import predicted_scaling
-from vitsweep.tables.tidy import tidy
 from vitsweep.tables.traces import traces_of
 from vitsweep.tables.valid_runs import newest_code
 from vitsweep.tables.waterfall import waterfall

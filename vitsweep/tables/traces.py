@@ -12,8 +12,8 @@ from pandas import DataFrame, Series
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import as_text
+from vitsweep.tables.load import ordered
 from vitsweep.tables.names import varying
-from vitsweep.tables.tidy import ordered
 
 OPTIMIZER_STEP = "Optimizer.step#"
 """Prefix of torch's annotation of an optimizer step in a trace."""

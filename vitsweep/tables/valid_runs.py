@@ -1,7 +1,7 @@
 """The status of a cell over all its runs, and which runs count."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -341,6 +341,52 @@ def _places(runs: DataFrame) -> Series | None:
     ]
     places = seen["sweep"] + SEPARATOR + Series(device, seen.index, dtype=object)
     return places.reindex(runs.index)
+
+
+def one_device(table: DataFrame, mixed_hardware: bool = False) -> DataFrame:
+    """Return the table if its measured rows ran on one kind of device, or with `mixed_hardware`.
+
+    Raises:
+        VitsweepError: rows of several devices would be compared.
+    """
+    measured = table[table["status"] == Status.measured]
+    devices = measured["device"].dropna().unique().tolist() if "device" in table else []
+    if len(devices) > 1 and not mixed_hardware:
+        _refuse(devices)
+    return table
+
+
+def one_device_each(table: DataFrame, mixed_hardware: bool = False) -> DataFrame:
+    """Return the table if every cell was measured on the device of its baseline; see `one_device`.
+
+    A cell whose baseline was measured on several devices, its own among them, is fine: it is
+    compared on its own device.
+
+    Raises:
+        VitsweepError: a cell's baseline was measured on other devices only.
+    """
+    measured = table[table["status"] == Status.measured]
+    if mixed_hardware or "device" not in measured or measured["device"].nunique() < 2:
+        return table
+    keys = set(row_keys(measured))
+    for _, group in measured.groupby(["baseline_cell_id", "sweep"], observed=True, sort=False):
+        base = measured[
+            (measured["cell_id"] == group["baseline_cell_id"].iloc[0])
+            & (measured["sweep"].astype(str) == str(group["sweep"].iloc[0]))
+        ]
+        alone = ~row_keys(group, "baseline_cell_id").isin(keys)
+        if len(base) and alone.any():
+            devices = [*base["device"].dropna().unique(), *group["device"][alone].dropna().unique()]
+            _refuse(list(dict.fromkeys(devices)))
+    return table
+
+
+def _refuse(devices: Sequence[Any]) -> NoReturn:
+    raise VitsweepError(
+        f"These rows ran on different devices ({', '.join(map(str, devices))}), so their "
+        "difference is not due to the technique. Select one (`.query('device == ...')`), or allow "
+        "it with `mixed_hardware=True`."
+    )
 
 
 def text(table: DataFrame, column: str) -> Series:

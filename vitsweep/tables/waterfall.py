@@ -11,8 +11,14 @@ from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
 from vitsweep.tables.names import Changes, named, with_changes
 from vitsweep.tables.stats import claims, contrast, estimate, holm, samples
-from vitsweep.tables.tidy import one_device_each
-from vitsweep.tables.valid_runs import SEPARATOR, checked_runs, counted, row_keys, separated
+from vitsweep.tables.valid_runs import (
+    SEPARATOR,
+    checked_runs,
+    counted,
+    one_device_each,
+    row_keys,
+    separated,
+)
 
 COLUMNS = (
     "baseline_cell_id kind position added cell_id status images_per_second throughput_spread "
