@@ -28,7 +28,7 @@ BEFORE: dict[str, Tree] = {
     "task": {
         "evaluate_every_epochs": 1, "target_accuracy": None, "checkpoint_minutes": 10.0, "resume_from": None,
     },
-    "measurement": {"warmup_min_seconds": 0.0, "min_seconds": 0.0},
+    "measurement": {"warmup_min_seconds": 0.0, "min_seconds": 0.0, "max_seconds": 31_536_000.0},
     "layout": {"patch_embedding": "convolution", "cudnn_benchmark": False},
     "attention": {"flash_kernel": "torch"},
     "precision": {"layers": "all"},

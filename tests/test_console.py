@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -74,6 +75,38 @@ def test_the_live_table_shows_the_median_that_the_tables_call_unadjusted() -> No
     shown = console.file.getvalue()
     assert "median img/s" in shown
     assert re.search(r"precision=O1 .*measured .* 2 .* 200 ", shown)
+
+
+def test_a_look_shows_its_ratio_at_once_and_enters_no_median() -> None:
+    base, slow = (replace(e, baseline_id="base") for e in (entry(), entry("precision=O1")))
+    base.__dict__["cell_id"], slow.__dict__["cell_id"] = "base", "slow"
+    console = Console(file=io.StringIO(), width=99)
+    progress = Progress(console, {"base": "plain", "slow": "precision=O1"}, 2)
+    progress.expects({"base": 6, "slow": 6})
+    for cell, speed in ((base, 100.0), (slow, 2.0)):
+        progress.started(cell)
+        progress.ended(cell, run(cell.cell_id, "look", speed, environment={"look": True}))
+    assert isinstance(console.file, io.StringIO)
+    last = console.file.getvalue().splitlines()[-1]
+    assert last == "[2/12] precision=O1: 2.00 img/s, about 50x slower (one look, no interval)"
+
+
+def test_the_time_left_is_that_of_each_cells_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    cell, other = entry(), entry("precision=O1")
+    progress = Progress(Console(file=io.StringIO()), {cell.cell_id: "a", other.cell_id: "b"}, 0)
+    progress.expects({cell.cell_id: 6, other.cell_id: 1})
+    for run_of, seconds in ((cell, 4.0), (other, 100.0)):
+        progress.started(run_of)
+        now += seconds
+        progress.ended(run_of, run(run_of.cell_id, "b0", 1.0))
+    assert "about 0 min 20 s left" in progress.line()
+    progress.started(cell)
+    now += 3
+    assert "about 0 min 17 s left" in progress.line()
+    now += 300
+    assert "about 0 min 16 s left" in progress.line(), "a run that hangs does not add to the rest"
 
 
 def test_loggers_are_quiet_within_the_block_only(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,12 @@ import torch.distributed as dist
 
 from vitsweep.equivalence import prove
 from vitsweep.errors import VitsweepError
-from vitsweep.measure.communication import count_sent_bytes, profile_collectives, traced
+from vitsweep.measure.communication import (
+    SentBytes,
+    count_sent_bytes,
+    profile_collectives,
+    traced,
+)
 from vitsweep.measure.environment import environment, machine
 from vitsweep.measure.kernels_used import AttentionKernels, Compiled, converted_layers
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
@@ -31,6 +36,9 @@ from vitsweep.training.garbage import garbage_collector_off
 from vitsweep.training.timed_steps import endless, instrumented_steps, timed_steps
 from vitsweep.training.trainer import MicroBatch, Trainer
 from vitsweep.world import World
+
+TOO_SLOW = "one step takes longer than `measurement.max_seconds`"
+"""Why a run has neither bytes nor memory by kind: no further step is taken for them."""
 
 
 class DivergedError(Exception):
@@ -129,15 +137,21 @@ def _collect_samples(
     peak = peak_memory(world.device)
     _refuse_divergence(trainer, f"{steps} steps")
     _refuse_skipped_graphs(cell, compiled)
-    phases = instrumented_steps(trainer, stream, cell.measurement.phase_steps)
-    memory, memory_reason = memory_by_kind(trainer, stream)
-    with AttentionKernels() as kernels:
-        sent = count_sent_bytes(lambda: trainer.step(stream))
+    phase_steps = 0 if timed.cut_short else cell.measurement.phase_steps
+    phases = instrumented_steps(trainer, stream, phase_steps)
+    memory: dict[str, float | None] = {}
+    memory_reason, sent = TOO_SLOW, SentBytes(reason=TOO_SLOW)
+    kernels = AttentionKernels()
+    if not timed.over_time:
+        memory, memory_reason = memory_by_kind(trainer, stream)
+        with kernels:
+            sent = count_sent_bytes(lambda: trainer.step(stream))
     samples = RankSamples(
         step_times_ms=timed.times_ms,
         data_waits_ms=timed.data_waits_ms,
         warmup_steps=timed.warmup_steps,
         warmup_steps_added=timed.warmup_steps_added,
+        cut_short=timed.cut_short,
         losses=torch.stack(timed.losses).tolist(),
         skipped=_skipped(trainer, steps),
         setup_seconds=setup_seconds,
@@ -147,7 +161,9 @@ def _collect_samples(
         memory=peak | memory,
         memory_reason=memory_reason,
         sent=sent,
-        collectives=profile_collectives(lambda: trainer.step(stream), world.device),
+        collectives=None
+        if timed.cut_short
+        else profile_collectives(lambda: trainer.step(stream), world.device),
         device_state=device_state,
         own_cpu_seconds=own_seconds,
         environment=environment(world.device)

@@ -25,6 +25,7 @@ def samples(times: list[float], **given: Any) -> RankSamples:
         "data_waits_ms": [1.0] * len(times),
         "warmup_steps": 2,
         "warmup_steps_added": 0,
+        "cut_short": False,
         "losses": [2.0] * len(times),
         "skipped": [False] * len(times),
         "phases_ms": {"data": 1.0, "forward": 2.0, "backward": 3.0, "optimizer": 4.0},

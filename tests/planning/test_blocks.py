@@ -20,6 +20,7 @@ from vitsweep.planning.blocks import (
     Block,
     blocks,
     blocks_until_measured,
+    look_blocks,
     runs_per_cell,
     warm_up_cell,
 )
@@ -294,3 +295,39 @@ def test_the_machine_is_warmed_up_where_intervals_are_compared() -> None:
     assert warm_up("sharding=ddp") is None, "one cell"
     assert warm_up("sharding=ddp,fsdp", "measurement=smoke") is None, "no intervals"
     assert warm_up("sharding=ddp,fsdp", "task=train") is None, "no run is short"
+
+
+def looked_at(*overrides: str, **changes: Any) -> list[Block]:
+    plan, settings = sweep(*overrides), sweep_settings(composer().compose().tree)
+    state = resume_state(plan, (), settings, CODE)
+    return list(look_blocks(plan, state, replace(settings, **changes)))
+
+
+def test_each_cell_gets_one_look_first_its_baseline_before_it() -> None:
+    looks = looked_at("precision=O1,O2", "sharding=ddp,fsdp")
+    assert all(look.is_look for look in looks)
+    entries = [entry for look in looks for entry in look.entries]
+    assert [e.baseline_id == e.cell_id for e in entries] == [True, *[False] * 4]
+    assert [look.first_position for look in looks] == [*range(5)]
+    assert len({look.name for look in looks}) == 1
+    two = Counter(look.name for look in looked_at("precision=O1,O2,O3", cells_per_block=2))
+    assert sorted(two.values()) == [2, 3]
+
+
+def test_what_needs_no_look_gets_none() -> None:
+    assert not looked_at("sharding=ddp"), "nothing to compare with"
+    assert not looked_at("sharding=ddp,fsdp", "measurement=smoke"), "one block anyway"
+    assert not looked_at("sharding=ddp,fsdp", "measurement.blocks=5"), "typed"
+    assert not looked_at("sharding=ddp,fsdp", "task=train"), "no run is short"
+    assert not looked_at("sharding=ddp,fsdp", prune_slowdown=None)
+    assert not looked_at("sharding=ddp,fsdp", search="race")
+
+
+def test_a_cell_has_one_look_and_none_once_it_has_blocks() -> None:
+    plan = sweep("sharding=ddp,fsdp")
+    settings = sweep_settings(composer().compose().tree)
+    looks = [run(c, "look", 100, environment={"look": True}) for c in plan.entries]
+    assert not list(look_blocks(plan, resume_state(plan, (), settings, CODE, looks), settings))
+    blocks = [run(c, "b0", 100) for c in plan.entries]
+    assert not list(look_blocks(plan, resume_state(plan, (), settings, CODE, blocks), settings))
+    assert not BalancedOrder.after(looks)._past

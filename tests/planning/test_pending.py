@@ -307,3 +307,60 @@ def test_an_added_baseline_is_measured_where_its_own_cells_are(settings: SweepSe
     states = {c: state.cell_state(e) for c, e in plan.entries.items()}
     assert states[base1] is CellState.measured
     assert states[base2] is CellState.runnable
+
+
+def looks(plan: SweepPlan, *speeds: float) -> list[RunRecord]:
+    """One look of each cell; the baseline, last in the plan, at 100 img/s."""
+    given = zip(plan.entries, [*speeds, 100.0], strict=True)
+    return [run(cell, "look", speed, environment={"look": True}) for cell, speed in given]
+
+
+def test_a_cell_whose_look_is_slow_stays_at_it(plan: SweepPlan, settings: SweepSettings) -> None:
+    fsdp, zero2, baseline = plan.entries
+    state = missing(plan, settings, *looks(plan, 3, 90))
+    assert state.missing_blocks == {zero2: 5}
+    assert state.looks[fsdp] == pytest.approx(100 / 3)
+    assert state.cell_state(plan.entries[fsdp]) is CellState.one_look
+    of_this_command = missing(plan, settings, now=looks(plan, 3, 90))
+    assert of_this_command.missing_blocks == {zero2: 5}
+    all_slow = missing(plan, settings, *looks(plan, 3, 5))
+    assert all_slow.missing_blocks == {}
+    assert all_slow.cell_state(plan.entries[baseline]) is CellState.measured
+
+
+def test_how_slow_a_cell_may_be_is_a_setting(plan: SweepPlan, settings: SweepSettings) -> None:
+    found = looks(plan, 3, 90)
+    for limit in (None, 50.0):
+        assert set(
+            missing(plan, replace(settings, prune_slowdown=limit), *found).missing_blocks
+        ) == {cell for cell in plan.entries if plan.entries[cell].baseline_id != cell}
+
+
+def test_a_typed_number_of_blocks_measures_a_slow_cell_in_full(settings: SweepSettings) -> None:
+    typed = [*TINY, "sharding=fsdp,zero2", "measurement.blocks=5"]
+    plan = plan_of(expand(typed, composer()), LAPTOP, composer())
+    assert set(missing(plan, settings, *looks(plan, 3, 90)).missing_blocks.values()) == {5}
+
+
+def test_looks_count_for_nothing_else(plan: SweepPlan, settings: SweepSettings) -> None:
+    fsdp, zero2, _ = plan.entries
+    assert missing(plan, settings, *looks(plan, 80, 90)).missing_blocks == {fsdp: 5, zero2: 5}
+    old = [replace(r, environment=r.environment | {"code_hash": "old"}) for r in looks(plan, 3, 90)]
+    state = resume_state(plan, old, settings, CODE)
+    assert state.missing_blocks == {fsdp: 5, zero2: 5}
+    assert (state.looks, state.changed_code) == ({}, {})
+
+
+def test_a_run_that_time_cut_short_is_measured_again_for_a_longer_time_only(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    cut = [
+        replace(
+            r,
+            validity=r.validity | {"short_window": True},
+            spec=r.spec | {"measurement.max_seconds": 30.0},
+        )
+        for r in measured(*plan.entries)
+    ]
+    assert missing(wanting(plan, max_seconds=30.0), settings, *cut).missing_blocks == {}
+    assert missing(wanting(plan, max_seconds=90.0), settings, *cut).missing_blocks

@@ -25,6 +25,7 @@ FREE = {
     "model.kept_patches",
     "model.parallel_branches",
     "measurement.blocks",
+    "measurement.max_seconds",
     "measurement.min_seconds",
     "measurement.prove",
     "measurement.timeout_min",

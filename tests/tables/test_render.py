@@ -147,6 +147,19 @@ def test_a_cell_that_has_not_run_yet_has_no_flag() -> None:
     assert "[1]" in text
 
 
+def test_a_row_of_one_look_says_what_it_showed_and_how_to_measure_in_full() -> None:
+    records = measured({"precision": ("fp32", "O1")})
+    for cell, speed in (("fp32", 1000), ("O2", 40)):
+        look = {"environment": {"look": True}, "precision": cell}
+        records.append(run(cell, "look", speed, minute=9, **look))  # type: ignore[arg-type]
+    text = printed(CellTable(compared(records), "slow"), 100)
+    (row,) = [line for line in text.splitlines() if line.startswith("O2")]
+    assert "0.040x" in row
+    assert "about 25x slower (one look, no interval)" in row
+    assert "`measurement.blocks=5` measures cells of one look in full" in text
+    assert "[1]" not in text
+
+
 def test_markup_in_a_reason_is_text() -> None:
     runs = table(run("base", status=Status.failed, reason="[bold]see[/bold] [/nothing]"))
     assert "[1] [bold]see[/bold] [/nothing]" in printed(CellTable(cells(runs, {}), "one"), 80)

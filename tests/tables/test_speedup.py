@@ -1,12 +1,14 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from pandas import DataFrame, Series
 from scipy import stats
 
 from tests.builders import run, table
 from vitsweep.results.record import Status
+from vitsweep.tables.cells import cells
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.stats import holm
 
@@ -203,3 +205,38 @@ def test_identical_cells_are_called_different_in_at_most_5_percent_of_sweeps():
     adjusted = compared.groupby(level=0)["p_value"].transform(holm)
     false_claims = adjusted.lt(0.05).groupby(level=0).any()
     assert false_claims.mean() <= 0.05 + 0.018  # two standard errors of 600 sweeps
+
+
+def look(cell: str, speed: float, block: str = "look"):
+    return run(cell, block, speed, environment={"look": True})
+
+
+def test_a_look_gives_a_ratio_without_interval_and_claim():
+    runs = [*blocks("base", 100, 100, 100), *blocks("fast", 200, 210, 190)]
+    found = speedup_over(
+        table(*runs, look("base", 50), look("fast", 90), look("slow", 2)), BASELINES
+    )
+    slow = one(found, "slow")
+    assert slow["speedup"] == pytest.approx(0.04)
+    assert math.isnan(slow["speedup_low"])
+    assert (slow["claim"], slow["num_blocks"]) == ("one look", 0)
+    assert slow["speedup_note"] == "about 25x slower (one look, no interval)"
+    pd.testing.assert_series_equal(
+        one(found, "fast"), one(speedup_over(table(*runs), BASELINES), "fast")
+    )
+
+
+def test_looks_alone_show_ratios_of_all_cells():
+    found = speedup_over(table(look("base", 100), look("fast", 150)), BASELINES)
+    assert one(found, "fast")["speedup"] == pytest.approx(1.5)
+    assert one(found, "fast")["speedup_note"] == "about 1.5x faster (one look, no interval)"
+    assert one(found, "base")["claim"] == "baseline"
+
+
+def test_a_look_enters_no_median_of_a_cell_with_full_blocks():
+    runs = table(*blocks("base", 100, 100, 100), look("base", 3), look("slow", 1))
+    found = cells(runs, {"base": "base", "slow": "base"})
+    assert one(found, "base")["images_per_second"] == 100
+    assert list(found["blocks"]) == [3, 0]
+    assert one(found, "slow")["status"] == Status.measured
+    assert one(found, "slow")["images_per_second"] == pytest.approx(100 / 3)

@@ -24,6 +24,8 @@ class Machine:
     wait_seconds: float = 0.0
     now: float = 0.0
     done: int = 0
+    captured: Any = None
+    skipped: list[bool] = field(default_factory=list)
     world: Any = field(default_factory=lambda: SimpleNamespace(device=torch.device("cpu")))
     cell: Any = field(default_factory=lambda: SimpleNamespace(runtime=choice("runtime", "plain")))
 
@@ -165,3 +167,50 @@ def test_python_may_collect_garbage_where_that_was_asked_for(
     assert enabled[0]
     assert not enabled[-1]
     assert set(enabled) == {True, False}
+
+
+def test_slow_steps_are_cut_short_but_two_are_timed_after_one_of_warm_up(monkeypatch) -> None:
+    found = timed(
+        monkeypatch, Machine([9.0]), max_seconds=5.0, warmup_min_seconds=3.0, min_seconds=4.0
+    )
+    assert (found.warmup_steps, len(found.times_ms)) == (1, 3)
+    assert found.cut_short
+    assert found.over_time
+
+
+def test_of_steps_that_are_far_too_slow_one_is_timed(monkeypatch) -> None:
+    found = timed(monkeypatch, Machine([30.0]), max_seconds=5.0)
+    assert (found.warmup_steps, len(found.times_ms)) == (1, 2)
+
+
+def test_warm_up_and_window_end_by_time(monkeypatch) -> None:
+    given = {"warmup_steps": 20, "measured_steps": 100, "max_seconds": 5.0}
+    found = timed(monkeypatch, Machine([0.5]), **given)
+    assert (found.warmup_steps, len(found.times_ms)) == (10, 20)
+    assert found.cut_short
+    assert not found.over_time
+    assert not timed(monkeypatch, Machine([0.01]), **given).cut_short
+
+
+def test_a_slow_first_step_does_not_cut_the_window_short(monkeypatch) -> None:
+    found = timed(monkeypatch, Machine([60.0, 0.5]), max_seconds=5.0, measured_steps=8)
+    assert len(found.times_ms) - found.warmup_steps == 8
+    assert not found.cut_short
+
+
+def test_a_window_that_is_cut_short_holds_two_updates(monkeypatch) -> None:
+    class Overflowing(Machine):
+        def step(self, stream: Any) -> torch.Tensor:
+            self.skipped.append(self.done < 4)
+            return super().step(stream)
+
+    found = timed(monkeypatch, machine := Overflowing([9.0]), max_seconds=5.0)
+    assert machine.skipped[found.warmup_steps :] == [False] * 2
+
+
+def test_what_a_technique_records_in_its_first_steps_stays_out_of_a_short_window(
+    monkeypatch,
+) -> None:
+    found = timed(monkeypatch, Machine([9.0], captured=object()), warmup_steps=4, max_seconds=5.0)
+    assert found.warmup_steps == 4
+    assert timed(monkeypatch, Machine([9.0]), prefetched=3, max_seconds=5.0).warmup_steps == 3

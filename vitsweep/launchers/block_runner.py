@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
@@ -131,7 +131,11 @@ class BlockRunner:
             progress.dropped(1)
             return
         progress.started(entry)
-        record = self._runner.attempt(self._request(block, position, entry), entry.spec)
+        request, spec = self._request(block, position, entry), entry.spec
+        if block.is_look:
+            request = replace(request, environment=request.environment | {"look": True})
+            spec = replace(spec, measurement=spec.measurement.of_look())
+        record = self._runner.attempt(request, spec)
         if record.status not in (Status.measured, *STOPPED_FROM_OUTSIDE):
             self.skipped.add(entry.cell_id)
         self.records.append(record)
@@ -143,7 +147,7 @@ class BlockRunner:
         A line of the cell's `attempts.jsonl` says that it ran; there is no record.
         """
         entry = warm_up_cell(block)
-        if entry is None or entry.cell_id in self.skipped:
+        if entry is None or entry.cell_id in self.skipped or block.is_look:
             return
         progress.warming_up(entry)
         self._runner.warm_up(self._request(block, 0, entry), entry.spec)

@@ -1,5 +1,6 @@
 """The launcher of this machine: one cell at a time, each run in fresh processes."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
     blocks_until_measured,
+    look_blocks,
     repeated_runs,
     runs_per_cell,
 )
@@ -174,15 +176,17 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
     print_notices(begin, plan, store, f"`vitsweep retry {store.name}` runs them again", console)
     if not begin.missing_blocks and not begin.not_measured and plan.runnable:
         console.print("Everything that was asked for is measured already.")
+    looks = list(look_blocks(plan, begin, settings))
     resumed = runner.resume(plan, begin.missing_blocks, size, console)
     order = BalancedOrder.after(earlier)
     rounds = blocks_until_measured(plan, state, runner.records, size, order)
     progress = Progress(console, cell_labels(plan), 0)
 
     def planned() -> Iterator[Block]:
-        for block in chain(resumed, rounds):
-            lacking = runs_per_cell(plan, state().missing_blocks, size)
-            progress.expects(max(lacking.total(), len(block.entries)))
+        for number, block in enumerate(chain(looks, resumed, rounds)):
+            runs = runs_per_cell(plan, state().missing_blocks, size)
+            runs += Counter(entry.cell_id for look in looks[number:] for entry in look.entries)
+            progress.expects(runs if runs.total() > len(block.entries) else len(block.entries))
             yield block
 
     stopped = runner.run(planned(), progress)

@@ -1,9 +1,10 @@
 """Progress of a command: a live table in a terminal, one line per run elsewhere."""
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from statistics import median
+from statistics import fmean, median
 
 from rich.console import Console
 from rich.live import Live
@@ -13,6 +14,7 @@ from vitsweep.console import can_be_redrawn, saying
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.formatting import number
+from vitsweep.tables.speedup import one_look
 
 WAITING, RUNNING = "waiting", "running"
 MAX_ROWS = 30
@@ -40,6 +42,9 @@ class Progress:
         self._done, self._total = 0, total_runs
         self._begin = time.monotonic()
         self._started: dict[str, float] = {}
+        self._left: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {}
+        self._looks: dict[str, float] = {}
         self._live: Live | None = None
 
     @contextmanager
@@ -73,10 +78,17 @@ class Progress:
         if resumed := record.environment.get("resumed"):
             label = self._labels[entry.cell_id]
             self.console.print(f"{label}: {resumed}", highlight=False, markup=False)
-        self.reported(entry, record.status, record.reason, record.metrics.get("images_per_second"))
+        is_look = bool(record.environment.get("look"))
+        speed = record.metrics.get("images_per_second")
+        self.reported(entry, record.status, record.reason, speed, is_look)
 
     def reported(
-        self, entry: PlannedCell, status: Status, reason: str, speed: float | None
+        self,
+        entry: PlannedCell,
+        status: Status,
+        reason: str,
+        speed: float | None,
+        is_look: bool = False,
     ) -> None:
         """Note how a run of this cell ended that another process measured.
 
@@ -85,21 +97,31 @@ class Progress:
             status: of the run.
             reason: why it was not measured.
             speed: images per second.
+            is_look: the run is a look: it counts for no median, and its ratio is shown at once.
         """
         self._done += 1
-        self._states[entry.cell_id] = str(status)
-        if status == Status.measured and speed:
-            self._speeds[entry.cell_id].append(speed)
+        cell_id, text = entry.cell_id, ""
+        self._left[cell_id] -= 1
+        self._seconds[cell_id] = time.monotonic() - self._started.pop(cell_id, time.monotonic())
+        if is_look and speed:
+            self._looks[cell_id] = speed
+            if (base := self._looks.get(entry.baseline_id or "")) and cell_id != entry.baseline_id:
+                text = one_look(speed / base)
+        elif status == Status.measured and speed:
+            self._speeds[cell_id].append(speed)
+        self._states[cell_id] = text or str(status)
         if self._live is None:
             outcome = f"{number(speed)} img/s" if speed else f"{status}: {reason}"
+            outcome = ", ".join(filter(None, (outcome, text)))
             self.console.print(
                 f"[{self._done}/{self._total}] {self._labels[entry.cell_id]}: {outcome}",
                 highlight=False, markup=False,
             )  # fmt: skip
 
-    def expects(self, runs: int) -> None:
-        """Set how many runs are still to come, as far as is known now."""
-        self._total = self._done + runs
+    def expects(self, runs: int | Mapping[str, int]) -> None:
+        """Set how many runs are still to come, of each cell or in all, as far as is known now."""
+        self._left = Counter(runs if isinstance(runs, Mapping) else {})
+        self._total = self._done + (runs if isinstance(runs, int) else self._left.total())
 
     def dropped(self, runs: int) -> None:
         """Take away runs that are not needed, because their cell cannot be measured."""
@@ -133,9 +155,18 @@ class Progress:
     def _title(self) -> str:
         left = ""
         if self._done:
-            per_run = (time.monotonic() - self._begin) / self._done
-            left = f", about {_duration(per_run * (self._total - self._done))} left"
+            left = f", about {_duration(self._seconds_left())} left"
         return f"{self._done} of {self._total} runs{left}"
+
+    def _seconds_left(self) -> float:
+        """Estimate the rest from the latest run of each cell; of one that has not run, from their mean."""
+        now, left = time.monotonic(), +self._left
+        if left.total() != self._total - self._done:
+            return (now - self._begin) / self._done * (self._total - self._done)
+        mean = fmean(self._seconds.values())
+        seconds = {cell: self._seconds.get(cell, mean) for cell in left}
+        running = (min(now - t, seconds.get(c, 0.0)) for c, t in list(self._started.items()))
+        return sum(n * seconds[cell] for cell, n in left.items()) - sum(running)
 
 
 def _duration(seconds: float) -> str:

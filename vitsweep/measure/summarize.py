@@ -129,11 +129,12 @@ class RankSamples:
         data_waits_ms: one per timed step, time in which the host waited for data.
         warmup_steps: timed steps before the window; the same on every rank.
         warmup_steps_added: how many of them because steps were still becoming faster.
+        cut_short: whether `max_seconds` left steps of the window out; the same on every rank.
         losses: mean loss over the rank's images, one per timed step.
         skipped: one per timed step, True where an overflow made the scaler skip the update.
         setup_seconds: from the start of the process to the first step.
         phases_ms: phase -> milliseconds, from instrumented steps.
-        collectives: (name, milliseconds) of the collectives of one step.
+        collectives: (name, milliseconds) of the collectives of one step; None where not profiled.
         device_state: clock, power and throttling in the timed window.
         sent: bytes sent in one step.
         compiled_graphs: how many torch.compile made for the timed steps; None where unknown.
@@ -149,11 +150,12 @@ class RankSamples:
     data_waits_ms: list[float]
     warmup_steps: int
     warmup_steps_added: int
+    cut_short: bool
     losses: list[float]
     skipped: list[bool]
     setup_seconds: float
     phases_ms: dict[str, float]
-    collectives: Collectives
+    collectives: Collectives | None
     device_state: DeviceState
     sent: SentBytes
     compiled_graphs: int | None
@@ -218,6 +220,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "drifting": window.drifting,
             "uneven_steps": window.uneven,
             "uneven_steps_cause": window.uneven_cause,
+            "short_window": ranks[0].cut_short,
             "steps_skipped": int(sum(ranks[0].skipped)),
             "steps_counted": window.steps,
             "warmup_steps_added": ranks[0].warmup_steps_added,
@@ -273,7 +276,10 @@ def _oversubscribed(cell: CellSpec, ranks: list[RankSamples]) -> bool:
 def _phases(ranks: list[RankSamples]) -> dict[str, float | None]:
     names = ranks[0].phases_ms
     phases = {f"{name}_ms": max(rank.phases_ms[name] for rank in ranks) for name in names}
-    transfer, wait = transfer_and_wait_ms([rank.collectives for rank in ranks])
+    known = [rank.collectives for rank in ranks if rank.collectives is not None]
+    if not known:
+        return phases | {"communication_ms": None, "communication_wait_ms": None}
+    transfer, wait = transfer_and_wait_ms(known)
     return phases | {"communication_ms": transfer, "communication_wait_ms": wait}
 
 

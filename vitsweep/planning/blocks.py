@@ -17,10 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.run_request import needs_warm_up
-from vitsweep.planning.pending import ResumeState
+from vitsweep.planning.pending import ResumeState, has_typed_blocks
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
+from vitsweep.spec.measurement import MIN_BLOCKS
 
 EXTRA_ROUNDS = 3
 """So many rounds more than planned make up for pairs that were lost to runs that were stopped."""
@@ -35,11 +37,13 @@ class Block:
         entries: in the order in which they run.
         first_position: position of the first of them in the block; above 0 where runs that were
             stopped from outside are repeated at the end of their block.
+        is_look: its runs are looks, see `look_blocks`.
     """
 
     name: str
     entries: tuple[PlannedCell, ...]
     first_position: int = 0
+    is_look: bool = False
 
 
 class BalancedOrder:
@@ -74,7 +78,7 @@ class BalancedOrder:
         """Return an order that takes into account where the cells stood in earlier blocks."""
         found: dict[str, list[RunRecord]] = {}
         for run in runs:
-            if run.status == Status.measured:
+            if run.status == Status.measured and not run.environment.get("look"):
                 found.setdefault(run.block, []).append(run)
         ordered = (sorted(block, key=lambda run: run.position) for block in found.values())
         return cls([run.cell_id for run in block] for block in ordered)
@@ -133,6 +137,38 @@ def blocks(
     order = order or BalancedOrder()
     for members in _members(plan, missing, cells_per_block):
         yield _block(plan, members, order)
+
+
+def look_blocks(plan: SweepPlan, state: ResumeState, settings: SweepSettings) -> Iterator[Block]:
+    """Yield the looks that a grid begins with, one by one: each cell once, as short as can be.
+
+    A look tells within seconds which cells are worth their blocks (see `pending.is_pruned`), and warms the
+    machine up. It enters no interval. The baseline comes first, so that each look ends with a ratio.
+
+    Args:
+        plan: the cells.
+        state: what is missing; a cell that has a look, or a block, needs none.
+        settings: of the sweep.
+    """
+    if settings.prune_slowdown is None or settings.limit.key or settings.search != "grid":
+        return
+    wanted = {c: 1 for c in state.missing_blocks if _needs_look(plan.entries[c], state)}
+    for members in _members(plan, wanted, settings.cells_per_block):
+        entries = sorted(_with_baselines(plan, members), key=lambda e: e.cell_id != e.baseline_id)
+        name = secrets.token_hex(5)
+        for position, entry in enumerate(entries):
+            yield Block(name, (entry,), position, is_look=True)
+
+
+def _needs_look(entry: PlannedCell, state: ResumeState) -> bool:
+    blocks = entry.spec.measurement.blocks
+    return (
+        entry.baseline_id not in (None, entry.cell_id, *state.not_measured)
+        and entry.cell_id not in state.looks
+        and state.missing_blocks[entry.cell_id] == blocks >= MIN_BLOCKS
+        and not entry.spec.task.epochs
+        and not has_typed_blocks(entry)
+    )
 
 
 def blocks_until_measured(

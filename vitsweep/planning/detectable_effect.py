@@ -125,7 +125,8 @@ def noise_of_other_sweep(store: Store, device: str | None) -> Noise:
     for path in latest[:MOST_SWEEPS] if device else ():
         other = Store(path.parent)
         try:
-            runs = [run for run in other.runs() if run.environment.get("device") == device]
+            facts = ((run, run.environment) for run in other.runs())
+            runs = [r for r, of in facts if of.get("device") == device and not of.get("look")]
             noise = noise_of(runs, other.baselines())
         except VitsweepError:  # of a later version
             continue

@@ -8,7 +8,9 @@ A cell of a command is, in this order,
    only on request (`sweep.retry`, `vitsweep retry`). A run that was killed or preempted says
    nothing about its cell and is repeated, and so is one that had less time than the command gives;
 3. `measured`: it has as many blocks as `measurement.blocks` asks for;
-4. `runnable`: it lacks some blocks.
+4. `one look`: its look showed it slower than its baseline by more than `sweep.prune_slowdown`, and nobody
+   typed a number of blocks;
+5. `runnable`: it lacks some blocks.
 
 What counts is pairs, not runs: a block counts for a cell if both the cell and its baseline were
 measured in it, because only then the block yields a ratio. A baseline that was killed in one block
@@ -49,12 +51,14 @@ class UsableRuns:
         other_code: cell id -> latest code, not the present one, by which the cell was measured, for
             cells that the present code has not measured.
         unproved: cells that were measured, but never with the proof that the command wants.
+        looks: measured looks of the code as it is now; they count for nothing else.
         latest: cell id -> its latest run, of the present code where there is one.
     """
 
     own: list[RunRecord] = field(default_factory=list)
     other_code: dict[str, CodeHash] = field(default_factory=dict)
     unproved: list[str] = field(default_factory=list)
+    looks: list[RunRecord] = field(default_factory=list)
     latest: dict[str, RunRecord] = field(default_factory=dict)
     _accepted: dict[str, dict[CodeHash, list[RunRecord]]] = field(default_factory=dict)
 
@@ -95,10 +99,15 @@ def usable_runs(
     earlier = [run for run in runs if run.cell_id in entries]
     for run in sorted(earlier, key=_began):
         entry, cell_id = entries[run.cell_id], run.cell_id
-        if not comparable(run, entry, torch_version) or _had_less_time(run, entry):
+        if not comparable(run, entry, torch_version):
             continue
         code = str(run.environment.get("code_hash", ""))
         is_own = are_own or code == entry.code.hash
+        if run.environment.get("look") and run.status == Status.measured:
+            found.looks += [run] if is_own else []
+            continue
+        if _had_less_time(run, entry):
+            continue
         if run.status == Status.measured and not is_own:
             found.other_code[cell_id] = code
         if not is_own and not accepts_any_code:
@@ -138,6 +147,8 @@ def _had_less_time(run: RunRecord, entry: PlannedCell) -> bool:
     wanted = entry.spec.measurement
     if run.status == Status.timed_out:
         return bool(run.spec.get("measurement.timeout_min", inf) < wanted.timeout_min)
+    if run.validity.get("short_window") and run.status == Status.measured:
+        return bool(run.spec.get("measurement.max_seconds", inf) < wanted.max_seconds)
     return run.status == Status.measured and any(
         run.spec.get(f"measurement.{name}", inf) < getattr(wanted, name)
         for name in ("min_seconds", "warmup_min_seconds")
@@ -161,6 +172,7 @@ class CellState(StrEnum):
     runnable = "runnable"
     invalid = "invalid"
     measured = "measured"
+    one_look = "one look"
     not_measured = "not measured"
 
 
@@ -172,6 +184,8 @@ class ResumeState:
         missing_blocks: cell id -> blocks that it lacks, at least 1. Baselines that the command does
             not name run in the blocks of the cells that need them and are not listed.
         not_measured: cell id -> its latest run, of cells that are not repeated.
+        looks: cell id -> how many times slower than its baseline the cell was in its latest look.
+        pruned: cells that stay at their look because they are so slow.
         used_again: baselines that run again beside cells that lack blocks.
         changed_code: cell id -> hash of the code that measured it; the code has changed since, so
             that the cell is measured anew.
@@ -182,6 +196,8 @@ class ResumeState:
 
     missing_blocks: dict[str, int]
     not_measured: dict[str, RunRecord]
+    looks: Mapping[str, float] = field(default_factory=dict)
+    pruned: frozenset[str] = frozenset()
     used_again: frozenset[str] = frozenset()
     changed_code: Mapping[str, str] = field(default_factory=dict)
     accepted_code: Mapping[str, str] = field(default_factory=dict)
@@ -197,7 +213,7 @@ class ResumeState:
             return CellState.runnable
         if entry.cell_id in self.used_again:
             return CellState.runnable
-        return CellState.measured
+        return CellState.one_look if entry.cell_id in self.pruned else CellState.measured
 
     def reasons(self, entry: PlannedCell) -> list[str]:
         """Return why a cell is not run; empty where it is, or where it is measured."""
@@ -237,6 +253,8 @@ def resume_state(
         awaited.setdefault(cell_id, {}).setdefault(block, None)
     own = _with_awaited(_measured_blocks([*before.own, *now.own]), awaited)
     not_measured = _ended(before, own, settings.retry) | _given_up(now.own)
+    looks = _slowdowns(plan, [*before.looks, *now.looks])
+    pruned: set[str] = set()
     missing: dict[str, int] = {}
     for entry in plan.runnable:
         if entry.cell_id in not_measured:
@@ -248,7 +266,9 @@ def resume_state(
             lacking = 0
         if entry.cell_id not in awaited and _lacks_trace(entry, [*before.own, *now.own]):
             lacking = max(lacking, 1)
-        if lacking > 0:
+        if lacking > 0 and is_pruned(entry, looks.get(entry.cell_id, 0.0), settings):
+            pruned.add(entry.cell_id)
+        elif lacking > 0:
             missing[entry.cell_id] = lacking
     beside = {plan.entries[cell_id].baseline_id for cell_id in missing} - missing.keys()
     again = missing.keys() | beside
@@ -256,10 +276,37 @@ def resume_state(
     return ResumeState(
         missing,
         not_measured,
+        looks,
+        frozenset(pruned),
         used_again=frozenset(cell_id for cell_id in beside if cell_id),
         changed_code={c: h for c, h in other.items() if c in again and c not in before.unproved},
         accepted_code={c: h for c, h in other.items() if c not in again and c not in not_measured},
         unproved=tuple(cell_id for cell_id in before.unproved if cell_id in again),
+    )
+
+
+def _slowdowns(plan: SweepPlan, looks: Sequence[RunRecord]) -> dict[str, float]:
+    """Return how many times slower than its baseline each cell was in the latest block of looks."""
+    speed = {(r.block, r.cell_id): r.metrics.get("images_per_second") or 0.0 for r in looks}
+    found = {}
+    for (block, cell_id), own in speed.items():
+        baseline = plan.entries[cell_id].baseline_id
+        beside = speed.get((block, baseline or ""), 0.0)
+        if own and beside and baseline != cell_id:
+            found[cell_id] = beside / own
+    return found
+
+
+def is_pruned(entry: PlannedCell, slowdown: float, settings: SweepSettings) -> bool:
+    """Return whether a cell stays at its look, which showed it so many times slower than its baseline."""
+    most = settings.prune_slowdown if settings.search == "grid" else None
+    return most is not None and slowdown > most and not has_typed_blocks(entry)
+
+
+def has_typed_blocks(entry: PlannedCell) -> bool:
+    """Return whether the number of blocks was typed for a cell: it is measured in full then."""
+    return any(
+        text.lstrip("+").startswith("measurement.blocks=") for text in entry.composed.overrides
     )
 
 

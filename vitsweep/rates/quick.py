@@ -12,6 +12,8 @@ from vitsweep.world import World, allow_tf32
 MIN_SECONDS = {"cpu": 0.2, "cuda": 1.0}
 """Device type -> least duration behind each figure: clocks of a GPU settle within a second."""
 MATMUL_SIDE = {"cpu": 1024, "cuda": 8192}
+LONGEST_MATMUL_SECONDS = 1.0
+"""Where one product would take longer, one of a quarter of the side is timed."""
 COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 """Larger than any cache, so that memory is what is measured."""
 ALL_REDUCE_BYTES = 25 * 2**20
@@ -46,9 +48,17 @@ def calibrate(world: World) -> dict[str, float]:
 
 def _matmul_tflops(dtype: torch.dtype, world: World) -> float:
     side = MATMUL_SIDE[world.device.type]
+    small = _matmul(side // 4, dtype, world)
+    _timed(small, 1, world)
+    if 4**3 * _timed(small, 1, world) > LONGEST_MATMUL_SECONDS:  # a format that the CPU emulates
+        return 2 * (side // 4) ** 3 / seconds_per_call(small, world) / 1e12
+    return 2 * side**3 / seconds_per_call(_matmul(side, dtype, world), world) / 1e12
+
+
+def _matmul(side: int, dtype: torch.dtype, world: World) -> Callable[[], object]:
     a, b = (torch.randn(side, side, device=world.device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
-    return 2 * side**3 / seconds_per_call(lambda: torch.mm(a, b, out=out), world) / 1e12
+    return lambda: torch.mm(a, b, out=out)
 
 
 def _copy_gb_per_s(world: World) -> float:

@@ -7,6 +7,8 @@ from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.names import MANY, cell_names, named, varying, with_changes
 from vitsweep.tables.reasons import counts
+from vitsweep.tables.speedup import one_look
+from vitsweep.tables.stats import Claim
 from vitsweep.tables.valid_runs import SEPARATOR, checked_cells, row_keys
 
 UNKNOWN = Series({"images_per_second": float("nan")})
@@ -103,6 +105,8 @@ def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where:
             f"{name} {_rank(best)}: {formatting.times(best['speedup'])} against {against}, {rates}; "
             "they ran in different jobs, so nothing is claimed."
         )
+    if best["claim"] == Claim.one_look:
+        return f"{name} {_rank(best)} against {against}: {one_look(best['speedup'])}, {rates}."
     sentences = {
         "faster": f"{name} is fastest: {size} against {against}, {rates}"
         f"{_rivals(group, best)}{selected}.",

@@ -238,6 +238,9 @@ _FLAGS = (
     Flag("uneven_steps", "a few slow steps made up much of the time",
          "A few slow steps made up much of the time of some runs (`uneven_steps`; cause in "
          "`uneven_steps_cause`): where it is `data`, more `data.num_workers` help.", 0.5),
+    Flag("short_window", "time cut the window short",
+         "Some windows hold fewer steps than asked for, and no phases, because they end by time "
+         "(`short_window`): after `measurement.max_seconds`, those of looks after a second."),
 )  # fmt: skip
 
 FLAGS: dict[str, Flag] = {flag.column: flag for flag in _FLAGS}
@@ -317,7 +320,7 @@ _COLUMNS = (
         "environment",
         "torch cuda nccl driver cpu cpu_half_precision python host host_cores host_allocator "
         "cores_allowed huge_pages node nodes_used slurm_job_id peak_source compute_dtype flops_source "
-        "started_at run_seconds queued_s resumed schedule_epochs",
+        "started_at run_seconds queued_s resumed schedule_epochs look",
     ),
     *_columns("table", "cell name is_baseline log_ratio"),
     *_columns("table", "replicates", heading="replicates"),

@@ -1,6 +1,6 @@
 """How a cell is measured: warm-up, steps, blocks, proof."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -18,7 +18,10 @@ MOST_BLOCKS = 10_000
 MINUTES_PER_YEAR = 525_600
 AUTO_WARMUP_SECONDS = {"cpu": 0.2, "cuda": 3.0}
 AUTO_SECONDS = {"cpu": 0.5, "cuda": 5.0}
+AUTO_MAX_SECONDS = {"cpu": 30.0, "cuda": 60.0}
 """Device type -> seconds where a choice says `auto`. Clocks and loaders of a GPU settle in seconds."""
+LOOK_SECONDS = 1.0
+"""`max_seconds` of a look."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,8 @@ class Measurement:
         warmup_min_seconds: least duration of the warm-up; clocks of a GPU settle in seconds.
         measured_steps: least number of steps in the timed window.
         min_seconds: least duration of the timed window; steps are added until both hold.
+        max_seconds: most seconds in the timed window, and in the warm-up; steps beyond
+            it are left out, but for one step of the warm-up and two of the window.
         phase_steps: instrumented steps after the timed ones, for the split into phases.
         blocks: runs of every cell, each in another block; the error bar comes from their spread.
         prove: `twin` trains a nano copy with the same techniques first and compares it with plain
@@ -44,11 +49,19 @@ class Measurement:
     warmup_min_seconds: Annotated[float, Ge(0)] = field(metadata=NOT_IDENTITY)
     measured_steps: Annotated[int, Ge(1)]
     min_seconds: Annotated[float, Ge(0)] = field(metadata=NOT_IDENTITY)
+    max_seconds: Annotated[float, Gt(0)] = field(metadata=NOT_IDENTITY)
     phase_steps: Annotated[int, Ge(0)]
     blocks: Annotated[int, Ge(1), Le(MOST_BLOCKS)] = field(metadata=NOT_IDENTITY)
     prove: Literal["twin", "none"] = field(metadata=NOT_IDENTITY)
     trace: bool = field(metadata=NOT_IDENTITY)
     timeout_min: Annotated[float, Gt(0), Le(MINUTES_PER_YEAR)] = field(metadata=NOT_IDENTITY)
+
+    def of_look(self) -> "Measurement":
+        """Return it for a look: one run as short as can be, to tell whether a cell is worth its blocks."""
+        longest = min(self.max_seconds, LOOK_SECONDS)
+        return replace(
+            self, warmup_min_seconds=0.0, min_seconds=0.0, max_seconds=longest, trace=False
+        )
 
     @property
     def of_command(self) -> dict[str, Any]:

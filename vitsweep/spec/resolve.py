@@ -8,7 +8,7 @@ from typing import Any, get_args
 from vitsweep.errors import BadValueError
 from vitsweep.spec.data import Data
 from vitsweep.spec.from_yaml import part_from_tree, target_class
-from vitsweep.spec.measurement import AUTO_SECONDS, AUTO_WARMUP_SECONDS
+from vitsweep.spec.measurement import AUTO_MAX_SECONDS, AUTO_SECONDS, AUTO_WARMUP_SECONDS
 from vitsweep.spec.resources import AXES, LARGEST_WORLD, Device, Machine
 
 Tree = dict[str, Any]
@@ -51,6 +51,7 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
     device = resolved["resources"]["device"]
     _fill(resolved, "measurement", "warmup_min_seconds", lambda: AUTO_WARMUP_SECONDS.get(device))
     _fill(resolved, "measurement", "min_seconds", lambda: AUTO_SECONDS.get(device))
+    _fill(resolved, "measurement", "max_seconds", lambda: AUTO_MAX_SECONDS.get(device))
     resolved["mesh"] = _resolve_mesh(resolved)
     _fill(resolved, "sequence_parallel", "segments", lambda: resolved["mesh"]["sequence"])
     return resolved

@@ -39,6 +39,7 @@ from vitsweep.tables.formatting import (
 from vitsweep.tables.names import MANY, ORDER, cell_names, name_parts, varying
 from vitsweep.tables.notes import half_precision_note
 from vitsweep.tables.reasons import lines_of
+from vitsweep.tables.stats import Claim
 from vitsweep.tables.valid_runs import checked_cells
 
 BEST = 20
@@ -99,7 +100,7 @@ def _replicates(table: DataFrame) -> list[str]:
 
 
 def _claims(table: DataFrame) -> list[str]:
-    rows = zip(table["claim"], table["speedup_note"], strict=True)
+    rows = zip(table["claim"].replace(Claim.one_look, ""), table["speedup_note"], strict=True)
     return [next((str(v) for v in row if not missing(v)), "") for row in rows]
 
 
@@ -335,11 +336,15 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
     marks = []
     for place, row in enumerate(shown.to_dict("records")):
         own = [c for c, is_set in set_.items() if c not in everywhere and is_set.iloc[place]]
-        texts = [*filter(None, (_one_line(row[c]) for c in ("reason", "speedup_note")))]
+        told = ("reason",) if row["claim"] == Claim.one_look else ("reason", "speedup_note")
+        texts = [*filter(None, (_one_line(row[c]) for c in told))]
         found = [numbers.setdefault(t, len(numbers) + 1) for t in [*texts, *map(_explanation, own)]]
         marks.append("".join(f" [{number}]" for number in found))
     notes = [f"[{number}] {text}" for text, number in numbers.items()]
-    return marks, notes + [f"Note: {_explanation(flag)}" for flag in everywhere]
+    notes += [f"Note: {_explanation(flag)}" for flag in everywhere]
+    if (shown["claim"] == Claim.one_look).any():
+        notes.append("Note: `measurement.blocks=5` measures cells of one look in full.")
+    return marks, notes
 
 
 def _explanation(flag: str) -> str:
@@ -362,7 +367,8 @@ def _numbers(shown: DataFrame, marks: Sequence[str]) -> DataFrame:
 
 
 def _results(shown: DataFrame) -> list[str]:
-    rows = zip(shown["status"], shown["claim"], strict=True)
+    claims = shown["claim"].mask(shown["claim"] == Claim.one_look, shown["speedup_note"])
+    rows = zip(shown["status"], claims, strict=True)
     return [
         str(claim) if status == Status.measured and not missing(claim) else status_words(status)
         for status, claim in rows

@@ -18,6 +18,7 @@ from vitsweep.tables.valid_runs import (
     counted,
     final_status,
     is_earlier,
+    is_look,
     separated,
 )
 
@@ -91,10 +92,12 @@ def compare_rows(
     return (
         table.merge(estimate(ratios), on="cell_id", how="left")
         .pipe(_with_unpaired, good, baselines)
-        .pipe(_baseline_is_one, set(per_block["cell_id"]))
+        .pipe(_with_looks, runs, baselines)
+        .pipe(_baseline_is_one, set(runs.loc[runs["status"] == Status.measured, "cell_id"]))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
         .pipe(_with_family, ratios, original, families)
         .assign(claim=claims, speedup_note=lambda t: _notes(t, runs, original))
+        .drop(columns="_look")
     )
 
 
@@ -164,6 +167,18 @@ def _with_unpaired(
     return table.assign(speedup=table["speedup"].fillna(table["cell_id"].map(bare)))
 
 
+def _with_looks(
+    table: DataFrame, runs: DataFrame, baselines: Mapping[str, str | None]
+) -> DataFrame:
+    """Add the ratio of the looks of cells that have no other, and `_look`: whether that is all."""
+    status = runs["cell_id"].map(final_status(runs).set_index("cell_id")["status"])
+    looks = runs[is_look(runs) & (runs["status"] == Status.measured) & (status == Status.measured)]
+    ratios = log_ratios(log_throughput_per_block(looks), baselines)
+    latest = np.exp(ratios.groupby("cell_id")["log_ratio"].last())
+    found = table["cell_id"].map(latest).where(table["speedup"].isna())
+    return table.assign(speedup=table["speedup"].fillna(found), _look=found.notna())
+
+
 def _baseline_is_one(table: DataFrame, measured: set[str]) -> DataFrame:
     is_baseline = table["cell_id"] == table["baseline_cell_id"]
     speedup = table["speedup"].mask(is_baseline & table["cell_id"].isin(measured), 1.0)
@@ -206,7 +221,9 @@ def _notes(table: DataFrame, runs: DataFrame, original: Mapping[str, str]) -> Se
     status = final_status(runs).set_index("cell_id")["status"].map(str).to_dict()
     devices = _devices(runs)
 
-    def note(cell: str, baseline: str, speedup: float) -> str:
+    def note(cell: str, baseline: str, speedup: float, look: bool) -> str:
+        if look:
+            return one_look(speedup)
         if status.get(cell) != Status.measured:
             return ""
         name = original.get(baseline, baseline).partition(SEPARATOR)[0]
@@ -220,10 +237,16 @@ def _notes(table: DataFrame, runs: DataFrame, original: Mapping[str, str]) -> Se
             return f"no speedup: its baseline {name} is {other.replace('_', ' ')}"
         return f"no speedup: it never shared a block with its baseline {name}"
 
-    columns = (without_pairs[c] for c in ("cell_id", "baseline_cell_id", "speedup"))
+    columns = (without_pairs[c] for c in ("cell_id", "baseline_cell_id", "speedup", "_look"))
     notes = [note(*row) for row in zip(*columns, strict=True)]
     found = Series(notes, without_pairs.index, dtype=object).reindex(table.index, fill_value="")
     return found.mask(earlier, OTHER_CODE)
+
+
+def one_look(speedup: float) -> str:
+    """Say what a look shows: `about 35x slower (one look, no interval)`."""
+    times, which = (1 / speedup, "slower") if speedup < 1 else (speedup, "faster")
+    return f"about {times:.2g}x {which} ({Claim.one_look}, no interval)"
 
 
 def _devices(runs: DataFrame) -> dict[str, set[str]]:

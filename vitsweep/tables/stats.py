@@ -29,6 +29,7 @@ class Claim(StrEnum):
     no_difference_shown = "no difference shown"
     too_few_blocks = "too few blocks"
     unpaired = "unpaired"
+    one_look = "one look"
     baseline = "baseline"
     nothing = ""
 
@@ -47,6 +48,7 @@ def claims(table: DataFrame) -> Series:
     rules = {
         Claim.baseline: table["cell_id"] == table["baseline_cell_id"],
         Claim.nothing: table["speedup"].isna(),
+        Claim.one_look: table.get("_look", False),
         Claim.unpaired: table["num_blocks"] == 0,
         Claim.too_few_blocks: table["num_blocks"] < MIN_BLOCKS,
         Claim.faster: sure & up,

@@ -42,19 +42,26 @@ def final_status(runs: DataFrame) -> DataFrame:
 
 
 def counted(runs: DataFrame) -> DataFrame:
-    """Return the runs whose numbers count: measured, of cells whose status is `measured`.
+    """Return the runs whose numbers count: measured in full, of cells whose status is `measured`.
 
     Where a cell was measured on several kinds of device, only the latest one counts: a median over
     two machines describes neither.
     """
     status = final_status(runs).set_index("cell_id")["status"]
     ended_well = runs["cell_id"].map(status) == Status.measured
-    good = runs[ended_well & (runs["status"] == Status.measured)]
+    good = runs[ended_well & (runs["status"] == Status.measured) & ~is_look(runs)]
     if "device" not in good:
         return good
     latest = in_order(good).groupby("cell_id", observed=True)["device"].last()
     elsewhere = good["device"].notna() & (good["device"] != good["cell_id"].map(latest))
     return good[~elsewhere]
+
+
+def is_look(runs: DataFrame) -> Series:
+    """Return which runs are looks: one short run of a cell, to tell whether it is worth its blocks."""
+    if "look" not in runs:
+        return Series(False, runs.index)
+    return runs["look"].eq(True).fillna(False).astype(bool)
 
 
 # Runs of different code: only those of a cell's newest code count, and codes are never mixed.

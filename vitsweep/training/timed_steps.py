@@ -26,6 +26,10 @@ FEWEST_STEPS = 9
 """With fewer steps of warm-up its thirds say nothing: a stall would decide."""
 EXTENSIONS = 4
 """So often at most the warm-up is extended, each time by a third."""
+LEAST_STEPS = 2
+"""Of a window that `max_seconds` cuts short; its warm-up has one at least."""
+FAR_TOO_SLOW = 5
+"""Where a step lasts this many times `max_seconds`, the window has one."""
 ATTEMPTS = 4
 """Windows at most: steps may become faster and faster while a machine or a cache warms up."""
 
@@ -40,6 +44,8 @@ class TimedSteps:
         losses: by step, mean loss of the rank's images, still on the device.
         warmup_steps: steps before the timed window; the same on every rank.
         warmup_steps_added: how many of them because steps were still becoming faster.
+        cut_short: whether `max_seconds` left steps of the window out; the same on every rank.
+        over_time: whether even one step lasts longer; the same on every rank.
         window_start: time of `time.perf_counter` at which the window began, in seconds.
     """
 
@@ -48,6 +54,8 @@ class TimedSteps:
     losses: list[Tensor] = field(default_factory=list)
     warmup_steps: int = 0
     warmup_steps_added: int = 0
+    cut_short: bool = False
+    over_time: bool = False
     window_start: float = 0.0
 
 
@@ -66,6 +74,9 @@ def timed_steps(
     prefetched_steps: int = 0,
 ) -> TimedSteps:
     """Warm up, then train through a window of `measured_steps` steps and `min_seconds` seconds.
+
+    Neither lasts longer than `max_seconds`, as far as the steps before show, unless
+    one step of the warm-up, or two of the window do (one, where a step is far too slow).
 
     Warm-up takes `warmup_steps` steps and `warmup_min_seconds`, and at least as many steps as the
     loader holds ready: the window begins when batches come as fast as the loader makes them. It goes on
@@ -91,25 +102,47 @@ def _timed_steps(
     trainer: Trainer, stream: Iterator[MicroBatch], measurement: Measurement, prefetched_steps: int
 ) -> TimedSteps:
     samples = TimedSteps()
-    _take(max(measurement.warmup_steps, prefetched_steps), trainer, stream, samples)
-    missing = measurement.warmup_min_seconds - _slowest_seconds(samples.times_ms, trainer)
+    longest = measurement.max_seconds
+    # what a technique records or prefetches in its first steps is warm-up however long that takes
+    steps = measurement.warmup_steps if trainer.captured else 1
+    steps = max(min(steps, measurement.warmup_steps), prefetched_steps)
+    _take(steps, trainer, stream, samples)
+    taken = _slowest_seconds(samples.times_ms, trainer)
+    if (rest := measurement.warmup_steps - steps) > 0:
+        _take(min(rest, _most_steps(longest - taken, samples, trainer)), trainer, stream, samples)
+        taken = _slowest_seconds(samples.times_ms, trainer)
+    missing = min(measurement.warmup_min_seconds, longest) - taken
     if measurement.warmup_min_seconds and missing > 0:
         _take(_steps_in(missing, samples, trainer), trainer, stream, samples)
-    if measurement.warmup_min_seconds:
+    if measurement.warmup_min_seconds and taken < longest:
         _extend_warmup(trainer, stream, samples)
     for _ in range(ATTEMPTS):
         samples.warmup_steps = len(samples.times_ms)
         steps = measurement.measured_steps
         if measurement.min_seconds:
             steps = max(steps, _steps_in(MARGIN * measurement.min_seconds, samples, trainer))
+        most = _steps_of_window(longest, samples, trainer) if samples.times_ms else steps
+        samples.cut_short = steps > most
         samples.window_start = time.perf_counter()
-        _take(steps, trainer, stream, samples)
-        window = samples.times_ms[samples.warmup_steps :]
-        if not measurement.min_seconds or (
-            _slowest_seconds(window, trainer) >= measurement.min_seconds
-        ):
+        _take(min(steps, most), trainer, stream, samples)
+        if _is_long_enough(samples, measurement, trainer):
             break
     return samples
+
+
+def _is_long_enough(samples: TimedSteps, measurement: Measurement, trainer: Trainer) -> bool:
+    """Whether a window is as long as it should be, or as `max_seconds` lets it be; all ranks agree."""
+    window = samples.times_ms[samples.warmup_steps :]
+    wanted, seconds = measurement.min_seconds, _slowest_seconds(window, trainer)
+    samples.over_time = samples.cut_short and seconds > len(window) * measurement.max_seconds
+    if (
+        samples.cut_short
+    ):  # perhaps by steps that are slow only at first, or whose update is skipped
+        wanted = measurement.max_seconds / 2
+        skipped = sum(bool(flag) for flag in trainer.skipped[samples.warmup_steps :])
+        if len(window) - skipped < min(LEAST_STEPS, len(window)):
+            return False
+    return seconds >= wanted
 
 
 def _extend_warmup(trainer: Trainer, stream: Iterator[MicroBatch], samples: TimedSteps) -> None:
@@ -147,12 +180,27 @@ def _steps_in(seconds: float, samples: TimedSteps, trainer: Trainer) -> int:
     All ranks get the same number. Without a step so far it is 1.
     """
     times = samples.times_ms
-    latter = times[len(times) // 2 :]
-    if not latter:
+    if not times:
         return 1
-    seconds_per_step = _slowest_seconds(latter, trainer) / len(latter)
-    needed = math.ceil(seconds / max(seconds_per_step, 1e-9))
+    needed = math.ceil(seconds / _seconds_per_step(samples, trainer))
     return min(max(1, needed), GROWTH * len(times))
+
+
+def _most_steps(seconds: float, samples: TimedSteps, trainer: Trainer) -> int:
+    """Return how many whole steps fit into `seconds`; all ranks get the same number."""
+    return int(max(seconds, 0.0) / _seconds_per_step(samples, trainer))
+
+
+def _steps_of_window(seconds: float, samples: TimedSteps, trainer: Trainer) -> int:
+    """Return how many steps a window of `seconds` may have; all ranks get the same number."""
+    is_far_too_slow = _seconds_per_step(samples, trainer) > FAR_TOO_SLOW * seconds
+    return max(1 if is_far_too_slow else LEAST_STEPS, _most_steps(seconds, samples, trainer))
+
+
+def _seconds_per_step(samples: TimedSteps, trainer: Trainer) -> float:
+    """Return the mean of the latter half of the steps so far on the slowest rank."""
+    latter = samples.times_ms[len(samples.times_ms) // 2 :]
+    return max(_slowest_seconds(latter, trainer) / len(latter), 1e-9)
 
 
 def _slowest_seconds(times_ms: list[float], trainer: Trainer) -> float:
