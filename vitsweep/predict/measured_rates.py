@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -158,41 +158,40 @@ class CalibratedRates(Rates):
         ranks = self._setup.collectives[0]["ranks"]
         return {name: (Curve(curve, slope_ends=True), ranks) for name, curve in points.items()}
 
+    def _rows(self, *key: str, kinds: Sequence[str]) -> Iterable[tuple[Any, list[dict[str, Any]]]]:
+        """Measured operators of some kinds, those of equal values of `key` together."""
+        rows: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+        for row in self._setup.operators:
+            if row["kind"] in kinds:
+                rows[tuple(row[part] for part in key)].append(row)
+        return rows.items()
+
     @cached_property
     def _products(self) -> dict[tuple[str, bool], Neighbours]:
         """(dtype, whether the inner dimension is that of tokens) -> FLOPs per microsecond by (m, n, k)."""
-        rows: dict[tuple[str, bool], list[dict[str, Any]]] = defaultdict(list)
-        for row in self._setup.operators:
-            if row["kind"] == "matmul":
-                rows[row["dtype"], row["backward"]].append(row)
         return {
             key: Neighbours(
                 [row["shape"][1:] for row in group],
                 [2 * math.prod(row["shape"]) / row["us"] for row in group],
             )
-            for key, group in rows.items()
+            for key, group in self._rows("dtype", "backward", kinds=("matmul",))
         }
 
     def _flops_per_us(self, operator: OperatorTotal, dtype: str) -> float:
         batch, m, n, k = operator.shape
         by_weight = operator.phase == "backward" and k >= max(m, n)
         known = self._products.get((dtype, by_weight)) or self._products["float32", by_weight]
-        rate = known((m * batch if not by_weight else m, n, k))
-        return rate
+        return known((m * batch if not by_weight else m, n, k))
 
     @cached_property
     def _attentions(self) -> dict[tuple[str, bool], Neighbours]:
-        rows: dict[tuple[str, bool], list[dict[str, Any]]] = defaultdict(list)
-        for row in self._setup.operators:
-            if row["kind"] == "attention":
-                rows[row["dtype"], row["backward"]].append(row)
         return {
             key: Neighbours(
                 [_attention_position(row["shape"]) for row in group],
                 [_attention_flops(row["shape"], key[1]) / row["us"] for row in group],
                 nearest=3,
             )
-            for key, group in rows.items()
+            for key, group in self._rows("dtype", "backward", kinds=("attention",))
         }
 
     def _attention_flops_per_us(self, operator: OperatorTotal, dtype: str) -> float:
@@ -203,16 +202,12 @@ class CalibratedRates(Rates):
     @cached_property
     def _curves(self) -> dict[tuple[str, str], tuple[Curve, Curve]]:
         """(name, dtype) -> microseconds by elements, and bytes of a call by elements."""
-        rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-        for row in self._setup.operators:
-            if row["kind"] in ("memory", "optimizer"):
-                rows[row["name"], row["dtype"]].append(row)
         return {
             key: (
                 Curve({r["shape"][0]: r["us"] for r in group}, slope_ends=True),
                 Curve({r["bytes_moved"]: r["us"] for r in group}, slope_ends=True),
             )
-            for key, group in rows.items()
+            for key, group in self._rows("name", "dtype", kinds=("memory", "optimizer"))
         }
 
     def _elementwise_us(self, operator: OperatorTotal, dtype: str, bytes_per_call: float) -> float:

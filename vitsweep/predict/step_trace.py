@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 Phase = Literal["forward", "backward", "optimizer"]
 OperatorKind = Literal["matmul", "convolution", "attention", "memory", "optimizer"]
@@ -160,15 +163,11 @@ class StepTrace:
         """Read what `to_json` returned.
 
         Raises:
-            TypeError, KeyError: fields are missing or unknown.
+            ValueError: a field is missing or has a wrong value.
         """
-        operators = [OperatorTotal(**o | {"shape": tuple(o["shape"])}) for o in tree["operators"]]
-        return cls(
-            **tree
-            | {
-                "operators": tuple(operators),
-                "collectives": tuple(CollectiveTotal(**c) for c in tree["collectives"]),
-                "memory": MemoryParts(**tree["memory"]),
-                "notes": tuple(tree["notes"]),
-            }
-        )
+        return _adapter().validate_python(tree)
+
+
+@cache
+def _adapter() -> TypeAdapter[StepTrace]:
+    return TypeAdapter(StepTrace)

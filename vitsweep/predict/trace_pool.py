@@ -147,11 +147,9 @@ def _trace_missing(
             futures = {pool.submit(_trace, cell): key for key, cell in missing.items()}
         processes = dict(pool._processes or {})  # private: there is no other way to end them
         for done, (key, result) in enumerate(_results(futures, seconds), start=1):
-            if isinstance(result, str):
-                found[key] = result
-            else:
-                found[key] = trace = StepTrace.from_json(result)
-                cache.put(key, trace)
+            found[key] = result
+            if isinstance(result, StepTrace):
+                cache.put(key, result)
             progress(done, len(missing))
     except TimeoutError:
         pass
@@ -184,14 +182,12 @@ def _prepare() -> None:
     logging.disable(logging.WARNING)
 
 
-def _trace(cell: CellSpec) -> dict[str, Any] | str:
-    """Trace a cell in a process of the pool; return the trace as JSON, or the reason why not."""
+def _trace(cell: CellSpec) -> StepTrace | str:
+    """Trace a cell in a process of the pool; return the trace, or the reason why there is none."""
     from vitsweep.predict.trace import trace_cell
 
     try:
-        return trace_cell(cell).to_json()
-    except (
-        Exception
-    ) as error:  # whatever the model or a technique raises: the cell has no prediction
+        return trace_cell(cell)
+    except Exception as error:  # whatever the model raises: the cell has no prediction
         text = str(error).strip().split("\n")[0][:200]
         return f"it cannot be traced without its device ({type(error).__name__}: {text})"
