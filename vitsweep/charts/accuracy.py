@@ -157,7 +157,6 @@ def _front(axes: Axes, table: DataFrame, column: str) -> None:
 
 
 CHART = Chart(
-    "accuracy",
     "Accuracy beside speed",
     table_of,
     draw,

@@ -19,18 +19,21 @@ class Chart:
     """One chart of the report; a file of this folder names its own `CHART`.
 
     Attributes:
-        name: file name.
         title: heading.
         table: tables of a sweep -> the table that is drawn; empty where there is nothing to draw.
         draw: table -> figure.
         reading: how to read it, the first sentences of the caption; may depend on the table.
     """
 
-    name: str
     title: str
     table: Callable[[SweepTables], DataFrame]
     draw: Callable[[DataFrame], Figure]
     reading: str | Callable[[DataFrame], str]
+
+    @property
+    def name(self) -> str:
+        """Name of the file that defines it, and of its pictures."""
+        return self.table.__module__.rpartition(".")[2]
 
 
 def mixed(cells: DataFrame) -> bool:

@@ -61,6 +61,4 @@ def _names(table: DataFrame, shown: DataFrame) -> list[str]:
     ]
 
 
-CHART = Chart(
-    "communication", "Communication", table_of, draw, "Counted at the collectives, mean of ranks."
-)
+CHART = Chart("Communication", table_of, draw, "Counted at the collectives, mean of ranks.")

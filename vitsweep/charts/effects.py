@@ -78,7 +78,6 @@ def _text(average: float, given: DataFrame) -> str:
 
 
 CHART = Chart(
-    "effects",
     "Techniques on average over the other choices",
     table_of,
     draw,

@@ -45,7 +45,6 @@ def draw(hours: DataFrame) -> Figure:
 
 
 CHART = Chart(
-    "epoch_hours",
     "Hours per ImageNet-1k epoch",
     table_of,
     draw,

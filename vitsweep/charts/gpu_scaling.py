@@ -56,7 +56,6 @@ def draw(curves: DataFrame) -> Figure:
 
 
 CHART = Chart(
-    "gpu_scaling",
     "Speedup by number of ranks",
     table_of,
     draw,

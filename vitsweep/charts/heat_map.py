@@ -90,7 +90,6 @@ def _text(row: Series | None) -> str:
 
 
 CHART = Chart(
-    "heat_map",
     "Speedup over two techniques",
     table_of,
     lambda cells: draw(cells, *two_groups(cells)),

@@ -47,7 +47,6 @@ def draw(table: DataFrame) -> Figure:
 
 
 CHART = Chart(
-    "limits",
     "How far each goes",
     table_of,
     draw,

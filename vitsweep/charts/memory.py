@@ -44,4 +44,4 @@ def draw(cells: DataFrame) -> Figure:
     return figure
 
 
-CHART = Chart("memory", "Peak memory", table_of, draw, "The worst rank's peak.")
+CHART = Chart("Peak memory", table_of, draw, "The worst rank's peak.")

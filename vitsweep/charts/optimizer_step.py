@@ -87,10 +87,4 @@ def draw(table: DataFrame) -> Figure:
     return figure
 
 
-CHART = Chart(
-    "optimizer_step",
-    "The optimizer step",
-    table_of,
-    draw,
-    "Cells that change nothing but the optimizer.",
-)
+CHART = Chart("The optimizer step", table_of, draw, "Cells that change nothing but the optimizer.")

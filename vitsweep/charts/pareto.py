@@ -75,7 +75,6 @@ def _sureness(row: Series) -> str:
 
 
 CHART = Chart(
-    "pareto",
     "Throughput, memory, accuracy",
     table_of,
     draw,

@@ -99,7 +99,6 @@ def draw(table: DataFrame) -> Figure:
 
 
 CHART = Chart(
-    "per_chip",
     "Throughput per chip",
     table_of,
     draw,

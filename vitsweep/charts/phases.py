@@ -62,7 +62,6 @@ def draw(cells: DataFrame) -> Figure:
 
 
 CHART = Chart(
-    "phases",
     "Where the step's time goes",
     table_of,
     draw,

@@ -77,7 +77,6 @@ def _last_part(text: str) -> str:
 
 
 CHART = Chart(
-    "race",
     "Who was in the race when",
     table_of,
     draw,

@@ -100,4 +100,4 @@ def _roofs(axes: Axes, points: DataFrame) -> None:
     axes.set_xlim(left, right)
 
 
-CHART = Chart("roofline", "Rate and arithmetic intensity of each phase", table_of, draw, reading)
+CHART = Chart("Rate and arithmetic intensity of each phase", table_of, draw, reading)

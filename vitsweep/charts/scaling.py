@@ -148,7 +148,6 @@ def _ideal(left: Axes, right: Axes, points: DataFrame, fits: DataFrame) -> None:
 
 
 CHART = Chart(
-    "scaling",
     "Scaling",
     table_of,
     lambda table: draw(table, DataFrame(table.attrs["predicted"])),

@@ -73,10 +73,4 @@ def _apart(lengths: Sequence[float]) -> list[float]:
     return kept
 
 
-CHART = Chart(
-    "sequence_length",
-    "Throughput by length of the sequence",
-    table_of,
-    draw,
-    "Both axes are logarithmic.",
-)
+CHART = Chart("Throughput by length of the sequence", table_of, draw, "Both axes are logarithmic.")

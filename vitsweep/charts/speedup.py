@@ -59,7 +59,6 @@ def draw(cells: DataFrame) -> Figure:
 
 
 CHART = Chart(
-    "speedup",
     "Speedup over the baseline",
     table_of,
     draw,

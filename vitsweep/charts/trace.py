@@ -97,7 +97,6 @@ def _summary(rows: DataFrame) -> str:
 
 
 CHART = Chart(
-    "trace",
     "One traced step by implementation of the optimizer",
     table_of,
     draw,

@@ -101,7 +101,6 @@ def _frame(axes: Axes, column: str) -> None:
 
 
 CHART = Chart(
-    "training_curves",
     "Accuracy over training",
     table_of,
     draw,

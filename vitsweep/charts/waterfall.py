@@ -69,7 +69,6 @@ def _name(added: str, position: int, kind: str) -> str:
 
 
 CHART = Chart(
-    "waterfall",
     "Techniques alone and on top of each other",
     table_of,
     draw,
