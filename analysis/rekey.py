@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.results.record import SCHEMA_VERSION
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.from_yaml import cell_from_tree
+from vitsweep.spec.menu import conf_dir
 
 Tree = dict[str, Any]
 

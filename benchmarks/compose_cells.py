@@ -21,9 +21,9 @@ from omegaconf import OmegaConf, open_dict
 
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
 from vitsweep.spec.from_yaml import cell_from_tree
+from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import conflicts

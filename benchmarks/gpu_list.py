@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from vitsweep.composition.conf_dir import conf_dir
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.spec.cell_spec import GROUPS
+from vitsweep.spec.menu import conf_dir
 
 LATEST_START = 0.85
 """Share of a part's time after which nothing more is begun; what is under way then may end."""
@@ -152,7 +152,7 @@ def choices() -> list[str]:
     """Return every choice of every group of techniques that a step shows, and `KNOBS`."""
     found = [
         f"{group}={path.stem}"
-        for group in TECHNIQUE_GROUPS
+        for group in GROUPS
         if group not in OF_THE_PROCESS
         for path in sorted((conf_dir() / group).glob("*.yaml"))
     ]

@@ -7,7 +7,7 @@ that it can be read on GitHub. `tests/test_docs.py` holds it current.
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from unittest.mock import patch
 import yaml
 
 from vitsweep.cli.verbs import VERBS
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.results.metrics import FLAGS, METRICS
+from vitsweep.spec.menu import choices as menu_of
+from vitsweep.spec.menu import comment, conf_dir, groups, plain_choice
 
 DOCS = Path(__file__).parent
 MARKED = re.compile(
@@ -26,7 +27,6 @@ MARKED = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 ARXIV = re.compile(r"\barXiv:(\d{4}\.\d{4,5})")
-GROUP = re.compile(r"^ +- (?P<group>[\w/]+): (?P<default>\w+)\s*(# *(?P<what>.*))?$")
 WIDTH = 80
 """Characters of a line in the help of a verb."""
 
@@ -41,15 +41,6 @@ def _with_table(marked: re.Match[str]) -> str:
     text = GENERATED[name](argument) if argument else GENERATED[name]()
     first = marked[0].partition("\n")[0]
     return f"{first}\n\n{text}\n\n<!-- end -->\n"
-
-
-def defaults() -> dict[str, tuple[str, str]]:
-    """Return group -> (its default choice, what it is), in the order of conf/config.yaml."""
-    text = (conf_dir() / "config.yaml").read_text(encoding="utf-8").partition("\ndefaults:\n")[2]
-    found = filter(
-        None, map(GROUP.match, takewhile(lambda line: line[:1] != "s", text.splitlines()))
-    )
-    return {m["group"]: (m["default"], m["what"] or "") for m in found if m["group"] != "_self_"}
 
 
 def metrics() -> str:
@@ -71,15 +62,17 @@ def flags() -> str:
 def menu() -> str:
     """Return all groups with their choices, the default of each first."""
     parts = []
-    for group, (default, what) in defaults().items():
-        folder = conf_dir() / group
-        if not folder.is_dir():
+    for group, (default, what, _) in groups().items():
+        if not menu_of(group):
             continue
         written = (DOCS / "techniques" / f"{group}.md").exists()
         page = f" [More](techniques/{group}.md)." if written else ""
         rows = (
-            (f"`{group}={name}`" + (" (default)" if name == default else ""), _sentence(comment))
-            for name, comment in _comments(folder, default)
+            (
+                f"`{group}={name}`" + (" (default)" if name == default else ""),
+                _sentence(comment(group, name)),
+            )
+            for name in menu_of(group)
         )
         parts.append(
             f"## {group}\n\n{_sentence(what)}{page}\n\n{_table(('choice', 'what it is'), rows)}"
@@ -89,13 +82,13 @@ def menu() -> str:
 
 def choices(group: str) -> str:
     """Return every choice of a group: its comment, and its YAML with all settings."""
-    default = defaults()[group][0]
+    default = plain_choice(group)
     parts = ["## Choices and settings"]
-    for name, comment in _comments(conf_dir() / group, default):
+    for name in menu_of(group):
         body = _body(conf_dir() / group / f"{name}.yaml")
         mark = " (default)" if name == default else ""
         parts.append(
-            f"### `{group}={name}`{mark}\n\n{_sentence(comment)}\n\n"
+            f"### `{group}={name}`{mark}\n\n{_sentence(comment(group, name))}\n\n"
             f"<details markdown><summary>Settings</summary>\n\n```yaml\n{body.strip()}\n```\n\n</details>"
         )
     return "\n\n".join(parts)
@@ -106,9 +99,9 @@ def sweeps() -> str:
     parts = []
     for path in sorted((conf_dir() / "sweep").glob("*.yaml")):
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-        comment = _sentence(_comment(path))
         question = tree.get("question", "")
-        parts.append(f"### `+sweep={path.stem}`\n\n**{question}**\n\n{comment}")
+        said = _sentence(comment("sweep", path.stem))
+        parts.append(f"### `+sweep={path.stem}`\n\n**{question}**\n\n{said}")
     return "\n\n".join(parts)
 
 
@@ -139,18 +132,6 @@ GENERATED: dict[str, Callable[..., str]] = {
     make.__name__: make for make in (metrics, flags, menu, choices, sweeps, commands, conf, section)
 }
 """Name in a marker -> the function that makes the text."""
-
-
-def _comments(folder: Path, default: str) -> Iterator[tuple[str, str]]:
-    """Yield name and first comment of each choice, the default first."""
-    for path in sorted(folder.glob("*.yaml"), key=lambda p: (p.stem != default, p.stem)):
-        yield path.stem, _comment(path)
-
-
-def _comment(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    block = takewhile(lambda line: line.startswith("#"), lines)
-    return " ".join(line.lstrip("# ") for line in block if "@package" not in line)
 
 
 def _body(path: Path) -> str:

@@ -16,12 +16,12 @@ import vitsweep
 from tests.cells import THIS_LAPTOP, TINY, composer, entry
 from tests.data.pictures import write_folder
 from tests.ranks import RankFailedError, on_ranks, placed
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.measure.summarize import Summary
 from vitsweep.planning.sweep_plan import PlannedCell
-from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.cell_spec import GROUPS, CellSpec
+from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Resources
-from vitsweep.spec.technique import TECHNIQUE_GROUPS, Technique
+from vitsweep.spec.technique import Technique
 from vitsweep.techniques.runtime.memory import find_allocator, huge_pages_of_kernel
 from vitsweep.techniques.runtime.process import numa_nodes
 from vitsweep.world import World
@@ -270,7 +270,7 @@ def test_the_name_of_a_file_is_the_name_of_its_choice(path: Path) -> None:
     assert yaml.safe_load(path.read_text()).get("name") is None
 
 
-@pytest.mark.parametrize("group", [*TECHNIQUE_GROUPS, "data"])
+@pytest.mark.parametrize("group", [*GROUPS, "data"])
 def test_every_class_of_a_group_is_on_the_menu(group: str) -> None:
     written = {
         yaml.safe_load(p.read_text())["_target_"] for p in (conf_dir() / group).glob("*.yaml")
@@ -296,4 +296,4 @@ def test_every_group_of_techniques_has_a_room_and_a_menu() -> None:
     techniques = Path(vitsweep.__file__).parent / "techniques"
     rooms = {path.stem for path in techniques.iterdir()}
     menus = {path.name for path in conf_dir().iterdir() if path.is_dir()}
-    assert set(TECHNIQUE_GROUPS) <= rooms & menus
+    assert set(GROUPS) <= rooms & menus

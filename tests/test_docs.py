@@ -18,12 +18,12 @@ from tests.data.pictures import write_folder
 from tests.documents import NOT_RUN, PAGES, ROOT, RUN_IN, Block, blocks, written
 from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
 from vitsweep.composition.hydra import open_loader
 from vitsweep.launchers.slurm.submit.settings import settings_of
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.spec.cell_spec import GROUPS
+from vitsweep.spec.menu import conf_dir
 
 CODE = ("vitsweep", "hydra_plugins", "conf", "analysis", "benchmarks", "examples")
 
@@ -152,7 +152,7 @@ def test_the_cluster_profiles_of_the_pages_are_profiles() -> None:
 def test_every_choice_of_a_technique_is_in_the_table_of_its_page() -> None:
     """What it does to memory, bytes and FLOPs, and when to use it; its YAML says what it is."""
     missing = []
-    for group in TECHNIQUE_GROUPS:
+    for group in GROUPS:
         page = ROOT / "docs" / "techniques" / f"{group}.md"
         text = written(page) if page.exists() else ""
         choices = [path.stem for path in (conf_dir() / group).glob("*.yaml")]

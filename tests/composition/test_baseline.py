@@ -6,7 +6,7 @@ from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.spec.cell_spec import GROUPS
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def test_every_technique_is_back_at_its_plain_choice(composer: Composer) -> None
         "layout=batch_second",
     ]
     found = baseline(typed, composer)
-    for group in (*TECHNIQUE_GROUPS, "mesh"):
+    for group in (*GROUPS, "mesh"):
         assert found.tree[group] == composer.compose().tree[group]
 
 

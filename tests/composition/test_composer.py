@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 
 from tests.composition import small_conf
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.errors import BadValueError
+from vitsweep.spec.menu import conf_dir
 
 TEXTS = ("7", "-1.5", "1e-4", "true", "null", "auto", "'a, b=c'", '"it\'s"', "[1,2,[x]]", "''")
 TEXTS += ("'1'", "a b", "x\\,y", "inf", "'${seed}'", "0x1f", "a/b.c", "'null'")

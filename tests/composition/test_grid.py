@@ -10,11 +10,11 @@ from tests.cells import GPU_NODE, LAPTOP
 from tests.composition import small_conf
 from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
 from vitsweep.composition.overrides import value_override
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.spec.menu import conf_dir
 
 TEXTS = ("O1", "null", "True", "3", "1e3", "", " a ", "a, b=c", 'it\'s "so"', "\\", "a\\'")
 TEXTS += ("x?", "nan", "a:b", "/p/q.yaml", "range(1,3)")

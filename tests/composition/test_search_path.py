@@ -11,7 +11,7 @@ from hydra_plugins.vitsweep_launchers import search_path
 from tests.command import ROOT
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.conf_dir import conf_dir
+from vitsweep.spec.menu import conf_dir
 
 EXAMPLE = ROOT / "examples" / "own_model"
 

@@ -23,12 +23,12 @@ from vitsweep.cli.hydra_detour import (
 from vitsweep.cli.main import run
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
 from vitsweep.launchers.local import LocalSettings
 from vitsweep.planning.freeze import store_of
 from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.spec.menu import conf_dir
 
 
 class Calls:

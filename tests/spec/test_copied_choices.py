@@ -9,18 +9,16 @@ from tests.cells import GPU_NODE, LAPTOP, TINY, composer
 from vitsweep.composition.composer import ComposedCell, copy_tree
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.model_parallel import Volume
 from vitsweep.spec.resources import Machine
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
 CONF = Path(__file__).parents[2] / "conf"
 COPY = "copied_"
 ON_THE_HOST = ("loader=", "runtime=")
 """Their rules look at data and resources alone."""
 CHOICES = [
-    f"{group}={path.stem}"
-    for group in TECHNIQUE_GROUPS
-    for path in sorted((CONF / group).glob("*.yaml"))
+    f"{group}={path.stem}" for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))
 ]
 MODELS = {
     "vit_nano": (),
@@ -33,7 +31,7 @@ MACHINES = {"cpu": LAPTOP, "cuda": GPU_NODE}
 def renamed(composed: ComposedCell) -> ComposedCell:
     """The cell as if the file of every technique had been copied under another name."""
     tree = copy_tree(composed.tree)
-    for group in TECHNIQUE_GROUPS:
+    for group in GROUPS:
         tree[group]["name"] = COPY + tree[group]["name"]
     return ComposedCell(composed.overrides, composed.choices, tree)
 
@@ -66,7 +64,7 @@ def overrides_of(model: str, *choices: str) -> list[str]:
 @pytest.mark.parametrize(
     "model", [m if m == "vit_nano" else pytest.param(m, marks=pytest.mark.full) for m in MODELS]
 )
-@pytest.mark.parametrize("group", TECHNIQUE_GROUPS)
+@pytest.mark.parametrize("group", GROUPS)
 def test_a_copied_yaml_meets_the_rules_of_its_original(
     group: str, model: str, machine: str
 ) -> None:

@@ -9,8 +9,7 @@ from tests.builders import PLAIN
 from tests.cells import GPU_NODE, cell
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import RunRecord
-from vitsweep.spec.cell_spec import CellSpec, flatten
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.spec.cell_spec import GROUPS, CellSpec, flatten
 
 CELLS = {
     "plain": cell(),
@@ -43,7 +42,7 @@ def test_no_column_of_a_spec_is_one_of_another_part_of_the_record() -> None:
 
 def test_the_columns_people_filter_by_come_first_and_say_what_ran() -> None:
     row = flatten(cell("precision=O1", "sharding=fsdp", "batch.accumulation_steps=2"))
-    assert list(row)[: len(TECHNIQUE_GROUPS)] == list(TECHNIQUE_GROUPS)
+    assert list(row)[: len(GROUPS)] == list(GROUPS)
     assert (row["precision"], row["sharding"], row["model"]) == ("O1", "fsdp", "vit_nano")
     assert row["half_dtype"] == "bfloat16"
     assert (row["images_per_step"], row["accumulation_steps"], row["world_size"]) == (16, 2, 2)

@@ -14,16 +14,15 @@ from vitsweep.api.functions import collected, measured, rows_of
 from vitsweep.api.session import CONFIG, open_session
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.overrides import value_override
 from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.results.record import Status
 from vitsweep.results.user_metrics import check_metrics
-from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.cell_spec import GROUPS, CellSpec
+from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import said_by
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
 
 SMALL = (
     "batch.images_per_step=16", "resources.device=cpu", "resources.threads_per_rank=1",
@@ -92,7 +91,7 @@ def check_conf(folder: str | Path, console: Console) -> Iterator[Finding]:
             chosen, reasons = _with_partner(group, name, choices, composer)
             composed[0] = replace(composed[0], fault=" ".join(reasons))
         yield from composed
-        if not composed[0].fault and group in (*TECHNIQUE_GROUPS, *PARTNER):
+        if not composed[0].fault and group in (*GROUPS, *PARTNER):
             runnable.append(chosen)
     for chosen in runnable:
         console.print(f"{' '.join(chosen)}: proved and trained for a step", highlight=False)
@@ -134,7 +133,7 @@ def _composed(group: str, name: str, folder: str | Path, composer: Composer) -> 
             return
         plan_cell(composer.compose([choice, ONE_RANK]), Machine.here())
         yield Finding(choice, "composes")
-        if group in TECHNIQUE_GROUPS:
+        if group in GROUPS:
             yield from _conflicts(group, choice, composer)
     except Exception as error:  # of the user's code too
         yield Finding(choice, "composes", fault=_fault(error))
@@ -188,9 +187,7 @@ def _conflicts(group: str, choice: str, composer: Composer) -> Iterator[Finding]
     """
     test, reasons, tried, refused = "its conflicts are sentences", dict[str, None](), 0, 0
     alone = [f"resources.ranks_per_node={ranks}" for ranks in RANKS]
-    others = [
-        f"{g}={option}" for g in TECHNIQUE_GROUPS if g != group for option in composer.options(g)
-    ]
+    others = [f"{g}={option}" for g in GROUPS if g != group for option in composer.options(g)]
     for beside in (*alone, *others):
         try:
             cell = plan_cell(composer.compose([choice, beside]), Machine.here())

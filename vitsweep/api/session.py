@@ -10,7 +10,6 @@ from rich.console import Console
 
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell, Composer, belongs_to_the_sweep
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
 from vitsweep.composition.overrides import (
     parse_overrides,
@@ -23,6 +22,7 @@ from vitsweep.composition.sweep_name import AUTO
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.spec.from_yaml import target_class
+from vitsweep.spec.menu import conf_dir
 
 if TYPE_CHECKING:
     from vitsweep.launchers.base import CellLauncher, LaunchRequest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.tables.names import CHOICES, cell_names, varying
 
 MOST_SERIES = 8
@@ -54,7 +54,7 @@ def looks(cells: DataFrame, series: Series | None = None) -> dict[str, Look]:
         series: name of the series of each cell; by default `labels`.
     """
     columns = choice_columns(cells)
-    group = next((c for c in columns if c in TECHNIQUE_GROUPS), next(iter(columns), "precision"))
+    group = next((c for c in columns if c in GROUPS), next(iter(columns), "precision"))
     series = labels(cells) if series is None else series
     grey = _baselines(cells, series)
     by_choice = bool(columns) or series.nunique() == 1

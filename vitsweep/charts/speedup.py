@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from vitsweep.charts import style
 from vitsweep.charts.chart import NOTHING, Chart
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.tables.formatting import missing, plain, times
 from vitsweep.tables.names import cell_names, varying
 from vitsweep.tables.sweep_tables import SweepTables
@@ -31,7 +31,7 @@ def draw(cells: DataFrame) -> Figure:
     Bars are coloured by the first technique that varies; the baseline is grey.
     """
     columns, names = varying(cells) or ["precision"], cell_names(cells)
-    group = next((c for c in columns if c in TECHNIQUE_GROUPS), columns[0])
+    group = next((c for c in columns if c in GROUPS), columns[0])
     shown = cells[cells["speedup"].notna()].sort_values("speedup", ascending=False).head(MOST)
     figure, axes = style.new_figure(8.4, style.height(len(shown)))
     ends, longest_note = style.reach(shown["speedup"], shown["speedup_high"]), 0

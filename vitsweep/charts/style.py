@@ -1,6 +1,7 @@
 """Colours, sizes and labels that all charts share."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from hashlib import sha256
 from io import BytesIO, StringIO
 from typing import Any
@@ -12,8 +13,9 @@ from matplotlib.figure import Figure
 from pandas import Series
 
 from vitsweep.results.metrics import METRICS
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.menu import choices
 from vitsweep.tables.formatting import missing
-from vitsweep.tables.names import CHOICES, ORDER
 
 INK, QUIET, GRID, PAPER = "#1b1c20", "#6b6e76", "#d8dade", "#fefefe"
 """Text, secondary text, grid and ground; the report replaces them by the colours of its theme."""
@@ -51,21 +53,19 @@ LONGEST_LABEL = 56
 """Characters of a label beside an axis."""
 
 
-LATER = ("loader", "runtime", "vit_block", "tokens", "averaging", "recipe", "schedule")
-GROUPS = (*(group for group in CHOICES if group not in LATER), *LATER)
-"""Groups by age: a new one at the end changes no colour of those before."""
+_FIRST = {field.name: getattr(field.type, "colour", None) for field in fields(CellSpec)}
+"""Group -> place of its plain choice in the palette."""
 
 
 def place(group: str, choice: str) -> int:
     """Return the place of a choice in the palette: the same in every chart and on every day.
 
-    Known choices come in menu order, so that the first eight of a group differ; every group begins
-    one colour later, so that the usual techniques of several groups differ in one chart too. An
-    unknown choice gets a place by its name.
+    Choices follow one another in menu order, so that the first eight of a group differ. Groups begin
+    with different colours, so that the usual techniques of several groups differ in one chart too. A
+    choice that is not on the menu, or of a group without a colour, gets a place by its name.
     """
-    known = ORDER.get(group, "").split()
-    if choice in known:
-        first = GROUPS.index(group) if group in GROUPS else 0
+    first, known = _FIRST.get(group), choices(group)
+    if first is not None and choice in known:
         return (first + known.index(choice)) % len(PALETTE)
     return int(sha256(f"{group}={choice}".encode()).hexdigest(), 16) % len(PALETTE)
 

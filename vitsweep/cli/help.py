@@ -3,18 +3,12 @@
 import os
 import re
 from collections.abc import Iterator
-from itertools import takewhile
-from pathlib import Path
 from textwrap import shorten
 
 from vitsweep.cli.verbs import VERBS, Verb
 from vitsweep.composition import hydra
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.results.store import sweep_names
-
-_LINE = re.compile(r"\s+- (override )?(?P<group>[\w/]+): (?P<choice>\w+)\s*(# *(?P<why>.*))?")
-_HEADING = re.compile(r"  # (?P<title>.*)")
-
+from vitsweep.spec.menu import choices, comment, conf_dir, groups
 
 COMMAND = "python -m vitsweep"
 SUMMARY_COLUMN = 61
@@ -51,44 +45,29 @@ def _usage_line(command: str, text: str) -> str:
     )
 
 
-def menu(conf: Path | None = None) -> str:
+def menu() -> str:
     """Return the menu as text, in the order of conf/config.yaml, defaults marked with `*`."""
-    return "\n".join(_lines(conf or conf_dir()))
+    return "\n".join(_lines())
 
 
-def _lines(conf: Path) -> Iterator[str]:
-    for line in (
-        (conf / "config.yaml")
-        .read_text(encoding="utf-8")
-        .partition("\ndefaults:\n")[2]
-        .splitlines()
-    ):
-        if heading := _HEADING.fullmatch(line):
-            yield f"\n{heading['title']}"
-        elif entry := _LINE.fullmatch(line):
-            if (conf / entry["group"]).is_dir():
-                yield f"  {entry['group'] + '=':<22} {entry['why'] or ''}".rstrip()
-                yield from _choices(conf / entry["group"], entry["choice"])
-        elif line and not line.startswith(" "):
-            break
-    if any((conf / "sweep").glob("*.yaml")):
-        yield "\nNamed sweeps: `+sweep=NAME`"
-        yield from _choices(conf / "sweep", "")
+def _lines() -> Iterator[str]:
+    heading = ""
+    for name, group in groups().items():
+        if group.heading != heading:
+            heading = group.heading
+            yield f"\n{heading}"
+        if choices(name):
+            yield f"  {name + '=':<22} {group.caption}".rstrip()
+            yield from _choices(name, group.plain)
+    yield "\nNamed sweeps: `+sweep=NAME`"
+    yield from _choices("sweep", "")
 
 
-def _choices(folder: Path, default: str) -> Iterator[str]:
-    for path in sorted(folder.glob("*.yaml"), key=lambda p: (p.stem != default, p.stem)):
-        mark = "*" if path.stem == default else " "
-        yield f"   {mark} {path.stem:<19} {first_comment(path)}".rstrip()
-
-
-def first_comment(path: Path) -> str:
-    """Return the comment a YAML begins with, in one line and shortened to fit a terminal."""
-    lines = [
-        line for line in path.read_text(encoding="utf-8").splitlines() if "@package" not in line
-    ]
-    block = takewhile(lambda line: line.startswith("#"), lines)
-    return shorten(" ".join(line.lstrip("# ") for line in block), 100, placeholder=" ...")
+def _choices(group: str, plain: str) -> Iterator[str]:
+    for name in choices(group):
+        mark = "*" if name == plain else " "
+        said = shorten(comment(group, name), 100, placeholder=" ...")
+        yield f"   {mark} {name:<19} {said}".rstrip()
 
 
 # What may follow in a half-typed command line, for the Tab key.

@@ -22,7 +22,6 @@ from vitsweep.api.session import Session
 from vitsweep.cli.cells import MULTIRUN, check_words, finish, is_override
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell, Composer, belongs_to_the_sweep
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
 from vitsweep.composition.overrides import parse_overrides, refuse_ignored, value_override
 from vitsweep.composition.suggestions import hydra_error_sentence
@@ -33,6 +32,7 @@ from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.launchers.base import CellLauncher, LaunchResult, locked
 from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.results.store import sweep_argument
+from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 from vitsweep.world import environment_rank
 

@@ -8,7 +8,7 @@ from vitsweep.composition.composer import ComposedCell, Composer, root_of
 from vitsweep.composition.overrides import value_override
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.spec.cell_spec import GROUPS
 
 ALWAYS_THE_CELLS_OWN = ("measurement", "recipe", "seed")
 """A baseline is measured and trained the same way as its cell, whatever `sweep.match` says."""
@@ -74,7 +74,7 @@ def _checked_match(match: Sequence[str], composer: Composer) -> Sequence[str]:
     known = [*composer.default_choices, "seed"]
     for name in match:
         if name.split(".")[0] not in known:
-            listed = ", ".join(f"`{group}`" for group in known if group not in TECHNIQUE_GROUPS)
+            listed = ", ".join(f"`{group}`" for group in known if group not in GROUPS)
             raise BadValueError(
                 f"`sweep.match` names `{name}`, which is no group. A baseline can share {listed} "
                 "with its cell, or one key of them, as in `batch.resolution_px`."

@@ -20,10 +20,10 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from vitsweep.composition import hydra
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.overrides import parse_overrides
 from vitsweep.composition.suggestions import hydra_error_sentence, unknown_choice, unknown_key
 from vitsweep.errors import BadValueError
+from vitsweep.spec.menu import conf_dir
 
 # ComposedCell: the overrides of one cell and the configuration composed from them, not yet typed.
 

@@ -12,9 +12,9 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from vitsweep.composition import hydra
-from vitsweep.composition.conf_dir import named_sweeps
 from vitsweep.composition.suggestions import unknown_choice
 from vitsweep.errors import BadValueError
+from vitsweep.spec.menu import choices
 
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_][\w./-]*")
 _READ_AS_OTHER_THAN_TEXT = ("null", "true", "false", "inf", "nan")
@@ -154,7 +154,7 @@ def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
                 f"`{override}`: `sweep` is a section of settings; a named sweep is `+sweep=NAME`, "
                 "and `python -m vitsweep --help` lists them."
             )
-        if key == "sweep" and has_own_conf and name not in (names := named_sweeps()):
+        if key == "sweep" and has_own_conf and name not in (names := choices("sweep")):
             raise unknown_choice("+sweep", name, names)
         if _is_below(key.lstrip("~"), FOLDERS):
             raise BadValueError(

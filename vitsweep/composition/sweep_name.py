@@ -6,7 +6,7 @@ from dataclasses import replace
 from hydra.core.override_parser.types import Override
 
 from vitsweep.composition.composer import OUTSIDE_THE_CELL, ComposedCell, Composer, root_of
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.spec.cell_spec import GROUPS
 
 AUTO = "auto"
 """`sweep.name` of a command that leaves the name to vitsweep."""
@@ -77,7 +77,7 @@ def _varies(
     if root in (*OUTSIDE_THE_CELL, "hydra"):
         return False
     differs = len({cell.get(key) for cell in values}) > 1
-    return differs or key in swept or root in (*TECHNIQUE_GROUPS, "mesh")
+    return differs or key in swept or root in (*GROUPS, "mesh")
 
 
 def _key(override: Override) -> str:

@@ -31,8 +31,8 @@ from vitsweep.predict.prediction import (
 from vitsweep.predict.step_time import ResidualModel, fit_residuals
 from vitsweep.rates.device import device_name
 from vitsweep.results.store import Store
+from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.resources import HERE, Machine
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.tables.load import load
 
 # What the records of earlier sweeps say about predicted step times on a device.
@@ -57,11 +57,11 @@ def earlier_errors(store: Store, device: str | None) -> ResidualModel:
     measured: list[float] = []
     predicted: list[float] = []
     for cells in _tables(store) if device else ():
-        if not {PREDICTED, "step_time_ms", "device", *TECHNIQUE_GROUPS} <= set(cells):
+        if not {PREDICTED, "step_time_ms", "device", *GROUPS} <= set(cells):
             continue
         rows = cells[(cells["device"] == device) & (cells["status"] == "measured")]
         for row in rows.dropna(subset=[PREDICTED, "step_time_ms"]).to_dict("records"):
-            chosen = {group: str(row[group]) for group in TECHNIQUE_GROUPS}
+            chosen = {group: str(row[group]) for group in GROUPS}
             settings.append(
                 {"model": str(row["model"]), "ranks": str(int(row["world_size"])), **chosen}
             )

@@ -7,13 +7,12 @@ from functools import cached_property
 from vitsweep.composition.composer import ComposedCell, Tree
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.code_hash import CellCode, Sources
-from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.cell_spec import GROUPS, CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.spec.rules import conflicts, lacking_here
 from vitsweep.spec.task import OPTIMIZER_FIELDS
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
 from vitsweep.tables.reasons import reason_lines
 from vitsweep.training.resume_compat import resume_conflicts
 
@@ -136,7 +135,7 @@ def _changed_model(cell: CellSpec, composed: ComposedCell) -> Iterator[str]:
     """Yield a reason for each choice that `sweep.keep_model=true` leaves out."""
     if not composed.tree.get("sweep", {}).get("keep_model", False):
         return
-    for group in TECHNIQUE_GROUPS:
+    for group in GROUPS:
         technique = getattr(cell, group)
         if technique.changes_model:
             yield (

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitsweep.spec.cell_spec import GROUPS_WITH_NAME
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.spec.cell_spec import GROUPS, GROUPS_WITH_NAME
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -372,7 +371,7 @@ def headings(table: "DataFrame | None" = None) -> dict[str, str]:
 
 
 RESERVED = frozenset(
-    (*COLUMNS, *TECHNIQUE_GROUPS, *GROUPS_WITH_NAME,
+    (*COLUMNS, *GROUPS, *GROUPS_WITH_NAME,
      "spec", "metrics", "validity", "environment", "samples")
 )  # fmt: skip
 """Names that a column of a user's cannot have, beside those of metrics."""

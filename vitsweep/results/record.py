@@ -39,11 +39,11 @@ class Status(StrEnum):
     out_of_memory = "out_of_memory"
     diverged = "diverged"  # the loss became non-finite: the speed does not count
     wrong = "wrong"  # the proof of equality failed
-    invalid = "invalid"  # refused by a rule, never started
     timed_out = "timed_out"
     preempted = "preempted"
     killed = "killed"  # by a signal from outside
     failed = "failed"  # anything else, with its reason
+    invalid = "invalid"  # refused by a rule, never started
 
 
 STOPPED_FROM_OUTSIDE = (Status.killed, Status.preempted)

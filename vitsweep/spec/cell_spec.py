@@ -17,7 +17,6 @@ from vitsweep.spec.model_variant import Averaging, BlockVariant, Schedule, Token
 from vitsweep.spec.resources import MeshShape, Resources
 from vitsweep.spec.task import Recipe, Task
 from vitsweep.spec.technique import (
-    TECHNIQUE_GROUPS,
     AttentionKernel,
     AttentionPattern,
     Classifier,
@@ -65,7 +64,7 @@ class CellSpec:
     @property
     def techniques(self) -> dict[str, Technique]:
         """Group name -> chosen technique, in the order of the record."""
-        return {group: getattr(self, group) for group in TECHNIQUE_GROUPS}
+        return {group: getattr(self, group) for group in GROUPS}
 
     @property
     def images_per_step(self) -> int:
@@ -111,6 +110,14 @@ class CellSpec:
         """Twelve hex digits over all names and values that can change the numbers."""
         text = json.dumps(identity(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+GROUPS: Mapping[str, type[Technique]] = {
+    field.name: field.type
+    for field in fields(CellSpec)
+    if isinstance(field.type, type) and issubclass(field.type, Technique) and field.type is not Data
+}
+"""Config group -> class of its choices, for all groups whose default choice is the plain one."""
 
 
 def identity(spec: Any) -> dict[str, Any]:

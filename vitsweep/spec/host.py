@@ -39,6 +39,8 @@ class Loader(Technique):
         reads_in: processes or threads that read.
     """
 
+    colour = 0
+
     reads_in: ClassVar[Literal["processes", "threads"]] = "processes"
 
     @property
@@ -62,6 +64,8 @@ class Runtime(Technique):
     Itself the plain choice: cores, memory and garbage collection are as the system gives them, but that
     Python collects no garbage within the timed steps.
     """
+
+    colour = 1
 
     collects_garbage: ClassVar[Literal["paused", "automatic", "scheduled"]] = "paused"
     """When Python looks for objects in cycles: `paused` does so outside of the timed steps."""

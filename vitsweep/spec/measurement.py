@@ -1,7 +1,7 @@
 """How a cell is measured: warm-up, steps, blocks, proof."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -86,6 +86,8 @@ class Batch:
         accumulation_steps: micro-batches per optimizer step.
         resolution_px: side of an image.
     """
+
+    colour: ClassVar[int] = 6
 
     name: str
     images_per_step: Annotated[int, Gt(0)]

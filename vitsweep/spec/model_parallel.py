@@ -33,6 +33,8 @@ class ModelParallel(Technique):
 class SequenceParallel(ModelParallel):
     """Splits the tokens of one image over mesh axes; itself the plain choice, which splits none."""
 
+    colour = 6
+
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
         """Tokens of one image that a rank holds in each block, padding included."""
         tokens = cell.transformer.num_tokens(cell.batch.resolution_px, cell.classifier.pooling)
@@ -53,6 +55,8 @@ class SequenceParallel(ModelParallel):
 class TensorParallel(ModelParallel):
     """Splits the matrices of each block over the `tensor` axis of the mesh; itself splits none."""
 
+    colour = 7
+
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Split the linears of every block."""
         return model
@@ -65,6 +69,8 @@ class PipelineParallel(ModelParallel):
         microbatches: parts of a batch that follow one another through the stages.
         stages_per_rank: parts of the model on one rank.
     """
+
+    colour = 0
 
     if TYPE_CHECKING:  # not at run time, where a field cannot override a property
 

@@ -26,6 +26,8 @@ class ModelSpec(ABC):
         head: `classify` reads one vector per image; `dense` predicts a field of the input's size.
     """
 
+    colour: ClassVar[int] = 3
+
     name: str
     in_channels: Annotated[int, Gt(0)]
     num_classes: Annotated[int, Gt(0)]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class ModelVariant(Technique):
     """Changes the shape of a model, or how it runs its blocks."""
 
+    part_of_training = True
+
     draws: ClassVar[bool] = False
     """True where a forward pass in training makes random choices, those of `model.draws`."""
 
@@ -67,6 +69,8 @@ class BlockVariant(ModelVariant):
     Itself the plain choice: the pre-norm block of ViT (arXiv:2010.11929, eq. 2 and 3), on every image.
     """
 
+    colour = 2
+
     group: ClassVar[str] = "vit_block"
 
     def kept(self, images: int) -> int:
@@ -77,6 +81,8 @@ class BlockVariant(ModelVariant):
 class TokenVariant(ModelVariant):
     """Which tokens go through the blocks in training; itself the plain choice, all of them."""
 
+    colour = 3
+
     group: ClassVar[str] = "tokens"
 
 
@@ -85,6 +91,9 @@ class Averaging(Technique):
 
     Itself the plain choice: no copy, evaluation reads the weights of the last step.
     """
+
+    colour = 4
+    part_of_training = True
 
     def build(self, weights: "list[Tensor]") -> "WeightAverage | None":
         """Return the average of what this rank's optimizer updates; None where there is none.
@@ -117,6 +126,9 @@ class Schedule(Technique):
 
     Itself the plain choice: every epoch has the images and tokens of the cell.
     """
+
+    colour = 6
+    part_of_training = True
 
     changes_sizes: ClassVar[bool] = False
     """True where some epoch differs from the others."""

@@ -5,7 +5,7 @@ be composed, checked and planned on a login node without loading it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -64,6 +64,12 @@ class Technique(ABC):
 
     changes_model: ClassVar[bool] = False
     """True where the choice changes what is computed (pooled classifier, linear attention)."""
+
+    part_of_training: ClassVar[bool] = False
+    """True where every choice of the group decides what a training learns: a checkpoint is of one choice."""
+
+    colour: ClassVar[int]
+    """Place in the palette of charts (0 to 7) of a group's plain choice; the others of its menu follow."""
 
     axes: ClassVar[tuple[str, ...]] = ()
     """Mesh axes whose degree this technique takes when it is left at `auto`."""
@@ -130,6 +136,8 @@ class PrecisionPlan:
 class Precision(Technique):
     """Number formats of compute, parameters, gradients and optimizer state."""
 
+    colour = 0
+
     float8: ClassVar[bool] = False
     """True where the linears of the blocks are replaced by others, which multiply in FP8."""
 
@@ -152,6 +160,8 @@ class Precision(Technique):
 
 class Sharding(Technique):
     """Who holds parameters, gradients and optimizer state among data-parallel ranks."""
+
+    colour = 1
 
     shards_parameters: ClassVar[bool] = False
     """True where ranks keep shards in float32: these are the master weights then."""
@@ -208,6 +218,8 @@ class OptimizerChoice(Technique):
     Norm weights and biases form a group of their own without weight decay.
     """
 
+    colour = 2
+
     learning_rate: Annotated[float, Gt(0)]
     weight_decay: Annotated[float, Ge(0)]
     clip_norm: Annotated[float, Gt(0)] | None
@@ -250,6 +262,8 @@ class Layout(Technique):
             fastest (`torch.backends.cudnn.benchmark`); False takes the one that its heuristics name.
     """
 
+    colour = 3
+
     batch_first: bool
     channels_last: bool
     patch_embedding: Literal["convolution", "linear"]
@@ -259,6 +273,9 @@ class Layout(Technique):
 @dataclass(frozen=True, kw_only=True)
 class Classifier(Technique):
     """What the head reads: the class token or the mean over tokens."""
+
+    colour = 4
+    part_of_training = True
 
     pooling: Literal["token", "mean"]
 
@@ -270,6 +287,8 @@ class Classifier(Technique):
 
 class AttentionKernel(Technique):
     """Which implementation computes softmax(q k^T) v."""
+
+    colour = 5
 
     @property
     def needs_transformer(self) -> bool:
@@ -312,6 +331,8 @@ class AttentionKernel(Technique):
 class Memory(Technique):
     """What is kept of the forward pass for the backward pass; itself the plain choice, everything."""
 
+    colour = 1
+
     wraps_blocks: ClassVar[bool] = False
     """True where the transformer blocks are wrapped, to recompute or to offload."""
 
@@ -352,6 +373,8 @@ class Compilation(Technique):
         captures_step: whether all kernels of a training step are recorded and replayed.
     """
 
+    colour = 2
+
     scope: ClassVar[Literal["nothing", "block", "model"]] = "nothing"
     fuses_kernels: ClassVar[bool] = False
     captures_step: ClassVar[bool] = False
@@ -380,25 +403,3 @@ class Compilation(Technique):
     def update_of(self, optimizer: "Optimizer") -> "Callable[[], object]":
         """Return what updates the parameters."""
         return optimizer.step
-
-
-TECHNIQUE_GROUPS: Sequence[str] = (
-    "precision",
-    "sharding",
-    "optimizer",
-    "layout",
-    "classifier",
-    "attention",
-    "sequence_parallel",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "memory",
-    "compilation",
-    "loader",
-    "runtime",
-    "vit_block",
-    "tokens",
-    "averaging",
-    "schedule",
-)
-"""Config groups whose choice is a technique; the default of each is its plain choice."""

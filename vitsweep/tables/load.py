@@ -52,7 +52,7 @@ def finite(table: DataFrame) -> DataFrame:
 
 
 def ordered(table: DataFrame) -> DataFrame:
-    """Make technique, model and status columns categories in the order of `columns.ORDER`."""
+    """Make technique, model and status columns categories in the order of the menu."""
     groups = [c for c in (*col.CHOICES, "status") if c in table]
     known = {c: table[c].dropna().astype(str) for c in groups}
     types = {

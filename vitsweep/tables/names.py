@@ -9,15 +9,18 @@ from numpy.typing import NDArray
 from pandas import DataFrame, Series, factorize
 
 from vitsweep.results.metrics import Kind, columns, known_metrics
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.results.record import Status
+from vitsweep.spec.cell_spec import GROUPS, GROUPS_WITH_NAME
+from vitsweep.spec.menu import choices
 from vitsweep.tables.formatting import as_text, plain, value_label
 from vitsweep.tables.valid_runs import checked_cells
 
 # The columns of the record by kind, the spec columns that vary, and the order of known choices.
 
 
-CHOICES = (*TECHNIQUE_GROUPS, "model", "data", "task", "recipe", "batch", "measurement")
-SET_FIELDS = ("resolution_px", *(f"{group}." for group in (*TECHNIQUE_GROUPS, "model")))
+CHOICES = (*GROUPS, *GROUPS_WITH_NAME)
+
+SET_FIELDS = ("resolution_px", *(f"{group}." for group in (*GROUPS, "model")))
 """Spec columns that a user sets, besides the choices of groups."""
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
 """Columns of those groups that are taken from the data, not set by a user."""
@@ -104,44 +107,10 @@ def _sizes_first(columns: list[str]) -> list[str]:
     return sorted(columns, key=lambda c: (c not in CHOICES, c != "world_size"))
 
 
-ORDER: dict[str, str] = {
-    "precision": "fp32 O1 O2 O3 bf16 tf32 bf16_params bf16_masters fp8 O0",
-    "sharding": "ddp fsdp zero1 zero2 hsdp none",
-    "optimizer": "adamw_loop adamw_foreach adamw_fused adamw_contiguous adamw_apex adamw_8bit adamw_4bit "
-    "adamw_bf16_state adamw_stochastic lion muon sgd_loop sgd_foreach sgd_fused sgd_contiguous",
-    "layout": "batch_first batch_second",
-    "classifier": "token pooled",
-    "attention": "sdpa_auto mha_module sdpa_math sdpa_flash sdpa_efficient sdpa_cudnn sdpa_cudnn_first "
-    "flex linear "
-    "sdpa_causal",
-    "sequence_parallel": "none ulysses ring dsp usp lasp lasp2 megatron_sp lss segment_local",
-    "tensor_parallel": "none megatron",
-    "pipeline_parallel": "none gpipe one_f_one_b interleaved",
-    "memory": "keep_all recompute_blocks recompute_selected budget offload_activations",
-    "compilation": "eager compile_blocks compile_model cuda_graphs",
-    "loader": "workers threads decoded_cache",
-    "runtime": "plain gc_automatic gc_scheduled bind_cores bind_numa jemalloc tcmalloc huge_pages "
-    "expandable_segments",
-    "vit_block": "plain drop_samples parallel",
-    "tokens": "all drop registers",
-    "averaging": "none ema",
-    "schedule": "constant progressive",
-    "model": "vit_nano vit_tiny vit_small vit_base vit_large vit_huge_16 vit_huge_14 vit_giant_14 "
-    "vit_10b dinov2_small dinov2_base dinov2_large dinov2_giant dinov3_small dinov3_small_plus "
-    "dinov3_base dinov3_large dinov3_huge_plus "
-    "axial_vit_nano axial_vit_base video_vit_nano video_vit_720m video_vit_3b "
-    "resnet_50 resnet_nano module timm transformers",
-    "batch": "base blog_560 blog_384_256px",
-    "status": "measured out_of_memory diverged wrong timed_out preempted killed failed invalid",
-}
-"""Order of the choices of a group in tables and colours: the plain choice first."""
-
-
-def in_menu_order(group: str, choices: Iterable[str]) -> list[str]:
-    """Return the choices in the order of `ORDER`; unknown ones follow, by name."""
-    known = ORDER.get(group, "").split()
-    place = {choice: i for i, choice in enumerate(known)}
-    return sorted(set(choices), key=lambda c: (place.get(c, len(known)), c))
+def in_menu_order(group: str, names: Iterable[str]) -> list[str]:
+    """Return choices in the order of the menu; unknown ones follow, by name."""
+    place = {name: i for i, name in enumerate(Status if group == "status" else choices(group))}
+    return sorted(set(names), key=lambda name: (place.get(name, len(place)), name))
 
 
 Row = dict[Hashable, Any]

@@ -18,7 +18,8 @@ from rich.text import Text
 from vitsweep.errors import BadValueError
 from vitsweep.results.metrics import FLAGS, heading, headings, known_metrics, own_metrics
 from vitsweep.results.record import Status
-from vitsweep.spec.technique import TECHNIQUE_GROUPS
+from vitsweep.spec.cell_spec import GROUPS
+from vitsweep.spec.menu import plain_choice
 from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import (
     Column,
@@ -36,7 +37,7 @@ from vitsweep.tables.formatting import (
     with_interval,
     with_spread,
 )
-from vitsweep.tables.names import MANY, ORDER, cell_names, name_parts, varying
+from vitsweep.tables.names import MANY, cell_names, name_parts, varying
 from vitsweep.tables.notes import half_precision_note
 from vitsweep.tables.reasons import lines_of
 from vitsweep.tables.stats import Claim
@@ -392,9 +393,8 @@ def _by_numbers(text: str) -> list[int | str]:
 
 def _common(ran: DataFrame) -> list[str]:
     """Return the settings that are the same in all rows: the techniques but the plain ones, and sizes."""
-    techniques = [c for c in TECHNIQUE_GROUPS if c in ran and c in ORDER]
-    same = [c for c in (*COMMON, *techniques) if c in ran and ran[c].nunique(dropna=False) == 1]
-    told = [c for c in same if str(ran[c].iloc[0]) != ORDER.get(c, "").split(" ")[0] or c in COMMON]
+    same = [c for c in (*COMMON, *GROUPS) if c in ran and ran[c].nunique(dropna=False) == 1]
+    told = [c for c in same if c in COMMON or str(ran[c].iloc[0]) != plain_choice(c)]
     return [value_label(c, value) for c in told if (value := plain(ran[c].iloc[0]))]
 
 

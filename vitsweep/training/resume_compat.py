@@ -16,8 +16,6 @@ from vitsweep.training.checkpoint_files import (
 
 SPEED_ONLY = ("data.num_workers", "data.prefetch_batches")
 """Settings of data that change no image."""
-CHANGING_GROUPS = ("classifier", "vit_block", "tokens", "averaging", "schedule")
-"""Groups of techniques whose choices are parts of the model or of its training."""
 SHOWN = 4
 """Differing settings that a refusal names."""
 
@@ -39,7 +37,7 @@ def course(cell: CellSpec) -> dict[str, Any]:
     kept["batch.resolution_px"] = cell.batch.resolution_px
     kept["images_per_step"] = cell.images_per_step
     for group, technique in cell.techniques.items():
-        if group in CHANGING_GROUPS or technique.changes_model:
+        if technique.part_of_training or technique.changes_model:
             kept[group] = identity(technique)
     optimizer = identity(cell.recipe.optimizer(cell).plain())
     kept |= {f"optimizer.{key}": value for key, value in optimizer.items() if key != "name"}

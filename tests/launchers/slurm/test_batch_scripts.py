@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from tests.launchers.slurm.test_packing import settings
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.submit import sbatch
 from vitsweep.launchers.slurm.submit.packing import PlannedJob
 from vitsweep.launchers.slurm.submit.sbatch import without_secrets
 from vitsweep.launchers.slurm.submit.settings import Request
 from vitsweep.results.store import Store
+from vitsweep.spec.menu import conf_dir
 
 GOLDEN = Path(__file__).parent / "golden"
 CPU = Request(nodes=1, ranks_per_node=2, cpus=4, gpus=0, memory_gib=None, minutes=40)

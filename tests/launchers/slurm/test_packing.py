@@ -9,7 +9,6 @@ import pytest
 from tests.builders import of_present_code, run
 from tests.cells import TINY
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.conf_dir import conf_dir
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
@@ -28,6 +27,7 @@ from vitsweep.planning.freeze import code_folder, plan_of
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.store import Store
+from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 
 MACHINE = Machine(device="cpu", cores_per_node=4, devices_per_node=0)

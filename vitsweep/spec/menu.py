@@ -1,0 +1,81 @@
+"""What conf/ offers: its groups, their choices in the order of the menu, and what each is.
+
+A group is a line of `config.yaml`: its plain choice, and what the group is about as a comment. A
+choice is a YAML that begins with a comment. Choices follow the plain one by the number in their line
+`# @order 20`; those without such a line come last, by name. Hydra is not needed to read them.
+"""
+
+import re
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+_HEADING = re.compile(r"  # (.*)")
+_GROUP = re.compile(r"  - (?:override )?(?P<name>[\w/]+): (?P<plain>\w+)\s*(?:# *(?P<caption>.*))?")
+_ORDER = re.compile(r"^# @order (\d+)$", re.MULTILINE)
+
+
+class Group(NamedTuple):
+    """A line of the menu: which choice is plain, what the group is about, and the heading above it."""
+
+    plain: str
+    caption: str
+    heading: str
+
+
+def conf_dir() -> Path:
+    """Return the folder of `config.yaml` and the config groups: in an installed package, or beside it.
+
+    Raises:
+        FileNotFoundError: the installation is damaged.
+    """
+    package = Path(__file__).parents[1]
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise FileNotFoundError(
+        f"vitsweep's conf/ is neither in {package} nor beside it: install it again."
+    )
+
+
+@cache
+def groups() -> dict[str, Group]:
+    """Return name -> group, in the order of `config.yaml`."""
+    text = (conf_dir() / "config.yaml").read_text(encoding="utf-8").partition("\ndefaults:\n")[2]
+    found: dict[str, Group] = {}
+    heading = ""
+    for line in takewhile(lambda line: line.startswith(" "), text.splitlines()):
+        if title := _HEADING.fullmatch(line):
+            heading = title[1]
+        elif group := _GROUP.fullmatch(line):
+            found[group["name"]] = Group(group["plain"], group["caption"] or "", heading)
+    return found
+
+
+@cache
+def choices(group: str) -> tuple[str, ...]:
+    """Return the choices of a group (or of a folder of conf/ like `sweep`), the plain one first."""
+    plain = groups()[group].plain if group in groups() else None
+    places = {
+        path.stem: _ORDER.search(text_of(path)) for path in (conf_dir() / group).glob("*.yaml")
+    }
+    by_number = {name: int(place[1]) if place else 1000 for name, place in places.items()}
+    return tuple(sorted(by_number, key=lambda name: (name != plain, by_number[name], name)))
+
+
+def plain_choice(group: str) -> str:
+    """Return the choice of a group that the baseline has."""
+    return groups()[group].plain
+
+
+def comment(group: str, choice: str) -> str:
+    """Return the comment that a YAML begins with, in one line."""
+    lines = text_of(conf_dir() / group / f"{choice}.yaml").splitlines()
+    block = takewhile(lambda line: line.startswith("#"), lines)
+    return " ".join(line.lstrip("# ") for line in block if not line.startswith("# @"))
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a YAML."""
+    return path.read_text(encoding="utf-8")
