@@ -16,6 +16,7 @@ from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.planning import predictions
 from vitsweep.planning.predictions import chosen, keep_predictions, traced_throughput
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
+from vitsweep.predict import prediction
 from vitsweep.predict.prediction import PROCESS_GIB
 from vitsweep.predict.trace_pool import TraceCache
 from vitsweep.results.store import Store
@@ -92,7 +93,7 @@ def test_what_may_fit_is_submitted(mib: float, changes: dict[str, Any], why: str
 def test_nothing_is_traced_where_a_formula_shows_that_cells_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(predictions, "predict_cells", _not_called)
+    monkeypatch.setattr(prediction, "predict_cells", _not_called)
     assert not refused(*planned((), ("precision=O2",)))
 
 
@@ -108,7 +109,7 @@ def test_nothing_is_traced_where_a_formula_shows_that_cells_fit(
 def test_no_cell_is_looked_at(
     machine: Machine, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predictions, "predict_cells", _not_called)
+    monkeypatch.setattr(prediction, "predict_cells", _not_called)
     plan, settings = planned((LARGE,))
     assert not refused(plan, replace(settings, **changes), machine)
 

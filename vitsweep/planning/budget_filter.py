@@ -4,12 +4,15 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import TYPE_CHECKING
 
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.predict.prediction import CellPrediction
 
-Predictions = Mapping[str, CellPrediction]
+if TYPE_CHECKING:
+    from vitsweep.predict.prediction import CellPrediction
+
+Predictions = Mapping[str, "CellPrediction"]
 """Cell id -> prediction; cells without one stay in a plan."""
 
 
@@ -89,7 +92,7 @@ def _within_hours(
     return SweepPlan({c: e for c, e in kept.items() if not e.is_added_baseline or c in wanted})
 
 
-def _run_hours(prediction: CellPrediction | None) -> float:
+def _run_hours(prediction: "CellPrediction | None") -> float:
     """Return the device-hours of a run: 0 without a step time, infinite for unknown lengths."""
     if prediction is None or prediction.step_time is None:
         return 0.0

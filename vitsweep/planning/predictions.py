@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import log
+from typing import TYPE_CHECKING
 
 from pandas import DataFrame
 from rich.console import Console
@@ -20,20 +21,15 @@ from vitsweep.planning.budget_filter import bounded_hours, without, without_left
 from vitsweep.planning.freeze import code_state
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.predict.closed_memory import surely_fits
-from vitsweep.predict.prediction import (
-    CellPrediction,
-    limit_bytes,
-    predict_cells,
-    process_bytes,
-    run_seconds,
-)
-from vitsweep.predict.step_time import ResidualModel, fit_residuals
 from vitsweep.rates.device import device_name
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.tables.load import load
+
+if TYPE_CHECKING:  # what a plan without predictions does not load
+    from vitsweep.predict.prediction import CellPrediction
+    from vitsweep.predict.step_time import ResidualModel
 
 # What the records of earlier sweeps say about predicted step times on a device.
 
@@ -43,7 +39,7 @@ MOST_SWEEPS = 30
 PREDICTED = "predicted_uncorrected_step_time_ms"
 
 
-def earlier_errors(store: Store, device: str | None) -> ResidualModel:
+def earlier_errors(store: Store, device: str | None) -> "ResidualModel":
     """Fit corrections to the records of the sweeps beside `store`, itself included.
 
     Args:
@@ -53,6 +49,8 @@ def earlier_errors(store: Store, device: str | None) -> ResidualModel:
     Returns:
         No correction where there are too few records with a prediction on that device.
     """
+    from vitsweep.predict.step_time import fit_residuals
+
     settings: list[dict[str, str]] = []
     measured: list[float] = []
     predicted: list[float] = []
@@ -121,6 +119,8 @@ def keep_predictions(plan: SweepPlan, store: Store, console: Console) -> bool:
     }
     if not predicts() or not specs:
         return False
+    from vitsweep.predict.prediction import predict_cells
+
     context = fork_server()  # says what the server imports, before it starts
     start_fork_server()
     with tracing(console) as progress:
@@ -142,6 +142,8 @@ def predict_before_submission(entries: Sequence[PlannedCell], store: Store) -> d
     Returns:
         Cell id -> minutes of a run at the upper end of its interval of 80 %.
     """
+    from vitsweep.predict.prediction import run_seconds
+
     minutes = {}
     for cell_id, found in _traced(entries).items():
         if found.trace:
@@ -165,13 +167,15 @@ def traced_throughput(plan: SweepPlan) -> dict[str, float]:
     return logs if len(logs) == len(plan.runnable) else {}
 
 
-def _traced(entries: Sequence[PlannedCell]) -> dict[str, CellPrediction]:
+def _traced(entries: Sequence[PlannedCell]) -> "dict[str, CellPrediction]":
     """Return the predictions of cells that were traced before."""
+    from vitsweep.predict.prediction import predict_cells
+
     specs = {entry.cell_id: entry.spec for entry in entries}
     return predict_cells(specs, only_cached=True) if predicts() else {}
 
 
-def _keep(found: CellPrediction, cell_id: str, store: Store) -> None:
+def _keep(found: "CellPrediction", cell_id: str, store: Store) -> None:
     columns = found.columns()
     kept = {name: columns.get(name) for name in STORED}
     kept["uncorrected_step_time_ms"] = found.uncorrected_ms
@@ -210,6 +214,8 @@ def chosen(
         if settings.search == "race" and not submitted and predicts():
             return _without_known_too_large(plan, machine)
         return plan
+    from vitsweep.predict.prediction import predict_cells
+
     here = machine.described_by == HERE
     residuals = earlier_errors(store, device_name(machine.device) if here else None)
     with tracing(console) as progress:
@@ -243,6 +249,9 @@ def tracing(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> SweepPlan:
     """Refuse what will not fit; traced are only cells of which a formula does not show that they fit."""
+    from vitsweep.predict.closed_memory import surely_fits
+    from vitsweep.predict.prediction import limit_bytes, predict_cells, process_bytes
+
     doubtful = {}
     for entry in plan.runnable:
         resources = entry.spec.resources
@@ -265,6 +274,8 @@ def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> S
 
 def _without_known_too_large(plan: SweepPlan, machine: Machine) -> SweepPlan:
     """Refuse what will not fit, of the cells that were traced before."""
+    from vitsweep.predict.prediction import predict_cells
+
     specs = {entry.cell_id: entry.spec for entry in plan.runnable}
     found = predict_cells(specs, only_cached=True, gib_per_device=machine.gib_per_device)
     return without(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})
