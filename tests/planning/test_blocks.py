@@ -15,17 +15,16 @@ from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.planning.blocks import (
-    EXTRA_ROUNDS,
     BalancedOrder,
     Block,
     blocks,
-    blocks_until_measured,
     look_blocks,
     runs_per_cell,
     warm_up_cell,
 )
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.pending import ResumeState, resume_state
+from vitsweep.planning.rounds import EXTRA_ROUNDS, blocks_in_turn, grid
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import RunRecord, Status
 
@@ -199,8 +198,7 @@ class Machine:
         return self.state()
 
     def _rounds(self) -> Iterator[Block]:
-        order = BalancedOrder()
-        return blocks_until_measured(self.plan, self.state, self.records, 8, order)
+        return blocks_in_turn(grid(self.plan, self.settings, (), CODE), self.records)
 
 
 def test_without_faults_there_is_one_block_per_round() -> None:

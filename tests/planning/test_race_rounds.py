@@ -16,7 +16,7 @@ from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.sweep_plan import SweepPlan
-from vitsweep.racing.rounds import RaceRounds, describe_race, describe_refused
+from vitsweep.racing.rounds import RaceRounds, describe_race
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store, read_race
 from vitsweep.tables.race import race_answer, race_lines, race_table
@@ -301,12 +301,12 @@ def test_plan_says_how_a_race_would_proceed_and_what_it_costs_at_most(
     assert "as many blocks as sweep.minutes=30 allows" in describe_race(bounded)
 
 
-def test_choices_that_change_the_model_are_refused_where_the_model_is_kept() -> None:
-    plan, _ = planned("classifier=token,pooled", "sweep.keep_model=true")
-    [refused] = [entry for entry in plan.entries.values() if entry.reasons]
+def test_choices_that_change_the_model_are_refused_where_the_model_is_kept(tmp_path: Path) -> None:
+    kept = planned("classifier=token,pooled", "sweep.keep_model=true")
+    [refused] = [entry for entry in kept[0].entries.values() if entry.reasons]
     assert "`classifier=pooled` changes what the model computes" in refused.reasons[0]
-    assert "1 of 2 cells cannot run and are not in the race" in describe_refused(plan)
-    assert describe_refused(planned("classifier=token,pooled")[0]) == ""
+    assert "1 of 2 cells cannot run and are not in the race" in rounds_of(kept, tmp_path).notice
+    assert rounds_of(planned("classifier=token,pooled"), tmp_path).notice == ""
 
 
 def test_a_race_of_which_every_cell_is_refused_names_the_reasons(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_race_that_is_stopped_within_its_start_tells_of_the_runs_it_has(
 ) -> None:
     machine, rounds = Machine(grid[0]), rounds_of(grid, tmp_path)
     machine.measure(rounds.next(())[0])
-    rounds.note(machine.records)
+    rounds.stopped(machine.records)
     race = read_race(tmp_path)
     assert (race["ended"], race["num_runs"], race["num_blocks"]) == ("", 8, 1)
     assert race["leader"] in {record.cell_id for record in machine.records}

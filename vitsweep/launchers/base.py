@@ -5,7 +5,7 @@ anywhere else. To add one, subclass `hydra_plugins.vitsweep_launchers.plugin.Cel
 implement the methods of `CellLauncher`, and name the class in a YAML of `hydra/launcher`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -15,9 +15,10 @@ from rich.console import Console
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
-from vitsweep.planning.predictions import chosen
+from vitsweep.planning.pending import ResumeState, print_notices
+from vitsweep.planning.predictions import chosen, traced_throughput
+from vitsweep.planning.rounds import Rounds, grid
 from vitsweep.planning.sweep_plan import SweepPlan
-from vitsweep.racing.rounds import RaceRounds
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
@@ -53,7 +54,7 @@ class LaunchResult:
         plan: the cells of the command with their baselines.
         interrupted: the user stopped the command, or detached from submitted jobs.
         submitted: cells still have to run somewhere else, so there is nothing to show yet.
-        is_race: the launcher ran a race, see `planning.race_rounds`.
+        is_race: the launcher ran a race, see `racing.rounds`.
     """
 
     store: Store
@@ -120,14 +121,64 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
         VitsweepError: the folder cannot be written.
     """
     plan = plan_of(request.cells, machine, request.composer)
-    if request.settings.search == "race" and not store_of(request.settings).root.exists():
-        RaceRounds(plan, request.settings, store_of(request.settings), code_state()).check()
-    store = open_store(request.settings)
+    store = store_of(request.settings)
+    if request.settings.search == "race" and not store.root.exists():
+        planned = PreparedSweep(store=store, plan=plan, code=code_state())
+        rounds_of(planned, request.settings, predicted=lambda plan: {})
+    store = store.create()
     request.console.print(
         f"{count(len(plan.entries), 'cell')} in {store.root}", highlight=False, markup=False
     )
     with locked(store, request.console):
         yield _frozen(store, plan, request, machine)
+
+
+def rounds_of(
+    sweep: PreparedSweep,
+    settings: SweepSettings,
+    at_once: int = 1,
+    pending: Iterable[tuple[str, str]] = (),
+    predicted: Callable[[SweepPlan], Mapping[str, float]] = traced_throughput,
+) -> Rounds:
+    """Return what chooses the blocks of a command: a race, or a grid of all cells.
+
+    Args:
+        sweep: its store and cells.
+        settings: `search` decides.
+        at_once: blocks of a round of a race at least.
+        pending: (cell id, block) of runs that will be made without this command.
+        predicted: returns cell id -> log of its predicted throughput, for a race.
+
+    Raises:
+        BadValueError: a race cannot begin.
+        ImpossibleCellError: a race has no cell that can run.
+    """
+    earlier = list(sweep.store.runs())
+    if settings.search != "race":
+        return grid(sweep.plan, settings, earlier, sweep.code, pending)
+    from vitsweep.racing.rounds import RaceRounds  # a grid never loads it
+
+    race = RaceRounds(
+        sweep.plan,
+        settings,
+        sweep.store,
+        sweep.code,
+        earlier,
+        at_once,
+        predicted=predicted(sweep.plan),
+    )
+    race.check()
+    return race
+
+
+def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: Console) -> None:
+    """Say which cells are measured anew or not repeated, and what else is to be known."""
+    store = sweep.store
+    print_notices(
+        state, sweep.plan, store, f"`vitsweep retry {store.name}` runs them again", console
+    )
+    if rounds.notice:
+        console.print(rounds.notice, highlight=False)
 
 
 def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:

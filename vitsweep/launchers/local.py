@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Annotated, Any
 
 from annotated_types import Gt
@@ -18,67 +17,20 @@ from vitsweep.launchers.base import (
     LaunchRequest,
     LaunchResult,
     PreparedSweep,
+    announce,
     frozen_sweep,
     prepared,
+    rounds_of,
 )
 from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.progress import Progress
-from vitsweep.planning.blocks import (
-    BalancedOrder,
-    Block,
-    blocks_until_measured,
-    look_blocks,
-    repeated_runs,
-    runs_per_cell,
-)
-from vitsweep.planning.pending import ResumeState, print_notices, resume_state
-from vitsweep.planning.predictions import keep_predictions, traced_throughput
+from vitsweep.planning.predictions import keep_predictions
+from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import cell_labels
-from vitsweep.racing.rounds import RaceRounds, describe_refused
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
 from vitsweep.spec.from_yaml import section_from_tree
 from vitsweep.spec.resources import Machine
-
-# A race on this machine: blocks one after the other, each chosen from the runs of those before.
-
-
-def run_race(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
-    """Run blocks until the race has ended; True if the user stopped it.
-
-    Raises:
-        BadValueError: the race cannot begin, see `RaceRounds.check`.
-    """
-    store, plan, console = sweep.store, sweep.plan, request.console
-    earlier = list(store.runs())
-    predicted = traced_throughput(plan)
-    rounds = RaceRounds(plan, request.settings, store, sweep.code, earlier, predicted=predicted)
-    rounds.check()
-    if refused := describe_refused(plan):
-        console.print(refused, highlight=False)
-    runner = BlockRunner(store, sweep.code, parallel, earlier)
-    begin = rounds.state(())
-    print_notices(begin, plan, store, f"`vitsweep retry {store.name}` runs them again", console)
-    runner.skipped |= set(begin.not_measured)
-    once = {e.cell_id: 1 for e in plan.runnable if e.cell_id not in begin.not_measured}
-    resumed = runner.resume(plan, once, 1, console)
-    progress = Progress(console, cell_labels(plan), 0)
-
-    def raced() -> Iterator[Block]:
-        while blocks := rounds.next(runner.records):
-            for number, block in enumerate(blocks):
-                progress.expects(sum(len(b.entries) for b in blocks[number:]))
-                yield block
-                if repeated := repeated_runs(block, runner.records, rounds.state(runner.records)):
-                    yield repeated
-
-    interrupted = runner.run(chain(resumed, raced()), progress)
-    if interrupted:
-        rounds.note(runner.records)
-    return interrupted
-
-
-# LocalSettings: the fields of conf/hydra/launcher/local.yaml, typed and checked.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +80,8 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
     """
     with prepared(request, Machine.here()) as sweep:
         record_unfinished(sweep.store, sweep.plan.entries)
+        interrupted = _run(sweep, request, settings.parallel)
         is_race = request.settings.search == "race"
-        interrupted = (run_race if is_race else _run)(sweep, request, settings.parallel)
         yield LaunchResult(
             store=sweep.store, plan=sweep.plan, interrupted=interrupted, is_race=is_race
         )
@@ -164,33 +116,19 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
 
 
 def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
-    """Run what is missing; True if the user stopped it."""
-    store, plan, console = sweep.store, sweep.plan, request.console
-    settings, earlier = request.settings, list(store.runs())
-    runner = BlockRunner(store, sweep.code, parallel, earlier)
-
-    def state() -> ResumeState:
-        return resume_state(plan, earlier, settings, sweep.code, runner.records)
-
-    begin, size = state(), settings.cells_per_block
-    print_notices(begin, plan, store, f"`vitsweep retry {store.name}` runs them again", console)
-    if not begin.missing_blocks and not begin.not_measured and plan.runnable:
-        console.print("Everything that was asked for is measured already.")
-    looks = list(look_blocks(plan, begin, settings))
-    resumed = runner.resume(plan, begin.missing_blocks, size, console)
-    order = BalancedOrder.after(earlier)
-    rounds = blocks_until_measured(plan, state, runner.records, size, order)
+    """Run what is missing, or blocks until a race has ended; True if the user stopped it."""
+    plan, console = sweep.plan, request.console
+    rounds = rounds_of(sweep, request.settings)
+    begin = rounds.state(())
+    announce(rounds, begin, sweep, console)
+    runner = BlockRunner(sweep.store, sweep.code, parallel, rounds.earlier)
+    runner.skipped |= set(begin.not_measured)
+    resumed = runner.resume(plan, *rounds.to_resume(), console)
     progress = Progress(console, cell_labels(plan), 0)
-
-    def planned() -> Iterator[Block]:
-        for number, block in enumerate(chain(looks, resumed, rounds)):
-            runs = runs_per_cell(plan, state().missing_blocks, size)
-            runs += Counter(entry.cell_id for look in looks[number:] for entry in look.entries)
-            progress.expects(runs if runs.total() > len(block.entries) else len(block.entries))
-            yield block
-
-    stopped = runner.run(planned(), progress)
+    planned = blocks_in_turn(rounds, runner.records, resumed, progress.expects)
+    stopped = runner.run(planned, progress)
     if stopped:
+        rounds.stopped(runner.records)
         for training in runner.saved_trainings(plan):
             console.print(
                 f"Training of cell {training.run.cell_id} is saved after step {training.saved_step}: the "

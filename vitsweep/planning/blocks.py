@@ -11,7 +11,7 @@ once per block, on which resuming, samples and tables rely.
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,9 +23,6 @@ from vitsweep.planning.pending import ResumeState, has_typed_blocks
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.spec.measurement import MIN_BLOCKS
-
-EXTRA_ROUNDS = 3
-"""So many rounds more than planned make up for pairs that were lost to runs that were stopped."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +132,8 @@ def blocks(
         order: of the cells within blocks; one that knows of no earlier blocks where not given.
     """
     order = order or BalancedOrder()
-    for members in _members(plan, missing, cells_per_block):
-        yield _block(plan, members, order)
+    for members in members_of_blocks(plan, missing, cells_per_block):
+        yield block_of(plan, members, order)
 
 
 def look_blocks(plan: SweepPlan, state: ResumeState, settings: SweepSettings) -> Iterator[Block]:
@@ -153,7 +150,7 @@ def look_blocks(plan: SweepPlan, state: ResumeState, settings: SweepSettings) ->
     if settings.prune_slowdown is None or settings.limit.key or settings.search != "grid":
         return
     wanted = {c: 1 for c in state.missing_blocks if _needs_look(plan.entries[c], state)}
-    for members in _members(plan, wanted, settings.cells_per_block):
+    for members in members_of_blocks(plan, wanted, settings.cells_per_block):
         entries = sorted(_with_baselines(plan, members), key=lambda e: e.cell_id != e.baseline_id)
         name = secrets.token_hex(5)
         for position, entry in enumerate(entries):
@@ -169,41 +166,6 @@ def _needs_look(entry: PlannedCell, state: ResumeState) -> bool:
         and not entry.spec.task.epochs
         and not has_typed_blocks(entry)
     )
-
-
-def blocks_until_measured(
-    plan: SweepPlan,
-    state: Callable[[], ResumeState],
-    runs: Sequence[RunRecord],
-    cells_per_block: int,
-    order: BalancedOrder,
-) -> Iterator[Block]:
-    """Yield blocks, round after round, until no cell lacks any, looking at what was measured.
-
-    A round is one block of every cell that lacks some. Runs that were stopped from outside (killed,
-    preempted) are repeated at the end of their block; pairs that are lost nevertheless are made up
-    for by further rounds, at most `EXTRA_ROUNDS`.
-
-    Args:
-        plan: the cells.
-        state: returns what is missing by now.
-        runs: records of this command, oldest first; grows while the blocks run.
-        cells_per_block: cells of one block, baselines not counted.
-        order: of the cells within blocks.
-    """
-    num_rounds = max(state().missing_blocks.values(), default=0) + EXTRA_ROUNDS
-    for _ in range(num_rounds):
-        round_ = dict.fromkeys(state().missing_blocks, 1)
-        for members in _members(plan, round_, cells_per_block):
-            still = state()
-            members = [e for e in members if e.cell_id in still.missing_blocks]
-            if not members:
-                continue
-            num_before = len(runs)
-            block = _block(plan, members, order, skipped=still.not_measured)
-            yield block
-            if repeated := repeated_runs(block, runs[num_before:], state()):
-                yield repeated
 
 
 def repeated_runs(block: Block, runs: Sequence[RunRecord], state: ResumeState) -> Block | None:
@@ -230,7 +192,7 @@ def runs_per_cell(
     plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int
 ) -> "Counter[str]":
     """Return cell id -> runs that the missing blocks take, those of the baselines among them."""
-    members = _members(plan, missing, cells_per_block)
+    members = members_of_blocks(plan, missing, cells_per_block)
     return Counter(entry.cell_id for some in members for entry in _with_baselines(plan, some))
 
 
@@ -253,10 +215,16 @@ def comparisons(entries: Sequence[PlannedCell], size: int) -> Iterator[list[Plan
             yield baselines
 
 
-def _members(
+def members_of_blocks(
     plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int
 ) -> Iterator[list[PlannedCell]]:
-    """Yield the cells of each block, round after round, baselines not added yet."""
+    """Yield the cells of each block, round after round, baselines not added yet.
+
+    Args:
+        plan: the cells.
+        missing: cell id -> number of blocks it lacks.
+        cells_per_block: cells of one block, baselines not counted.
+    """
     for round_ in range(max(missing.values(), default=0)):
         lacking = [e for e in plan.runnable if missing.get(e.cell_id, 0) > round_]
         yield from comparisons(lacking, cells_per_block)
@@ -268,12 +236,13 @@ def _with_baselines(plan: SweepPlan, members: Iterable[PlannedCell]) -> list[Pla
     return list(needed.values())
 
 
-def _block(
+def block_of(
     plan: SweepPlan,
     members: Iterable[PlannedCell],
     order: BalancedOrder,
     skipped: Mapping[str, object] | None = None,
 ) -> Block:
+    """Return a block of some cells with their baselines, without those that are skipped."""
     entries = {e.cell_id: e for e in _with_baselines(plan, members)}
     cells = [cell_id for cell_id in entries if cell_id not in (skipped or {})]
     return Block(secrets.token_hex(5), tuple(entries[c] for c in order.next_block(cells)))

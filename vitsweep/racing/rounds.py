@@ -6,6 +6,7 @@ of the fresh blocks, since these never choose the leader, and the predictions wi
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -199,6 +200,17 @@ class RaceRounds:
         self._order = BalancedOrder.after(self.earlier)
         self._num_blocks = len({run.block for run in self.earlier})
 
+    @property
+    def notice(self) -> str:
+        """How many cells are not in the race because a rule refuses them; empty where none is."""
+        refused = len(self.plan.entries) - len(self.plan.runnable)
+        if not refused:
+            return ""
+        return (
+            f"{refused:,} of {count(len(self.plan.entries), 'cell')} cannot run and are not in the race: "
+            "`plan` in front of the command lists the reasons."
+        )
+
     @cached_property
     def cells(self) -> RaceCells:
         """The cells that can run."""
@@ -304,7 +316,7 @@ class RaceRounds:
         write_race(self.store.root, self._document(used, left))
         return blocks
 
-    def note(self, records: Sequence[RunRecord]) -> None:
+    def stopped(self, records: Sequence[RunRecord]) -> None:
         """Write `race.json` after an interruption, when no further block is wanted."""
         used = self._records(records)
         step, left = self._judged(used, records)
@@ -315,6 +327,15 @@ class RaceRounds:
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Return what is known of the cells, see `planning.pending`."""
         return resume_state(self.plan, self.earlier, self.settings, self.code, records)
+
+    def num_runs(self, records: Sequence[RunRecord]) -> "Counter[str]":
+        """Return nothing: a race does not know how long it takes."""
+        return Counter()
+
+    def to_resume(self) -> tuple[Mapping[str, int], int]:
+        """Return one block, of a cell and its baseline, for each cell that is repeated at all."""
+        ended = self.state(()).not_measured
+        return {e.cell_id: 1 for e in self.plan.runnable if e.cell_id not in ended}, 1
 
     def _records(self, records: Sequence[RunRecord]) -> list[RunRecord]:
         """Return the runs that count, oldest first."""
@@ -442,15 +463,4 @@ def describe_race(rounds: RaceRounds) -> str:
         f"{race.num_start_blocks} that cover cells at random, then each with {sought}; {bound}; then "
         f"{settings.confirm} fresh blocks of {fresh}. The column `runs` is that of a grid; a full one of "
         f"{rounds.grid_blocks} blocks takes {rounds.grid_runs:,} runs."
-    )
-
-
-def describe_refused(plan: SweepPlan) -> str:
-    """Return how many cells are not in a race because a rule refuses them; empty where none is."""
-    refused = len(plan.entries) - len(plan.runnable)
-    if not refused:
-        return ""
-    return (
-        f"{refused:,} of {count(len(plan.entries), 'cell')} cannot run and are not in the race: `plan` "
-        "in front of the command lists the reasons."
     )
