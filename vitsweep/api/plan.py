@@ -22,7 +22,6 @@ from vitsweep.planning.detectable_effect import (
 from vitsweep.planning.freeze import code_state, plan_of, store_of
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings
-from vitsweep.racing.rounds import RaceRounds, describe_race
 from vitsweep.rates.device import device_name
 from vitsweep.rates.profile import profile_named
 from vitsweep.results.store import Store
@@ -396,6 +395,8 @@ def overview(
     if not noise.num_ratios and sweep_plan.runnable and machine.described_by == HERE:
         noise = noise_of_other_sweep(store, device_name(machine.device))
     if settings.search == "race":
+        from vitsweep.racing.rounds import RaceRounds, describe_race
+
         outlook = describe_race(RaceRounds(sweep_plan, settings, store, code_state(), runs))
     else:
         outlook = describe_detectable_effect(sweep_plan, noise) or ""
