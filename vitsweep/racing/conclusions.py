@@ -51,7 +51,7 @@ class Verdict:
         is_settled: by these runs alone; a race asks for it in two consecutive rounds.
         challengers: cells by how soon they are run next.
         front: of a race for two figures, the cells of the front, fastest first; else empty.
-        lean_gain: of a race for two figures, `gain` of the second, larger is better; else None.
+        memory_saving: of a race for two figures, `gain` of the second, larger is better; else None.
     """
 
     leader: int
@@ -67,7 +67,7 @@ class Verdict:
     is_settled: bool
     challengers: tuple[int, ...]
     front: tuple[int, ...] = ()
-    lean_gain: Floats | None = None
+    memory_saving: Floats | None = None
 
 
 def judge(
@@ -165,7 +165,7 @@ def proposals(verdict: Verdict, always: Ints, size: int, num_blocks: int) -> lis
 #
 # Each figure has a posterior of its own. A cell *covers* another where it is at most the indifference
 # worse in both figures. The front is a set of measured cells of which every next one is slower, by its
-# mean, and leaner by more than the indifference.
+# mean, and uses less memory by more than the indifference.
 #
 # - A cell is dropped when some cell of the front is shown faster at all and shown to cost no more than
 # the indifference above it. Cells are judged anew after each round, and always against the front
@@ -180,8 +180,8 @@ def proposals(verdict: Verdict, always: Ints, size: int, num_blocks: int) -> lis
 
 
 def judge_front(
-    fast: Mixture,
-    lean: Mixture,
+    throughput: Mixture,
+    memory: Mixture,
     runs: Runs,
     out: NDArray[np.bool_],
     indifference: float,
@@ -190,8 +190,8 @@ def judge_front(
     """Return what the posteriors of two figures say, larger being better in both.
 
     Args:
-        fast: of throughput, after `runs`.
-        lean: of the inverse of what should be small, after `runs.of_cost`.
+        throughput: posterior of log throughput, after `runs`.
+        memory: posterior of minus the log of peak memory, after `runs.of_cost`.
         runs: that were measured.
         out: cells that left the race before.
         indifference: differences below it do not matter: 0.02 is 2 %.
@@ -200,28 +200,30 @@ def judge_front(
     num_cells, margin = len(out), float(np.log1p(indifference))
     num_runs = np.bincount(runs.cell, minlength=num_cells)
     ran = (num_runs > 0) & ~out
-    front = front_of(fast.mean, lean.mean, ran if ran.any() else ~out, margin)
+    front = front_of(throughput.mean, memory.mean, ran if ran.any() else ~out, margin)
     leader = front[0]
-    draws = [posterior.draws(NUM_DRAWS, random) for posterior in (fast, lean)]
+    draws = [posterior.draws(NUM_DRAWS, random) for posterior in (throughput, memory)]
     of_front = [np.stack([at(np.array([f]))[0] for f in front]) for at in draws]
     gain_sd, alive = np.zeros(num_cells), ~out
     furthest, cell_of = np.full(NUM_DRAWS, -np.inf), np.full(NUM_DRAWS, leader)
     partner_of = np.full(NUM_DRAWS, leader)
     # union bound over the pairs of a cell and one of the front, and over the two figures
     limit = -ndtri(LEVEL / 4 / (num_cells * len(front)))
-    for cells in fast.chunks():
+    for cells in throughput.chunks():
         at_cells = [at(cells) for at in draws]
         uncovered, nearest = np.full(at_cells[0].shape, np.inf), np.zeros(at_cells[0].shape, int)
         better = np.full(at_cells[0].shape, -np.inf)
         worst = np.zeros(at_cells[0].shape, int)
         for place, member in enumerate(front):
-            faster, leaner = (c - f[place] for c, f in zip(at_cells, of_front, strict=True))
+            faster, less_memory = (c - f[place] for c, f in zip(at_cells, of_front, strict=True))
             if place == 0:
                 gain_sd[cells] = faster.std(axis=1)
-            is_slower = _shown(fast.mean[member] - fast.mean[cells], faster, limit)
-            is_no_leaner = _shown(lean.mean[member] - lean.mean[cells] + margin, leaner, limit)
-            alive[cells] &= ~(is_slower & is_no_leaner)
-            either, both = np.maximum(faster, leaner), np.minimum(faster, leaner)
+            is_slower = _shown(throughput.mean[member] - throughput.mean[cells], faster, limit)
+            needs_no_less = _shown(
+                memory.mean[member] - memory.mean[cells] + margin, less_memory, limit
+            )
+            alive[cells] &= ~(is_slower & needs_no_less)
+            either, both = np.maximum(faster, less_memory), np.minimum(faster, less_memory)
             nearest, uncovered = _where(either < uncovered, place, either, nearest, uncovered)
             worst, better = _where(both > better, place, both, worst, better)
         outside = np.maximum(uncovered, better)
@@ -241,32 +243,34 @@ def judge_front(
         runner_up=front[1] if len(front) > 1 else leader,
         chance_of_better=chance,
         num_blocks=runs.num_blocks,
-        scales=fast.scales,
-        odd_runs=fast.weights < ODD_WEIGHT,
-        gain=fast.mean - fast.mean[leader],
+        scales=throughput.scales,
+        odd_runs=throughput.weights < ODD_WEIGHT,
+        gain=throughput.mean - throughput.mean[leader],
         gain_sd=gain_sd,
         alive=alive,
         num_runs=num_runs,
         is_settled=bool(chance <= LEVEL and not rare),
         challengers=(*rare, *pairs),
         front=tuple(front),
-        lean_gain=lean.mean - lean.mean[leader],
+        memory_saving=memory.mean - memory.mean[leader],
     )
 
 
-def front_of(fast: Floats, lean: Floats, allowed: NDArray[np.bool_], margin: float) -> list[int]:
-    """Return the cells of the front, fastest first: each leaner by more than `margin` than those before.
+def front_of(
+    throughput: Floats, saving: Floats, allowed: NDArray[np.bool_], margin: float
+) -> list[int]:
+    """Return the cells of the front, fastest first: each saves more than `margin` beside those before.
 
     Args:
-        fast: log of one figure of each cell, larger is better.
-        lean: of the other.
+        throughput: log throughput of each cell.
+        saving: of each cell, minus the log of what should be small, such as peak memory.
         allowed: cells that may be on the front, one at least.
         margin: log of 1 + indifference.
     """
-    order = np.lexsort((-lean, -fast))
+    order = np.lexsort((-saving, -throughput))
     front: list[int] = []
     for cell in map(int, order[allowed[order]]):
-        if not front or lean[cell] > lean[front[-1]] + margin:
+        if not front or saving[cell] > saving[front[-1]] + margin:
             front.append(cell)
     return front
 

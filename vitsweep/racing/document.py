@@ -51,8 +51,8 @@ def state_of_race(
         if verdicts:
             row["gain"] = float(verdicts[-1].gain[number])
             row["gain_sd"] = float(verdicts[-1].gain_sd[number])
-            if (lean := verdicts[-1].lean_gain) is not None:
-                row["memory_gain"] = float(-lean[number])
+            if (saving := verdicts[-1].memory_saving) is not None:
+                row["memory_gain"] = float(-saving[number])
         rows.append(row)
     document = {"level": LEVEL, "num_blocks": runs.num_blocks, "cells": rows}
     if not verdicts:

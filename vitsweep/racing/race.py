@@ -139,8 +139,8 @@ class Race:
             if runs.log_cost is None:
                 verdict = judge(posterior, runs, gone, self.indifference, random)
             else:
-                lean = self._cost_model.posterior(runs.of_cost)
-                verdict = judge_front(posterior, lean, runs, gone, self.indifference, random)
+                memory = self._cost_model.posterior(runs.of_cost)
+                verdict = judge_front(posterior, memory, runs, gone, self.indifference, random)
             self._judged[key] = verdict
         return self._judged[key]
 
