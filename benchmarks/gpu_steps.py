@@ -20,7 +20,7 @@ from gpu_list import DEVICE_LOST
 from torch import Tensor
 
 from vitsweep.composition.composer import Composer
-from vitsweep.execution.failures import classify
+from vitsweep.execution.outcome import classify
 from vitsweep.measure.clocks import StepClock
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize

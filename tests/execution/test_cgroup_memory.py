@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from vitsweep.execution import rank_processes
-from vitsweep.execution.outcome import failure_of
-from vitsweep.execution.rank_processes import RankEnd
+from vitsweep.execution.outcome import RankEnd, failure_of
 
 LIMIT_BYTES = 300 * 2**20
 

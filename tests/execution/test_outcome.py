@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vitsweep.execution.outcome import failure_of
-from vitsweep.execution.rank_processes import STOPPED, LocalRanks, RankEnd, fork_server
+from vitsweep.execution.outcome import RankEnd, failure_of
+from vitsweep.execution.rank_processes import STOPPED, LocalRanks, fork_server
 from vitsweep.results.record import Status
 
 

@@ -12,14 +12,8 @@ import pytest
 from tests.builders import run
 from tests.cells import cell
 from vitsweep.execution.attempts import broken_off_trainings
-from vitsweep.execution.outcome import RECORD_DRAFT
-from vitsweep.execution.rank_processes import (
-    EXIT_SAVED,
-    STOP_SIGNAL,
-    LocalRanks,
-    Ranks,
-    fork_server,
-)
+from vitsweep.execution.outcome import EXIT_SAVED, RECORD_DRAFT
+from vitsweep.execution.rank_processes import STOP_SIGNAL, LocalRanks, Ranks, fork_server
 from vitsweep.execution.run_request import UNFINISHED, RunRequest, attempt_folder
 from vitsweep.execution.supervisor import RunEnding, supervise
 from vitsweep.files import append_line, read_lines, write_atomically

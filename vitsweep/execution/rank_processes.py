@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from vitsweep.execution.failures import killed_for_memory, read_failure
+from vitsweep.execution.outcome import RankEnd, killed_for_memory, read_failure
 from vitsweep.execution.process import main_module_left_alone
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -57,10 +56,6 @@ def num_oom_kills() -> int | None:
 PRELOADED = "vitsweep.execution.preloaded"
 """Imported once by the fork server, so that ranks need not."""
 
-EXIT_SAVED = os.EX_TEMPFAIL
-"""Exit code of a rank that was requested to stop and has saved a checkpoint to resume from."""
-EXIT_DISK_FULL = os.EX_IOERR
-"""Exit code of a rank that could not write: its failure file cannot be written either."""
 EXIT_UNKNOWN = 255
 """Exit code that multiprocessing gives a process whose fork server has died; a rank may have it too."""
 SECONDS_TO_KILL, SECONDS_TO_DIE = 10.0, 1.0
@@ -74,23 +69,6 @@ Target = Callable[..., None]
 
 
 STOPPED = "Its process was stopped by a signal, such as SIGSTOP."
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankEnd:
-    """How one rank ended.
-
-    Attributes:
-        rank: global rank.
-        exit_code: as in `subprocess` (negative for a signal); None where it is unknown.
-        failure: content of the rank's failure file, or None.
-        lost: why the exit code is unknown (the node is gone, the process is stopped), or "".
-    """
-
-    rank: int
-    exit_code: int | None
-    failure: dict[str, Any] | None = None
-    lost: str = ""
 
 
 class Ranks(Protocol):

@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vitsweep.errors import VitsweepError, disk_full_error
-from vitsweep.execution.failures import write_failure
-from vitsweep.execution.outcome import RECORD_DRAFT
+from vitsweep.execution.outcome import EXIT_DISK_FULL, EXIT_SAVED, RECORD_DRAFT, write_failure
 from vitsweep.execution.process import end_with_launcher, exit_now, joined_process_group, log_to
-from vitsweep.execution.rank_processes import EXIT_DISK_FULL, EXIT_SAVED, STOP_SIGNAL
+from vitsweep.execution.rank_processes import STOP_SIGNAL
 from vitsweep.execution.run_request import RunRequest, read_cell
 from vitsweep.files import write_atomically
 from vitsweep.results.record import RunRecord, Status, utc_now

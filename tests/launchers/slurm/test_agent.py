@@ -7,7 +7,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from vitsweep.execution.rank_processes import LocalRanks, RankEnd
+from vitsweep.execution.outcome import RankEnd
+from vitsweep.execution.rank_processes import LocalRanks
 from vitsweep.launchers.slurm.node.agent import Agent
 from vitsweep.launchers.slurm.node.transport import receive, send
 from vitsweep.results.store import Store

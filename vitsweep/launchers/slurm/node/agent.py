@@ -16,9 +16,9 @@ from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.calibration import calibrate_rank
+from vitsweep.execution.outcome import RankEnd
 from vitsweep.execution.rank_processes import (
     LocalRanks,
-    RankEnd,
     context_for,
     fork_server,
     start_fork_server,

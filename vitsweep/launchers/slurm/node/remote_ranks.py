@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from vitsweep.execution.rank_processes import RankEnd
+from vitsweep.execution.outcome import RankEnd
 from vitsweep.launchers.slurm.node.transport import receive, send
 
 SECONDS_UNTIL_LOST = 45.0
