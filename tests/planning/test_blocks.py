@@ -181,7 +181,7 @@ class Machine:
         self.plan, self.ends = plan, ends
         self.records: list[RunRecord] = []
         self.blocks: list[Block] = []
-        self.settings = sweep_settings(composer().compose().tree)
+        self.settings = replace(sweep_settings(composer().compose().tree), prune_slowdown=None)
         self._tries: Counter[str] = Counter()
 
     def state(self) -> ResumeState:
@@ -310,6 +310,16 @@ def test_each_cell_gets_one_look_first_its_baseline_before_it() -> None:
     assert len({look.name for look in looks}) == 1
     two = Counter(look.name for look in looked_at("precision=O1,O2,O3", cells_per_block=2))
     assert sorted(two.values()) == [2, 3]
+
+
+def test_a_grid_begins_with_all_looks() -> None:
+    plan, settings = sweep(*FOUR), sweep_settings(composer().compose().tree)
+    rounds = grid(plan, settings, (), CODE)
+    first = rounds.next(())
+    assert len(first) == 4
+    assert all(block.is_look for block in first)
+    [block] = rounds.next(())
+    assert not block.is_look
 
 
 def test_what_needs_no_look_gets_none() -> None:

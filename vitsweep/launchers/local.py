@@ -1,6 +1,5 @@
 """The launcher of this machine: one cell at a time, each run in fresh processes."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
