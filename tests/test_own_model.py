@@ -166,7 +166,7 @@ def test_check_tries_a_technique_on_one_rank_before_it_says_that_it_is_refused(t
 
 def test_check_goes_on_after_a_rule_that_raises(tmp_path):
     write(
-        tmp_path, loader__fine="_target_: vitsweep.spec.host.Loader\n",
+        tmp_path, loader__fine="_target_: vitsweep.spec.data.Loader\n",
         memory__counts=technique("Counts"), memory__elsewhere=technique("RaisesElsewhere"),
         memory__here=technique("RaisesHere"), memory__raises=technique("Raises"),
     )  # fmt: skip

@@ -28,7 +28,7 @@ from PIL import Image
 from vitsweep.data.folder_scan import Files
 from vitsweep.data.image_crop import decode
 from vitsweep.errors import BadValueError
-from vitsweep.spec.host import PixelCache
+from vitsweep.spec.data import PixelCache
 
 # Pixels of decoded images in one file, mapped into memory by all who read them.
 #

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from vitsweep.spec.data import Data
-from vitsweep.spec.host import Loader, Runtime
+from vitsweep.spec.data import Data, Loader
 from vitsweep.spec.measurement import Batch, Measurement
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
 from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
@@ -25,6 +24,7 @@ from vitsweep.spec.technique import (
     Memory,
     OptimizerChoice,
     Precision,
+    Runtime,
     Sharding,
     Technique,
 )

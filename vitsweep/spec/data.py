@@ -116,3 +116,53 @@ def image_count_conflicts(
             f"`task={cell.task.name}` tests on {num_test} images of `data={cell.data.name}`, fewer "
             f"than the {cell.mesh.data_parallel_size} replicas: use `task=measure`, or {more}."
         )
+
+
+# How image files are read and decoded.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelCache:
+    """Where decoded images are kept.
+
+    Attributes:
+        folder: one folder per data set and split lies in it; made where missing.
+        shorter_side_px: larger images are shrunk to it before they are kept; None keeps all pixels.
+        remake: True decodes anew where the kept pixels are of other images; False refuses them.
+    """
+
+    folder: str
+    shorter_side_px: int | None
+    remake: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader(Technique):
+    """How image files are read and decoded while the model trains.
+
+    Itself the plain choice: worker processes of torch's DataLoader, each of which reads a micro-batch.
+
+    Images, their order and their random cuts are the same with every loader. `data.num_workers` is the
+    number of processes or threads per rank, `data.prefetch_batches` how far they are ahead.
+
+    Attributes:
+        reads_in: processes or threads that read.
+    """
+
+    colour = 0
+
+    reads_in: ClassVar[Literal["processes", "threads"]] = "processes"
+
+    @property
+    def pixel_cache(self) -> PixelCache | None:
+        """Where decoded images are kept; None decodes the files whenever they are read."""
+        return None
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse data that are not decoded from files."""
+        own_way = self.reads_in != "processes" or self.pixel_cache is not None
+        if own_way and not cell.data.decodes_files:
+            yield (
+                f"`loader={self.name}` reads image files, and `data={cell.data.name}` does not: use "
+                "`data=image_folder`, or `loader=workers`."
+            )

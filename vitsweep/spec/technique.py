@@ -5,12 +5,14 @@ be composed, checked and planned on a login node without loading it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt
+
+from vitsweep.errors import VitsweepError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -403,3 +405,34 @@ class Compilation(Technique):
     def update_of(self, optimizer: "Optimizer") -> "Callable[[], object]":
         """Return what updates the parameters."""
         return optimizer.step
+
+
+class Runtime(Technique):
+    """Settings of a rank's process and of its host, under which the same model trains.
+
+    Itself the plain choice: cores, memory and garbage collection are as the system gives them, but that
+    Python collects no garbage within the timed steps.
+    """
+
+    colour = 1
+
+    collects_garbage: ClassVar[Literal["paused", "automatic", "scheduled"]] = "paused"
+    """When Python looks for objects in cycles: `paused` does so outside of the timed steps."""
+
+    @property
+    def collect_every_steps(self) -> int:
+        """Steps between two collections where they are scheduled."""
+        return 0
+
+    def environment(self) -> Mapping[str, str]:
+        """Variables that a rank must find when it starts; the ranks are new processes then."""
+        return {}
+
+    def set_up(self, cell: "CellSpec", local_rank: int) -> None:
+        """Prepare the process of a rank, before it joins the others.
+
+        Raises:
+            VitsweepError: the node lacks what is needed.
+        """
+        for reason in self.lacking_here(cell):
+            raise VitsweepError(reason)

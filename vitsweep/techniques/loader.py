@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from annotated_types import Gt
 
-from vitsweep.spec.host import Loader, PixelCache
+from vitsweep.spec.data import Loader, PixelCache
 
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from vitsweep.errors import VitsweepError
-from vitsweep.spec.host import Runtime
+from vitsweep.spec.technique import Runtime
 
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec

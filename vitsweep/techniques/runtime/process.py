@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from annotated_types import Gt
 
 from vitsweep.errors import VitsweepError
-from vitsweep.spec.host import Runtime
+from vitsweep.spec.technique import Runtime
 
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
