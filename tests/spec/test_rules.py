@@ -297,3 +297,9 @@ def test_all_reasons_of_a_cell_are_told_at_once() -> None:
     for knob in ("sharding=hsdp", "batch.images_per_step=15", "model.num_heads=3", "optimizer="):
         assert any(f"`{knob}" in reason for reason in found)
     assert len(set(found)) == len(found)
+
+
+def test_a_pipeline_that_the_ranks_do_not_fill_is_refused_in_words() -> None:
+    planned = entry("resources.ranks_per_node=3", "pipeline_parallel=gpipe", "mesh.pipeline=2")
+    assert planned.reasons
+    assert not any("ZeroDivision" in reason for reason in planned.reasons)

@@ -74,13 +74,13 @@ class CellSpec:
     @property
     def micro_batch(self) -> int:
         """Images of one forward pass on one replica."""
-        return self.batch.micro_batch(self.mesh.data_parallel_size)
+        replicas = max(1, self.mesh.data_parallel_size)  # 0 where the mesh does not fit the world
+        return self.batch.micro_batch(replicas)
 
     @property
     def images_per_forward(self) -> int:
         """Images of one forward pass through a block: those of a micro-batch of the pipeline."""
-        replicas = max(1, self.mesh.data_parallel_size)  # 0 where the mesh does not fit the world
-        return max(1, self.batch.micro_batch(replicas) // self.pipeline_parallel.microbatches)
+        return max(1, self.micro_batch // self.pipeline_parallel.microbatches)
 
     @property
     def shape(self) -> ModelSpec:
