@@ -1,5 +1,6 @@
 """Read sweep folders, parquet files or a W&B project into one table."""
 
+import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -124,17 +125,20 @@ def unrun_of(store: Store) -> DataFrame:
 def from_rows(
     rows: Iterable[dict[str, Any]], attributes: Mapping[str, Any] = MappingProxyType({})
 ) -> DataFrame:
-    """Build a table column by column: equal texts are kept once, so 100,000 rows stay small."""
+    """Build a table column by column: equal texts are kept once, so 100,000 rows stay small.
+
+    What a row lacks is NaN: a column without any value then holds numbers, as metrics do.
+    """
     columns: dict[str, list[Any]] = {}
     seen: dict[str, str] = {}
     for count, row in enumerate(rows):
         for key, value in row.items():
             if key not in columns:
-                columns[key] = [None] * count
+                columns[key] = [math.nan] * count
             columns[key].append(seen.setdefault(value, value) if type(value) is str else value)
         if len(row) < len(columns):
             for column in columns.values():
-                column.extend([None] * (count + 1 - len(column)))
+                column.extend([math.nan] * (count + 1 - len(column)))
     table = DataFrame(columns)
     table.attrs.update(attributes)
     return table
