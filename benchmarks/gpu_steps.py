@@ -21,13 +21,12 @@ from torch import Tensor
 
 from vitsweep.composition.composer import Composer
 from vitsweep.execution.outcome import classify
-from vitsweep.measure.clocks import StepClock
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
-from vitsweep.training.garbage import garbage_collector_off
+from vitsweep.training.timed_steps import StepClock, garbage_collector_off
 from vitsweep.world import World
 
 Step = Callable[[], Any]

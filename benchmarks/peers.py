@@ -148,8 +148,8 @@ def measure(setting: Setting, answer: Path) -> None:
     """Train some steps in this fresh process; write the median step time and the peak memory."""
     import torch
 
-    from vitsweep.measure.clocks import StepClock
     from vitsweep.measure.memory import reset_peak
+    from vitsweep.training.timed_steps import StepClock
 
     torch.manual_seed(0)
     device = torch.device(setting.device)

@@ -32,8 +32,12 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.training.checkpoint_manager import CheckpointManager
 from vitsweep.training.epochs import EpochSizes, Training, described, train_epochs
-from vitsweep.training.garbage import garbage_collector_off
-from vitsweep.training.timed_steps import endless, instrumented_steps, timed_steps
+from vitsweep.training.timed_steps import (
+    endless,
+    garbage_collector_off,
+    instrumented_steps,
+    timed_steps,
+)
 from vitsweep.training.trainer import MicroBatch, Trainer
 from vitsweep.world import World
 

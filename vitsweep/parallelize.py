@@ -23,11 +23,10 @@ from vitsweep.model.draws import Draws
 from vitsweep.model.initialize import materialize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
-from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
 from vitsweep.techniques.precision.cast import autocast, cast_model, set_process_flags
 from vitsweep.training.drop_path import StochasticDepth
 from vitsweep.training.trainer import Trainer, criterion_of
-from vitsweep.training.update import LocalShards, LossScaler, MasterWeights
+from vitsweep.training.update import LocalShards, LossScaler, MasterWeights, parameter_groups
 from vitsweep.world import World
 
 

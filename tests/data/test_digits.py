@@ -4,7 +4,7 @@ import torch
 
 from tests.choices import choice
 from tests.data.cells_and_worlds import cell, world
-from vitsweep.data import digits_tensors
+from vitsweep.data import digits
 from vitsweep.errors import VitsweepError
 
 
@@ -17,7 +17,7 @@ def opened(rank: int = 0, replicas: int = 1, **asked):
 def test_the_file_is_what_scikit_learn_loads():
     from sklearn.datasets import load_digits
 
-    images, labels = digits_tensors.read_digits()
+    images, labels = digits.read_digits()
     np.testing.assert_array_equal(images[:, 0], load_digits().images)
     np.testing.assert_array_equal(labels, load_digits().target)
 
@@ -28,7 +28,7 @@ def test_a_stratified_third_is_held_out():
 
     assert (batches.num_train, batches.num_test) == (1198, 599) == (1198, len(images))
     counts = torch.bincount(labels)
-    all_counts = np.bincount(digits_tensors.read_digits()[1])
+    all_counts = np.bincount(digits.read_digits()[1])
     assert max(abs(counts.numpy() - all_counts / 3)) < 1
 
 
@@ -49,7 +49,7 @@ def test_batches_are_of_the_asked_size_shape_and_type():
 
 def test_resizing_keeps_a_flat_image_flat_and_the_right_way_up():
     ramp = torch.arange(8.0).reshape(1, 1, 8, 1).expand(1, 1, 8, 8)
-    resized = digits_tensors.resize_bilinear(ramp, 16)
+    resized = digits.resize_bilinear(ramp, 16)
 
     assert bool((resized[..., 1:, :] >= resized[..., :-1, :]).all())
     torch.testing.assert_close(resized[..., 0], resized[..., -1])
@@ -93,7 +93,7 @@ def test_a_dense_head_is_refused():
 
 
 def test_missing_scikit_learn_is_a_sentence(monkeypatch):
-    monkeypatch.setattr(digits_tensors, "find_spec", lambda name: None)
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
 
     with pytest.raises(VitsweepError, match="`pip install scikit-learn`, or use `data=synthetic`"):
-        digits_tensors.read_digits()
+        digits.read_digits()

@@ -5,21 +5,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import ImageFont
 
 from tests.choices import choice
 from tests.data.cells_and_worlds import cell, world
-from vitsweep.data import glyph_fonts, glyph_rendering
+from vitsweep.data import glyphs
 from vitsweep.errors import VitsweepError
 
 
 def test_no_font_is_both_trained_on_and_tested_on() -> None:
-    assert not set(glyph_fonts.TRAIN_FONTS) & set(glyph_fonts.TEST_FONTS)
-    assert len(set(glyph_fonts.CHARACTERS)) == 62
+    assert not set(glyphs.TRAIN_FONTS) & set(glyphs.TEST_FONTS)
+    assert len(set(glyphs.CHARACTERS)) == 62
 
 
 def test_the_same_glyph_gives_the_same_image_and_its_copies_differ() -> None:
-    images, labels = glyph_rendering.rendered(("DejaVuSans",), copies=2)
-    again, _ = glyph_rendering.rendered(("DejaVuSans",), copies=2)
+    images, labels = glyphs.rendered(("DejaVuSans",), copies=2)
+    again, _ = glyphs.rendered(("DejaVuSans",), copies=2)
 
     assert images.shape == (124, 32, 32)
     assert labels.tolist() == [label for label in range(62) for _ in range(2)]
@@ -29,10 +30,8 @@ def test_the_same_glyph_gives_the_same_image_and_its_copies_differ() -> None:
 
 def test_a_glyph_keeps_its_size_and_place_within_a_line() -> None:
     """Of upright drawings: an o is lower than an O, and a p reaches below the line of a P."""
-    font = glyph_rendering.ImageFont.truetype(
-        str(glyph_rendering.font_file("DejaVuSans")), round(glyph_rendering.FONT_PX)
-    )
-    boxes = {c: glyph_rendering._drawn(font, c).getbbox() for c in "oOpP"}
+    font = ImageFont.truetype(str(glyphs.font_file("DejaVuSans")), round(glyphs.FONT_PX))
+    boxes = {c: glyphs._drawn(font, c).getbbox() for c in "oOpP"}
 
     assert all(box is not None for box in boxes.values())
     height = {c: box[3] - box[1] for c, box in boxes.items() if box}
@@ -45,16 +44,16 @@ def test_a_glyph_keeps_its_size_and_place_within_a_line() -> None:
 def test_a_damaged_file_of_images_is_rendered_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    monkeypatch.setattr(glyph_rendering, "TRAIN_FONTS", ("DejaVuSans",))
-    monkeypatch.setattr(glyph_rendering, "TEST_FONTS", ("cmr10",))
-    monkeypatch.setattr(glyph_rendering, "TRAIN_COPIES", 1)
-    monkeypatch.setattr(glyph_rendering, "TEST_COPIES", 1)
-    train, test = glyph_rendering.glyphs(tmp_path)
+    monkeypatch.setattr(glyphs, "TRAIN_FONTS", ("DejaVuSans",))
+    monkeypatch.setattr(glyphs, "TEST_FONTS", ("cmr10",))
+    monkeypatch.setattr(glyphs, "TRAIN_COPIES", 1)
+    monkeypatch.setattr(glyphs, "TEST_COPIES", 1)
+    train, test = glyphs.glyphs(tmp_path)
     [kept] = tmp_path.iterdir()
     whole = kept.read_bytes()
     kept.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"not an archive")
 
-    for split, first in zip(glyph_rendering.glyphs(tmp_path), (train, test), strict=True):
+    for split, first in zip(glyphs.glyphs(tmp_path), (train, test), strict=True):
         np.testing.assert_array_equal(split[0], first[0])
     assert [path.name for path in tmp_path.iterdir()] == [kept.name]
     assert kept.stat().st_size == len(whole)
@@ -62,15 +61,15 @@ def test_a_damaged_file_of_images_is_rendered_anew(
 
 def test_a_missing_font_is_named() -> None:
     with pytest.raises(VitsweepError, match=r"Comic\.ttf, which is not there: `pip install matp"):
-        glyph_rendering.font_file("Comic")
+        glyphs.font_file("Comic")
 
 
 def test_batches_are_normalised_and_hold_every_class_out_equally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(glyph_rendering, "TRAIN_FONTS", ("DejaVuSans", "cmr10"))
-    monkeypatch.setattr(glyph_rendering, "TEST_FONTS", ("cmtt10",))
+    monkeypatch.setattr(glyphs, "TRAIN_FONTS", ("DejaVuSans", "cmr10"))
+    monkeypatch.setattr(glyphs, "TEST_FONTS", ("cmtt10",))
     batches = choice("data", "glyphs").open(cell(images_per_step=62, resolution_px=32), world())
     images, labels = next(batches.train(0))
     tested = torch.cat([found for _, found in batches.test()])
@@ -81,5 +80,5 @@ def test_batches_are_normalised_and_hold_every_class_out_equally(
         torch.int64,
     )
     assert abs(float(images.mean())) < 0.1
-    assert torch.bincount(tested).tolist() == [glyph_fonts.TEST_COPIES] * 62
+    assert torch.bincount(tested).tolist() == [glyphs.TEST_COPIES] * 62
     assert list((tmp_path / "vitsweep").glob("glyphs-*.npz"))

@@ -61,7 +61,7 @@ def test_fields_are_normalised_and_smoother_than_noise():
 
 
 def test_power_falls_with_the_wave_number_as_asked():
-    from vitsweep.data.synthetic_tensors import noise, smooth
+    from vitsweep.data.synthetic import noise, smooth
 
     fields = smooth(noise((256, 64, 64), torch.Generator().manual_seed(0)), 3.0)
     power = torch.fft.rfft2(fields).abs().square().mean(0)

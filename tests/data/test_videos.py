@@ -2,8 +2,8 @@ import torch
 
 from tests.choices import choice
 from tests.data.cells_and_worlds import cell, world
-from vitsweep.data.digits_tensors import moving, open_moving_digits
-from vitsweep.data.synthetic_tensors import open_synthetic_video
+from vitsweep.data.digits import moving, open_moving_digits
+from vitsweep.data.synthetic import open_synthetic_video
 
 
 def test_a_digit_moves_its_way_round_the_torus():

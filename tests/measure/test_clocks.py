@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vitsweep.measure import clocks
-from vitsweep.measure.clocks import PHASES, PhaseClock, StepClock
+from vitsweep.training import timed_steps as clocks
+from vitsweep.training.timed_steps import PHASES, PhaseClock, StepClock
 
 CPU = torch.device("cpu")
 

@@ -23,7 +23,7 @@ from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.training import checkpoint
-from vitsweep.training.checkpoint import Progress
+from vitsweep.training.checkpoint import Position
 from vitsweep.training.checkpoint_files import (
     INFO_FILE,
     TrainingInterrupted,
@@ -210,7 +210,7 @@ def test_a_stop_before_the_first_step_and_after_the_last_one_loses_nothing(tmp_p
 
 
 def saved(trainer: Trainer, step: int, folder: Path) -> Path:
-    return checkpoint.save(trainer, Progress(step, 1.0), folder)
+    return checkpoint.save(trainer, Position(step, 1.0), folder)
 
 
 def resuming(
@@ -333,7 +333,7 @@ def test_the_checkpoint_of_another_model_is_passed_over(tmp_path: Path) -> None:
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     checkpoints = resuming(trainer, trainings=(tmp_path / "width", tmp_path / "depth"))
 
-    assert checkpoints.resume(trainer) == Progress()
+    assert checkpoints.resume(trainer) == Position()
     assert "Training went on at the beginning." in checkpoints.resumed
     assert "the shape of its `blocks.0.mlp.up.weight` is (128, 32) instead of (64, 32)" in (
         checkpoints.resumed

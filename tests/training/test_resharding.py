@@ -18,7 +18,7 @@ from vitsweep.equivalence import _mean_over_replicas
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training import checkpoint
-from vitsweep.training.checkpoint import Progress
+from vitsweep.training.checkpoint import Position
 from vitsweep.training.checkpoint_files import (
     INFO_FILE,
     TrainingInterrupted,
@@ -179,7 +179,7 @@ def test_boxes_are_the_numbers_in_their_order() -> None:
 
 
 def saved(folder: Path, *overrides: str, step: int = 5) -> Path:
-    return checkpoint.save(trainer_of(alone(*TRAIN, *overrides)), Progress(step, 1.0), folder)
+    return checkpoint.save(trainer_of(alone(*TRAIN, *overrides)), Position(step, 1.0), folder)
 
 
 TRAIN = ("task=train", "task.epochs=2")

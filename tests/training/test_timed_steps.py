@@ -10,7 +10,6 @@ import torch
 
 from tests.cells import cell
 from tests.choices import choice
-from vitsweep.measure import clocks
 from vitsweep.spec.measurement import Measurement
 from vitsweep.training import timed_steps as module
 from vitsweep.training.timed_steps import GROWTH, TimedSteps, timed_steps
@@ -45,7 +44,7 @@ class Machine:
 def timed(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, prefetched: int = 0, **given: float
 ) -> TimedSteps:
-    for place in (clocks, module):
+    for place in (module,):
         monkeypatch.setattr(place, "time", machine)
     plain = cell("measurement=smoke").measurement
     known = {"warmup_steps": 2, "warmup_min_seconds": 0.0, "measured_steps": 4, "min_seconds": 0.0}

@@ -1,6 +1,8 @@
 """One pre-norm transformer block, and a sequence of them."""
 
 from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -122,24 +124,26 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def swap_block_class(model: nn.Module, kind: type[nn.Module]) -> nn.Module:
-    """Let the `forward` of `kind` wrap that of every block of `model`.
-
-    Each block becomes an instance of a subclass of `kind` and of its own class, in this order: it
-    stays the same object with the same parameters, names and hooks.
-    """
+    """Let the `forward` of `kind` wrap that of every block of `model`."""
     for block in blocks_of(model):
-        block.__class__ = swapped(kind, type(block))
+        become(block, kind)
     return model
 
 
-_SUBCLASSES: dict[tuple[type, type], type[nn.Module]] = {}
+def become(module: nn.Module, kind: type) -> nn.Module:
+    """Let a module be an instance of `kind` too, whose methods come before those of its own class.
+
+    It stays the same object with the same parameters, names and hooks.
+    """
+    own: Any = type(module)
+    module.__class__ = _subclass(kind, own)
+    return module
 
 
-def swapped(kind: type[nn.Module], own: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of both, one for all blocks of a class: they share one compilation."""
-    if (kind, own) not in _SUBCLASSES:
-        _SUBCLASSES[kind, own] = type(f"{kind.__name__}Of{own.__name__}", (kind, own), {})
-    return _SUBCLASSES[kind, own]
+@cache
+def _subclass(kind: type, own: type) -> type[nn.Module]:
+    """Return a subclass of both, one for all modules of a class: they share one compilation."""
+    return type(f"{kind.__name__}Of{own.__name__}", (kind, own), {})
 
 
 # Blocks whose matrices are split over ranks: heads of attention, hidden units of the MLP.

@@ -19,9 +19,8 @@ a fused attention kernel, one of which computes q k^T again, where the mathemati
 
 from typing import Literal
 
-from vitsweep.model import resnet_flops
 from vitsweep.spec.model_spec import ModelSpec, MultiDimSpec, TransformerSpec, ViTSpec
-from vitsweep.spec.resnet_spec import ResNetSpec
+from vitsweep.spec.resnet_spec import Convolution, ResNetSpec
 from vitsweep.spec.technique import SOFTMAX, AttentionPattern
 
 Pooling = Literal["token", "mean"]
@@ -35,7 +34,7 @@ def forward_flops(
 ) -> int:
     """FLOPs of one image, forward."""
     if isinstance(spec, ResNetSpec):
-        return resnet_flops.forward_flops(spec, resolution_px)
+        return _resnet_forward(spec, resolution_px)
     shape = _transformer(spec)
     blocks = _blocks_flops(shape, resolution_px, pooling, attention_pattern)
     return _patch_flops(shape, resolution_px) + blocks + _head_flops(shape, resolution_px)
@@ -54,7 +53,7 @@ def train_flops(
     """
     forward = forward_flops(spec, resolution_px, pooling, attention_pattern)
     if isinstance(spec, ResNetSpec):
-        return 3 * forward - resnet_flops.stem_flops(spec, resolution_px)
+        return 3 * forward - _resnet_stem(spec, resolution_px)
     return 3 * forward - _patch_flops(_transformer(spec), resolution_px)
 
 
@@ -113,7 +112,7 @@ def recomputed_score_flops(
 def num_parameters(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
     """Count the parameters; the position embedding makes them depend on the resolution."""
     if isinstance(spec, ResNetSpec):
-        return resnet_flops.num_parameters(spec)
+        return _resnet_parameters(spec)
     return _transformer_parameters(_transformer(spec), resolution_px, pooling)
 
 
@@ -221,3 +220,43 @@ def _has_channel_tokens(spec: TransformerSpec) -> bool:
 def _transformer(spec: ModelSpec) -> TransformerSpec:
     assert isinstance(spec, TransformerSpec)
     return spec
+
+
+def _resnet_forward(spec: ResNetSpec, resolution_px: int) -> int:
+    """FLOPs of one image, forward."""
+    total, side = _resnet_stem(spec, resolution_px), _side_behind_the_stem(spec, resolution_px)
+    for block in spec.bottlenecks:
+        if block.shortcut:
+            total += _convolution_flops(block.shortcut, side)
+        for convolution in block.convolutions:
+            total += _convolution_flops(convolution, side)
+            side = _halved(side, convolution.stride)
+    return total + 2 * spec.features * spec.num_classes
+
+
+def _resnet_stem(spec: ResNetSpec, resolution_px: int) -> int:
+    """FLOPs of the first convolution; images need no gradient, so that it has only one backward."""
+    return _convolution_flops(spec.stem_convolution, resolution_px)
+
+
+def _resnet_parameters(spec: ResNetSpec) -> int:
+    """Count the parameters: filters, two per normalised channel, the head with its bias."""
+    convolutions = [spec.stem_convolution]
+    for block in spec.bottlenecks:
+        convolutions += [*block.convolutions, *([block.shortcut] if block.shortcut else [])]
+    filters = sum(c.inputs * c.outputs * c.kernel_px**2 + 2 * c.outputs for c in convolutions)
+    return filters + (spec.features + 1) * spec.num_classes
+
+
+def _convolution_flops(shape: Convolution, side: int) -> int:
+    places = _halved(side, shape.stride) ** 2
+    return 2 * places * shape.kernel_px**2 * shape.inputs * shape.outputs
+
+
+def _side_behind_the_stem(spec: ResNetSpec, resolution_px: int) -> int:
+    side = _halved(resolution_px, spec.stem_convolution.stride)
+    return _halved(side, 2) if spec.stem == "imagenet" else side
+
+
+def _halved(side: int, stride: int) -> int:
+    return -(-side // stride)

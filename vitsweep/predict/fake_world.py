@@ -119,8 +119,8 @@ class Replica(nn.Module):
                 start += each.numel()
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Exchange gradients in the dtype of the state, as `sharding.gradient_dtype` asks for."""
-        self._exchange_dtype = state.dtype
+        """Exchange gradients in the dtype that is the state, as `sharding.gradient_dtype` asks for."""
+        self._exchange_dtype = state
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Run the module, after sending its buffers (BatchNorm's statistics) from the first rank."""

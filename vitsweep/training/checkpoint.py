@@ -305,7 +305,7 @@ def first_of_all_ranks(reason: str) -> str:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Position:
     """How far a training has come, beside its tensors.
 
     Attributes:
@@ -319,7 +319,7 @@ class Progress:
     curve: tuple[dict[str, float], ...] = ()
 
 
-def save(trainer: Trainer, progress: Progress, training: Path) -> Path:
+def save(trainer: Trainer, position: Position, training: Path) -> Path:
     """Save the state of a training; every rank calls it, and returns when the checkpoint is whole.
 
     A crash at any moment leaves either a whole checkpoint or one without its info file, which is
@@ -327,7 +327,7 @@ def save(trainer: Trainer, progress: Progress, training: Path) -> Path:
 
     Args:
         trainer: model, optimizer and scaler to save.
-        progress: how far it has come.
+        position: how far it has come.
         training: folder of the training's checkpoints; each attempt has its own.
 
     Returns:
@@ -336,9 +336,9 @@ def save(trainer: Trainer, progress: Progress, training: Path) -> Path:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-    folder = step_folder(training, progress.step)
+    folder = step_folder(training, position.step)
     folder.mkdir(parents=True, exist_ok=True)
-    info, shards = _info(trainer, progress), list(all_shards(trainer))
+    info, shards = _info(trainer, position), list(all_shards(trainer))
     with warnings.catch_warnings(action="ignore"):  # of torch's, about its own future
         save_tensors(
             state_dict_of(shards),
@@ -354,7 +354,7 @@ def save(trainer: Trainer, progress: Progress, training: Path) -> Path:
 
 
 def start_save(
-    trainer: Trainer, progress: Progress, training: Path, group: dist.ProcessGroup | None
+    trainer: Trainer, position: Position, training: Path, group: dist.ProcessGroup | None
 ) -> Future[None]:
     """Copy the state of a training to the host and write it while training goes on; all ranks call it.
 
@@ -363,16 +363,16 @@ def start_save(
 
     Args:
         trainer: model, optimizer and scaler to save.
-        progress: how far it has come.
+        position: how far it has come.
         training: folder of the training's checkpoints.
         group: of all ranks, on the CPU, which nothing else uses: the writing threads talk over it.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
-    folder = step_folder(training, progress.step)
+    folder = step_folder(training, position.step)
     folder.mkdir(parents=True, exist_ok=True)
-    info, shards = _info(trainer, progress), list(all_shards(trainer))
+    info, shards = _info(trainer, position), list(all_shards(trainer))
     with warnings.catch_warnings(action="ignore"):
         written: Any = async_save(
             state_dict_of(shards),
@@ -399,18 +399,18 @@ def start_save(
     return done
 
 
-def _info(trainer: Trainer, progress: Progress) -> CheckpointInfo:
+def _info(trainer: Trainer, position: Position) -> CheckpointInfo:
     world = trainer.world
     return CheckpointInfo(
-        step=progress.step,
-        seconds=progress.seconds,
+        step=position.step,
+        seconds=position.seconds,
         world_size=world.size,
         mesh=asdict(world.shape),
         sharding=trainer.cell.sharding.name,
         course=course(trainer.cell),
         scaler=trainer.scaler.state() if trainer.scaler else {},
         groups=[_numbers(group) for group in trainer.optimizer.param_groups],
-        curve=list(progress.curve),
+        curve=list(position.curve),
     )
 
 
@@ -422,7 +422,7 @@ def _complete(folder: Path, info: CheckpointInfo) -> None:
     drop_old_checkpoints(folder.parent)
 
 
-def load(trainer: Trainer, folder: Path) -> Progress:
+def load(trainer: Trainer, folder: Path) -> Position:
     """Load a checkpoint into a newly built trainer; every rank calls it.
 
     Ranks, mesh and sharding may be others than those that saved it.
@@ -462,7 +462,7 @@ def load(trainer: Trainer, folder: Path) -> Progress:
     _restore_numbers(trainer.optimizer, info)
     if trainer.scaler and info.scaler:
         trainer.scaler.restore(info.scaler)
-    return Progress(info.step, info.seconds, tuple(info.curve))
+    return Position(info.step, info.seconds, tuple(info.curve))
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, float]:

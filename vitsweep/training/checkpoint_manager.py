@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from vitsweep.errors import VitsweepError
 from vitsweep.training import checkpoint
-from vitsweep.training.checkpoint import Progress, first_of_all_ranks, saved_by
+from vitsweep.training.checkpoint import Position, first_of_all_ranks, saved_by
 from vitsweep.training.checkpoint_files import (
     MEASUREMENT_FILE,
     TrainingInterrupted,
@@ -123,7 +123,7 @@ class CheckpointManager:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_json_atomically(self.folder / MEASUREMENT_FILE, measured)
 
-    def resume(self, trainer: Trainer) -> Progress:
+    def resume(self, trainer: Trainer) -> Position:
         """Load the newest checkpoint that can be used; return how far it had come.
 
         One that is damaged, or of another model, is passed over: the one before is used, and `resumed`
@@ -170,30 +170,30 @@ class CheckpointManager:
             )
         if refused:
             self._note("at the beginning", refused)
-        return Progress()
+        return Position()
 
     def decide(self, *, at_once: bool = False) -> Decision:
         """Return what all ranks do before the next step; every rank calls it."""
         return self.stop.agreed(save_due=self._is_save_due(), at_once=at_once)
 
-    def save(self, trainer: Trainer, progress: Progress) -> None:
+    def save(self, trainer: Trainer, position: Position) -> None:
         """Begin to write a checkpoint; training may go on at once. Every rank calls it."""
         self.finish()
         if self._group is None and dist.is_initialized():
             self._group = dist.new_group(backend="gloo")
-        self._written = checkpoint.start_save(trainer, progress, self.folder, self._group)
-        self._saved_step, self._saved_at = progress.step, time.monotonic()
+        self._written = checkpoint.start_save(trainer, position, self.folder, self._group)
+        self._saved_step, self._saved_at = position.step, time.monotonic()
 
-    def save_and_stop(self, trainer: Trainer, progress: Progress) -> NoReturn:
+    def save_and_stop(self, trainer: Trainer, position: Position) -> NoReturn:
         """Save a checkpoint and end the training.
 
         Raises:
             TrainingInterrupted: always.
         """
         self.finish()
-        if self._saved_step != progress.step:
-            checkpoint.save(trainer, progress, self.folder)
-        raise TrainingInterrupted(f"Training is saved after {progress.step} steps.")
+        if self._saved_step != position.step:
+            checkpoint.save(trainer, position, self.folder)
+        raise TrainingInterrupted(f"Training is saved after {position.step} steps.")
 
     def finish(self) -> None:
         """Wait until the checkpoint that is being written is whole, on every rank.

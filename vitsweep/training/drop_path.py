@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitsweep.model.block import Block, blocks_of, swapped
+from vitsweep.model.block import Block, become, blocks_of
 from vitsweep.model.initialize import named_generator
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
@@ -35,7 +35,7 @@ class StochasticDepth:
         self._factors_RSI: Tensor | None = None  # branches, micro-batches, images; of fixed address
         for block in self._blocks:
             vars(block)["images_axis"] = 0 if cell.layout.batch_first else 1
-            block.__class__ = swapped(DroppingBlock, type(block))  # type: ignore[assignment]
+            become(block, DroppingBlock)
 
     def draw(self, step: int) -> None:
         """Decide for all images of one optimizer step; before it begins."""

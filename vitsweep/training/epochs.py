@@ -21,7 +21,7 @@ from vitsweep.spec.data import Batches
 from vitsweep.spec.model_spec import ViTSpec
 from vitsweep.spec.model_variant import EpochSize
 from vitsweep.training.augment import augmented
-from vitsweep.training.checkpoint import Progress
+from vitsweep.training.checkpoint import Position
 from vitsweep.training.checkpoint_manager import CheckpointManager, Decision
 from vitsweep.training.trainer import MicroBatch, Trainer
 
@@ -147,11 +147,11 @@ def train_epochs(
     cell = trainer.cell
     per_epoch = batches.num_train // cell.images_per_step
     total = cell.task.epochs * per_epoch
-    done = checkpoints.resume(trainer) if checkpoints else Progress()
+    done = checkpoints.resume(trainer) if checkpoints else Position()
     trainer.steps_taken = done.step
     begin = time.perf_counter() - done.seconds
 
-    def at(step: int) -> Progress:
+    def at(step: int) -> Position:
         return replace(done, step=step, seconds=time.perf_counter() - begin)
 
     def save_if_agreed(step: int) -> None:

@@ -12,9 +12,9 @@ from vitsweep.model.draws import Draws
 from vitsweep.model.initialize import plain_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
-from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
 from vitsweep.techniques.precision.cast import autocast, cast_model
 from vitsweep.training.trainer import MicroBatch
+from vitsweep.training.update import parameter_groups
 
 
 def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:

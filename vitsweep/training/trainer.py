@@ -1,5 +1,6 @@
 """Trainer: a parallelized model with its optimizer, and one optimizer step."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.precision.cast import autocast
 from vitsweep.training.captured_step import CapturedStep
 from vitsweep.training.drop_path import StochasticDepth
-from vitsweep.training.garbage import ScheduledCollection
 from vitsweep.training.update import LocalShards, LossScaler, MasterWeights, clip_gradients
 from vitsweep.world import World
 
@@ -28,7 +28,7 @@ MicroBatch = tuple[Tensor, Tensor]
 
 
 class PhaseMarks(Protocol):
-    """Marks the end of each phase of a step (see `measure.clocks`)."""
+    """Marks the end of each phase of a step (see `training.timed_steps`)."""
 
     def end(self, phase: str) -> None:
         """The named phase ends here."""
@@ -255,3 +255,20 @@ def criterion_of(cell: CellSpec) -> Callable[[Tensor, Tensor], Tensor]:
         return F.cross_entropy(outputs, labels, label_smoothing=cell.task.label_smoothing)
 
     return criterion
+
+
+class ScheduledCollection:
+    """Collects the two young generations, what recent steps left behind, every few steps.
+
+    Args:
+        every_steps: 0 for never.
+    """
+
+    def __init__(self, every_steps: int) -> None:
+        self._every, self._steps = every_steps, 0
+
+    def after_step(self) -> None:
+        """A step of training is over."""
+        self._steps += 1
+        if self._every and self._steps % self._every == 0:
+            gc.collect(1)

@@ -14,7 +14,7 @@ from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.techniques.averaging.moving_average import MovingAverage
+from vitsweep.techniques.averaging.ema import MovingAverage
 from vitsweep.world import World
 
 STEPS = 5

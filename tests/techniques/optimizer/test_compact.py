@@ -15,7 +15,7 @@ from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.equivalence import prove
 from vitsweep.measure.memory import optimizer_tensors
 from vitsweep.predict.trace import trace_cell
-from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
+from vitsweep.training.update import parameter_groups
 from vitsweep.world import World
 
 with quiet_loggers(*TORCHAO_IMPORT):

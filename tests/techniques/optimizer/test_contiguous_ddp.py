@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.techniques.optimizer.test_implementations import chosen, loss, model, trained
-from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
+from vitsweep.training.update import parameter_groups
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from torch import nn
 
 from vitsweep.model.vit import ViT
 from vitsweep.spec.model_spec import ViTSpec
-from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
+from vitsweep.training.update import parameter_groups
 
 NANO = ViTSpec(
     name="nano",

@@ -5,7 +5,7 @@ from torch import nn
 from tests.cells import cell
 from vitsweep.collectives.padding import ALIGNMENT_BYTES
 from vitsweep.spec.technique import OptimizerChoice
-from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
+from vitsweep.training.update import parameter_groups
 
 OTHERS = [
     ("adamw_foreach", "adamw_loop", {}),

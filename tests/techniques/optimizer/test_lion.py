@@ -5,7 +5,7 @@ import torch
 
 from tests.cells import cell
 from tests.techniques.optimizer.test_implementations import loss, model, trained
-from vitsweep.techniques.optimizer.parameter_groups import parameter_groups
+from vitsweep.training.update import parameter_groups
 
 
 def by_the_paper(steps: int = 5) -> torch.nn.Module:

@@ -10,12 +10,12 @@ import torch
 
 from tests.techniques.sequence_parallel.cases import answers, cell
 from vitsweep.equivalence import _global_batch, _my_share
-from vitsweep.measure import clocks
-from vitsweep.measure.clocks import PhaseClock
 from vitsweep.model.block import Block
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training import timed_steps as clocks
+from vitsweep.training.timed_steps import PhaseClock
 from vitsweep.world import World
 
 FORWARD, BACKWARD = 1.0, 100.0

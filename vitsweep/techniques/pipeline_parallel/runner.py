@@ -17,6 +17,7 @@ from torch.distributed.pipelining import (
 )
 
 from vitsweep.collectives.primitives import sent_as
+from vitsweep.model.block import become
 from vitsweep.world import World
 
 SCHEDULES: dict[str, Any] = {
@@ -240,5 +241,4 @@ def _stage(
     if not last:
         stage.norm = stage.head = None  # type: ignore[assignment]
     stage.forward_context = forward_context  # type: ignore[assignment]
-    stage.__class__ = type("Stage", (StagePart, type(model)), {})
-    return stage
+    return become(stage, StagePart)

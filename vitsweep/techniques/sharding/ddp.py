@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from annotated_types import Gt
 
@@ -12,7 +12,9 @@ from vitsweep.spec.technique import PrecisionPlan, Sharding
 from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+    from torch.distributed import ProcessGroup
     from torch.nn.parallel import DistributedDataParallel
 
     from vitsweep.world import World
@@ -52,10 +54,7 @@ class Ddp(Sharding):
             static_graph=self.static_graph,
         )
         if self.gradient_dtype and world.shape.gradient_shares > 1:
-            from vitsweep.techniques.sharding.half_gradients_hook import Exchange, exchange_in_dtype
-
-            dtype = getattr(torch, self.gradient_dtype)
-            wrapped.register_comm_hook(Exchange(dtype, world.gradient_group()), exchange_in_dtype)
+            _exchange_in(getattr(torch, self.gradient_dtype), wrapped, world.gradient_group())
         return wrapped
 
     def relative_tolerance(self) -> float:
@@ -79,3 +78,32 @@ class Ddp(Sharding):
                 f"`sharding.static_graph=true` does not allow "
                 f"`batch.accumulation_steps={cell.batch.accumulation_steps}`: set it to false."
             )
+
+
+def _exchange_in(
+    dtype: "torch.dtype", wrapped: "DistributedDataParallel", group: "ProcessGroup | None"
+) -> None:
+    """Let the gradients of a wrapped model be averaged in `dtype`, and the means be copied back.
+
+    What torch's `bf16_compress_hook` does, which refuses to be registered without NCCL.
+
+    Args:
+        dtype: in which gradients are summed.
+        wrapped: by DDP.
+        group: ranks whose gradients are averaged; None stands for all.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor
+    from torch.distributed import GradBucket  # type: ignore[attr-defined]
+    from torch.futures import Future
+
+    def exchanged(dtype: torch.dtype, bucket: GradBucket) -> Future[Tensor]:
+        whole = bucket.buffer()
+        # Divided before it is summed, so that the sum of many ranks stays in range.
+        sent = whole.to(dtype).div_(dist.get_world_size(group))
+        work: Any = dist.all_reduce(sent, group=group, async_op=True)
+        future: Future[Tensor] = work.get_future().then(lambda _: whole.copy_(sent))
+        return future
+
+    wrapped.register_comm_hook(dtype, exchanged)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitsweep.model.block import Block, BlockStack, blocks_of, swap_block_class, swapped
+from vitsweep.model.block import Block, BlockStack, become, blocks_of, swap_block_class
 from vitsweep.model.draws import chosen
 
 
@@ -124,5 +124,4 @@ def with_dropped_samples(
         vars(block).update(place=place, images_axis=axis)
     swap_block_class(model, ImageByImageBlock if image_by_image else SampleDroppingBlock)
     vars(model).update(kept=kept, num_blocks=len(whole.blocks), images_axis=axis)
-    model.__class__ = swapped(SampleDroppingModel, type(model))
-    return model
+    return become(model, SampleDroppingModel)
