@@ -12,12 +12,16 @@ NANO = ViTSpec(
     width=32,
     num_heads=2,
     mlp_width=64,
+    mlp="gelu",
+    layer_scale=None,
     patch_px=2,
     in_channels=1,
     num_classes=10,
     tokens_per_channel=False,
     head="classify",
     norm_eps=1e-6,
+    registers=0,
+    position="learned",
 )
 
 

@@ -12,7 +12,8 @@ from tests.ranks import on_ranks
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.rank_processes import context_for, variables
 from vitsweep.techniques.runtime import memory, process
-from vitsweep.training.trainer import ScheduledCollection, garbage_collector_off
+from vitsweep.training.timed_steps import garbage_collector_off
+from vitsweep.training.trainer import ScheduledCollection
 from vitsweep.world import World
 
 
