@@ -162,7 +162,7 @@ def _with_baselines(
     plan: SweepPlan, request: Request, members: list[PlannedCell], settings: SlurmSettings
 ) -> SweepPlan:
     """Return the group as a plan; a baseline that asks for other resources cannot run beside it."""
-    needed = {e.baseline_id for e in members if e.baseline_id}
+    needed = dict.fromkeys(e.baseline_id for e in members if e.baseline_id)  # in one order always
     baselines = [plan.entries[b] for b in needed]
     paired = {e.cell_id for e in groups(baselines, settings).get(request, []) if settings.pair}
     cells = {e.cell_id: e for e in [*baselines, *members]}
