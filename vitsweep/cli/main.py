@@ -133,9 +133,31 @@ def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
     place = environment_rank()
     if place is not None and place[2] > 1:  # one task alone is an interactive session of Slurm
         return _run_rank(arguments)
-    from vitsweep.cli import cells
+    return measure_cells(arguments)
 
-    return cells.run(arguments)
+
+def measure_cells(arguments: Sequence[str]) -> int:
+    """Measure what is missing of the cells that are typed, and show all; one cell is a sweep of one.
+
+    Returns:
+        0, or 3 where cells were not measured.
+
+    Raises:
+        VitsweepError: what was typed is wrong.
+        SweepStopped: the user stopped it.
+    """
+    from vitsweep.api.session import NotOursError
+    from vitsweep.cli.cells import finish, read_line
+
+    line = read_line(arguments)
+    if not line.of_hydra:
+        try:
+            return finish(line.session())
+        except NotOursError:
+            pass
+    from vitsweep.cli.hydra_detour import run_hydra
+
+    return run_hydra(arguments)
 
 
 def _asks_for_completion(arguments: Sequence[str]) -> bool:

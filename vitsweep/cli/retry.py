@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterator, Sequence
 
-from vitsweep.cli import cells
+from vitsweep.cli.main import measure_cells
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.overrides import value_override
 from vitsweep.errors import ExitCode, VitsweepError
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         print("No cell of the sweep has such a status: there is nothing to run again.")
     for command in commands:
         try:
-            worst = max(worst, cells.run(command))
+            worst = max(worst, measure_cells(command))
         except SystemExit as left:  # 3 where cells were not measured again
             worst = max(worst, int(left.code or 0))
             if left.code == ExitCode.interrupted:
