@@ -29,7 +29,7 @@ sweep: .venv/installed  ## which precision and sharding train a ViT fastest here
 	$(BIN)/python -m vitsweep -m +sweep=first
 
 test: .venv/installed-tests  ## the tests, under 20 minutes on 2 cores
-	$(PYTEST) $(WORKERS) -m "not full"
+	$(PYTEST) $(WORKERS) -m "not full" --durations=50
 
 test-fast: .venv/installed-tests  ## the tests that take seconds, under 3 minutes
 	$(PYTEST) $(WORKERS) -m "not slow and not full"
