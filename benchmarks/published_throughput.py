@@ -12,7 +12,7 @@ DIR holds clones of four repositories, whose tables are read and not copied:
   and one H100, eager attention (scripts/asplos/label/*/*-train-*.json)
 
 The figures of the profiles were written down before the tables were opened (the commit that added
-`vitsweep/rates/profiles`). The A100 rows of llm-foundry then gave two numbers, `table_rates.OVERHEAD` and
+`vitsweep/rates/profiles`). The A100 rows of llm-foundry then gave two numbers, `profile_rates.OVERHEAD` and
 `STEP_LOG_ERROR`; all other regimes had no part in any constant. Language models are computed by
 `predict.closed_trace`, as the layouts of `plan --search layouts` are.
 """

@@ -125,7 +125,7 @@ def glyphs(cache: Path | None = None) -> tuple[Split, Split]:
     They are kept in a cache file; one that cannot be read counts as missing.
 
     Args:
-        cache: folder of the file; that of `cache_files` by default.
+        cache: folder of the file; that of `files` by default.
 
     Raises:
         VitsweepError: the fonts are not where matplotlib keeps them.

@@ -237,7 +237,7 @@ def resume_state(
         runs: records that were in the store when the command began.
         settings: of the sweep; with `remeasure` none of `runs` counts, and cells that ended with a
             status in `retry` run again.
-        code: state of the code that would measure now, see `provenance.code_state`.
+        code: state of the code that would measure now, see `freeze.code_state`.
         of_this_command: records that the command itself has added since, oldest first. A cell that
             was not measured in one of them is not tried again, unless something from outside stopped
             the run; that is repeated until it happens `KILLS_IN_A_ROW` times in a row.

@@ -176,7 +176,7 @@ def proposals(verdict: Verdict, always: Ints, size: int, num_blocks: int) -> lis
 # with joint draws in the place of its rectangles of confidence.
 #
 # Challengers are those cells that a draw puts furthest outside the front, each with the cell of the front
-# that it is to be compared with (Thompson sampling, as in `rules`).
+# that it is to be compared with (Thompson sampling, as in `judge`).
 
 
 def judge_front(

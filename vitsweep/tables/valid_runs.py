@@ -67,7 +67,7 @@ def is_look(runs: DataFrame) -> Series:
 # Runs of different code: only those of a cell's newest code count, and codes are never mixed.
 #
 # Records name the code that measured them in `code_hash` (see `vitsweep.execution.code_hash`); the
-# empty hash stands for records from before they did.
+# hash is empty where a record has none.
 
 
 CODE = "code_hash"
@@ -299,7 +299,7 @@ def separated(
 ) -> tuple[DataFrame, dict[str, str | None], dict[str, str]]:
     """Give a cell one id per sweep and device in which it was measured, where there are several.
 
-    Runs of earlier code are left out, see `code_states.by_code`.
+    Runs of earlier code are left out, see `by_code`.
 
     Runs that were not measured, on a device on which the cell never was, stay with its latest
     measured ones of the same sweep.

@@ -17,7 +17,7 @@ class MhaModule(AttentionKernel):
     """The module that pycls used: batched product, softmax, batched product, scores kept.
 
     It holds the parameters of the attention it replaces. Their names change (`attention.qkv.weight`
-    becomes `attention.in_proj_weight`); `model.parameter_names.plain_name` translates back.
+    becomes `attention.in_proj_weight`); `model.initialize.plain_name` translates back.
     """
 
     @property

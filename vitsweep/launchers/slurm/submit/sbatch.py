@@ -54,7 +54,7 @@ def submit(
         settings: of the launcher.
         max_jobs_per_array: as Slurm limits it.
         code: folder from which nodes import vitsweep.
-        code_state: its git commit, see `provenance.code_state`.
+        code_state: its git commit, see `freeze.code_state`.
 
     Returns:
         The arrays, in the order of `jobs`.
