@@ -45,7 +45,7 @@ def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> 
     Float32, or float64 where the cell computes in it.
     """
     dtype = torch.float64 if cell.precision.plan().param_dtype == "float64" else torch.float32
-    model.to(dtype)
+    _cast(model, dtype)
     optimizer = cell.optimizer.build(parameter_groups(model, cell.optimizer.weight_decay))
     losses = []
     for step, (images, labels) in enumerate(batches):
@@ -77,16 +77,25 @@ def plain_gradients(
         images = images.to(getattr(torch, plan.param_dtype))
     else:
         plan = PrecisionPlan(param_dtype="float64" if plan.param_dtype == "float64" else "float32")
-        model, images = (
-            model.to(getattr(torch, plan.param_dtype)),
-            images.to(getattr(torch, plan.param_dtype)),
-        )
+        _cast(model, getattr(torch, plan.param_dtype))
+        images = images.to(getattr(torch, plan.param_dtype))
     with autocast(plan, device):
         outputs = _outputs(cell, model, images, step=0)
     _loss(cell, outputs.to(torch.promote_types(outputs.dtype, torch.float32)), labels).backward()
     if cell.optimizer.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), cell.optimizer.clip_norm)
     return {plain_name(n): p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast floating-point tensors only; not by the code of the techniques, which is under test."""
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for tensor in [t for t in held.values() if t is not None]:
+                if tensor.is_floating_point():
+                    tensor.data = tensor.data.to(dtype)
+                elif tensor.is_complex() and dtype == torch.float64:
+                    tensor.data = tensor.data.to(torch.complex128)
 
 
 def _outputs(cell: CellSpec, model: nn.Module, images: torch.Tensor, step: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitsweep.model.block import NORMS
 from vitsweep.model.norm import Float32LayerNorm, HalfLayerNorm
@@ -25,14 +25,30 @@ def cast_model(model: nn.Module, plan: PrecisionPlan, *, sharded_masters: bool) 
     separate = plan.norm_dtype != plan.param_dtype
     half = plan.norm_dtype in ("bfloat16", "float16")
     if not (sharded_masters and plan.master_weights):
-        model.to(getattr(torch, plan.param_dtype))
+        cast_floating(model, getattr(torch, plan.param_dtype))
         for norm in norms:
-            norm.to(getattr(torch, plan.norm_dtype))
+            cast_floating(norm, getattr(torch, plan.norm_dtype))
     if half or separate:
         for norm in norms:
             if isinstance(norm, nn.LayerNorm):  # BatchNorm takes half inputs beside float32 weights
                 norm.__class__ = HalfLayerNorm if half else Float32LayerNorm
     return model
+
+
+def cast_floating(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast floating-point parameters and buffers in place; complex ones stay complex.
+
+    `nn.Module.to` would drop the imaginary parts. Complex numbers have no half precision here: they
+    are complex128 beside float64, complex64 beside everything else.
+    """
+    beside = torch.complex128 if dtype == torch.float64 else torch.complex64
+
+    def cast(tensor: Tensor) -> Tensor:
+        if tensor.is_complex():
+            return tensor.to(beside)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    module._apply(cast)
 
 
 def set_process_flags(cell: CellSpec) -> None:
