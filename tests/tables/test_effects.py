@@ -128,6 +128,46 @@ def test_effects_are_unbiased_and_their_intervals_cover_the_truth(sweeps):
     assert np.mean(of_ratio) == pytest.approx(0.95, abs=within)
 
 
+def four(levels, pace=lambda block: 1.0, cells=()):
+    """Runs of a plain cell, two techniques and both, in three blocks of their own pace."""
+    specs = {"base": {}, "o1": {"precision": "O1"}, "fsdp": {"sharding": "fsdp"}}
+    specs["both"] = specs["o1"] | specs["fsdp"]
+    kept = cells or tuple(specs)
+    runs = table(
+        *(run(c, f"b{i}", levels[c] * pace(i), **specs[c]) for c in kept for i in range(3)),
+        *(run(c, "b0", status=Status.out_of_memory, reason="no room", **specs[c])
+          for c in specs if c not in kept),
+    )  # fmt: skip
+    return effects(runs, dict.fromkeys(specs, "base"))
+
+
+def test_what_both_bring_beyond_the_product_of_their_speedups():
+    speeds = {"base": 100, "o1": 150, "fsdp": 90, "both": 160}
+    found = four(speeds, lambda block: [1.0, 0.7, 1.2][block])
+    average = one(found, "precision=O1")
+    given = one(found, "precision=O1", "sharding=fsdp")
+    assert average["effect"] == pytest.approx((1.5 * 160 / 90) ** 0.5, rel=1e-3)
+    assert given["effect"] == pytest.approx(160 / 90, rel=1e-3)
+    assert given["ratio_to_average"] == pytest.approx((160 / 90 / 1.5) ** 0.5, rel=1e-3)
+    assert given["interaction"] == "more than on average"
+
+
+def test_an_interaction_within_the_noise_is_not_claimed():
+    generator = np.random.default_rng(3)
+    found = four({"base": 100, "o1": 150, "fsdp": 90, "both": 135},
+                 lambda block: float(np.exp(generator.normal(0, 0.04))))  # fmt: skip
+    assert set(found["interaction"]) == {"no interaction shown"} | (
+        {""} & set(found["interaction"])
+    )
+
+
+def test_a_choice_that_failed_has_no_effect_together_with_another():
+    found = four({"base": 100, "o1": 150, "both": 160}, cells=("base", "o1", "both"))
+    together = one(found, "precision=O1", "sharding=fsdp")
+    assert np.isnan(together["effect"])
+    assert together["claim"] == ""
+
+
 def test_interactions_of_noise_shrink():
     logs, specs = grid(LEVELS, AVERAGE, {})
     runs, baselines = simulated(logs, specs, normal(0.03), seed=8)

@@ -21,7 +21,6 @@ from vitsweep.tables.communication import communication
 from vitsweep.tables.comparison import paired
 from vitsweep.tables.cost import cost, epoch_hours, measured_with_peak
 from vitsweep.tables.diagnostics import diagnostics
-from vitsweep.tables.interactions import interactions
 from vitsweep.tables.limits import limits
 from vitsweep.tables.load import tidy
 from vitsweep.tables.names import cell_names, with_changes
@@ -64,7 +63,6 @@ OF_RUNS: dict[str, Callable[[DataFrame], object]] = {
     "speedup_over": lambda t: speedup_over(t, BASELINES),
     "cells": lambda t: cells(t, BASELINES),
     "waterfall": lambda t: waterfall(t, BASELINES),
-    "interactions": lambda t: interactions(t, BASELINES),
     "scaling_efficiency": lambda t: scaling_efficiency(t, BASELINES),
     "diagnostics": lambda t: diagnostics(t, BASELINES),
     "paired": lambda t: paired(t, "o1", "base"),

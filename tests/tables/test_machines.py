@@ -12,7 +12,7 @@ from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.cost import cost, epoch_hours
 from vitsweep.tables.diagnostics import diagnostics
-from vitsweep.tables.interactions import interactions
+from vitsweep.tables.effects import effects
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.reasons import coverage
 from vitsweep.tables.render import cell_text
@@ -75,9 +75,12 @@ def test_every_table_takes_two_machines():
     steps = waterfall(runs, BASELINES)
     assert len(steps[steps["kind"] == "alone"]) == 4
     assert sorted(steps[steps["added"] == "precision=O1"]["speedup"].round(2))[:2] == [1.3, 1.3]
-    pairs = interactions(runs, BASELINES)
-    expected = [120 * 100 / (130 * 90), 900 * 400 / (800 * 400)]
-    assert pairs["interaction"].tolist() == pytest.approx(expected)
+    together = effects(runs, BASELINES).query(
+        "technique == 'precision=O1' and given == 'sharding=fsdp'"
+    )
+    assert dict(zip(together["device"], together["effect"], strict=True)) == pytest.approx(
+        {"V100": 120 / 90, "A100": 900 / 400}, rel=1e-3
+    )
     assert len(cell_text(rows)) == 8
     assert coverage(rows).empty
     assert cell_names(rows).nunique() == 4

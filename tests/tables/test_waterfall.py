@@ -7,9 +7,7 @@ from scipy import stats
 
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
-from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.interactions import interactions
 from vitsweep.tables.names import with_changes
 from vitsweep.tables.stats import contrast
 from vitsweep.tables.waterfall import longest_sequence, waterfall
@@ -42,12 +40,9 @@ def runs():
 
 def test_techniques_measured_on_another_device_are_refused_unless_asked_for(runs):
     moved = runs.assign(device=runs["device"].mask(runs["cell_id"] == "all", "H200"))
-    for compared in (waterfall, interactions):
-        with pytest.raises(VitsweepError, match=r"EPYC 7B13, H200.*mixed_hardware=True"):
-            compared(moved, BASELINES)
-        assert len(compared(moved, BASELINES, mixed_hardware=True)) == len(
-            compared(runs, BASELINES)
-        )
+    with pytest.raises(VitsweepError, match=r"EPYC 7B13, H200.*mixed_hardware=True"):
+        waterfall(moved, BASELINES)
+    assert len(waterfall(moved, BASELINES, mixed_hardware=True)) == len(waterfall(runs, BASELINES))
     # two devices with a baseline each are two comparisons
     apart = moved.assign(device=moved["device"].mask(moved["cell_id"] == "fsdp", "H200"))
     own = BASELINES | {"all": "fsdp", "fsdp": "fsdp"}
@@ -94,46 +89,6 @@ def test_the_longest_sequence_wins():
     assert longest_sequence([]) == []
 
 
-def test_interaction_is_what_both_bring_beyond_the_product(runs):
-    pair = interactions(runs, BASELINES).iloc[0]
-    assert (pair["first"], pair["second"]) == ("precision=O1", "sharding=fsdp")
-    assert pair["expected"] == pytest.approx(1.35)
-    assert pair["speedup_both"] == pytest.approx(1.6)
-    assert pair["interaction"] == pytest.approx(1.6 / 1.35)
-    assert pair["interaction_low"] == pytest.approx(1.6 / 1.35)
-    assert pair["claim"] == "help each other"
-
-
-def test_an_interaction_inside_the_noise_is_not_claimed():
-    noise = [1.0, 1.05, 0.96]
-    runs = table(
-        *[run("base", f"b{i}", 100) for i in range(3)],
-        *[run("o1", f"b{i}", 150 * n, **O1) for i, n in enumerate(noise)],
-        *[run("fsdp", f"b{i}", 90, **FSDP) for i in range(3)],
-        *[run("o1_fsdp", f"b{i}", 135, **O1, **FSDP) for i in range(3)],
-    )
-    assert interactions(runs, BASELINES)["claim"].tolist() == ["no interaction shown"]
-
-
-def test_a_failed_half_gives_no_interaction():
-    runs = table(
-        *[
-            run(c, f"b{i}", s, **k)
-            for c, (s, k) in SETTINGS.items()
-            if c in ("base", "o1", "o1_fsdp")
-            for i in range(3)
-        ],
-        run("fsdp", "b0", status=Status.out_of_memory, reason="no room", **FSDP),
-    )
-    pair = interactions(runs, BASELINES).iloc[0]
-    assert math.isnan(pair["interaction"])
-    assert pair["claim"] == ""
-
-
-def test_no_pairs_give_an_empty_table():
-    assert interactions(table(run("base"), run("o1", **O1)), BASELINES).empty
-
-
 def in_two_groups():
     """As the launcher blocks a wide sweep: each half beside its own runs of the baseline."""
     groups = {"x": ["base", "o1", "fsdp"], "y": ["base", "o1_fsdp", "all"]}
@@ -153,12 +108,6 @@ def test_steps_that_never_shared_a_block_are_compared_by_way_of_the_baseline():
     assert chain.loc["o1_fsdp", "gain_low"] == pytest.approx(160 / 150)
     assert chain.loc["o1_fsdp", "gain_claim"] == "faster"
     assert chain.loc["all", "gain"] == pytest.approx(200 / 160)
-
-
-def test_interactions_reach_over_blocks_too():
-    pair = interactions(in_two_groups(), BASELINES).iloc[0]
-    assert pair["interaction"] == pytest.approx(1.6 / 1.35)
-    assert pair["claim"] == "help each other"
 
 
 def test_a_contrast_is_welchs_test():
