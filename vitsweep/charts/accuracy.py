@@ -16,6 +16,7 @@ from vitsweep.charts.series import Look, looks, settings
 from vitsweep.results.record import Status
 from vitsweep.tables.accuracy import BETTER, MARGIN, NO_WORSE
 from vitsweep.tables.formatting import missing
+from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
 PANELS = {"speedup": "higher", "seconds_to_target": "lower"}
@@ -76,7 +77,7 @@ def _panel(axes: Axes, table: DataFrame, styles: dict[str, Look], column: str) -
     for _, row in table[table["accuracy_claim"] == str(Status.diverged)].iterrows():
         _cross(axes, row, styles[row["series"]], column)
     _front(axes, table, column)
-    for level in table.loc[table["accuracy_claim"] == "baseline", "accuracy_top1"].dropna():
+    for level in table.loc[table["accuracy_claim"] == Claim.baseline, "accuracy_top1"].dropna():
         axes.axhspan(100 * (level - MARGIN), 100 * level, **BAND)
     axes.set_xlabel(style.axis_label(column))
     if column != "speedup":
@@ -86,7 +87,7 @@ def _panel(axes: Axes, table: DataFrame, styles: dict[str, Look], column: str) -
 
 def _point(axes: Axes, row: Series, look: Look, column: str) -> None:
     """Draw the mean of a setting with its whiskers; name it in the legend also where it has no place."""
-    sure = row["accuracy_claim"] in (BETTER, NO_WORSE, "baseline")
+    sure = row["accuracy_claim"] in (BETTER, NO_WORSE, Claim.baseline)
     at, top1 = row[column], 100 * row["accuracy_top1"]
     axes.plot(
         *(([], []) if missing(at) else ([at], [top1])), look.marker, label=row["series"],
@@ -118,7 +119,7 @@ def _claimed_ends(row: Series) -> tuple[float, float] | None:
     """Return the ends of the paired interval as top-1; None where too few pairs have none."""
     low, high = row.get("accuracy_difference_low"), row.get("accuracy_difference_high")
     level = row["baseline_top1"]
-    if row["accuracy_claim"] == "baseline" or missing(low) or missing(high) or missing(level):
+    if row["accuracy_claim"] == Claim.baseline or missing(low) or missing(high) or missing(level):
         return None
     return float(level + low), float(level + high)
 

@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from vitsweep.charts import style
 from vitsweep.tables.formatting import times
-from vitsweep.tables.sweep_diff import CHANGED
+from vitsweep.tables.stats import SHOWN, Claim
 
 MOST = 30
 SIDES = {"a": "A", "b": "B"}
@@ -22,11 +22,11 @@ def draw(table: DataFrame, names: dict[str, str] | None = None) -> Figure:
         table: one row per cell.
         names: cell -> the name that is shown.
     """
-    shown = table[table["change"].notna() & (table["claim"] != "baseline")].head(MOST)
+    shown = table[table["change"].notna() & (table["claim"] != Claim.baseline)].head(MOST)
     figure, axes = style.new_figure(8.8, style.height(len(shown)))
     furthest = 1.0
     for position, row in enumerate(shown.to_dict("records")):
-        changed = row["claim"] in CHANGED
+        changed = row["claim"] in SHOWN
         colour = style.PALETTE[0] if changed else style.BASELINE
         for side, shift, face in (("a", -0.14, style.PAPER), ("b", 0.14, colour)):
             middle, ends = (

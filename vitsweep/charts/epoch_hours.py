@@ -9,6 +9,7 @@ from vitsweep.charts.series import labels, looks
 from vitsweep.tables import cost
 from vitsweep.tables.formatting import missing, number, plain
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 20
@@ -31,7 +32,7 @@ def draw(hours: DataFrame) -> Figure:
     figure, axes = style.new_figure(8.0, style.height(len(shown)))
     ends = style.reach(shown["epoch_hours"], shown["epoch_hours_high"])
     for position, (_, row) in enumerate(shown.iterrows()):
-        is_baseline = plain(row.get("claim")) == "baseline"
+        is_baseline = plain(row.get("claim")) == Claim.baseline
         colour = colours[row["series"]].colour
         axes.barh(position, row["epoch_hours"], height=style.BAR, color=colour)
         low, high = row["epoch_hours_low"], row["epoch_hours_high"]

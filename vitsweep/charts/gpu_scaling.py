@@ -7,6 +7,7 @@ from vitsweep.charts import scaling, style
 from vitsweep.charts.chart import HOLLOW, NOTHING, Chart
 from vitsweep.charts.series import fastest, labels, looks
 from vitsweep.tables.formatting import number, plain, times
+from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -33,7 +34,7 @@ def draw(curves: DataFrame) -> Figure:
             sizes.index(row["world_size"])
             + (series.index(row["series"]) - (len(series) - 1) / 2) * width
         )
-        is_baseline = plain(row["claim"]) == "baseline"
+        is_baseline = plain(row["claim"]) == Claim.baseline
         hue = styles[row["series"]].colour
         shared = plain(row.get("oversubscribed")) == "True"
         axes.bar(

@@ -10,6 +10,7 @@ from pandas import DataFrame, Series
 from vitsweep.charts import style
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.tables.names import CHOICES, cell_names, varying
+from vitsweep.tables.stats import Claim
 
 MOST_SERIES = 8
 """More lines cannot be distinguished."""
@@ -74,7 +75,7 @@ def _baselines(cells: DataFrame, series: Series) -> set[str]:
     """Return the series that hold nothing but baselines."""
     if "claim" not in cells:
         return set()
-    only = (cells["claim"].astype(str) == "baseline").groupby(series).all()
+    only = (cells["claim"].astype(str) == Claim.baseline).groupby(series).all()
     return {str(name) for name in only.index[only]}
 
 

@@ -10,13 +10,12 @@ from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.tables.formatting import missing, plain, times
 from vitsweep.tables.names import cell_names, varying
+from vitsweep.tables.stats import SHOWN, SURE, Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 30
 """Bars beyond it cannot be read; the table has them all."""
 
-SURE = ("faster", "slower", "baseline")
-UNSHOWN = "no difference shown"
 HATCHED = "not shown among all cells"
 
 
@@ -37,15 +36,15 @@ def draw(cells: DataFrame) -> Figure:
     ends, longest_note = style.reach(shown["speedup"], shown["speedup_high"]), 0
     for position, (_, row) in enumerate(shown.iterrows()):
         claim, high = plain(row["claim"]), row["speedup_high"]
-        hue = style.BASELINE if claim == "baseline" else style.colour(group, row[group])
+        hue = style.BASELINE if claim == Claim.baseline else style.colour(group, row[group])
         sure = claim in SURE
         axes.barh(position, row["speedup"], height=style.BAR, **style.fill(hue, sure))
         style.whiskers(axes, position, row["speedup"], row["speedup_low"], high)
-        note = "" if claim in ("faster", "slower", UNSHOWN) else f"  {claim}"
+        note = "" if claim in (*SHOWN, Claim.no_difference_shown) else f"  {claim}"
         longest_note = max(longest_note, len(note))
         end = row["speedup"] if missing(high) else min(high, ends)
         style.value(axes, position, end, times(row["speedup"]) + note)
-    others = shown[shown["claim"] != "baseline"]
+    others = shown[shown["claim"] != Claim.baseline]
     for choice in dict.fromkeys(others[group].astype(str)):
         axes.bar(0, 0, color=style.colour(group, choice), label=choice)
     if not shown["claim"].isin(SURE).all():

@@ -7,6 +7,7 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.charts.chart import NOTHING, Chart, mixed
 from vitsweep.tables.formatting import missing, plain, times
+from vitsweep.tables.stats import SURE
 from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -48,7 +49,7 @@ def _bars(axes: Axes, rows: DataFrame, kind: str) -> None:
         group, _, choice = plain(row["added"]).partition("=")
         hue = style.colour(group, choice) if choice else style.BASELINE
         claim = plain(row["claim"] if kind == "alone" else row["gain_claim"])
-        look = style.fill(hue, claim in ("faster", "slower", "baseline"))
+        look = style.fill(hue, claim in SURE)
         left = 0.0 if kind == "alone" or not choice else before
         axes.barh(position, row["speedup"] - left, left=left, height=style.BAR, **look)
         style.whiskers(axes, position, row["speedup"], row["speedup_low"], row["speedup_high"])

@@ -37,7 +37,7 @@ def answers(cells: DataFrame) -> list[str]:
     if measured.empty:
         statuses = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in counts(cells).to_numpy())
         return [f"Nothing was measured: {statuses}."]
-    compared = measured[measured["speedup"].notna() & (measured["claim"] != "baseline")]
+    compared = measured[measured["speedup"].notna() & (measured["claim"] != Claim.baseline)]
     lost = _without_speedups(measured, compared, names)
     if compared.empty:
         return [_fastest(measured, names), *lost][:MOST]
@@ -72,7 +72,7 @@ def _the_same_everywhere(compared: DataFrame, cells: DataFrame) -> str:
     keys = row_keys(compared, "baseline_cell_id")
     best = compared.loc[compared["speedup"].groupby(keys).idxmax()]
     found = {changes.get(cell, frozenset()) for cell in best["cell_id"]}
-    if len(best) < 2 or len(found) > 1 or (best["claim"] != "faster").any():
+    if len(best) < 2 or len(found) > 1 or (best["claim"] != Claim.faster).any():
         return ""
     ends = f"{formatting.times(best['speedup'].min())} to {formatting.times(best['speedup'].max())}"
     return f"{named(found.pop())} is fastest against each of {len(best)} baselines: {ends}."
@@ -100,7 +100,7 @@ def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where:
         " against ".join(formatting.number(r["images_per_second"]) for r in (best, base)) + " img/s"
     )
     selected = _selected(best)
-    if best["claim"] == "unpaired":
+    if best["claim"] == Claim.unpaired:
         return (
             f"{name} {_rank(best)}: {formatting.times(best['speedup'])} against {against}, {rates}; "
             "they ran in different jobs, so nothing is claimed."
@@ -108,13 +108,13 @@ def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where:
     if best["claim"] == Claim.one_look:
         return f"{name} {_rank(best)} against {against}: {one_look(best['speedup'])}, {rates}."
     sentences = {
-        "faster": f"{name} is fastest: {size} against {against}, {rates}"
+        Claim.faster: f"{name} is fastest: {size} against {against}, {rates}"
         f"{_rivals(group, best)}{selected}.",
-        "probably faster": f"{name} is probably faster than {against}: {size}, {rates}; "
+        Claim.probably_faster: f"{name} is probably faster than {against}: {size}, {rates}; "
         f"{_among(best)}{selected}.",
-        "slower": f"Nothing beat {against}; the nearest is {name}, {size}.",
-        "probably slower": f"Nothing beat {against}; the nearest is {name}, {size}.",
-        "too few blocks": f"{name} {_rank(best)}: {size} against {against}, {rates}; "
+        Claim.slower: f"Nothing beat {against}; the nearest is {name}, {size}.",
+        Claim.probably_slower: f"Nothing beat {against}; the nearest is {name}, {size}.",
+        Claim.too_few_blocks: f"{name} {_rank(best)}: {size} against {against}, {rates}; "
         "fewer than 3 blocks, so nothing is claimed.",
     }
     noise = (

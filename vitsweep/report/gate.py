@@ -12,6 +12,7 @@ from vitsweep.results.metrics import Metric, known_metrics
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 from vitsweep.tables.formatting import count, plain, times
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_diff import compare_with_kept, metric_named
 from vitsweep.tables.valid_runs import checked_runs, counted, final_status
 
@@ -274,13 +275,13 @@ def _verdicts(table: DataFrame) -> Series:
         NO_STEP: gone,
         NO_NUMBERS: table["ratio"].isna(),
         TOO_FEW: high.isna() & (~accuracy | (table["ratio"] < limit)),
-        "no difference shown": high.isna(),
+        Claim.no_difference_shown: high.isna(),
         "worse within the tolerance": (high < 1).where(up, low > 1),
         "better": (low > 1).where(up, high < 1),
     }
     return Series(
         np.select(
-            [np.asarray(r, bool) for r in rules.values()], list(rules), "no difference shown"
+            [np.asarray(r, bool) for r in rules.values()], list(rules), Claim.no_difference_shown
         ),
         table.index,
     )

@@ -21,6 +21,7 @@ from vitsweep.tables.formatting import (
     with_interval,
 )
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_diff import changed_speedups, changes_in_words
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -109,7 +110,7 @@ def _names(sweeps: dict[str, SweepTables]) -> dict[str, str]:
 
 
 def _chart(changes: DataFrame, names: dict[str, str], folder: Path) -> Markup | None:
-    if not (changes["change"].notna() & (changes["claim"] != "baseline")).any():
+    if not (changes["change"].notna() & (changes["claim"] != Claim.baseline)).any():
         return None
     figure = style.freeze_layout(days.draw(changes, names))
     svg = style.to_svg(figure)

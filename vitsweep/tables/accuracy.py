@@ -18,7 +18,7 @@ from scipy.special import stdtr
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import missing
-from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, adjusted, half_width
+from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, Claim, adjusted, half_width
 from vitsweep.tables.valid_runs import counted, final_status
 
 MARGIN = 0.005
@@ -145,7 +145,7 @@ def _claim(
     if (group["status"] == Status.diverged).any():
         return str(Status.diverged)
     if (group["cell_id"] == group["baseline_cell_id"]).any():
-        return "baseline"
+        return Claim.baseline
     if np.isnan(p_holm):
         return TOO_FEW if not np.isnan(test.mean) else ""
     if p_holm < LEVEL:

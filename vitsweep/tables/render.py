@@ -58,13 +58,13 @@ LONGEST_REASON = 300
 COMMON = ("model", "data", "world_size", "images_per_step")
 """Besides techniques that are not the plain ones: what the title says where it is the same everywhere."""
 
-COLOURS = {
-    "faster": "green",
-    "slower": "red",
-    "probably faster": "cyan",
-    "probably slower": "yellow",
-    "baseline": "bold",
-    "no difference shown": "dim",
+COLOURS: Mapping[str, str] = {
+    Claim.faster: "green",
+    Claim.slower: "red",
+    Claim.probably_faster: "cyan",
+    Claim.probably_slower: "yellow",
+    Claim.baseline: "bold",
+    Claim.no_difference_shown: "dim",
 }
 
 

@@ -248,14 +248,14 @@ def replicates_answer(table: DataFrame) -> str:
         return "Nothing was measured with any of its repetitions."
     best, name = good.iloc[0], cell_names(table).loc[good.index[0]]
     over = count(best["replicates"], str(best["replicated"]))
-    if missing(best["speedup"]) or best["claim"] == "baseline":
+    if missing(best["speedup"]) or best["claim"] == Claim.baseline:
         rate = f"{number(best['images_per_second'])} img/s"
         return f"{name} has the highest mean throughput over {over}: {rate}."
     size = ratio(best["speedup"], best["speedup_low"], best["speedup_high"])
     claimed = {
-        "faster": "is fastest", "probably faster": "is probably faster than its baseline",
-        "slower": "comes nearest to its baseline", "probably slower": "comes nearest to its baseline",
+        Claim.faster: "is fastest", Claim.probably_faster: "is probably faster than its baseline",
+        Claim.slower: "comes nearest to its baseline", Claim.probably_slower: "comes nearest to its baseline",
         "too few repetitions": f"comes first (fewer than {MIN_BLOCKS} repetitions, so nothing is claimed)",
-        "unpaired": "comes first (not measured side by side, so nothing is claimed)",
-    }.get(str(best["claim"]), "comes first, no difference shown")  # fmt: skip
+        Claim.unpaired: "comes first (not measured side by side, so nothing is claimed)",
+    }.get(best["claim"], "comes first, no difference shown")  # fmt: skip
     return f"Over {over}, {name} {claimed}: {size}."

@@ -34,6 +34,12 @@ class Claim(StrEnum):
     nothing = ""
 
 
+SHOWN = (Claim.faster, Claim.slower)
+"""Claims of a difference that hold among all cells of a question."""
+SURE = (*SHOWN, Claim.baseline)
+"""Claims of rows that need no word of doubt."""
+
+
 def chosen(rules: Mapping[Any, Any], default: str, index: Any) -> Series:
     """Return for each row the first word of `rules` whose condition holds."""
     conditions = [np.asarray(rule, bool) for rule in rules.values()]

@@ -12,7 +12,7 @@ from vitsweep.results.record import Status
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import count, times
-from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, Claim, chosen, estimate, holm, welch
+from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, SHOWN, Claim, chosen, estimate, holm, welch
 from vitsweep.tables.valid_runs import checked_runs, counted, final_status
 
 SIDES = ("a", "b")
@@ -22,9 +22,6 @@ COLUMNS = (
     "speedup_b_low speedup_b_high num_blocks_a num_blocks_b change change_low change_high p_value "
     "p_holm claim"
 ).split()
-
-CHANGED = (Claim.faster, Claim.slower)
-"""Claims of a speedup that became larger or smaller."""
 
 
 def changed_speedups(
@@ -91,12 +88,12 @@ def changed_speedups(
 def changes_in_words(table: DataFrame) -> str:
     """Return one sentence: how many speedups changed, which most, and how the baselines moved."""
     compared = table[table["change"].notna() & table["p_holm"].notna()]
-    changed = compared[compared["claim"].isin(CHANGED)]
+    changed = compared[compared["claim"].isin(SHOWN)]
     text = f"{len(changed)} of {count(len(compared), 'speedup')} changed"
     if len(changed):
         first = changed.iloc[0]
         text += f"; the largest change is {times(first['change'])} ({first['cell_id']})"
-    base = table.loc[table["claim"] == "baseline", "throughput_ratio"].dropna()
+    base = table.loc[table["claim"] == Claim.baseline, "throughput_ratio"].dropna()
     if len(base):
         ends = " to ".join(dict.fromkeys([times(base.min()), times(base.max())]))
         text += f". Baselines ran at {ends} of their throughput in A"
@@ -164,7 +161,7 @@ def _with_claims(table: DataFrame) -> DataFrame:
 
 def _largest_change_first(table: DataFrame) -> DataFrame:
     size = table["change"].map(np.log).abs()
-    shown = table["claim"].isin(CHANGED)
+    shown = table["claim"].isin(SHOWN)
     order = DataFrame({"shown": ~shown, "size": -size}).sort_values(
         ["shown", "size"], kind="stable", na_position="last"
     )
