@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.builders import run, table
 from tests.cells import entry
-from vitsweep.console import can_be_redrawn, quiet_loggers, saying
+from vitsweep.console import can_be_redrawn, periodic_status, quiet_loggers
 from vitsweep.launchers.progress import Progress
 from vitsweep.tables.cells import cells
 
@@ -34,13 +34,13 @@ class Written(io.StringIO):
 
 def test_a_silent_command_says_what_it_does() -> None:
     out = Written("still [busy]\nstill [busy]")
-    with saying(Console(file=out), lambda: "still [busy]", every_seconds=0.001):
+    with periodic_status(Console(file=out), lambda: "still [busy]", every_seconds=0.001):
         assert out.seen.wait(60)
 
 
 def test_nothing_is_printed_after_the_block_and_where_there_is_nothing_to_say() -> None:
     out = io.StringIO()
-    with saying(Console(file=out), lambda: "", every_seconds=0.001):
+    with periodic_status(Console(file=out), lambda: "", every_seconds=0.001):
         pass
     assert out.getvalue() == ""
 

@@ -44,7 +44,7 @@ def can_be_redrawn(console: Console) -> bool:
 
 
 @contextmanager
-def saying(
+def periodic_status(
     console: Console, what: Callable[[], str], every_seconds: float = SILENT_SECONDS
 ) -> Iterator[None]:
     """Print what is going on in regular intervals until the block is left.

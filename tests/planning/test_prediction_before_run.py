@@ -14,7 +14,7 @@ from vitsweep.api.functions import all_refused
 from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.planning import predictions
-from vitsweep.planning.predictions import chosen, keep_predictions, traced_throughput
+from vitsweep.planning.predictions import drop_oversized, keep_predictions, traced_throughput
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
 from vitsweep.predict import prediction
 from vitsweep.predict.prediction import PROCESS_GIB
@@ -52,7 +52,7 @@ def traced(plan: SweepPlan, mib: float, **changes: Any) -> None:
 
 
 def refused(plan: SweepPlan, settings: SweepSettings, machine: Machine = CLUSTER) -> list[str]:
-    found = chosen(plan, settings, Console(quiet=True), machine, NO_STORE)
+    found = drop_oversized(plan, settings, Console(quiet=True), machine, NO_STORE)
     return [" ".join(entry.reasons) for entry in found.entries.values() if entry.reasons]
 
 
@@ -72,7 +72,7 @@ def test_cells_keep_no_baseline_that_is_refused() -> None:
     for entry in plan.runnable:
         own = SweepPlan({entry.cell_id: entry})
         traced(own, 1024 if entry.is_added_baseline else 1)
-    found = chosen(plan, settings, Console(quiet=True), CLUSTER, NO_STORE)
+    found = drop_oversized(plan, settings, Console(quiet=True), CLUSTER, NO_STORE)
     [runnable] = found.runnable
     assert runnable.baseline_id is None
 
@@ -205,7 +205,7 @@ def test_why_a_cell_has_no_prediction_is_said(
 def test_cells_that_are_all_refused_are_named_with_their_reasons() -> None:
     plan, settings = planned(("precision=O1",), ("precision=O2",), machine=THIS_LAPTOP)
     traced(plan, 1)
-    plan = chosen(
+    plan = drop_oversized(
         plan, replace(settings, max_gpu_hours=1e-9), Console(quiet=True), THIS_LAPTOP, NO_STORE
     )
     text = str(all_refused(plan))

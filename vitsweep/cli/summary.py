@@ -7,7 +7,7 @@ from rich.console import Console
 
 from vitsweep.api.functions import SUBMITTED, Row, collected, rows_of, submitted_rows
 from vitsweep.api.session import Session
-from vitsweep.console import print_lines, saying
+from vitsweep.console import periodic_status, print_lines
 from vitsweep.errors import ExitCode
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import store_of
@@ -73,7 +73,7 @@ def summarize(
     print_lines(console, empty_metrics(tables.runs))
     if with_report and (mine["status"] == Status.measured).any():
         said = iter(["Drawing the charts of the report."])  # once
-        with saying(console, lambda: next(said, "")):
+        with periodic_status(console, lambda: next(said, "")):
             page = write_report(tables)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
     if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]

@@ -189,23 +189,19 @@ class SplitLinear(nn.Linear):
     boundary: Boundary
     parts: int
 
-    @classmethod
-    def take(cls, linear: nn.Linear, boundary: Boundary, parts: int = 1) -> None:
-        """Let a whole linear become this rank's part of itself, in place.
+    def take(self, boundary: Boundary, parts: int = 1) -> None:
+        """Keep this rank's part of the whole parameters, which are the same on every rank.
 
         Args:
-            linear: whole, the same on every rank.
             boundary: what lies outside the pair of matrices.
             parts: matrices that are fused in it along the outputs, each to be split for itself.
         """
-        linear.__class__ = cls
-        linear.boundary, linear.parts = boundary, parts  # type: ignore[assignment]
-        assert isinstance(linear, SplitLinear)
+        self.boundary, self.parts = boundary, parts
         for name in ("weight", "bias"):
             # A copy: a view would keep the whole alive.
-            part = linear.part_of(name, getattr(linear, name).detach()).clone()
-            setattr(linear, name, nn.Parameter(part))
-        linear.out_features, linear.in_features = linear.weight.shape
+            part = self.part_of(name, getattr(self, name).detach()).clone()
+            setattr(self, name, nn.Parameter(part))
+        self.out_features, self.in_features = self.weight.shape
 
     def whole_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole `weight` or `bias`, which this rank has a part of."""

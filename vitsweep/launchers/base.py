@@ -16,7 +16,7 @@ from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
 from vitsweep.planning.pending import ResumeState, print_notices
-from vitsweep.planning.predictions import chosen, traced_throughput
+from vitsweep.planning.predictions import drop_oversized, traced_throughput
 from vitsweep.planning.rounds import Rounds, grid
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.store import Store
@@ -190,7 +190,7 @@ def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:
 def _frozen(
     store: Store, plan: SweepPlan, request: LaunchRequest, machine: Machine
 ) -> PreparedSweep:
-    plan = chosen(plan, request.settings, request.console, machine, store)
+    plan = drop_oversized(plan, request.settings, request.console, machine, store)
     code = code_state()
     metrics = {"metrics": dict(request.metrics)} if request.metrics else {}
     command = request.command or command_line()

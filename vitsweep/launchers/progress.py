@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from vitsweep.console import can_be_redrawn, saying
+from vitsweep.console import can_be_redrawn, periodic_status
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.formatting import number
@@ -51,7 +51,7 @@ class Progress:
     def shown(self) -> Iterator["Progress"]:
         """Show the table until the block is left."""
         if not can_be_redrawn(self.console):
-            with saying(self.console, self.line):
+            with periodic_status(self.console, self.line):
                 yield self
             return
         with Live(get_renderable=self._table, console=self.console, refresh_per_second=4) as live:

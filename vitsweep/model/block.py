@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ NORMS = (nn.LayerNorm, nn.BatchNorm2d)
 """Modules that `precision.keep_norm_fp32` spares."""
 
 _MARK = "is_repeated_layer"
+
+Kind = TypeVar("Kind")
 
 
 class Layer(nn.Module):
@@ -130,19 +132,20 @@ def swap_block_class(model: nn.Module, kind: type[nn.Module]) -> nn.Module:
     return model
 
 
-def become(module: nn.Module, kind: type) -> nn.Module:
+def become(module: Any, kind: type[Kind]) -> Kind:
     """Let a module be an instance of `kind` too, whose methods come before those of its own class.
 
     It stays the same object with the same parameters, names and hooks.
     """
-    own: Any = type(module)
-    module.__class__ = _subclass(kind, own)
-    return module
+    module.__class__ = _subclass(kind, type(module))  # type: ignore[arg-type]
+    return cast(Kind, module)
 
 
 @cache
-def _subclass(kind: type, own: type) -> type[nn.Module]:
+def _subclass(kind: Any, own: type) -> Any:
     """Return a subclass of both, one for all modules of a class: they share one compilation."""
+    if issubclass(kind, own):
+        return kind
     return type(f"{kind.__name__}Of{own.__name__}", (kind, own), {})
 
 
@@ -167,11 +170,10 @@ def split_blocks(model: nn.Module, boundary_of: Callable[[nn.Module], Boundary])
 def _split(block: Block, boundary: Boundary) -> None:
     attention: nn.Module = block.attention
     # q, k and v are fused: each is cut by heads for itself.
-    ColumnParallelLinear.take(attention.qkv, boundary, parts=3)  # type: ignore[arg-type]
-    RowParallelLinear.take(attention.out, boundary)  # type: ignore[arg-type]
+    become(attention.qkv, ColumnParallelLinear).take(boundary, parts=3)
+    become(attention.out, RowParallelLinear).take(boundary)
     # So are gate and up of SwiGLU.
-    ColumnParallelLinear.take(
-        block.mlp.up, boundary, parts=2 if isinstance(block.mlp, SwiGlu) else 1
-    )
-    RowParallelLinear.take(block.mlp.down, boundary)
+    num_fused = 2 if isinstance(block.mlp, SwiGlu) else 1
+    become(block.mlp.up, ColumnParallelLinear).take(boundary, parts=num_fused)
+    become(block.mlp.down, RowParallelLinear).take(boundary)
     attention.num_heads //= boundary.group.size()  # type: ignore[operator, assignment]

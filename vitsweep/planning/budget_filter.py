@@ -35,14 +35,14 @@ def without_left_out(
     if settings.try_anyway:
         return plan
     if settings.only == "fits":
-        plan = without(plan, {key: f.why_not for key, f in found.items() if f.why_not})
+        plan = mark_invalid(plan, {key: f.why_not for key, f in found.items() if f.why_not})
     hours = bounded_hours(settings)
     if hours is not None:
         plan = _within_hours(plan, found, missing, settings.cells_per_block, hours)
     return plan
 
 
-def without(plan: SweepPlan, reasons: Mapping[str, str]) -> SweepPlan:
+def mark_invalid(plan: SweepPlan, reasons: Mapping[str, str]) -> SweepPlan:
     """Make cells invalid; those whose baseline is among them have none.
 
     Args:
@@ -87,7 +87,7 @@ def _within_hours(
         else:
             spent += hours
             counted.add(entry)
-    kept = without(plan, reasons).entries
+    kept = mark_invalid(plan, reasons).entries
     wanted = {entry.baseline_id for entry in kept.values()}
     return SweepPlan({c: e for c, e in kept.items() if not e.is_added_baseline or c in wanted})
 

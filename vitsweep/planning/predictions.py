@@ -14,10 +14,10 @@ from pandas import DataFrame
 from rich.console import Console
 
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.console import saying
+from vitsweep.console import periodic_status
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.rank_processes import fork_server, start_fork_server
-from vitsweep.planning.budget_filter import bounded_hours, without, without_left_out
+from vitsweep.planning.budget_filter import bounded_hours, mark_invalid, without_left_out
 from vitsweep.planning.freeze import code_state
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
@@ -184,7 +184,7 @@ def _keep(found: "CellPrediction", cell_id: str, store: Store) -> None:
     )
 
 
-def chosen(
+def drop_oversized(
     plan: SweepPlan,
     settings: SweepSettings,
     console: Console,
@@ -193,10 +193,10 @@ def chosen(
 ) -> SweepPlan:
     """Leave out cells that predictions exclude: they become invalid, with the figures.
 
-    `sweep.only` and `sweep.max_gpu_hours` are for any machine, see `left_out`. Before jobs are submitted,
-    cells that are too large for the cluster's GPUs, or for their own budget of memory, are left out in any
-    case, save by `sweep.try_anyway` and where a search wants to find what fits. A race leaves them out on
-    any machine, as far as they were traced before, and takes the hours as its budget.
+    `sweep.only` and `sweep.max_gpu_hours` are for any machine (`without_left_out`). Before jobs are
+    submitted, cells that are too large for the cluster's GPUs, or for their own budget of memory, are
+    left out in any case, save by `sweep.try_anyway` and where a search wants to find what fits. A race
+    leaves them out on any machine, as far as they were traced before, and takes the hours as its budget.
 
     Args:
         plan: the cells.
@@ -243,7 +243,7 @@ def tracing(console: Console) -> Iterator[Callable[[int, int], None]]:
         news, said[0] = text != said[0], text
         return text if news else ""
 
-    with saying(console, line):
+    with periodic_status(console, line):
         yield progress
 
 
@@ -269,7 +269,7 @@ def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> S
             seconds=SECONDS_BEFORE_A_SUBMISSION,
             gib_per_device=machine.gib_per_device,
         )
-    return without(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})
+    return mark_invalid(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})
 
 
 def _without_known_too_large(plan: SweepPlan, machine: Machine) -> SweepPlan:
@@ -278,4 +278,4 @@ def _without_known_too_large(plan: SweepPlan, machine: Machine) -> SweepPlan:
 
     specs = {entry.cell_id: entry.spec for entry in plan.runnable}
     found = predict_cells(specs, only_cached=True, gib_per_device=machine.gib_per_device)
-    return without(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})
+    return mark_invalid(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})

@@ -241,4 +241,5 @@ def _stage(
     if not last:
         stage.norm = stage.head = None  # type: ignore[assignment]
     stage.forward_context = forward_context  # type: ignore[assignment]
-    return become(stage, StagePart)
+    become(stage, StagePart)
+    return stage

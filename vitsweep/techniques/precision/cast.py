@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from vitsweep.model.block import NORMS
+from vitsweep.model.block import NORMS, become
 from vitsweep.model.norm import Float32LayerNorm, HalfLayerNorm
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
@@ -31,7 +31,7 @@ def cast_model(model: nn.Module, plan: PrecisionPlan, *, sharded_masters: bool) 
     if half or separate:
         for norm in norms:
             if isinstance(norm, nn.LayerNorm):  # BatchNorm takes half inputs beside float32 weights
-                norm.__class__ = HalfLayerNorm if half else Float32LayerNorm
+                become(norm, HalfLayerNorm if half else Float32LayerNorm)
     return model
 
 

@@ -87,7 +87,7 @@ def shard_outside(model: "nn.Module", group: "ProcessGroup") -> "nn.Module":
         scatter_to_sequence_parallel,
     )
     from vitsweep.model.attention import token_axes
-    from vitsweep.model.block import split_blocks
+    from vitsweep.model.block import become, split_blocks
     from vitsweep.model.norm import TokenShardedNorm
 
     along = token_axes(model)[0]
@@ -95,7 +95,7 @@ def shard_outside(model: "nn.Module", group: "ProcessGroup") -> "nn.Module":
     split_blocks(model, lambda block: _boundary(block, outside))
     norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
     for norm in norms:
-        norm.__class__ = TokenShardedNorm
+        become(norm, TokenShardedNorm)
 
     def deal(module: nn.Module, inputs: object, tokens: Tensor) -> Tensor:
         return scatter_to_sequence_parallel(tokens, along.axis, group)
