@@ -51,7 +51,7 @@ def allowed(room: str) -> set[str]:
     """Rooms that a room may import from, itself included."""
     lines = [line for line in (*COMMANDING, *MAKING, *READING) if room in line]
     if not lines:
-        return {"spec", "errors"} if room == "spec" else {room}
+        return {room, "errors"}
     [own] = lines
     if own in COMMANDING:
         below = COMMANDING[COMMANDING.index(own) + 1 :] + MAKING + READING

@@ -1,19 +1,165 @@
-"""Files that survive crashes, full disks and several writers: whole files, and JSON lines."""
+"""Files that survive crashes, full disks, several writers and the links of a foreign sweep folder.
+
+Below a folder given to `guard`, every folder is opened relative to the one that holds it and never
+through a link, so that a copied or shared sweep cannot make a command read or write outside of it.
+"""
 
 import contextlib
 import errno
-import filecmp
 import json
 import os
 import secrets
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from vitsweep.errors import VitsweepError
+
+MOST_BYTES = 2**30
+"""A larger file is damaged, or made to fill the memory of whoever reads it."""
+
+_guarded: set[str] = set()
 
 
-def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
+class UnsafeFileError(VitsweepError, OSError):
+    """A file of a sweep is a link or no plain file; it is neither followed nor opened."""
+
+
+def guard(folder: Path) -> None:
+    """From now on this process follows no link below a folder; the folder itself may be one."""
+    _guarded.add(os.path.abspath(folder))
+
+
+@contextmanager
+def parent_of(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield a descriptor of the folder that holds `path`, and the name of `path` in it.
+
+    Args:
+        path: a file or folder.
+        make: make the folders that are missing.
+
+    Raises:
+        UnsafeFileError: a folder in between is a link.
+        OSError: there is no such folder, or it cannot be made.
+    """
+    absolute = Path(os.path.abspath(path))
+    guarded = [p for p in absolute.parents if str(p) in _guarded]
+    top = guarded[-1] if guarded else absolute.parent
+    if make:
+        top.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in absolute.relative_to(top).parts[:-1]:
+            inner = _entered(descriptor, folder, path, make=make)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor, absolute.name
+    finally:
+        os.close(descriptor)
+
+
+def _entered(parent: int, name: str, path: Path, *, make: bool) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=parent)
+    try:
+        return os.open(name, flags, dir_fd=parent)
+    except OSError as error:
+        _refuse_link(parent, name, path)
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+
+
+def _refuse_link(parent: int, name: str, path: Path) -> None:
+    with suppress(FileNotFoundError):
+        if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            raise UnsafeFileError(_link(name, path))
+
+
+def _link(name: str, path: Path) -> str:
+    return (
+        f"`{name}` in `{path}` is a link, and links inside a sweep folder are not followed: replace it "
+        "by a copy of what it points to, or remove it."
+    )
+
+
+def open_safely(path: Path, flags: int) -> int:
+    """Open a plain file, which is no link, and return its descriptor; its folder is made for O_CREAT.
+
+    Raises:
+        UnsafeFileError: it is a link, a pipe or a device, or would be changed under two names.
+        OSError: it cannot be opened.
+    """
+    with parent_of(path, make=bool(flags & os.O_CREAT)) as (folder, name):
+        always = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not block
+        try:
+            descriptor = os.open(name, flags | always, 0o666, dir_fd=folder)
+        except OSError as error:
+            _refuse_link(folder, name, path)
+            raise type(error)(error.errno, error.strerror, str(path)) from error
+    found = os.fstat(descriptor)
+    is_written = flags & (os.O_WRONLY | os.O_RDWR)
+    if not stat.S_ISREG(found.st_mode) or (is_written and found.st_nlink > 1):
+        os.close(descriptor)
+        what = "has a second name (a hard link)" if found.st_nlink > 1 else "is no plain file"
+        raise UnsafeFileError(f"`{path}` {what}: replace it by a copy, or remove it.")
+    return descriptor
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a plain file.
+
+    Raises:
+        UnsafeFileError: it is a link or no plain file.
+        OSError: it cannot be read, or is larger than any file of a sweep.
+    """
+    with open(open_safely(path, os.O_RDONLY), "rb") as handle:
+        if os.fstat(handle.fileno()).st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        return handle.read()
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a plain file (see `read_bytes`); UnicodeDecodeError where it is no UTF-8."""
+    return read_bytes(path).decode("utf-8")
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder and those that hold it; return it.
+
+    Raises:
+        UnsafeFileError: one of them is a link.
+    """
+    with parent_of(path / "file", make=True):
+        return path
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder that holds a link, before a library writes files there under names of its own.
+
+    Raises:
+        UnsafeFileError: it holds one.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                raise UnsafeFileError(_link(entry.name, folder))
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder with all it holds, if there is one; links are removed themselves."""
+    with suppress(FileNotFoundError), parent_of(path) as (folder, name):
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+
+
+def write_atomically(path: Path, text: str | bytes, *, durable: bool = True) -> None:
     """Write to a temporary name, flush to disk, rename: a crash leaves the old file or the new one.
 
     Args:
@@ -21,62 +167,88 @@ def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
         text: its new content.
         durable: wait until the disk has it; False for what the same command would write again.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft, draft.open("w", encoding="utf-8") as handle:
-        handle.write(text)
-        if durable:
-            handle.flush()
-            os.fsync(handle.fileno())
+    with replacing(path) as handle:
+        _write(handle, text, durable=durable)
+
+
+def _write(handle: BinaryIO, text: str | bytes, *, durable: bool) -> None:
+    handle.write(text.encode() if isinstance(text, str) else text)
+    handle.flush()
+    if durable:
+        os.fsync(handle.fileno())
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name that becomes `path` at the end; after an exception it is removed.
+def _draft(folder: int, name: str) -> Iterator[tuple[BinaryIO, str]]:
+    """Yield a new hidden file beside `name`, and its own name; it is removed if it is left there."""
+    draft = f".{name}.{secrets.token_hex(8)}.draft"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(draft, flags, 0o666, dir_fd=folder), "w+b") as handle:
+        try:
+            yield handle, draft
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(draft, dir_fd=folder)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file that becomes `path` at the end; after an exception it is removed.
 
     A file that has the same content already is left alone, with its time of change.
     """
-    draft = draft_of(path)
+    with parent_of(path, make=True) as (folder, name), _draft(folder, name) as (handle, draft):
+        _refuse_link(folder, name, path)
+        yield handle
+        handle.flush()
+        if not _same_content(handle, folder, name):
+            os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _same_content(handle: BinaryIO, folder: int, name: str) -> bool:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        yield draft
-        if path.exists() and filecmp.cmp(draft, path, shallow=False):
-            draft.unlink()
-        else:
-            draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+        with open(os.open(name, flags, dir_fd=folder), "rb") as other:
+            if os.fstat(other.fileno()).st_size != handle.seek(0, os.SEEK_END):
+                return False
+            handle.seek(0)
+            while part := handle.read(2**20):
+                if part != other.read(2**20):
+                    return False
+            return True
+    except OSError:
+        return False
 
 
 def write_if_changed(path: Path, text: str, *, durable: bool = True) -> bool:
     """Write atomically unless the file has this text already; return whether it was written."""
     try:
-        if path.read_text(encoding="utf-8") == text:
+        if read_text(path) == text:
             return False
+    except UnsafeFileError:
+        raise
     except (OSError, UnicodeDecodeError):
         pass
     write_atomically(path, text, durable=durable)
     return True
 
 
-def draft_of(path: Path) -> Path:
-    """Return a hidden name beside a file that no other call uses, in any process, thread or host."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.draft")
-
-
 def write_once(path: Path, text: str) -> bool:
     """Write atomically unless the file exists; False if it does. One of several writers wins."""
-    draft = draft_of(path)
-    write_atomically(draft, text)
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP) or path.exists():
-            raise
-        draft.replace(path)  # a file system without hard links: as good as it gets there
-    finally:
-        draft.unlink(missing_ok=True)
+    with parent_of(path, make=True) as (folder, name), _draft(folder, name) as (handle, draft):
+        _write(handle, text, durable=True)
+        places = {"src_dir_fd": folder, "dst_dir_fd": folder}
+        try:
+            os.link(draft, name, **places, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP):
+                raise
+            with suppress(FileNotFoundError):
+                os.stat(name, dir_fd=folder, follow_symlinks=False)
+                return False
+            os.replace(draft, name, **places)  # no hard links: as good as it gets there
     return True
 
 
@@ -89,8 +261,7 @@ def append_line(path: Path, entry: dict[str, Any]) -> None:
     Raises:
         OSError: the line could not be written, or not the whole of it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    descriptor = open_safely(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         size = os.fstat(descriptor).st_size
         cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
@@ -103,14 +274,17 @@ def append_line(path: Path, entry: dict[str, Any]) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the JSON lines of a file; lines cut in half and other damage are left out."""
-    return parsed_lines(path.read_bytes()) if path.exists() else []
+    try:
+        return parsed_lines(read_bytes(path))
+    except FileNotFoundError:
+        return []
 
 
 def parsed_lines(text: bytes) -> list[dict[str, Any]]:
     """Return the JSON objects of a text with one per line, without the lines that hold none."""
     entries = []
     for line in text.split(b"\n"):
-        with contextlib.suppress(ValueError):  # also where it is no UTF-8
+        with contextlib.suppress(ValueError, RecursionError):  # also where it is no UTF-8
             entries.append(json.loads(line))
     return [entry for entry in entries if isinstance(entry, dict)]
 

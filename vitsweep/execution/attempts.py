@@ -24,7 +24,7 @@ from vitsweep.execution.run_request import (
     read_cell,
     request_for,
 )
-from vitsweep.files import append_line, read_lines
+from vitsweep.files import append_line, read_lines, read_text
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
@@ -255,5 +255,5 @@ def _status_of(store: Store, cell_id: str, run_id: str) -> Status | None:
     for name in (run_id, run_id + UNFINISHED):
         with suppress(OSError, ValueError):
             path = store.cell(cell_id) / "runs" / f"{name}.json"
-            return RunRecord.from_json(path.read_text(encoding="utf-8")).status
+            return RunRecord.from_json(read_text(path)).status
     return None

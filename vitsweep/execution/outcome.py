@@ -15,7 +15,7 @@ from typing import Any
 
 from vitsweep.errors import VitsweepError, disk_full_error
 from vitsweep.execution.run_request import RunRequest
-from vitsweep.files import write_atomically
+from vitsweep.files import read_text, remove, write_atomically
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec, flatten
@@ -84,9 +84,7 @@ def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> 
     """
     if failure is None:
         try:
-            record = RunRecord.from_json(
-                (request.folder / RECORD_DRAFT).read_text(encoding="utf-8")
-            )
+            record = RunRecord.from_json(read_text(request.folder / RECORD_DRAFT))
         except (OSError, ValueError) as error:
             failure = RunFailure(Status.failed, f"Rank 0 ended without a record ({error}).", 0)
     if failure is not None:
@@ -164,7 +162,7 @@ def _failure_of_exit_code(rank: int, code: int) -> RunFailure:
 
 def remove_working_files(request: RunRequest) -> None:
     """Remove rank 0's draft of the record and empty logs after a run that was measured."""
-    (request.folder / RECORD_DRAFT).unlink(missing_ok=True)
+    remove(request.folder / RECORD_DRAFT)
     for log in request.folder.glob("rank*.log"):
         if not log.stat().st_size:
             log.unlink()
@@ -216,9 +214,7 @@ def write_failure(folder: Path, rank: int, error: BaseException) -> None:
 def read_failure(folder: Path, rank: int) -> dict[str, Any] | None:
     """Return what `write_failure` wrote for a rank; None if there is nothing whole."""
     try:
-        failure: dict[str, Any] = json.loads(
-            _failure_file(folder, rank).read_text(encoding="utf-8")
-        )
+        failure: dict[str, Any] = json.loads(read_text(_failure_file(folder, rank)))
     except (OSError, ValueError):
         return None
     return failure

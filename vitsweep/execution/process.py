@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from vitsweep.errors import VitsweepError
+from vitsweep.files import open_safely
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Resources
 from vitsweep.world import World, device_mesh
@@ -33,7 +34,7 @@ M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
 
 def log_to(path: Path) -> None:
     """Send everything this process prints, C++ libraries included, to a file of its own."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    descriptor = open_safely(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

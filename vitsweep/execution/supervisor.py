@@ -1,6 +1,5 @@
 """The supervisor of a run: starts its ranks, watches how they end, and publishes the record."""
 
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from vitsweep.execution.rank_processes import (
 )
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.execution.worker import rank_main
+from vitsweep.files import remove
 from vitsweep.results.record import RunRecord, Status, utc_now
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
@@ -139,7 +139,7 @@ def _interrupt(ranks: Ranks, request: RunRequest, seconds: float) -> int | None:
 def _drop_checkpoints(attempts: Iterable[Path]) -> None:
     """Remove the checkpoints of attempts, once nothing resumes from them."""
     for attempt in attempts:
-        shutil.rmtree(attempt / CHECKPOINT_FOLDER, ignore_errors=True)
+        remove(attempt / CHECKPOINT_FOLDER)
 
 
 def warm_up(
@@ -165,12 +165,12 @@ def warm_up(
         OSError: nothing can be written (a full disk).
         RunEnding: from `on_wait`.
     """
-    shutil.rmtree(scratch, ignore_errors=True)
+    remove(scratch)
     discarded = Store(scratch.absolute())
     try:
         discarded.freeze(request.cell_id, Store(request.sweep_folder).frozen(request.cell_id))
         record = supervise(replace(request, sweep_folder=discarded.root), cell, start, on_wait)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove(scratch)
     append_warm_up(request, record.status)
     return record

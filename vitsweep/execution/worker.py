@@ -38,7 +38,6 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     signal.signal(STOP_SIGNAL, lambda *_: _stop_requested.set())
     multiprocessing.current_process().daemon = False  # a daemon could not start loader workers
     try:
-        request.folder.mkdir(parents=True, exist_ok=True)
         log_to(request.folder / f"rank{rank}.log")
         cell = read_cell(Store(request.sweep_folder), request.cell_id, request.measurement)
         _set_up(cell, local_rank)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from vitsweep.collectives.primitives import Purpose, current_purpose
+from vitsweep.files import make_folder, remove
 from vitsweep.world import World
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ def traced(step: Callable[[], object], folder: Path, world: World) -> Path | Non
         step()
     if world.rank:
         return None
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "trace.json.gz"
+    path = make_folder(folder) / "trace.json.gz"
+    remove(path)  # torch would follow a link
     profiled.export_chrome_trace(str(path))
     return path

@@ -15,6 +15,7 @@ from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.code_hash import PACKAGE_FOLDER, CellCode, package_hash
 from vitsweep.execution.run_request import frozen_document
+from vitsweep.files import make_folder, remove
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, make_sweep_plan
 from vitsweep.results.record import Status, utc_now
 from vitsweep.results.store import Store
@@ -64,7 +65,8 @@ def code_folder(store: Store, *, snapshot: bool) -> Path:
     copy = store.root.absolute() / "code" / package_hash()
     if not copy.exists():
         draft = copy.with_name(f".{copy.name}.draft")
-        shutil.rmtree(draft, ignore_errors=True)
+        remove(draft)
+        make_folder(copy.parent)
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PACKAGE_FOLDER, draft / PACKAGE_FOLDER.name, ignore=ignored)
         draft.rename(copy)

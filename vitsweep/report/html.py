@@ -19,7 +19,7 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from vitsweep.charts import style
 from vitsweep.charts.chart import NOTHING, mixed
 from vitsweep.errors import VitsweepError
-from vitsweep.files import write_atomically
+from vitsweep.files import remove, write_atomically
 from vitsweep.report.answer import answers, question
 from vitsweep.report.figures import ChartWarning, drawn
 from vitsweep.results.metrics import headings, known_metrics
@@ -100,7 +100,6 @@ def write_report(source: SweepTables | Store | Path) -> Path:
     if cells.empty:
         raise VitsweepError(f"`{store.root}` holds no records: nothing to report.")
     folder = store.root / "report"
-    folder.mkdir(parents=True, exist_ok=True)
     charts = [_saved(folder, *found) for found in drawn(tables)]
     write_atomically(folder / "cells.csv", cells.to_csv(index=False))
     write_atomically(folder / "coverage.csv", coverage(cells).to_csv(index=False))
@@ -114,7 +113,7 @@ def write_report(source: SweepTables | Store | Path) -> Path:
     if len(repeated):
         write_atomically(folder / "replicates.csv", repeated.to_csv(index=False))
     else:
-        (folder / "replicates.csv").unlink(missing_ok=True)  # of an earlier command
+        remove(folder / "replicates.csv")  # of an earlier command
     exposed = _exposed(tables)
     if len(exposed):
         write_atomically(folder / "exposed_communication.csv", exposed.to_csv(index=False))
@@ -260,7 +259,7 @@ def _sort_keys(ordered: DataFrame, column: str) -> list[str]:
 def _saved(folder: Path, chart: Any, figure: Any, caption: str) -> dict[str, Any]:
     svg = style.to_svg(figure)
     write_atomically(folder / f"{chart.name}.svg", svg)
-    (folder / f"{chart.name}.png").write_bytes(style.to_png(figure))
+    write_atomically(folder / f"{chart.name}.png", style.to_png(figure))
     inline = Markup(style.themed(svg))
     return {"name": chart.name, "title": chart.title, "caption": caption, "svg": inline}
 

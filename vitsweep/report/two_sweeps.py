@@ -54,7 +54,6 @@ def write_comparison_report(store_a: Store | Path, store_b: Store | Path) -> Pat
         )
     names = _names(sweeps)
     folder = b.root / "report" / f"against_{a.name}"
-    folder.mkdir(parents=True, exist_ok=True)
     text = changes_text(changes, names)
     write_atomically(folder / "changes.csv", changes.to_csv(index=False))
     write_atomically(folder / "changes.md", markdown(text))
@@ -115,5 +114,5 @@ def _chart(changes: DataFrame, names: dict[str, str], folder: Path) -> Markup | 
     figure = style.freeze_layout(days.draw(changes, names))
     svg = style.to_svg(figure)
     write_atomically(folder / "days.svg", svg)
-    (folder / "days.png").write_bytes(style.to_png(figure))
+    write_atomically(folder / "days.png", style.to_png(figure))
     return Markup(style.themed(svg))

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
-from vitsweep.files import replacing, write_if_changed
+from vitsweep.files import remove, replacing, write_if_changed
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.tables.sweep_tables import SweepTables, tables_of
@@ -35,7 +35,7 @@ def collect(source: SweepTables | Store) -> SweepTables:
         write_if_changed(store.root / "replicates.csv", repeated.to_csv(index=False))
     else:  # of an earlier command
         for name in ("replicates.parquet", "replicates.csv"):
-            (store.root / name).unlink(missing_ok=True)
+            remove(store.root / name)
     for row in json.loads(table.to_json(orient="records", date_format="iso")):
         store.keep_row(row)
     store.update_index(records)

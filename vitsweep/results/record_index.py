@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vitsweep.files import UnsafeFileError, open_safely
+
 FILE = "runs.index"
 MIN_NEW_RECORDS = 200
 """Fewer records than this are not worth a write: so many files are read in a fraction of a second."""
@@ -49,7 +51,7 @@ class RecordIndex:
         self._lines: dict[str, _Line] = {}
         self._text: mmap.mmap | bytes = b""
         try:
-            with self._path.open("rb") as handle:
+            with open(open_safely(self._path, os.O_RDONLY), "rb") as handle:
                 self._text = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError):  # there is none, or it is empty
             return
@@ -96,13 +98,16 @@ class RecordIndex:
         """
         lines = [_line(name, version, self._schema, tree) for name, version, tree in records]
         try:
-            with self._path.open("ab+") as handle:
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+            with open(open_safely(self._path, flags), "ab+") as handle:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 size = handle.seek(0, os.SEEK_END)
                 if size:
                     handle.seek(size - 1)
                     lines.insert(0, b"\n" * (handle.read(1) != b"\n"))
                 handle.writelines(lines)
+        except UnsafeFileError:
+            raise
         except OSError:
             return
 

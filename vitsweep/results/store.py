@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -17,8 +18,14 @@ import yaml
 
 from vitsweep.errors import VitsweepError
 from vitsweep.files import (
+    UnsafeFileError,
     append_line,
+    guard,
+    make_folder,
+    open_safely,
     read_lines,
+    read_text,
+    remove,
     write_atomically,
     write_if_changed,
     write_once,
@@ -33,6 +40,10 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 MOST_KEPT_RECORDS = 20_000
 """More records of a store are parsed anew each time: some 10 KiB each would fill the memory."""
+
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+"""What an id of a cell or run looks like: the name of a file, never a path or an option."""
 
 
 class DamagedRecordWarning(UserWarning):
@@ -62,6 +73,7 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        guard(root)
         self.cells = root / "cells"
         self._parsed: dict[str, tuple[tuple[int, int, int], RunRecord]] = {}
         self._index: RecordIndex | None = None
@@ -80,10 +92,12 @@ class Store:
             VitsweepError: it cannot be written.
         """
         try:
-            self.cells.mkdir(parents=True, exist_ok=True)
+            make_folder(self.cells)
             probe = self.root / f".probe-{os.getpid()}"
-            probe.write_text("", encoding="utf-8")
-            probe.unlink()
+            write_atomically(probe, "", durable=False)
+            remove(probe)
+        except UnsafeFileError:
+            raise
         except OSError as error:
             raise VitsweepError(
                 f"The results folder `{self.root}` cannot be written ({error.strerror}). "
@@ -92,13 +106,20 @@ class Store:
         return self
 
     def cell(self, cell_id: str) -> Path:
-        """Return the folder of a cell."""
+        """Return the folder of a cell.
+
+        Raises:
+            VitsweepError: the id is none, as another one's files may hold it.
+        """
+        if not isinstance(cell_id, str) or not NAME.fullmatch(cell_id):
+            raise VitsweepError(f"`{self.root}` names {cell_id!r} as a cell, which is no cell id.")
         return self.cells / cell_id
 
     @contextmanager
     def lock(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold the folder for one launcher at a time; `on_wait` is called if another has it."""
-        with (self.root / ".lock").open("w", encoding="utf-8") as handle:
+        descriptor = open_safely(self.root / ".lock", os.O_RDWR | os.O_CREAT)
+        with open(descriptor, "r+", encoding="utf-8") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -109,7 +130,7 @@ class Store:
     def is_locked(self) -> bool:
         """Whether a command of this machine or of another one holds the folder."""
         try:
-            with (self.root / ".lock").open(encoding="utf-8") as handle:
+            with open(open_safely(self.root / ".lock", os.O_RDONLY), encoding="utf-8") as handle:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -126,7 +147,7 @@ class Store:
 
     def frozen(self, cell_id: str) -> dict[str, Any]:
         """Return what was frozen for a cell."""
-        text = (self.cell(cell_id) / "cell.yaml").read_text(encoding="utf-8")
+        text = read_text(self.cell(cell_id) / "cell.yaml")
         document: dict[str, Any] = yaml.load(text, Loader=_Loader)  # a safe one
         return document
 
@@ -146,9 +167,7 @@ class Store:
     def code_files(self, code_hash: str) -> dict[str, str]:
         """Return source file -> hash of a code; empty where it is not known."""
         try:
-            files: dict[str, str] = json.loads(
-                (self.root / "code" / f"{code_hash}.json").read_text(encoding="utf-8")
-            )
+            files: dict[str, str] = json.loads(read_text(self.root / "code" / f"{code_hash}.json"))
         except (OSError, ValueError):
             return {}
         return files
@@ -167,7 +186,7 @@ class Store:
         path = self.cell(run.cell_id) / "runs" / f"{run.run_id}.json"
         if not write_once(path, run.to_json()):
             with contextlib.suppress(ValueError):
-                return RunRecord.from_json(path.read_text(encoding="utf-8"))
+                return RunRecord.from_json(read_text(path))
             self.save_run(run)  # the one on disk was damaged
         return run
 
@@ -183,9 +202,7 @@ class Store:
     def kept_row(self, cell_id: str) -> dict[str, Any]:
         """Return what `record.json` of a cell says; {} where there is none."""
         try:
-            row: dict[str, Any] = parsed_json(
-                (self.cell(cell_id) / "record.json").read_text(encoding="utf-8")
-            )
+            row: dict[str, Any] = parsed_json(read_text(self.cell(cell_id) / "record.json"))
         except (OSError, ValueError):
             return {}
         return row
@@ -206,7 +223,7 @@ class Store:
     def prediction(self, cell_id: str) -> dict[str, float | None]:
         """Return `predicted_<metric>` -> value of a cell; empty where nothing was predicted."""
         try:
-            tree = json.loads((self.cell(cell_id) / "prediction.json").read_text(encoding="utf-8"))
+            tree = json.loads(read_text(self.cell(cell_id) / "prediction.json"))
             return {
                 str(name): None if value is None else float(value) for name, value in tree.items()
             }
@@ -215,7 +232,7 @@ class Store:
 
     def cell_ids(self) -> list[str]:
         """Return the ids of all cells, in order."""
-        return [os.path.basename(path) for path in _sorted_paths(self.cells)]
+        return [os.path.basename(path) for path in self._cell_paths()]
 
     def has_runs(self, cell_id: str) -> bool:
         """Whether a cell has a run record."""
@@ -248,13 +265,22 @@ class Store:
 
     def _run_paths(self, cell_id: str) -> Iterator[str]:
         # os.scandir instead of glob: three times as fast where 100,000 files are read
-        for cell in _sorted_paths(self.cells) if cell_id == "*" else [str(self.cell(cell_id))]:
+        for cell in self._cell_paths() if cell_id == "*" else [str(self.cell(cell_id))]:
             for path in _sorted_paths(os.path.join(cell, "runs")):
                 if path.endswith(".json") and not os.path.basename(path).startswith("."):
                     yield path
 
+    def _cell_paths(self) -> Iterator[str]:
+        """Yield the folders of cells, in order; links and what no cell is called are named."""
+        for path in _sorted_paths(self.cells):
+            if os.path.islink(path) or not NAME.fullmatch(os.path.basename(path)):
+                text = f"{path!r} is a link or no cell, and left out"
+                warnings.warn(text, DamagedRecordWarning, stacklevel=2)
+            else:
+                yield path
+
     def _parse(self, path: str) -> RunRecord:
-        status = os.stat(path)
+        status = os.lstat(path)
         version = (status.st_size, status.st_mtime_ns, status.st_ino)
         known = self._parsed.get(path)
         if known is not None and known[0] == version:
@@ -268,11 +294,12 @@ class Store:
         if self._index is None:
             self._index = RecordIndex(self.root, SCHEMA_VERSION)
         name = path.removeprefix(f"{self.cells}{os.sep}")
-        if tree := self._index.record(name, version):
-            return RunRecord.from_tree(tree)
-        with open(path, encoding="utf-8") as handle:
-            record = RunRecord.from_json(handle.read())
-        self._not_indexed[name] = version
+        tree = self._index.record(name, version)
+        record = RunRecord.from_tree(tree) if tree else RunRecord.from_json(read_text(Path(path)))
+        if name != f"{record.cell_id}/runs/{record.run_id}.json":
+            raise ValueError(f"it is of run `{record.run_id}` of cell `{record.cell_id}`")
+        if not tree:
+            self._not_indexed[name] = version
         return record
 
     def update_index(self, records: Iterable[RunRecord]) -> None:
@@ -325,7 +352,7 @@ RACE = "race.json"
 def read_race(folder: Path) -> dict[str, Any]:
     """Return what a race wrote into a sweep folder; {} where there was none, or the file is damaged."""
     try:
-        document = json.loads((folder / RACE).read_text(encoding="utf-8"))
+        document = json.loads(read_text(folder / RACE))
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vitsweep.files import make_folder
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import by_cell, metrics_of
 
@@ -23,7 +24,7 @@ def write_runs(task: dict[str, Any]) -> None:
     records = by_cell(Store(Path(task["root"])))
     for row in task["cells"]:
         folder = Path(task["root"]) / "tensorboard" / row["cell_id"]
-        for before in folder.glob(EVENTS):  # the copy has the records as they are now
+        for before in make_folder(folder).glob(EVENTS):  # the copy has the records as they are now
             before.unlink()
         _write_run(row, records.get(row["cell_id"], []), folder)
 

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from vitsweep.errors import VitsweepError
+from vitsweep.files import make_folder
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
@@ -132,6 +133,7 @@ def mirror(store: Store, rows: Sequence[Mapping[str, Any]], tracker: Mapping[str
         "tracker": dict(tracker),
         "cells": cells,
     }
+    make_folder(store.root / kept.folder)
     limit = float(tracker["time_limit_s"])
     command = [sys.executable, "-m", f"vitsweep.results.{kept.module}"]
     try:

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame, Series
 
+from vitsweep.files import read_bytes
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import as_text
@@ -39,8 +40,8 @@ def spans(trace: Path) -> DataFrame:
     Args:
         trace: a Chrome trace as torch.profiler writes it.
     """
-    with gzip.open(trace, "rt", encoding="utf-8") as handle:
-        events = [e for e in json.load(handle)["traceEvents"] if e.get("ph") == "X"]
+    document = json.loads(gzip.decompress(read_bytes(trace)))
+    events = [e for e in document["traceEvents"] if e.get("ph") == "X"]
     rows = [
         (_OPERATIONS[e["cat"]], str(e["tid"]), float(e["ts"]), float(e["dur"]))
         for e in events

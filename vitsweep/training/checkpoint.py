@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.optim import Optimizer
 
 from vitsweep.errors import VitsweepError
+from vitsweep.files import make_folder, refuse_links
 from vitsweep.training.checkpoint_files import (
     CheckpointInfo,
     altered_file,
@@ -337,7 +338,8 @@ def save(trainer: Trainer, position: Position, training: Path) -> Path:
     from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
     folder = step_folder(training, position.step)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    refuse_links(folder)  # torch would follow them
     info, shards = _info(trainer, position), list(all_shards(trainer))
     with warnings.catch_warnings(action="ignore"):  # of torch's, about its own future
         save_tensors(
@@ -371,7 +373,8 @@ def start_save(
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
     folder = step_folder(training, position.step)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    refuse_links(folder)  # torch would follow them
     info, shards = _info(trainer, position), list(all_shards(trainer))
     with warnings.catch_warnings(action="ignore"):
         written: Any = async_save(

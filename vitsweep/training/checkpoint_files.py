@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+
+from vitsweep.files import open_safely, read_text, remove, write_atomically
 
 CHECKPOINT_FOLDER = "checkpoint"
 """Inside the folder of an attempt, so that no attempt overwrites another's."""
@@ -81,8 +82,8 @@ def whole_checkpoints(training: Path) -> list[Path]:
 def drop_old_checkpoints(training: Path) -> None:
     """Remove all but the newest whole checkpoints of a training."""
     for folder in whole_checkpoints(training)[KEPT_CHECKPOINTS:]:
-        (folder / INFO_FILE).unlink(missing_ok=True)  # first: what is left is none any more
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder / INFO_FILE)  # first: what is left is none any more
+        remove(folder)
 
 
 def damage(folder: Path) -> str:
@@ -126,7 +127,7 @@ def altered_file(folder: Path, part: int = 0, parts: int = 1) -> str:
 def checksum(path: Path) -> int:
     """Return the CRC-32 of a file."""
     found = 0
-    with path.open("rb") as handle:
+    with open(open_safely(path, os.O_RDONLY), "rb") as handle:
         while part := handle.read(READ_BYTES):
             found = zlib.crc32(part, found)
     return found
@@ -158,19 +159,9 @@ def _info_type() -> TypeAdapter[CheckpointInfo]:
 
 def write_info(folder: Path, info: CheckpointInfo) -> None:
     """Write the numbers of a checkpoint, which makes it whole."""
-    write_json_atomically(folder / INFO_FILE, asdict(info))
+    write_atomically(folder / INFO_FILE, json.dumps(asdict(info)))
 
 
 def read_json(path: Path) -> Any:
     """Return the document of a file."""
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def write_json_atomically(path: Path, document: Any) -> None:
-    """Write JSON to a temporary name, flush it to disk, rename it: nobody ever reads a part of it."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as handle:
-        json.dump(document, handle)
-        handle.flush()
-        os.fsync(handle.fileno())
-    draft.replace(path)
+    return json.loads(read_text(path))

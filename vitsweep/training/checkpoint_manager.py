@@ -1,5 +1,6 @@
 """CheckpointManager: what a training saves while it runs, and what a later attempt resumes from."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from vitsweep.errors import VitsweepError
+from vitsweep.files import write_atomically
 from vitsweep.training import checkpoint
 from vitsweep.training.checkpoint import Position, first_of_all_ranks, saved_by
 from vitsweep.training.checkpoint_files import (
@@ -21,7 +23,6 @@ from vitsweep.training.checkpoint_files import (
     newest,
     read_json,
     whole_checkpoints,
-    write_json_atomically,
 )
 from vitsweep.training.resume_compat import checkpoints_in, other_course
 from vitsweep.training.trainer import Trainer
@@ -120,8 +121,7 @@ class CheckpointManager:
     def save_measurement(self, measured: dict[str, Any], world: World) -> None:
         """Save the measurement before training begins, so that no attempt measures again."""
         if world.rank == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_json_atomically(self.folder / MEASUREMENT_FILE, measured)
+            write_atomically(self.folder / MEASUREMENT_FILE, json.dumps(measured))
 
     def resume(self, trainer: Trainer) -> Position:
         """Load the newest checkpoint that can be used; return how far it had come.

@@ -17,6 +17,7 @@ from vitsweep.results.store import Store
 from vitsweep.tables.load import cells_of
 
 CODE = {"git_commit": "c", "git_dirty": False, "git_diff": "", "packages": {}}
+SCRIPT = "/results/s/jobs/a/submission.sh"
 START = {"event": "job_start", "restart": 0, "array_id": "7"}
 
 

@@ -1,11 +1,12 @@
 """`status`, `cancel` and `collect` of jobs, from their events and from what Slurm says, without a cluster."""
 
+import time
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tests.launchers.slurm.fabricated import START, first_run_start, write_events
+from tests.launchers.slurm.fabricated import SCRIPT, START, first_run_start, write_events
 from vitsweep.errors import VitsweepError
 from vitsweep.files import append_line
 from vitsweep.launchers.slurm.commands import SlurmJob
@@ -79,7 +80,7 @@ def test_what_slurm_says_of_a_dead_job_is_shown_before_it_is_recorded(store, slu
 def test_jobs_that_slurm_refuses_to_cancel_are_told_at_once(
     store, slurm, tmp_path, monkeypatch, capsys
 ):
-    slurm["7_0"] = SlurmJob(state="PENDING")
+    slurm["7_0"] = SlurmJob(state="PENDING", script=SCRIPT)
     command_on_path(tmp_path / "bin", monkeypatch, "scancel", f"echo '{DENIED}' >&2; exit 1")
     monkeypatch.setattr(
         "vitsweep.launchers.slurm.state.status._wait_until_gone",
@@ -90,14 +91,29 @@ def test_jobs_that_slurm_refuses_to_cancel_are_told_at_once(
     assert "Cancelled" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("script", ["", "/results/other/jobs/b/submission.sh"])
+def test_a_job_that_slurm_does_not_know_as_one_of_the_sweep_is_not_cancelled(
+    store, slurm, tmp_path, monkeypatch, script
+):
+    slurm["7_0"] = SlurmJob(state="RUNNING", script=script)
+    write_events(store, START | {"time": time.time()})  # as a false folder would
+    command_on_path(tmp_path / "bin", monkeypatch, "scancel", f"touch {tmp_path}/asked")
+    monkeypatch.setattr("vitsweep.launchers.slurm.state.status.SECONDS_TO_CANCEL", 0.0)
+    with pytest.raises(VitsweepError, match="Slurm does not say that these ids are jobs of this"):
+        import_module("vitsweep.cli.cancel").run([str(store.root)])
+    assert not (tmp_path / "asked").exists()
+
+
 def test_only_jobs_that_are_gone_count_as_cancelled(store, slurm, tmp_path, monkeypatch, capsys):
     state = "vitsweep.launchers.slurm.state"
-    slurm["7_0"] = SlurmJob(state="RUNNING")
+    slurm["7_0"] = SlurmJob(state="RUNNING", script=SCRIPT)
     command_on_path(tmp_path / "bin", monkeypatch, "scancel", "exit 0")
     monkeypatch.setattr(f"{state}.status.SECONDS_TO_CANCEL", 0.0)
     with pytest.raises(VitsweepError, match="Not cancelled: 1 job"):
         import_module("vitsweep.cli.cancel").run([str(store.root)])
-    asked = iter([SlurmJob(state="RUNNING"), SlurmJob(state="CANCELLED", reason="by 0")])
+    asked = iter(
+        [SlurmJob(state="RUNNING", script=SCRIPT), SlurmJob(state="CANCELLED", reason="by 0")]
+    )
     last = SlurmJob(state="CANCELLED", reason="by 0")
     monkeypatch.setattr(f"{state}.poll.squeue", lambda ids: {"7_0": next(asked, last)})
     assert import_module("vitsweep.cli.cancel").run([str(store.root)]) == 0
@@ -106,7 +122,7 @@ def test_only_jobs_that_are_gone_count_as_cancelled(store, slurm, tmp_path, monk
 
 @pytest.mark.parametrize("scancel", ["exec sleep 30", None])
 def test_a_scancel_that_is_missing_or_silent_is_named(store, slurm, tmp_path, monkeypatch, scancel):
-    slurm["7_0"] = SlurmJob(state="RUNNING")
+    slurm["7_0"] = SlurmJob(state="RUNNING", script=SCRIPT)
     command_on_path(tmp_path / "bin", monkeypatch, "scancel", scancel or "")
     if scancel is None:
         monkeypatch.setenv("PATH", str(tmp_path))

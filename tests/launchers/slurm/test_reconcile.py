@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.builders import run as measured_run
-from tests.launchers.slurm.fabricated import START, first_run_start, rows, write_events
+from tests.launchers.slurm.fabricated import SCRIPT, START, first_run_start, rows, write_events
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.run_request import attempt_folder
@@ -82,7 +82,7 @@ def test_a_job_whose_launch_failed_is_released_a_few_times(
     found: list[str] = []
     monkeypatch.setattr("vitsweep.launchers.slurm.state.reconcile.release", found.append)
     held = "launch failed requeued held"
-    slurm["7_0"] = SlurmJob(state="PENDING", reason=held, restarts=restarts)
+    slurm["7_0"] = SlurmJob(state="PENDING", reason=held, restarts=restarts, script=SCRIPT)
     [state] = reconcile(store)
     assert (state.state, found, rows(store)) == ("waiting", released, [])
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
+from vitsweep.files import read_text
 
 # The place of a process in its Slurm job.
 
@@ -106,7 +107,7 @@ class JobEnvironment:
         Args:
             folder: of the job array.
         """
-        secret = (folder / "key").read_text(encoding="utf-8")
+        secret = read_text(folder / "key")
         return f"{secret}.{self.job_id}.{self.restart}".encode()
 
 

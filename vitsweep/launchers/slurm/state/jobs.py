@@ -13,6 +13,8 @@ several nodes mix.
 """
 
 import json
+import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
-from vitsweep.files import parsed_lines, read_lines
+from vitsweep.files import open_safely, parsed_lines, read_bytes, read_lines, read_text
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 from vitsweep.results.store import Store
 
@@ -161,7 +163,7 @@ def read_new_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]
 
     A line that a crash or a full disk cut in half is left out.
     """
-    with path.open("rb") as handle:
+    with open(open_safely(path, os.O_RDONLY), "rb") as handle:
         handle.seek(offset)
         text = handle.read()
     whole = text[: text.rfind(b"\n") + 1]
@@ -186,16 +188,24 @@ class JobArray:
             VitsweepError: the file is damaged; it is named. `jobs` and `job` raise the same.
         """
         path = self.folder / "array.json"
-        return self._parsed(path, path.read_bytes())
+        return self._parsed(path, read_bytes(path))
 
     @property
     def slurm_id(self) -> str:
         """Id of the array in Slurm; "" where the submitting command died before it was noted."""
         path = self.folder / "slurm_id"
-        if path.exists():
-            return path.read_text(encoding="utf-8")
-        events = (event for path in self.folder.glob("*.jsonl") for event in read_lines(path))
-        return next((event["array_id"] for event in events if "array_id" in event), "")
+        if path.exists() and (text := read_text(path)):
+            return self._checked_id(path, text)
+        found = ((path, e) for path in self.folder.glob("*.jsonl") for e in read_lines(path))
+        named = (self._checked_id(path, e["array_id"]) for path, e in found if "array_id" in e)
+        return next(named, "")
+
+    @staticmethod
+    def _checked_id(path: Path, text: object) -> str:
+        """Return an id of Slurm, which its commands are given: it must be no option of theirs."""
+        if not re.fullmatch(r"[0-9]{1,12}", found := str(text).strip()):
+            raise VitsweepError(f"`{path}` is damaged: {found[:40]!r} is no id of a job array.")
+        return found
 
     def owns(self, script: str) -> bool:
         """Whether a batch script is the one of this array; the folder may have been moved since."""
@@ -204,13 +214,13 @@ class JobArray:
     def jobs(self) -> Iterator["ArrayJob"]:
         """Yield the jobs of the array, by index."""
         path = self.folder / "tasks.jsonl"
-        for index, line in enumerate(path.read_bytes().splitlines()):
+        for index, line in enumerate(read_bytes(path).splitlines()):
             yield ArrayJob(self, index, self._parsed(path, line))
 
     def job(self, index: int) -> "ArrayJob":
         """Return one job of the array, without reading the work of the others."""
         path = self.folder / "tasks.jsonl"
-        with path.open("rb") as lines:
+        with open(open_safely(path, os.O_RDONLY), "rb") as lines:
             line = next(islice(lines, index, None), b"")
         return ArrayJob(self, index, self._parsed(path, line))
 

@@ -52,6 +52,14 @@ class JobState:
         return self.state in ("waiting", "running", "unknown")
 
     @property
+    def is_confirmed(self) -> bool:
+        """Whether Slurm says that the job with this id runs the batch script of this array.
+
+        The id is read from a file of the sweep, which may be false, or from before ids were reused.
+        """
+        return self.slurm is not None and self.job.array.owns(self.slurm.script)
+
+    @property
     def num_remaining_runs(self) -> int:
         """Number of runs without a final status."""
         return len(self.job.runs()) - len(self.events.final_statuses())

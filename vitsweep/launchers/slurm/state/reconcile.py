@@ -78,6 +78,7 @@ def _is_held_after_launch_failure(state: JobState) -> bool:
     return (
         slurm is not None
         and slurm.reason.replace("_", " ").lower() == HELD_AFTER_LAUNCH_FAILURE
+        and state.is_confirmed
         and slurm.restarts <= state.job.array.facts["max_attempts"]
     )
 

@@ -232,6 +232,7 @@ def _continue_hint(
 
 REFRESH_SECONDS = 1.0
 SECONDS_TO_CANCEL = 60.0
+UNCONFIRMED = "Slurm does not say that these ids are jobs of this sweep (batch script)."
 REFUSED = "access/permission denied"
 """What scancel prints about jobs of another user."""
 
@@ -283,8 +284,9 @@ def cancel(store: Store, console: Console) -> int:
     if not live:
         console.print(f"No job of sweep {store.name} is waiting or running.")
         return 0
-    errors = scancel(_ids_to_cancel(live))
-    if REFUSED not in errors.lower():
+    ids = _ids_to_cancel([state for state in live if state.is_confirmed])
+    errors = scancel(ids) if ids else UNCONFIRMED
+    if ids and REFUSED not in errors.lower():
         _wait_until_gone(store, live)
     job_states = poll(store)
     left = _still_live(live, job_states)
@@ -292,10 +294,10 @@ def cancel(store: Store, console: Console) -> int:
         console.print(f"Cancelled {count(len(live) - len(left), 'job')}.", highlight=False)
     console.print(page(store, job_states, outcomes_of(store, job_states)))
     if left:
-        ids = ", ".join(left[:3]) + (", ..." if len(left) > 3 else "")
+        named = ", ".join(left[:3]) + (", ..." if len(left) > 3 else "")
         why = errors or f"Slurm has not ended them within {SECONDS_TO_CANCEL:.0f} s."
         raise VitsweepError(
-            f"Not cancelled: {count(len(left), 'job')} of sweep {store.name} ({ids}). {why} Type the "
+            f"Not cancelled: {count(len(left), 'job')} of sweep {store.name} ({named}). {why} Type the "
             "same command again, as the user who submitted them."
         )
     return 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import write_atomically
+from vitsweep.files import make_folder, write_atomically
 from vitsweep.launchers.slurm.commands import controller_settings
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.launchers.slurm.submit.packing import PlannedJob
@@ -82,7 +82,7 @@ def _submit_array(
 ) -> JobArray:
     stamp = f"{datetime.now():%Y%m%d-%H%M%S-%f}"  # names in the order of submission
     folder = store.root.absolute() / "jobs" / f"{stamp}-{request.name}-{secrets.token_hex(2)}"
-    folder.mkdir(parents=True)
+    make_folder(folder)
     lines = (json.dumps(job.document(), separators=(",", ":")) for job in jobs)
     write_atomically(folder / "tasks.jsonl", "\n".join(lines) + "\n")
     _write_key(folder / "key")

@@ -1,0 +1,139 @@
+"""Links, pipes and false names in a sweep folder that somebody else made."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.builders import run
+from vitsweep.errors import VitsweepError
+from vitsweep.files import (
+    UnsafeFileError,
+    append_line,
+    make_folder,
+    read_text,
+    remove,
+    write_atomically,
+    write_once,
+)
+from vitsweep.launchers.slurm.state.jobs import JobArray
+from vitsweep.results import store as store_module
+from vitsweep.results.record_index import FILE
+from vitsweep.results.store import DamagedRecordWarning, Store
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder with a file that no command may touch."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "profile").write_text("mine")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(store_module, "MIN_NEW_RECORDS", 1)
+    store = Store(tmp_path / "sweep").create()
+    store.save_run(run("aa"))
+    return store
+
+
+def test_a_linked_index_is_not_appended_to(store: Store, outside: Path) -> None:
+    (store.root / FILE).symlink_to(outside / "profile")
+    with pytest.raises(UnsafeFileError, match=r"`runs\.index` in .* is a link"):
+        store.update_index(list(store.runs()))
+    assert (outside / "profile").read_text() == "mine"
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_lock_that_leads_elsewhere_is_not_emptied(store: Store, outside: Path, link) -> None:
+    link(outside / "profile", store.root / ".lock")
+    with pytest.raises(UnsafeFileError, match=r"link"), store.lock():
+        pass
+    assert (outside / "profile").read_text() == "mine"
+
+
+WRITERS = {
+    "write": lambda path: write_atomically(path, "theirs"),
+    "once": lambda path: write_once(path, "theirs"),
+    "append": lambda path: append_line(path, {}),
+    "make": lambda path: make_folder(path / "inner"),
+    "remove": remove,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("place", ["report", "cells", "jobs/one"])
+def test_nothing_is_written_through_a_linked_folder(store, outside, writer, place):
+    folder = store.root / place
+    remove(folder)
+    folder.parent.mkdir(exist_ok=True)
+    folder.symlink_to(outside)
+    with pytest.raises(UnsafeFileError, match=f"`{folder.name}` in .* is a link"):
+        WRITERS[writer](folder / "profile")
+    assert [path.name for path in outside.iterdir()] == ["profile"]
+    assert (outside / "profile").read_text() == "mine"
+
+
+@pytest.mark.parametrize("writer", ["write", "append"])
+def test_nothing_is_written_through_a_linked_file(store, outside, writer):
+    path = store.root / "cells.csv"
+    path.symlink_to(outside / "profile")
+    with pytest.raises(UnsafeFileError, match=r"`cells\.csv` in .* is a link"):
+        WRITERS[writer](path)
+    assert (outside / "profile").read_text() == "mine"
+    remove(path)
+    WRITERS[writer](path)
+    assert (outside / "profile").read_text() == "mine"
+
+
+def test_the_sweep_folder_itself_may_be_a_link(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").symlink_to(store.root)
+    linked = Store(tmp_path / "elsewhere")
+    linked.keep_row({"cell_id": "aa", "status": "measured"})
+    assert store.kept_row("aa")["status"] == "measured"
+
+
+def test_a_pipe_or_an_endless_file_is_not_read(store: Store) -> None:
+    os.mkfifo(store.root / "pipe")
+    (store.root / "zeros").symlink_to("/dev/zero")
+    with (store.root / "sparse").open("wb") as handle:
+        handle.truncate(2**40)
+    for name in ("pipe", "zeros", "sparse"):
+        with pytest.raises(OSError, match=r"no plain file|is a link|too large"):
+            read_text(store.root / name)
+
+
+@pytest.mark.parametrize(
+    "names", [{"cell_id": "/tmp/elsewhere"}, {"cell_id": "bb"}, {"run_id": "../../x"}]
+)
+def test_a_record_under_a_false_name_is_left_out(store: Store, names: dict[str, str]) -> None:
+    [path] = (store.cell("aa") / "runs").iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | names))
+    with pytest.warns(DamagedRecordWarning, match=r"damaged and left out \(it is of run"):
+        assert list(store.runs()) == []
+
+
+@pytest.mark.parametrize("cell_id", ["/tmp/x", "..", "a/b", "-x", "", None, "a\n"])
+def test_what_is_no_id_names_no_folder(store: Store, cell_id) -> None:
+    with pytest.raises(VitsweepError, match="no cell id"):
+        store.keep_row({"cell_id": cell_id})
+
+
+def test_linked_cells_are_left_out_by_name(store: Store, outside: Path) -> None:
+    (store.cells / "bb").symlink_to(store.cells / "aa")
+    with pytest.warns(DamagedRecordWarning, match="bb' is a link"):
+        assert store.cell_ids() == ["aa"]
+
+
+@pytest.mark.parametrize("text", ["--user=root", "7 8", "7;reboot", "seven"])
+def test_an_id_of_slurm_is_a_number(store: Store, text: str) -> None:
+    array = JobArray(store.root / "jobs" / "a")
+    write_atomically(array.folder / "slurm_id", text)
+    with pytest.raises(VitsweepError, match="no id of a job array"):
+        _ = array.slurm_id
+    remove(array.folder / "slurm_id")
+    append_line(array.folder / "0.jsonl", {"event": "job_start", "array_id": text})
+    with pytest.raises(VitsweepError, match="no id of a job array"):
+        _ = array.slurm_id
