@@ -39,7 +39,7 @@ from vitsweep.training.timed_steps import (
     timed_steps,
 )
 from vitsweep.training.trainer import MicroBatch, Trainer
-from vitsweep.world import World
+from vitsweep.world import World, process_flags_kept
 
 TOO_SLOW = "one step takes longer than `measurement.max_seconds`"
 """Why a run has neither bytes nor memory by kind: no further step is taken for them."""
@@ -67,6 +67,7 @@ class RunContext:
     checkpoints: CheckpointManager | None = None
 
 
+@process_flags_kept()
 def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
     """Build, parallelize, train and measure one cell.
 

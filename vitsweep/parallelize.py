@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitsweep.errors import VitsweepError
 from vitsweep.model.draws import Draws
 from vitsweep.model.initialize import materialize
 from vitsweep.spec.cell_spec import CellSpec
@@ -40,7 +41,16 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World, drop_path: float
         cell: its techniques.
         world: ranks and mesh.
         drop_path: rate of stochastic depth at the last block, of a recipe that trains.
+
+    Raises:
+        VitsweepError: the world has the mesh of another cell, over whose groups gradients would be
+            averaged wrongly.
     """
+    if world.shape != cell.mesh:
+        raise VitsweepError(
+            f"The ranks lie on a mesh of {world.shape}, and the cell has {cell.mesh}: build its mesh with "
+            "`vitsweep.world.device_mesh`."
+        )
     plan = cell.precision.plan()
     set_process_flags(cell)  # before the first convolution
     sharded = cell.sharding.shards_parameters

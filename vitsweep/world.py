@@ -1,8 +1,11 @@
 """Rank, device and device mesh of this process, however it was started."""
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitsweep.spec.resources import AXES, TOKEN_AXES, MeshShape
 
@@ -122,3 +125,26 @@ def allow_tf32(allowed: bool) -> None:
 
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed
+
+
+@contextmanager
+def process_flags_kept() -> Iterator[None]:
+    """Context after which torch's flags of the process that a cell may set are as they were before."""
+    import torch
+
+    backends: Any = torch.backends
+    tf32 = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul)
+    flags = [(owner, "fp32_precision", owner.fp32_precision) for owner in tf32]
+    flags.append((backends.cudnn, "benchmark", backends.cudnn.benchmark))
+    if dynamo := sys.modules.get("torch._dynamo.config"):  # takes seconds to import
+        flags.append((dynamo, "optimize_ddp", dynamo.optimize_ddp))
+    matmul = None
+    with suppress(RuntimeError):  # raised where only the newer flags were set
+        matmul = torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        for owner, name, value in flags:
+            setattr(owner, name, value)
