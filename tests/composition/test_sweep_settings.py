@@ -77,7 +77,6 @@ def test_what_is_allowed_is_taken(override: str) -> None:
             "sweep.objective=[peak_memory,throughput]",
             "`sweep.objective=[peak_memory,throughput]` is for a race",
         ),
-        ("sweep.minutes=5", "is for a race, and a grid measures every cell"),
         ("sweep.memory_limit_gib=5", "is for a race, and a grid measures every cell"),
         ("sweep.retry=failed", "`sweep.retry=failed`: must be a list, like `[a,b]`"),
         ("sweep.retry=[faild]", "Did you mean `sweep.retry=[failed]`?"),
@@ -88,6 +87,14 @@ def test_a_wrong_value_is_named_with_its_rule(override: str, told: str) -> None:
     with pytest.raises(BadValueError) as error:
         settings(override)
     assert told in str(error.value)
+
+
+def test_a_grid_with_minutes_needs_a_baseline() -> None:
+    assert settings("sweep.minutes=5").minutes == 5
+    with pytest.raises(
+        BadValueError, match=r"`sweep.minutes=5` ends where it is known how each cell"
+    ):
+        settings("sweep.minutes=5", "sweep.baseline=null")
 
 
 @pytest.mark.parametrize(

@@ -195,11 +195,11 @@ def test_a_budget_ends_a_race_unsettled_and_a_larger_one_continues_it(
     assert len(machine.records) > spent
 
 
-def test_a_race_whose_budget_is_spent_shows_its_result_again(
+def test_a_race_whose_hours_are_spent_shows_its_result_again(
     grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
 ) -> None:
     plan, settings = grid
-    small = (plan, replace(settings, minutes=0.5, confirm=1))  # runs take longer than was assumed
+    small = (plan, replace(settings, max_gpu_hours=0.01, confirm=1))  # runs are longer than assumed
     machine = Machine(plan)
     finish(rounds_of(small, tmp_path), machine)
     before, spent = read_race(tmp_path), len(machine.records)
@@ -209,7 +209,21 @@ def test_a_race_whose_budget_is_spent_shows_its_result_again(
     assert finish(again, machine) == []
     assert len(machine.records) == spent
     assert read_race(tmp_path)["leader"] == before["leader"]
-    assert any("more than `sweep.minutes=0.5`" in line for line in race_lines(before))
+    assert any("more than `sweep.max_gpu_hours=0.01`" in line for line in race_lines(before))
+    assert "has to be larger then" in race_lines(before)[0]
+
+
+def test_the_minutes_of_a_race_are_those_of_each_command(
+    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
+) -> None:
+    plan, settings = grid
+    small = (plan, replace(settings, minutes=2.4, confirm=0))
+    machine, spent = Machine(plan), [0]
+    for _ in range(3):
+        finish(rounds_of(small, tmp_path, list(machine.records)), machine)
+        spent.append(len(machine.records))
+        assert read_race(tmp_path)["seconds"] <= len(spent[1:]) * 60 * 2.4
+    assert min(np.diff(spent)) >= 8
 
 
 def test_kills_in_fresh_blocks_do_not_use_up_the_confirmation(

@@ -2,14 +2,12 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.comparison import (
-    PILOT,
     blocks_wanted,
     compared,
     paired,
@@ -17,64 +15,33 @@ from vitsweep.tables.comparison import (
 )
 
 
-def test_up_to_the_pilot_it_is_students_interval():
-    logs = [0.10, 0.14, 0.12, 0.13]
-    low, high = stats.t.interval(0.95, 3, np.mean(logs), stats.sem(logs))
-    result = compared(logs)
-    assert (result.low, result.high) == pytest.approx((math.exp(low), math.exp(high)))
-    assert result.claim == "faster"
-
-
-def test_the_pilot_decides_how_many_blocks_are_wanted():
-    assert blocks_wanted([0.1], 0.02) == PILOT
-    quiet = [0.1, 0.101, 0.099, 0.1, 0.1, 0.1]
-    assert blocks_wanted(quiet, 0.02) == PILOT
+def test_the_number_of_blocks_wanted_follows_the_spread_so_far():
+    assert blocks_wanted([0.1], 0.02) == 3
+    assert blocks_wanted([0.1, 0.101, 0.099], 0.02) == 3
     noisy = [0.0, 0.1, -0.1, 0.05, -0.05, 0.0]
-    wanted = blocks_wanted(noisy, 0.02)
-    assert wanted > 50
-    # what comes after the pilot does not change the plan
-    assert blocks_wanted([*noisy, 9.0, -9.0], 0.02) == wanted
+    assert 100 < blocks_wanted(noisy, 0.02) < blocks_wanted(noisy, 0.01)
 
 
 def test_with_as_many_blocks_as_wanted_the_interval_is_narrow_enough():
-    generator = np.random.default_rng(5)
-    logs = list(generator.normal(0.2, 0.05, PILOT))
-    logs += list(generator.normal(0.2, 0.05, blocks_wanted(logs, 0.03) - PILOT))
-    result = compared(logs)
+    logs = list(np.random.default_rng(5).normal(0.2, 0.05, 2000))
+    done = next(n for n in range(3, 2000) if blocks_wanted(logs[:n], 0.03) == n)
+    result = compared(logs[:done])
     assert result.high / result.ratio <= 1.03 + 1e-9
 
 
-@pytest.mark.parametrize("half_width", [0.01, 0.02, 0.03, 0.06])
-def test_the_interval_keeps_its_coverage_with_the_stopping_rule(half_width):
-    generator, spread, budget = np.random.default_rng(3), 0.03, 40
-    logs = generator.normal(math.log(1.2), spread, (3000, budget))
-    covered = 0
-    for row in logs:
-        result = compared(row[: min(blocks_wanted(row, half_width), budget)])
-        covered += result.low <= 1.2 <= result.high
-    assert covered / len(logs) == pytest.approx(0.95, abs=0.012)  # three standard errors
-
-
-HEAVY_TAILED = {
+NOISE = {
+    "gaussian": lambda g, shape: g.normal(0, 0.03, shape),
     "t": lambda g, shape: 0.02 * g.standard_t(3, shape),
     "hiccups": lambda g, shape: g.normal(0, np.where(g.random(shape) < 0.1, 0.1, 0.02)),
 }
 
 
-@pytest.mark.parametrize("noise", HEAVY_TAILED)
-def test_it_keeps_it_where_some_blocks_are_far_off(noise):
-    logs = HEAVY_TAILED[noise](np.random.default_rng(6), (2000, 40))
-    results = [compared(row[: min(blocks_wanted(row, 0.03), 40)]) for row in logs]
-    assert np.mean([r.low <= 1 <= r.high for r in results]) == pytest.approx(0.95, abs=0.02)
-
-
-def test_equal_settings_are_called_different_5_percent_of_the_time():
-    generator = np.random.default_rng(4)
-    claims = [
-        compared(row[: min(blocks_wanted(row, 0.02), 40)]).claim
-        for row in generator.normal(0, 0.03, (3000, 40))
-    ]
-    assert np.mean([claim in ("faster", "slower") for claim in claims]) <= 0.05 + 0.012
+@pytest.mark.parametrize("noise", NOISE)
+def test_repeating_it_until_it_claims_something_claims_little_that_is_not(noise):
+    logs = NOISE[noise](np.random.default_rng(3), (500, 40))
+    claims = [[compared(row[:n]).claim for n in range(3, 41)] for row in logs]
+    claimed = ["faster" in some or "slower" in some for some in claims]
+    assert np.mean(claimed) <= 0.05
 
 
 def in_turns(*speeds, device="AMD EPYC 7B13", begin=0):
@@ -142,7 +109,7 @@ def test_the_tables_show_the_interval_and_the_claim_that_compare_printed():
     result = compared(paired(runs, variant, "B"))
     assert (shown["speedup_low"], shown["speedup_high"]) == pytest.approx((result.low, result.high))
     assert (shown["claim"], shown["speedup"]) == (result.claim, pytest.approx(result.ratio))
-    assert plain["speedup_high"] > shown["speedup_high"]
+    assert plain["speedup_high"] < shown["speedup_high"]
     # a later sweep in the folder shows what a fixed number of blocks shows
     later = [command, {"command": "python -m vitsweep -m x=1,2", "baselines": cells_}]
     again = with_comparisons(cells(runs, cells_), runs, later).set_index("cell_id").loc[variant]

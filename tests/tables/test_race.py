@@ -184,7 +184,7 @@ def test_a_race_that_ended_before_its_first_round_has_no_result(race: dict[str, 
     race |= {"ended": "budget", "num_runs": 0}
     assert race_answer(race) == "The race has no result yet: no two cells were measured."
     assert race_lines(race) == [
-        "The race ended before its first round: a larger `sweep.minutes` continues it."
+        "The race ended before its first round; the same command continues it."
     ]
 
 

@@ -1,6 +1,5 @@
 """Two settings measured in turns, and two measured sweeps beside each other."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,9 +19,23 @@ from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 from vitsweep.launchers.base import locked
 from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.progress import Progress
-from vitsweep.planning.blocks import BalancedOrder, Block, blocks, repeated_runs
+from vitsweep.planning.blocks import (
+    BalancedOrder,
+    Block,
+    blocks,
+    look_blocks,
+    repeated_runs,
+    seconds_of_block,
+    within_minutes,
+)
 from vitsweep.planning.freeze import code_state, freeze, open_store
-from vitsweep.planning.pending import print_notices, resume_state, usable_runs
+from vitsweep.planning.pending import (
+    ResumeState,
+    has_typed_blocks,
+    print_notices,
+    resume_state,
+    usable_runs,
+)
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, make_sweep_plan
 from vitsweep.rates.device import device_name
 from vitsweep.results.record import Status
@@ -39,6 +52,7 @@ from vitsweep.tables.comparison import (
     self_test_arms,
 )
 from vitsweep.tables.formatting import count
+from vitsweep.tables.speedup import one_look
 from vitsweep.tables.valid_runs import one_device
 
 # Two settings measured in turns, until the interval on their ratio is narrow enough.
@@ -80,6 +94,7 @@ class StopReason(Enum):
     """Why no further block is measured."""
 
     narrow_enough = auto()
+    far_apart = auto()
     budget_spent = auto()
     not_measured = auto()
     interrupted = auto()
@@ -129,6 +144,7 @@ def _plan_pair(
     plan = make_sweep_plan([variant, baseline], Machine.here(), lambda cell: baseline)
     if reasons := [reason for e in plan.entries.values() for reason in e.reasons]:
         raise ImpossibleCellError(list(dict.fromkeys(reasons)))
+    plan = within_minutes(plan, request.minutes)
     return plan, settings, variant.tree.get("tracker") or {}
 
 
@@ -153,7 +169,8 @@ class PairedComparison:
         is_self_test: A and B are the same cell. Each block then runs it twice, and the block's random
             name decides which run stands for A: an interval without 1 is a false claim.
         stop_reason: why there are no more blocks, once `measure` has returned.
-        seconds_per_block: mean duration of the blocks that this command measured; 0 before any.
+        seconds_per_block: latest duration of a block, or of the looks before any; 0 before these.
+        slowdown: how many times slower than the baseline the variant was in its look; 0 without one.
     """
 
     store: Store
@@ -165,6 +182,7 @@ class PairedComparison:
     console: Console
     stop_reason: StopReason = StopReason.narrow_enough
     seconds_per_block: float = 0.0
+    slowdown: float = 0.0
 
     def __post_init__(self) -> None:
         cells = list(self.plan.entries)
@@ -226,41 +244,61 @@ class PairedComparison:
                 "other code, with another torch, or without the proof or window that is wanted now.",
                 highlight=False,
             )
-        runner = BlockRunner(self.store, self.code, earlier=earlier)
+        runner = BlockRunner(self.store, self.code, earlier=earlier, any_look=True)
         runner.skipped |= set(state.not_measured)
-        progress = Progress(self.console, cell_labels(self.plan), 0)
-        if runner.run(self._blocks(runner, progress), progress):
+        progress = Progress(self.console, cell_labels(self.plan), 0, 60 * self.request.minutes)
+        if runner.run(self._blocks(runner, state, progress), progress):
             self.stop_reason = StopReason.interrupted
 
-    def _blocks(self, runner: BlockRunner, progress: Progress) -> Iterator[Block]:
+    def _blocks(
+        self, runner: BlockRunner, state: ResumeState, progress: Progress
+    ) -> Iterator[Block]:
         once = dict.fromkeys(self.plan.entries, 1)
         order = BalancedOrder.after(runner.earlier)
         yield from runner.resume(self.plan, once, 1, self.console)
-        begin, num_new, num_before = time.monotonic(), 0, -1
+        yield from self._looks(runner, state, progress)
+        if self.stop_reason is StopReason.far_apart:
+            return
+        num_before = -1
         while True:
             logs = self.log_ratios()
             wanted = blocks_wanted(logs, self.request.width)
-            spent_s = time.monotonic() - begin
-            self.seconds_per_block = spent_s / num_new if num_new else 0.0
+            block = next(blocks(self.plan, once, 1, order))
+            if self.is_self_test:
+                block = replace(block, entries=2 * block.entries)
+            self.seconds_per_block = seconds_of_block(block, [*runner.earlier, *runner.records])
             if runner.skipped or len(logs) == num_before:
                 self.stop_reason = StopReason.not_measured
                 return
             if len(logs) >= wanted:
                 self.stop_reason = StopReason.narrow_enough
                 return
-            if num_new and spent_s + self.seconds_per_block > 60 * self.request.minutes:
+            if 0 < self.seconds_per_block > progress.seconds_of_budget_left:
                 self.stop_reason = StopReason.budget_spent
                 return
             progress.expects(2 * (wanted - len(logs)))
-            block = next(blocks(self.plan, once, 1, order))
-            if self.is_self_test:
-                block = replace(block, entries=2 * block.entries)
             yield block
-            state = resume_state(self.plan, (), self.settings, self.code, runner.records)
-            repeated = repeated_runs(block, runner.records, state)
+            now = resume_state(self.plan, (), self.settings, self.code, runner.records)
+            repeated = repeated_runs(block, runner.records, now)
             if repeated and not self.is_self_test:
                 yield repeated
-            num_new, num_before = num_new + 1, len(logs)
+            num_before = len(logs)
+
+    def _looks(
+        self, runner: BlockRunner, state: ResumeState, progress: Progress
+    ) -> Iterator[Block]:
+        """Yield a look at each setting, where there is none, and note how far apart they are."""
+        looks = list(look_blocks(self.plan, state, self.settings))
+        for number, look in enumerate(looks):
+            progress.expects(len(looks) - number)
+            yield look
+        now = resume_state(self.plan, runner.earlier, self.settings, self.code, runner.records)
+        self.slowdown = now.looks.get(self.variant, 0.0)
+        typed = any(has_typed_blocks(entry) for entry in self.plan.entries.values())
+        most = self.settings.prune_slowdown
+        is_far = most and max(self.slowdown, 1 / (self.slowdown or 1)) > most
+        if is_far and not typed and not self.log_ratios():
+            self.stop_reason = StopReason.far_apart
 
     def _used(self) -> DataFrame:
         """Return the runs that count for the two cells, one row each."""
@@ -356,14 +394,19 @@ def compared_sweeps(a: Sweep, b: Sweep) -> "DataFrame":
 
 
 def _sentences(pair: PairedComparison, result: Comparison) -> Iterator[str]:
+    a, b = pair.request.names
     wanted = f"+- {100 * pair.request.width:.3g} %"
     if result.num_blocks:
-        yield result.sentence(*pair.request.names)
+        yield result.sentence(a, b)
+    elif pair.slowdown:
+        yield f"{a} is {one_look(1 / pair.slowdown, f' than {b}')}."
     if pair.is_self_test:
         yield SELF_TEST
     reached = f"+- {100 * result.half_width:.2g} %" if result.low == result.low else "still unknown"
     if pair.stop_reason is StopReason.narrow_enough:
         yield f"The interval is {reached}; {wanted} was asked for."
+    elif pair.stop_reason is StopReason.far_apart:
+        yield "`measurement.blocks=5` at the end of the command measures both in full."
     elif pair.stop_reason is StopReason.budget_spent:
         more = blocks_wanted(pair.log_ratios(), pair.request.width) - result.num_blocks
         minutes = max(1, round(more * pair.seconds_per_block / 60))

@@ -28,8 +28,10 @@ Measure two settings in turns and say how their throughputs compare, with a 95 %
 
 A and B are overrides as anywhere in vitsweep; several of them, or none, are quoted as one word. What
 follows holds for both. The runs go into results/compare (or `sweep.name=NAME`); Ctrl-C loses nothing
-and the same command continues. The interval covers the true ratio in 95 % of comparisons if blocks are
-independent, and in 87 % if neighbouring blocks correlate by 0.3; a warning says where they do.
+and the same command continues with the blocks so far. First each setting has one short look; settings
+that differ by more than `sweep.prune_slowdown` (4x) stay at it. The 95 % interval is valid at any look:
+repeat the command as often as you like. It assumes independent blocks; a warning says where
+neighbouring blocks correlate.
 
   python -m vitsweep compare precision=O1 precision=fp32 sharding=ddp batch.images_per_step=128
   python -m vitsweep compare "sharding=fsdp memory=recompute_blocks" "" --width 0.02 --minutes 60
@@ -51,7 +53,8 @@ def parser() -> Options:
         "--minutes",
         type=float,
         default=DEFAULT_MINUTES,
-        help="start no block that would end later than this (default %(default)g); the first always runs",
+        help="budget of this command: no block that would end later, windows short enough for three "
+        "blocks (default %(default)g)",
     )
     options.add_argument(
         "--mixed-hardware",

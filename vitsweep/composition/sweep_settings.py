@@ -215,10 +215,14 @@ def _race_problems(settings: SweepSettings) -> list[str]:
                 "compares the cells of a block with one another."
             )
         return problems
+    if settings.minutes is not None and settings.baseline is None:
+        return [
+            f"`sweep.minutes={settings.minutes:g}` ends where it is known how each cell compares with its "
+            "baseline: leave it out, or `sweep.baseline=null`."
+        ]
     objective = settings.objective
     listed = objective if isinstance(objective, str) else f"[{','.join(objective)}]"
     only_race = {
-        "sweep.minutes": settings.minutes,
         "sweep.memory_limit_gib": settings.memory_limit_gib,
         "sweep.objective": None if objective == OBJECTIVES[0] else listed,
     }

@@ -35,6 +35,8 @@ class BlockRunner:
         code: state of the code, as frozen with the cells.
         parallel: runs at a time; more than one disturbs the timing.
         earlier: records that were in the store when the command began.
+        any_look: the command looks at its intervals between blocks and stops by them; its records say so,
+            and their intervals are `tables.stats.any_look_half_width`.
         records: records that this command added, oldest first.
         skipped: cells that ended by themselves without being measured, such as `out_of_memory`; they
             would end the same way in the next block.
@@ -45,6 +47,7 @@ class BlockRunner:
     code: dict[str, Any]
     parallel: int = 1
     earlier: Sequence[RunRecord] = ()
+    any_look: bool = False
     records: list[RunRecord] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
     interrupted: dict[tuple[str, str], Attempt] = field(default_factory=dict)
@@ -56,6 +59,7 @@ class BlockRunner:
             "git_dirty": self.code.get("git_dirty"),
             "launcher": "local",
             "cells_at_a_time": self.parallel,
+            **({"any_look": True} if self.any_look else {}),
         }
         place = LocalPlace(self.store, facts)
         self._runner = Runner(self.store, place, self._stop_if_interrupted)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated, Any
 
 from annotated_types import Gt
@@ -120,10 +121,11 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
     rounds = rounds_of(sweep, request.settings)
     begin = rounds.state(())
     announce(rounds, begin, sweep, console)
-    runner = BlockRunner(sweep.store, sweep.code, parallel, rounds.earlier)
+    runner = BlockRunner(sweep.store, sweep.code, parallel, rounds.earlier, rounds.is_bounded)
     runner.skipped |= set(begin.not_measured)
     resumed = runner.resume(plan, *rounds.to_resume(), console)
-    progress = Progress(console, cell_labels(plan), 0)
+    minutes = request.settings.minutes
+    progress = Progress(console, cell_labels(plan), 0, inf if minutes is None else 60 * minutes)
     planned = blocks_in_turn(rounds, runner.records, resumed, progress.expects)
     stopped = runner.run(planned, progress)
     if stopped:

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from statistics import fmean, median
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.table import Table
 from vitsweep.console import can_be_redrawn, periodic_status
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.tables.formatting import number
+from vitsweep.tables.formatting import count, number
 from vitsweep.tables.speedup import one_look
 
 WAITING, RUNNING = "waiting", "running"
@@ -32,20 +33,28 @@ class Progress:
         console: where to show it.
         labels: cell id -> what tells it apart.
         total_runs: runs of this command.
+        seconds: budget of this command.
     """
 
-    def __init__(self, console: Console, labels: dict[str, str], total_runs: int) -> None:
+    def __init__(
+        self, console: Console, labels: dict[str, str], total_runs: int, seconds: float = inf
+    ) -> None:
         self.console = console
         self._labels = labels
         self._states = dict.fromkeys(labels, WAITING)
         self._speeds: dict[str, list[float]] = {cell: [] for cell in labels}
         self._done, self._total = 0, total_runs
-        self._begin = time.monotonic()
+        self._begin, self._budget = time.monotonic(), seconds
         self._started: dict[str, float] = {}
         self._left: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
         self._looks: dict[str, float] = {}
         self._live: Live | None = None
+
+    @property
+    def seconds_of_budget_left(self) -> float:
+        """What is left of the budget; infinite without one."""
+        return self._begin + self._budget - time.monotonic()
 
     @contextmanager
     def shown(self) -> Iterator["Progress"]:
@@ -114,9 +123,12 @@ class Progress:
             outcome = f"{number(speed)} img/s" if speed else f"{status}: {reason}"
             outcome = ", ".join(filter(None, (outcome, text)))
             self.console.print(
-                f"[{self._done}/{self._total}] {self._labels[entry.cell_id]}: {outcome}",
+                f"{self._place()} {self._labels[entry.cell_id]}: {outcome}",
                 highlight=False, markup=False,
             )  # fmt: skip
+
+    def _place(self) -> str:
+        return f"[{self._done}]" if self._budget < inf else f"[{self._done}/{self._total}]"
 
     def expects(self, runs: int | Mapping[str, int]) -> None:
         """Set how many runs are still to come, of each cell or in all, as far as is known now."""
@@ -153,6 +165,9 @@ class Progress:
         return table
 
     def _title(self) -> str:
+        if self._budget < inf:
+            left = _duration(max(self.seconds_of_budget_left, 0.0))
+            return f"{count(self._done, 'run')}, at most {left} left"
         left = ""
         if self._done:
             left = f", about {_duration(self._seconds_left())} left"

@@ -12,7 +12,7 @@ once per block, on which resuming, samples and tables rely.
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -23,6 +23,9 @@ from vitsweep.planning.pending import ResumeState, has_typed_blocks
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.spec.measurement import MIN_BLOCKS
+
+RUN_PARTS = 4
+"""A run takes about as long as four windows: start and proof, warm-up, window, memory and phases."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,44 @@ def look_blocks(plan: SweepPlan, state: ResumeState, settings: SweepSettings) ->
         name = secrets.token_hex(5)
         for position, entry in enumerate(entries):
             yield Block(name, (entry,), position, is_look=True)
+
+
+def seconds_of_block(block: Block, records: Iterable[RunRecord]) -> float:
+    """Return how long a block takes, by the latest run of each of its cells; 0 of a cell without one.
+
+    A look is shorter than a run by the least length of warm-up and window at most.
+    """
+    full: dict[str, float] = {}
+    looks: dict[str, float] = {}
+    for run in records:
+        kept = looks if run.environment.get("look") else full
+        kept[run.cell_id] = float(run.environment.get("run_seconds") or 0.0)
+
+    def seconds(entry: PlannedCell) -> float:
+        least = entry.spec.measurement.warmup_min_seconds + entry.spec.measurement.min_seconds
+        look = looks.get(entry.cell_id, 0.0)
+        return full.get(entry.cell_id, look + least if look else 0.0)
+
+    return sum(map(seconds, block.entries))
+
+
+def within_minutes(plan: SweepPlan, minutes: float) -> SweepPlan:
+    """Return a plan whose runs are so short that a block of two, three times over, fits into the minutes.
+
+    `measurement.max_seconds` bounds warm-up and window; it is no identity. The result depends on the
+    minutes alone, so that the same command again uses the blocks of the one before.
+    """
+    most = 60 * minutes / (RUN_PARTS * 2 * MIN_BLOCKS)
+
+    def cut(entry: PlannedCell) -> PlannedCell:
+        measurement = entry.spec.measurement
+        if measurement.max_seconds <= most:
+            return entry
+        return replace(
+            entry, spec=replace(entry.spec, measurement=replace(measurement, max_seconds=most))
+        )
+
+    return SweepPlan({cell_id: cut(entry) for cell_id, entry in plan.entries.items()})
 
 
 def _needs_look(entry: PlannedCell, state: ResumeState) -> bool:

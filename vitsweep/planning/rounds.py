@@ -1,8 +1,12 @@
 """Rounds: which blocks a command runs next, from what is measured by then."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
+
+from pandas import DataFrame
 
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.blocks import (
@@ -13,10 +17,13 @@ from vitsweep.planning.blocks import (
     members_of_blocks,
     repeated_runs,
     runs_per_cell,
+    seconds_of_block,
 )
-from vitsweep.planning.pending import ResumeState, resume_state
+from vitsweep.planning.pending import ResumeState, resume_state, usable_runs
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import RunRecord
+from vitsweep.tables.speedup import speedup_over
+from vitsweep.tables.stats import Claim
 
 EXTRA_ROUNDS = 3
 """So many rounds more than planned make up for pairs that were lost to runs that were stopped."""
@@ -27,6 +34,8 @@ class Rounds(Protocol):
 
     earlier: Sequence[RunRecord]
     """Records that were in the store when the command began."""
+    is_bounded: bool
+    """The command looks at its intervals between blocks, and stops by them or by its time."""
 
     @property
     def notice(self) -> str:
@@ -99,7 +108,8 @@ def grid(
         code: state of the code that would measure now, see `planning.freeze.code_state`.
         pending: (cell id, block) of runs that jobs of a cluster will still do; they count as measured.
     """
-    return _Grid(plan, settings, earlier, code, tuple(pending))
+    kind = _Grid if settings.minutes is None else _BoundedGrid
+    return kind(plan, settings, earlier, code, tuple(pending))
 
 
 class _Grid:
@@ -108,6 +118,8 @@ class _Grid:
     Runs that were stopped from outside (killed, preempted) are repeated at the end of their block, see
     `planning.blocks.repeated_runs`. Pairs that are lost nevertheless are made up for by further rounds.
     """
+
+    is_bounded = False
 
     def __init__(
         self,
@@ -139,10 +151,9 @@ class _Grid:
         )
 
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
-        """Return all looks, then the next block of the round, or the first of the next round."""
+        """Return the next look, then the next block of the round, or the first of the next round."""
         if self._looks:
-            looks, self._looks = self._looks, []
-            return looks
+            return [self._looks.pop(0)]
         state = self.state(records)
         while True:
             for members in self._members:
@@ -155,8 +166,9 @@ class _Grid:
             self._members = members_of_blocks(self._plan, once, self._size)
 
     def num_runs(self, records: Sequence[RunRecord]) -> "Counter[str]":
-        """Return the runs that the missing blocks take."""
-        return runs_per_cell(self._plan, self.state(records).missing_blocks, self._size)
+        """Return the runs that the missing blocks take, and looks still to come."""
+        looks = Counter(entry.cell_id for block in self._looks for entry in block.entries)
+        return looks + runs_per_cell(self._plan, self.state(records).missing_blocks, self._size)
 
     def to_resume(self) -> tuple[Mapping[str, int], int]:
         """Return the blocks that are missing."""
@@ -164,3 +176,59 @@ class _Grid:
 
     def stopped(self, records: Sequence[RunRecord]) -> None:
         """Do nothing: the records say how far a grid came."""
+
+
+class _BoundedGrid(_Grid):
+    """Looks, then round after round a block of each cell that is undecided, until `sweep.minutes` are over.
+
+    The minutes are of this command. A cell is decided where its interval says that it is faster or slower
+    than its baseline, among all cells of the command, or equal to it within `sweep.indifference`. Since it
+    is looked at after each block, the interval is `tables.stats.any_look_half_width`.
+    """
+
+    is_bounded = True
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        settings: SweepSettings,
+        earlier: Sequence[RunRecord],
+        code: Mapping[str, Any],
+        pending: Sequence[tuple[str, str]],
+    ) -> None:
+        super().__init__(plan, settings, earlier, code, pending)
+        self._end = time.monotonic() + 60 * (settings.minutes or 0.0)
+        self._looks = list(look_blocks(plan, super().state(()), settings))
+
+    def state(self, records: Sequence[RunRecord]) -> ResumeState:
+        """Compare the command with what is measured; a cell that is undecided lacks a block."""
+        state = super().state(records)
+        ended = state.not_measured.keys() | state.pruned
+        undecided = [c for c in self._undecided(records) if c not in ended]
+        return replace(state, missing_blocks=dict.fromkeys(undecided, 1))
+
+    def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
+        """Return a look, or a block of undecided cells that ends in time; nothing where there is none."""
+        known = [*self.earlier, *records]
+        self._rounds_left = 1
+        for block in super().next(records):
+            if time.monotonic() + seconds_of_block(block, known) <= self._end:
+                return [block]
+        return []
+
+    def _undecided(self, records: Sequence[RunRecord]) -> list[str]:
+        """Return the cells of which the runs do not say yet how they compare."""
+        earlier = () if self._settings.remeasure else self.earlier
+        version = self._code["packages"]["torch"]
+        any_code = self._settings.accept_code == "any"
+        used = usable_runs([*earlier, *records], self._plan, version, any_code).own
+        rows = DataFrame([run.row() | {"any_look": True} for run in used])
+        decided: set[str] = set()
+        if len(rows):
+            table = speedup_over(rows, self._plan.baselines, [set(self._plan.entries)])
+            most = 1 + self._settings.indifference
+            same = (table["claim_low"] >= 1 / most) & (table["claim_high"] <= most)
+            sure = table["claim"].isin([Claim.faster, Claim.slower]) | same
+            decided = set(table.loc[sure, "cell_id"])
+        compared = [e for e in self._plan.runnable if e.baseline_id not in (None, e.cell_id)]
+        return [e.cell_id for e in compared if e.cell_id not in decided]

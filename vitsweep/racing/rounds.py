@@ -187,6 +187,7 @@ class RaceRounds:
     at_once: int = 1
     predicted: Mapping[str, float] = field(default_factory=dict)
     ended: str = ""
+    is_bounded: bool = False
     _step: Step = field(default_factory=lambda: Step(Phase.start))
 
     def __post_init__(self) -> None:
@@ -243,12 +244,16 @@ class RaceRounds:
 
     @cached_property
     def budget(self) -> tuple[str, float] | None:
-        """The setting that bounds the race, as typed, and seconds of all blocks; None without one."""
+        """The setting that bounds the race, as typed, and seconds of all blocks; None without one.
+
+        Minutes are of this command, beyond what earlier ones took; hours of devices are of the race.
+        """
         ranks = max(entry.spec.resources.world_size for entry in self.cells.entries)
         minutes, hours = self.settings.minutes, self.settings.max_gpu_hours
         found = []
         if minutes is not None:
-            found.append((f"sweep.minutes={minutes:g}", 60 * minutes))
+            before = seconds_of(self._records(()))
+            found.append((f"sweep.minutes={minutes:g}", 60 * minutes + before))
         if hours is not None:
             found.append((f"sweep.max_gpu_hours={hours:g}", 3600 * hours / ranks))
         return min(found, key=lambda bound: bound[1], default=None)
@@ -452,7 +457,8 @@ def describe_race(rounds: RaceRounds) -> str:
         bound = f"as many blocks as {typed} allows"
         if done:
             per_run = done / len(rounds.earlier)
-            bound += f", about {count(int(seconds / per_run), 'run')} of {per_run:.2g} s"
+            more = max(0, int((seconds - done) / per_run))
+            bound += f", about {count(more, 'more run')} of {per_run:.2g} s"
     sought = "leader, baseline and the cells most likely to beat them"
     fresh = "leader, baseline and runner-up"
     if settings.is_front:

@@ -22,30 +22,37 @@ BLOCK = ["sweep", "device", "block"]
 
 
 def log_throughput_per_block(runs: DataFrame) -> DataFrame:
-    """Return `cell_id, sweep, device, block, log_throughput, nodes_used`: a row per cell and block.
+    """Return a row per cell and block: its key, `log_throughput, nodes_used, any_look`.
 
-    Runs without a throughput above zero are left out.
+    `any_look` tells whether the command looked at its intervals while it measured. Runs without a
+    throughput above zero are left out.
     """
     throughput = runs["images_per_second"].to_numpy(float, na_value=np.nan)
     usable = runs[np.isfinite(throughput) & (throughput > 0)]
-    unknown = {c: v for c, v in (("nodes_used", None), ("device", "")) if c not in usable}
+    defaults = {"nodes_used": None, "device": "", "any_look": False}
+    unknown = {c: value for c, value in defaults.items() if c not in usable}
     table = usable.assign(
         log_throughput=np.log(usable["images_per_second"].astype(float)), **unknown
     )
+    looked = table["any_look"].eq(True).fillna(False).astype(bool)
     device = table["device"].astype(object).where(table["device"].notna(), "")
     return (
-        table.assign(device=device)
+        table.assign(device=device, any_look=looked)
         .groupby(["cell_id", *BLOCK], observed=True, sort=False)
-        .agg(log_throughput=("log_throughput", "mean"), nodes_used=("nodes_used", "first"))
+        .agg(
+            log_throughput=("log_throughput", "mean"),
+            nodes_used=("nodes_used", "first"),
+            any_look=("any_look", "any"),
+        )
         .reset_index()
     )
 
 
 def log_ratios(per_block: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
-    """Return `cell_id, sweep, device, block, log_ratio` of blocks with a variant and its baseline.
+    """Return `cell_id, sweep, device, block, any_look, log_ratio` of blocks with a pair.
 
-    Both must have run on the same device and on the same nodes: when a block is requeued onto other
-    nodes, its remaining runs do not pair with those before.
+    A pair is a variant and its baseline. Both must have run on the same device and on the same nodes:
+    when a block is requeued onto other nodes, its remaining runs do not pair with those before.
     """
     variant = per_block.assign(
         baseline_cell_id=per_block["cell_id"].map(lambda c: baselines.get(c)).astype(object)
@@ -53,13 +60,17 @@ def log_ratios(per_block: DataFrame, baselines: Mapping[str, str | None]) -> Dat
     different = variant["baseline_cell_id"].notna() & (
         variant["baseline_cell_id"] != variant["cell_id"].astype(object)
     )
-    base = per_block.rename(
-        columns={
-            "cell_id": "baseline_cell_id",
-            "log_throughput": "log_baseline",
-            "nodes_used": "nodes_of_baseline",
-        }
-    ).astype({"baseline_cell_id": object})
+    base = (
+        per_block.drop(columns="any_look", errors="ignore")
+        .rename(
+            columns={
+                "cell_id": "baseline_cell_id",
+                "log_throughput": "log_baseline",
+                "nodes_used": "nodes_of_baseline",
+            }
+        )
+        .astype({"baseline_cell_id": object})
+    )
     both = variant[different].merge(base, on=["baseline_cell_id", *BLOCK])
     together = map(share_nodes, both["nodes_used"], both["nodes_of_baseline"])
     return both[np.fromiter(together, bool, len(both))].assign(

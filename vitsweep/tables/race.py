@@ -236,7 +236,7 @@ def _end(race: Race) -> str:
             return f"{left} that can be measured: there is nothing to race."
         if not race["ended"]:
             return "Stopped before the first round; the same command continues."
-        return "The race ended before its first round: a larger `sweep.minutes` continues it."
+        return "The race ended before its first round; the same command continues it."
     spent = "the budget is spent" if race["budget"] else "it cost as much as the full grid"
     if not has_begun(race):
         why = (
@@ -244,8 +244,7 @@ def _end(race: Race) -> str:
         )
         return (
             f"Not settled, {why}: {race['num_blocks']} of its {count(race['num_start_blocks'], 'block')} "
-            "are measured, too few to drop a cell. The same command continues; a spent budget has to be "
-            "larger then."
+            f"are measured, too few to drop a cell. {_to_continue(race)}"
         )
     chance, margin = race["rounds"][-1]["chance_of_better"], f"{100 * race['indifference']:g} %"
     what = f"a cell still in the race is faster than the leader by more than {margin}"
@@ -274,8 +273,14 @@ def _end(race: Race) -> str:
     still_open = f" Still open: {'; '.join(others.head(MOST_OPEN))}{more}." if len(others) else ""
     return (
         f"Not settled, {why}: the probability that {what} is {likely}{rule}.{still_open} "
-        "The same command continues; a spent budget has to be larger then."
+        f"{_to_continue(race)}"
     )
+
+
+def _to_continue(race: Race) -> str:
+    is_of_race = str(race["budget"] or "").startswith("sweep.max_gpu_hours")
+    larger = "; `sweep.max_gpu_hours` has to be larger then" if is_of_race else ""
+    return f"The same command continues{larger}."
 
 
 def _level(race: Race) -> str:

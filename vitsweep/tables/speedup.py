@@ -10,7 +10,7 @@ from pandas import DataFrame, Series, factorize
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import BLOCK, log_ratios, log_throughput_per_block
-from vitsweep.tables.stats import LEVEL, Claim, adjusted, claims, estimate, interval
+from vitsweep.tables.stats import LEVEL, Claim, adjusted, any_look_keys, claims, estimate, interval
 from vitsweep.tables.valid_runs import (
     SEPARATOR,
     checked_cells,
@@ -38,8 +38,10 @@ def speedup_over(
     blocks cancel in their ratio. Per block d = log(images/s of the variant / images/s of the
     baseline); images/s also compares cells with different images per step. The speedup is
     exp(mean d), its 95 % interval exp(mean d +- t sd(d) / sqrt(blocks)) with Student's t (Gosset
-    1908), unadjusted. Of all cells of one baseline that one command compared (a family), a true
-    difference of none is claimed with probability 5 % at most (Holm 1979). Claims are
+    1908), unadjusted; of a cell with runs of a command that chose its blocks by the intervals so far
+    (`sweep.minutes`), `stats.any_look_half_width` takes the place of t. Of all cells of one baseline that
+    one command compared (a family), a true difference of none is claimed with probability 5 % at most
+    (Holm 1979). Claims are
 
     - `faster`, `slower`: also among all cells of the family;
     - `probably faster`, `probably slower`: the cell's own interval excludes 1, but among so many
@@ -115,7 +117,8 @@ def _with_family(
         best = rows[speedup[rows].argmax()]
         found[best, 3] = speedup[best] if len(rows) == 1 else selection.of(cells[rows])
     known = DataFrame(found, index=table.index, columns=columns)
-    ends = interval(table.assign(num_blocks=table["num_blocks"].astype(float)), known["_level"])
+    any_look = table["cell_id"].isin(any_look_keys(ratios))
+    ends = interval(table.assign(any_look=any_look), known["_level"])
     return table.assign(
         p_holm=known["p_holm"],
         claim_low=ends["low"].where(known["p_holm"].notna()),
@@ -201,7 +204,7 @@ def with_equal_claims(cells: DataFrame, margin: float = 0.02) -> DataFrame:
     """
     if not margin > 0:
         raise VitsweepError(f"`margin` must be above 0; got {margin}. Try 0.02 for 2 %.")
-    optional = ("speedup", "speedup_low", "speedup_high", "num_pairs", "claim")
+    optional = ("speedup", "speedup_low", "speedup_high", "num_pairs", "claim", "any_look")
     table = checked_cells(cells, *optional)
     ends = interval(table, 2 * LEVEL, "num_pairs")
     equal = (ends["low"] >= 1 / (1 + margin)) & (ends["high"] <= 1 + margin)
@@ -243,10 +246,10 @@ def _notes(table: DataFrame, runs: DataFrame, original: Mapping[str, str]) -> Se
     return found.mask(earlier, OTHER_CODE)
 
 
-def one_look(speedup: float) -> str:
-    """Say what a look shows: `about 35x slower (one look, no interval)`."""
+def one_look(speedup: float, than: str = "") -> str:
+    """Say what a look shows: `about 35x slower (one look, no interval)`; `than` follows `slower`."""
     times, which = (1 / speedup, "slower") if speedup < 1 else (speedup, "faster")
-    return f"about {times:.2g}x {which} ({Claim.one_look}, no interval)"
+    return f"about {times:.2g}x {which}{than} ({Claim.one_look}, no interval)"
 
 
 def _devices(runs: DataFrame) -> dict[str, set[str]]:

@@ -89,6 +89,11 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
     is_race = request.settings.search == "race"
     if is_race:
         check_race(settings)
+    elif request.settings.minutes is not None:
+        raise BadValueError(
+            f"`sweep.minutes={request.settings.minutes:g}` of a grid is for this machine, where blocks "
+            "follow one another; jobs run at the same time: leave it out, or add `sweep.search=race`."
+        )
     require_slurm()
     console = request.console
     with prepared(request, machine_of(settings)) as sweep:

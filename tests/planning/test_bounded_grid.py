@@ -1,0 +1,85 @@
+"""A grid under `sweep.minutes` whose runs are simulated, on a clock that they move."""
+
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from tests.builders import of_present_code, run
+from tests.cells import LAPTOP, TINY, composer
+from vitsweep.composition.grid import expand
+from vitsweep.composition.sweep_settings import sweep_settings
+from vitsweep.planning import rounds as rounds_module
+from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.rounds import blocks_in_turn, grid
+from vitsweep.results.record import RunRecord
+
+CODE = {"packages": {"torch": "2.13.0"}}
+RATIOS = {"adamw_foreach": 1.5, "adamw_fused": 1.01, "sgd_loop": 0.1}
+RUN_SECONDS, LOOK_SECONDS = 6.0, 1.0
+
+
+class Bench:
+    """Measures the blocks of commands; `now` is its clock."""
+
+    def __init__(self, minutes: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        cells = expand([*TINY, f"optimizer={','.join(RATIOS)}", "measurement=standard"], composer())
+        self.settings = replace(sweep_settings(cells[0].tree), minutes=minutes)
+        self.plan = plan_of(cells, LAPTOP, composer())
+        self.now, self.records = 0.0, list[RunRecord]()
+        self.random = np.random.default_rng(0)
+        monkeypatch.setattr(rounds_module.time, "monotonic", lambda: self.now)
+
+    def optimizer(self, cell_id: str) -> str:
+        return self.plan.entries[cell_id].composed.choices["optimizer"]
+
+    def command(self) -> list[RunRecord]:
+        """Run the command once; return its records."""
+        mine: list[RunRecord] = []
+        rounds = grid(self.plan, self.settings, tuple(self.records), CODE)
+        for block in blocks_in_turn(rounds, mine):
+            for position, entry in enumerate(block.entries):
+                seconds = LOOK_SECONDS if block.is_look else RUN_SECONDS
+                ratio = RATIOS.get(self.optimizer(entry.cell_id), 1.0)
+                begun = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)
+                facts = {"started_at": begun.isoformat(), "run_seconds": seconds}
+                facts |= {"look": True} if block.is_look else {"any_look": True}
+                speed = 100 * ratio * float(np.exp(self.random.normal(0, 0.02)))
+                record = run(entry.cell_id, block.name, speed, environment=facts)
+                record = replace(record, run_id=f"{self.now}", position=position)
+                mine += of_present_code(self.plan, [record])
+                self.now += seconds
+        self.records += mine
+        return mine
+
+
+def test_blocks_go_to_what_is_undecided_and_the_time_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(4.0, monkeypatch)
+    first = bench.command()
+    assert bench.now <= 240
+    assert bench.now > 240 - 4 * RUN_SECONDS
+    looks = [r for r in first if r.environment.get("look")]
+    assert len(looks) == 4
+    assert first[:4] == looks
+    runs = Counter(bench.optimizer(r.cell_id) for r in first[4:])
+    assert "sgd_loop" not in runs, "ten times slower: one look"
+    assert 3 <= runs["adamw_foreach"] <= 6, "decided"
+    assert runs["adamw_fused"] > 10
+    begin = bench.now
+    again = bench.command()
+    assert {bench.optimizer(r.cell_id) for r in again} <= {"adamw_fused", "adamw_loop"}
+    assert bench.now - begin <= 240
+
+
+def test_a_command_whose_cells_are_all_decided_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(600.0, monkeypatch)
+    bench.settings = replace(bench.settings, indifference=0.1)
+    assert bench.command()
+    assert bench.now < 600
+    assert bench.command() == []
