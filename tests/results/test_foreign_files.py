@@ -8,6 +8,7 @@ import pytest
 
 from tests.builders import run
 from vitsweep.errors import VitsweepError
+from vitsweep.execution.run_request import read_cell_safely
 from vitsweep.files import (
     UnsafeFileError,
     append_line,
@@ -18,6 +19,7 @@ from vitsweep.files import (
     write_once,
 )
 from vitsweep.launchers.slurm.state.jobs import JobArray
+from vitsweep.results import provenance
 from vitsweep.results import store as store_module
 from vitsweep.results.record_index import FILE
 from vitsweep.results.store import DamagedRecordWarning, Store
@@ -137,3 +139,52 @@ def test_an_id_of_slurm_is_a_number(store: Store, text: str) -> None:
     append_line(array.folder / "0.jsonl", {"event": "job_start", "array_id": text})
     with pytest.raises(VitsweepError, match="no id of a job array"):
         _ = array.slurm_id
+
+
+CELL = {"model": {"_target_": "vitsweep.model.vit.ViT", "depth": 2}, "seed": 0}
+
+
+def test_a_damaged_or_foreign_cell_is_frozen_anew(store: Store, monkeypatch, tmp_path) -> None:
+    path = store.cell("aa") / "cell.yaml"
+    document = {"cell_id": "aa", "overrides": [], "cell": CELL}
+    for damaged in (
+        "",
+        "- 1",
+        "cell: {model: ",
+        "[" * 5000,
+        "cell: {model: {_target_: os.system}}",
+    ):
+        path.write_text(damaged)
+        store.freeze("aa", document)
+        assert store.frozen("aa") == document, damaged[:40]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another user's"))
+    before = path.read_text()
+    store.freeze("aa", document)
+    assert path.read_text() == before, "it says the same"
+    path.write_text(before.replace("vitsweep.model.vit.ViT", "os.system"))
+    store.freeze("aa", document)
+    assert store.frozen("aa") == document
+
+
+def test_a_reader_imports_nothing_that_a_foreign_cell_names(store, monkeypatch, tmp_path) -> None:
+    (tmp_path / "evil_model.py").write_text("raise SystemExit('executed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    parts = CELL | {"model": {"_target_": "evil_model.Model"}}
+    text = json.dumps({"cell_id": "aa", "overrides": [], "cell": parts})
+    (store.cell("aa") / "cell.yaml").write_text(text)
+    with pytest.raises(VitsweepError, match=r"model\._target_=evil_model\.Model[^$]*`--trust`"):
+        read_cell_safely(store, "aa")
+    monkeypatch.setattr(provenance, "_trusted", True)
+    with pytest.raises((SystemExit, VitsweepError), match=r"executed|lacks"):
+        read_cell_safely(store, "aa")
+
+
+def test_commands_know_who_typed_them(store: Store, monkeypatch, tmp_path) -> None:
+    store.append_command({"command": "mine", "metrics": {"a": {"function": "m.f"}}})
+    assert store.foreign_commands() == []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another user's"))
+    store.append_command({"command": "theirs"})
+    assert [entry["command"] for entry in store.foreign_commands()] == ["mine"]
+    text = (store.root / "commands.jsonl").read_text().replace("theirs", "changed")
+    (store.root / "commands.jsonl").write_text(text)
+    assert len(Store(store.root).foreign_commands()) == 2

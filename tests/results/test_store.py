@@ -138,7 +138,8 @@ def test_a_free_folder_is_taken_at_once_and_given_back(store: Store) -> None:
 
 
 def test_a_frozen_cell_stays_as_it_was(store: Store) -> None:
-    document = {"cell_id": "aa", "cell": {"seed": 0, "rate": 1e-4, "half": None}, "code": {}}
+    parts = {"seed": 0, "rate": 1e-4, "half": None}
+    document = {"cell_id": "aa", "overrides": [], "cell": parts, "code": {}}
     store.freeze("aa", document)
     store.freeze("aa", document | {"code": {"commit": "later"}})
     assert store.frozen("aa") == document

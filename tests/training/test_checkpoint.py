@@ -1,6 +1,8 @@
 """A training that is interrupted and goes on ends as if nothing had happened."""
 
 import json
+import os
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ from vitsweep.training.checkpoint_files import (
     INFO_FILE,
     TrainingInterrupted,
     altered_file,
+    checksum,
     damage,
     read_info,
     whole_checkpoints,
@@ -266,6 +269,30 @@ def of_one_number(folder: Path) -> None:
 def garble(folder: Path) -> None:
     path = folder / ".metadata"
     path.write_bytes(b"x" * path.stat().st_size)
+
+
+class Harmful:
+    """A pickle that executes a command when it is read."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+
+def test_what_a_foreign_checkpoint_names_is_not_executed(tmp_path: Path) -> None:
+    trainer = trainer_of(alone())
+    saved(trainer, 5, tmp_path)
+    folder = saved(trainer, 7, tmp_path)
+    path = folder / ".metadata"
+    path.write_bytes(pickle.dumps(Harmful(tmp_path / "executed")))
+    info = json.loads((folder / INFO_FILE).read_text())
+    info["files"][".metadata"] = path.stat().st_size
+    info["checksums"][".metadata"] = checksum(path)
+    (folder / INFO_FILE).write_text(json.dumps(info))
+    assert resuming(trainer, tmp_path).resume(trainer).step == 5
+    assert not (tmp_path / "executed").exists()
 
 
 def halve(folder: Path) -> None:

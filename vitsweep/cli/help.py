@@ -76,7 +76,7 @@ def _choices(group: str, plain: str) -> Iterator[str]:
 # sweeps and what follows a comma are added here.
 
 
-FLAGS = ("--help", "--multirun", "--shell-completion", "-m")
+FLAGS = ("--help", "--multirun", "--trust", "--shell-completion", "-m")
 
 
 def typed_line() -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import vitsweep
 from vitsweep.cli.verbs import VERBS
 from vitsweep.errors import ExitCode, SweepStopped, VitsweepError, disk_full_error
+from vitsweep.results.provenance import trust_folders
 
 # The standard streams of a command, whatever the shell has made of them.
 
@@ -73,11 +74,17 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+TRUST = "--trust"
+"""Does what the sweep folder of somebody else names, see `results.provenance`; of every command."""
+
+
 def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run what was typed and return the exit code; errors the user can fix print as sentences."""
     try:
         _require_folder()
-        return _dispatch(list(arguments), environment)
+        if TRUST in arguments:
+            trust_folders()
+        return _dispatch([word for word in arguments if word != TRUST], environment)
     except VitsweepError as error:
         print(error, file=sys.stderr)
         return ExitCode.bad_input

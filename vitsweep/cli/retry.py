@@ -7,6 +7,7 @@ from vitsweep.cli.main import measure_cells
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.overrides import value_override
 from vitsweep.errors import ExitCode, VitsweepError
+from vitsweep.results.provenance import code_in_overrides, is_own, require_trust
 from vitsweep.results.record import RETRIABLE
 from vitsweep.results.store import Store, find_sweep
 
@@ -85,6 +86,8 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
     for cell_id in _cells_with_status(store, statuses):
         own = [str(text) for text in store.frozen(cell_id)["overrides"]]
         of_sweep = [t for t in own if _is_sweep(t) and _key(t) not in SET_BY_RETRY]
+        if not store.is_own_cell(cell_id):
+            require_trust(store.root, code_in_overrides(own))
         key = (*_launcher(store, cell_id), *of_sweep)
         groups.setdefault(key, []).append([text for text in own if not _is_sweep(text)])
     overrides = [word for word in words if "=" in word]
@@ -120,13 +123,16 @@ def _launcher(store: Store, cell_id: str) -> list[str]:
     of_cell = [c for c in commands if cell_id in (*c["cells"], *c["baselines"])]
     latest = (of_cell or commands)[-1:]
     words = [word for command in latest for word in _words(command["command"])]
-    return [word for word in words if _is_for_hydra(word)]
+    kept = [word for word in words if _is_for_hydra(word)]
+    if not all(map(is_own, latest)):
+        require_trust(store.root, code_in_overrides(kept))
+    return kept
 
 
 def _is_for_hydra(word: str) -> bool:
     """Tell a flag, its value, or a setting of Hydra's own node; a retry is no search any more."""
     if word.startswith("-") or "=" not in word:
-        return word not in ("-m", "--multirun") and not word.startswith("~")
+        return word not in ("-m", "--multirun", "--trust") and not word.startswith("~")
     key = _key(word)
     return key.startswith(("hydra/", "hydra.")) and not key[6:].startswith("sweeper")
 

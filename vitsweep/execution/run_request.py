@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vitsweep.results.provenance import code_in_tree, require_trust
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
@@ -166,6 +167,19 @@ def frozen_document(
         "cell": parts,
         "code": dict(code),
     }
+
+
+def read_cell_safely(
+    store: Store, cell_id: str, measurement: Mapping[str, Any] | None = None
+) -> CellSpec:
+    """Build the spec of a frozen cell, for who has not frozen it in the same command.
+
+    Raises:
+        VitsweepError: somebody else froze the cell, it names code of its own, and there is no `--trust`.
+    """
+    if not store.is_own_cell(cell_id):
+        require_trust(store.cell(cell_id), code_in_tree(store.frozen(cell_id)["cell"]))
+    return read_cell(store, cell_id, measurement)
 
 
 def read_cell(store: Store, cell_id: str, measurement: Mapping[str, Any] | None = None) -> CellSpec:

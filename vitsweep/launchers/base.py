@@ -19,7 +19,9 @@ from vitsweep.planning.pending import ResumeState, print_notices
 from vitsweep.planning.predictions import drop_oversized, traced_throughput
 from vitsweep.planning.rounds import Rounds, grid
 from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.results.provenance import require_trust
 from vitsweep.results.store import Store
+from vitsweep.results.user_metrics import definitions_of
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
 
@@ -193,6 +195,8 @@ def _frozen(
     plan = drop_oversized(plan, request.settings, request.console, machine, store)
     code = code_state()
     metrics = {"metrics": dict(request.metrics)} if request.metrics else {}
+    foreign = definitions_of(store.foreign_commands()).values()
+    require_trust(store.root, (f"metric function {node.get('function')}" for node in foreign))
     command = request.command or command_line()
     freeze(store, plan, request.settings, code, command=command, **metrics)
     return PreparedSweep(store=store, plan=plan, code=code)

@@ -1,5 +1,6 @@
 """Writing a sweep folder: every cell with its configuration and code, frozen before anything runs."""
 
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -63,6 +64,8 @@ def code_folder(store: Store, *, snapshot: bool) -> Path:
     if not snapshot:
         return PACKAGE_FOLDER.parent
     copy = store.root.absolute() / "code" / package_hash()
+    if store.foreign_commands():  # others may have put something else there
+        copy = copy.with_name(f"{copy.name}-{secrets.token_hex(8)}")
     if not copy.exists():
         draft = copy.with_name(f".{copy.name}.draft")
         remove(draft)

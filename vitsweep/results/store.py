@@ -30,6 +30,7 @@ from vitsweep.files import (
     write_if_changed,
     write_once,
 )
+from vitsweep.results.provenance import MARK, is_own, is_own_text, marked, marked_text
 from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, parsed_json
 from vitsweep.results.record_index import MIN_NEW_RECORDS, RecordIndex, Version
 
@@ -139,17 +140,50 @@ class Store:
         return False
 
     def freeze(self, cell_id: str, document: dict[str, Any]) -> None:
-        """Write what the worker will read; a cell that is already frozen stays as it was."""
-        path = self.cell(cell_id) / "cell.yaml"
-        if not path.exists():
+        """Write what the worker will read; a cell that this user has frozen already stays as it was.
+
+        A damaged one, or one of another user that says something else, is written anew: the command
+        knows its cells, and runs nothing that a folder says instead.
+        """
+        if not self._is_frozen(cell_id, document["cell"]):
             text = yaml.dump(document, Dumper=_Dumper, sort_keys=False)
-            write_atomically(path, text, durable=False)
+            write_atomically(self.cell(cell_id) / "cell.yaml", marked_text(text), durable=False)
+
+    def _is_frozen(self, cell_id: str, parts: Mapping[str, Any]) -> bool:
+        try:
+            if self.is_own_cell(cell_id):
+                return True
+            kept, own = (
+                yaml.dump(tree, Dumper=_Dumper) for tree in (self.frozen(cell_id)["cell"], parts)
+            )
+        except (OSError, VitsweepError):
+            return False
+        return bool(kept == own)
+
+    def is_own_cell(self, cell_id: str) -> bool:
+        """Whether this user has frozen a cell, and nobody has changed it since."""
+        return is_own_text(read_text(self.cell(cell_id) / "cell.yaml"))
 
     def frozen(self, cell_id: str) -> dict[str, Any]:
-        """Return what was frozen for a cell."""
-        text = read_text(self.cell(cell_id) / "cell.yaml")
-        document: dict[str, Any] = yaml.load(text, Loader=_Loader)  # a safe one
-        return document
+        """Return what was frozen for a cell.
+
+        Raises:
+            VitsweepError: the file is missing or damaged.
+        """
+        path = self.cell(cell_id) / "cell.yaml"
+        try:
+            document = yaml.load(read_text(path), Loader=_Loader)  # a safe one
+            if not isinstance(document["cell"], dict) or not isinstance(
+                document["overrides"], list
+            ):
+                raise TypeError("a section is missing")
+        except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, RecursionError) as error:
+            raise VitsweepError(
+                f"`{path}` is missing or damaged ({type(error).__name__}): the command that made the cell "
+                "writes it anew, typed once more."
+            ) from error
+        document.pop(MARK, None)
+        return dict(document)
 
     def keep(self, folder: str, text: str, suffix: str) -> str:
         """Write a text that many cells share, once; return its path in the sweep folder."""
@@ -317,7 +351,7 @@ class Store:
 
     def append_command(self, entry: dict[str, Any]) -> None:
         """Add a command to `commands.jsonl`."""
-        append_line(self.root / "commands.jsonl", entry)
+        append_line(self.root / "commands.jsonl", marked(entry))
 
     def commands(self) -> list[dict[str, Any]]:
         """Return all commands, oldest first; a half-written last line is left out.
@@ -329,6 +363,10 @@ class Store:
         if self._commands is None or self._commands[0] != size:
             self._commands = (size, read_lines(path))
         return list(self._commands[1])
+
+    def foreign_commands(self) -> list[dict[str, Any]]:
+        """Return the commands that this user has not typed, or that somebody has changed since."""
+        return [command for command in self.commands() if not is_own(command)]
 
     def baselines(self) -> dict[str, str | None]:
         """Return cell -> baseline cell (None where there is none), the latest command winning."""

@@ -5,7 +5,7 @@ table, chart and report that reads the sweep knows unit and label.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -137,7 +137,7 @@ def with_user_metrics(record: RunRecord, store: Store) -> RunRecord:
         KeyboardInterrupt: the user stopped it.
     """
     metrics, reasons = dict(record.metrics), {}
-    for metric in user_metrics(definitions_of(store)):
+    for metric in user_metrics(definitions_of(store.commands())):
         column = metric.metric.column
         try:
             metrics[column] = metric.compute(record)
@@ -154,18 +154,20 @@ def with_user_metrics(record: RunRecord, store: Store) -> RunRecord:
     return replace(record, metrics=metrics, environment=record.environment | reasons)
 
 
-def definitions_of(store: Store) -> dict[str, Mapping[str, Any]]:
-    """Return the definitions of all commands of a sweep; of one column the latest counts."""
+def definitions_of(commands: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the definitions of some commands of a sweep; of one column the latest counts."""
+    sections = [found for c in commands if isinstance(found := c.get("metrics"), Mapping)]
     return {
         column: node
-        for command in store.commands()
-        for column, node in (command.get("metrics") or {}).items()
+        for section in sections
+        for column, node in section.items()
+        if isinstance(node, Mapping)
     }
 
 
 def attributes_of(store: Store) -> dict[str, Any]:
     """Return the attributes of tables of a sweep: the definitions that `metrics.own_metrics` reads."""
-    own = [metric.metric for metric in user_metrics(definitions_of(store))]
+    own = [metric.metric for metric in user_metrics(definitions_of(store.commands()))]
     return (
         {"metrics": {m.column: [m.unit, m.label, m.better, m.definition] for m in own}}
         if own

@@ -149,7 +149,10 @@ def _known(store: Store, cell_id: str) -> dict[str, Any]:
     row = store.kept_row(cell_id)
     if "model" in row or not (store.cell(cell_id) / "cell.yaml").exists():
         return row
-    parts = store.frozen(cell_id)["cell"]
+    try:
+        parts = store.frozen(cell_id)["cell"]
+    except VitsweepError:  # it is damaged: the same command writes it anew
+        return row
     choices = {k: v["name"] for k, v in parts.items() if isinstance(v, dict) and "name" in v}
     values = {k: v for k, v in parts.items() if not isinstance(v, dict)}
     numbers = {k: column_number(str(v)) for k, v in values.items() if type(v) is int}

@@ -220,13 +220,13 @@ def refusal(trainer: Trainer, folder: Path) -> str:
 
     Each rank reads its part of the files for their checksums: the answers of all ranks count.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from vitsweep.training.checkpoint_reader import CheckpointReader
 
     world = trainer.world
     if reason := damage(folder) or altered_file(folder, world.rank, world.size):
         return f"`{folder}` is damaged: {reason}."
     try:
-        saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+        saved = CheckpointReader(folder).read_metadata().state_dict_metadata
     except Exception as error:  # unpickling a damaged file raises anything
         return f"`{folder}` is damaged: its metadata cannot be read ({type(error).__name__})."
     return _other_model(trainer, saved, folder)
@@ -435,12 +435,13 @@ def load(trainer: Trainer, folder: Path) -> Position:
             optimizer state that cannot be dealt out anew; no weights are changed then.
         CheckpointException: a tensor cannot be read; some may have been loaded.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+
+    from vitsweep.training.checkpoint_reader import CheckpointReader
 
     if reason := first_of_all_ranks(refusal(trainer, folder)):
         raise VitsweepError(reason)
-    info, reader = read_info(folder), FileSystemReader(folder)
+    info, reader = read_info(folder), CheckpointReader(folder)
     saved = reader.read_metadata().state_dict_metadata
     if any(OPTIMIZER in name for name in saved):
         allocate_state(trainer.optimizer)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vitsweep.errors import DISK_FULL_ERRNOS
 from vitsweep.execution.attempts import record_left
 from vitsweep.execution.outcome import RunFailure
-from vitsweep.execution.run_request import Run, read_cell, request_for
+from vitsweep.execution.run_request import Run, read_cell_safely, request_for
 from vitsweep.files import append_line
 from vitsweep.launchers.slurm.commands import release
 from vitsweep.launchers.slurm.state.jobs import (
@@ -109,7 +109,9 @@ def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> Non
         environment["code_hash"] = of_command["code_hash"]
     attempt = state.events.num_attempts(run)
     request = request_for(store, run, attempt, environment=environment)
-    record_left(request, read_cell(store, run.cell_id, of_command.get("measurement")), failure)
+    record_left(
+        request, read_cell_safely(store, run.cell_id, of_command.get("measurement")), failure
+    )
 
 
 def _note(store: Store, run: Run, failure: RunFailure) -> None:

@@ -1,0 +1,130 @@
+"""Which parts of a sweep folder this user wrote; what others wrote executes nothing unless they say so.
+
+Commands and frozen cells carry a mark: an HMAC with a key that lies in the user's cache folder. A folder
+that a colleague shared or sent has other marks or none, and is data: what it would execute is listed,
+and done only with `--trust`.
+"""
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vitsweep.errors import VitsweepError
+from vitsweep.files import cache_folder, write_once
+
+MARK = "mark"
+"""Key of an entry that holds its mark."""
+CODE_KEY = re.compile(r"(^|\.)(_\w+_|target|function|setup|python|additional_parameters|\w*_args)$")
+"""Names of settings that name code, or that end up in a shell."""
+
+_trusted = False
+
+
+def trust_folders() -> None:
+    """Let this process do what folders of others name: the user has typed `--trust`."""
+    global _trusted
+    _trusted = True
+
+
+def marked(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry with the mark of this user; without one where no key can be kept."""
+    mark = _mark(_content(entry))
+    return {**entry, MARK: mark} if mark else dict(entry)
+
+
+def is_own(entry: Mapping[str, Any]) -> bool:
+    """Whether this user wrote an entry, and nobody has changed it since."""
+    return _is_mark(entry.get(MARK), _content(entry))
+
+
+def _content(entry: Mapping[str, Any]) -> str:
+    content = {name: value for name, value in entry.items() if name != MARK}
+    return json.dumps(content, sort_keys=True, default=str)
+
+
+def marked_text(text: str) -> str:
+    """Return a YAML mapping whose last entry is the mark of this user, where a key can be kept."""
+    mark = _mark(text)
+    return f"{text}{MARK}: '{mark}'\n" if mark else text
+
+
+def is_own_text(text: str) -> bool:
+    """Whether this user wrote such a text, and nobody has changed it since."""
+    content, _, mark = text.rpartition(f"{MARK}: ")
+    return _is_mark(mark.strip("'\n"), content)
+
+
+def _mark(content: str) -> str:
+    key = _key(cache_folder() / "mark.key")
+    return hmac.digest(key, content.encode(), hashlib.sha256).hex()[:32] if key else ""
+
+
+def _is_mark(mark: object, content: str) -> bool:
+    own = _mark(content)
+    return bool(own) and hmac.compare_digest(str(mark).encode(), own.encode())
+
+
+@cache
+def _key(path: Path) -> bytes:
+    with suppress(OSError):
+        if not path.exists():
+            write_once(path, secrets.token_hex(32))
+            path.chmod(0o600)
+        return path.read_bytes()
+    return b""
+
+
+def code_in_overrides(words: Iterable[str]) -> list[str]:
+    """Return the words of a command line that name code, a shell's text, a folder or a variable."""
+    return [word for word in words if _is_code(word)]
+
+
+def _is_code(word: str) -> bool:
+    key, _, value = word.lstrip("+~").partition("=")
+    group = re.split(r"[./@]", key)[0]
+    is_launcher = re.fullmatch(r"hydra/launcher|hydra\.launcher\.\w+", key) is not None
+    return (
+        key.startswith("-")
+        or group == "metric"
+        or (group == "hydra" and not is_launcher)
+        or CODE_KEY.search(key) is not None
+        or "${" in value
+        or re.search(r"_target_|target:|function:|setup:", value) is not None
+    )
+
+
+def code_in_tree(tree: Any, path: str = "") -> Iterator[str]:
+    """Yield `key=value` of what in a frozen cell names code that is not vitsweep's."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from code_in_tree(value, f"{path}.{key}" if path else str(key))
+    elif tree and CODE_KEY.search(path):
+        if not (path.endswith("._target_") and str(tree).startswith("vitsweep.")):
+            yield f"{path}={tree}"
+
+
+def require_trust(where: object, named: Iterable[str]) -> None:
+    """Stop where a folder that this user did not write would execute something.
+
+    Args:
+        where: the folder.
+        named: what in it names code.
+
+    Raises:
+        VitsweepError: there is such a thing, and the user has not typed `--trust`.
+    """
+    found = [re.sub(r"[^ -~]", "?", text)[:200] for text in dict.fromkeys(named)]
+    if found and not _trusted:
+        lines = "\n".join(f"  - {text}" for text in found[:20])
+        raise VitsweepError(
+            f"`{where}` was written by somebody else (or before this user's key was lost), and names "
+            f"what this command would execute:\n{lines}\nRead it, and type the same command with "
+            "`--trust` if you want that."
+        )
