@@ -32,6 +32,11 @@ HUGE = 10**30
 REFUSED_BEFORE_HYDRA = [
     ("", "plna", "Did you mean `python -m vitsweep plan`?"),
     ("", "precision", "`precision` is neither an override"),
+    ("", "help", "`help` is no verb: `python -m vitsweep --help`"),
+    ("", "--verison", "Did you mean `--version`?"),
+    ("", "++sweep=first", "a named sweep is `+sweep=first`"),
+    ("", "optimizer.lr", "Did you mean `optimizer.learning_rate=...`?"),
+    ("", "optimizer.lr=0.1", "Did you mean `optimizer.learning_rate=0.1`?"),
     ("", "-m precision=O1, O2", "no space after a comma"),
     ("", "precision=O1,O2", "add `-m`"),
     ("", "sweep.name=a,b", "add `-m`"),

@@ -59,7 +59,8 @@ class SweepStopped(KeyboardInterrupt):
 
 
 def did_you_mean(word: str, valid: Iterable[str], as_typed: Callable[[str], str]) -> str:
-    """Return ` Did you mean ...?`, or nothing where no name is close."""
+    """Return ` Did you mean ...?`, or nothing where no name is close; `lr` is close to `learning_rate`."""
     lower = {name.lower(): name for name in valid}
-    close = get_close_matches(word.lower(), lower, n=1)
+    initials = [x for x in lower if "".join(part[:1] for part in x.split("_")) == word.lower()]
+    close = get_close_matches(word.lower(), lower, n=1) or initials
     return f" Did you mean `{as_typed(lower[close[0]])}`?" if close else ""

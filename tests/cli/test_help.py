@@ -1,18 +1,56 @@
-"""The menu shows what conf/ holds."""
+"""Help and `show` tell what conf/ holds, within 80 columns."""
 
-from vitsweep.cli.help import menu
-from vitsweep.spec.menu import choices, comment, conf_dir
+import pytest
+
+from vitsweep.cli import show
+from vitsweep.cli.help import menu, shown_group, usage
+from vitsweep.errors import BadValueError
+from vitsweep.spec.menu import choices, comment, conf_dir, groups
 
 
-def test_every_choice_of_every_group_is_shown_with_a_comment() -> None:
-    lines = menu().splitlines()
-    for path in conf_dir().rglob("*/*.yaml"):
-        said = comment(str(path.parent.relative_to(conf_dir())), path.stem)
-        assert said, f"{path} begins without a comment"
-        assert "@" not in said
-        shown = said if len(said) <= 100 else said[:70]
-        [line] = [x for x in lines if path.stem in x.split()[:2] and shown in x]
-        assert len(line) <= 130
+def test_help_fits_80_columns() -> None:
+    assert max(map(len, f"{usage()}\n{menu()}".splitlines())) <= 80
+
+
+def test_every_group_has_its_default_and_the_number_of_its_choices() -> None:
+    lines = [line.split() for line in menu().splitlines()]
+    for name, group in ((n, g) for n, g in groups().items() if choices(n)):
+        assert [f"{name}={group.plain}", str(len(choices(name)))] in [line[:2] for line in lines]
+
+
+def test_show_tells_all_that_the_files_say_the_plain_choice_marked() -> None:
+    for group in ("precision", "optimizer", "sweep"):
+        text = shown_group(group)
+        said = " ".join(text.split())
+        for name in choices(group):
+            assert (words := comment(group, name)), (
+                f"{conf_dir()}/{group}/{name} begins without a comment"
+            )
+            assert "@" not in words
+            assert f"{name} {' '.join(words.split())}" in said
+        assert max(map(len, text.splitlines())) <= 80
+    assert "* fp32" in shown_group("precision")
+
+
+def test_show_of_a_choice_has_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show.run(["precision=O2", "sweep=first"]) == 0
+    printed = capsys.readouterr().out
+    assert "master_weights: true" in printed
+    assert "+sweep=first" in printed
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("precison", "Did you mean `python -m vitsweep show precision`?"),
+        ("precision=fp31", "Did you mean `precision=fp32`?"),
+        ("../x", "there is no group"),
+    ],
+)
+def test_what_there_is_not_is_refused(typed: str, told: str) -> None:
+    with pytest.raises(BadValueError) as error:
+        show.run([typed])
+    assert told in str(error.value)
 
 
 def test_the_plain_choice_comes_first_then_the_numbered_ones_then_the_others_by_name() -> None:
@@ -20,9 +58,3 @@ def test_the_plain_choice_comes_first_then_the_numbered_ones_then_the_others_by_
     assert choices("precision")[-1] == "O0"
     assert choices("recipe") == ("none", *sorted({*choices("recipe")} - {"none"}))
     assert choices("of_a_plugin") == ()
-
-
-def test_defaults_are_marked() -> None:
-    assert "   * fp32" in menu()
-    assert "   * digits" in menu()
-    assert "     O1" in menu()

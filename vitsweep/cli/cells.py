@@ -1,5 +1,6 @@
 """What is typed without a verb: overrides, whose cells are measured and shown."""
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.overrides import parse_overrides
 from vitsweep.console import open_console
 from vitsweep.errors import ExitCode, VitsweepError, did_you_mean
+from vitsweep.spec.menu import conf_dir, groups, plain_choice, text_of
 
 MULTIRUN = ("-m", "--multirun")
 CONFIG_FLAGS = {
@@ -19,6 +21,19 @@ CONFIG_FLAGS = {
     "--config-name": "config_name",
     "-cn": "config_name",
 }
+HYDRA_FLAGS = (
+    "--version", "--multirun", "--run", "--cfg", "--info", "--resolve", "--package", "--hydra-help",
+    "--shell-completion", "--config-dir", "--config-name", "--config-path", "--experimental-rerun",
+)  # fmt: skip
+"""Long options that Hydra knows."""
+HELP = {
+    "help": "--help",
+    "version": "--version",
+    "list": "show",
+    "menu": "show",
+    "ls": "status --all",
+}
+"""Words of other programs -> what vitsweep has for them."""
 
 
 @dataclass
@@ -70,6 +85,11 @@ def read_line(arguments: Sequence[str]) -> Line:
             line.sweeps = True
         elif flag in CONFIG_FLAGS:
             setattr(line, CONFIG_FLAGS[flag], value if equals else next(words, ""))
+        elif word.startswith("--") and flag not in HYDRA_FLAGS:
+            raise VitsweepError(
+                f"`{word}` is no option of vitsweep."
+                + did_you_mean(flag, ["--help", *HYDRA_FLAGS], lambda name: name)
+            )
         elif word.startswith("-") or (flag == "hydra/sweeper" and value != "vitsweep"):
             line.of_hydra = word
         elif is_override(word):
@@ -155,11 +175,30 @@ def _refuse_words(arguments: Sequence[str]) -> None:
         if word in VERBS:
             rest = " ".join(a for a in arguments if a != word)
             raise VitsweepError(f"The verb comes first: `python -m vitsweep {word} {rest}`.")
+        if hint := _hint(word):
+            raise VitsweepError(f"`{word}` {hint}")
         known = ", ".join(f"`{verb}`" for verb in VERBS)
         raise VitsweepError(
             f"`{word}` is neither an override (`key=value`) nor a verb; the verbs are {known} and "
             "come first." + did_you_mean(word, VERBS, lambda verb: f"python -m vitsweep {verb}")
         )
+
+
+def _hint(word: str) -> str:
+    """Say what was probably meant with a word that is no override, or nothing."""
+    if word in HELP:
+        return f"is no verb: `python -m vitsweep {HELP[word]}`."
+    group, dot, key = word.lstrip("+").partition(".")
+    if group not in groups():
+        return ""
+    if not dot:
+        return (
+            f"is neither an override nor a verb but a group: choose one as `{word}=...`; "
+            f"`python -m vitsweep show {group}` lists them."
+        )
+    keys = re.findall(r"^(\w+):", text_of(conf_dir() / group / f"{plain_choice(group)}.yaml"), re.M)
+    hint = did_you_mean(key, keys, lambda name: f"{group}.{name}=...")
+    return f"has no value: `{word}=...`.{hint if key not in keys else ''}"
 
 
 def _refuse_sweeps(overrides: Sequence[Any], arguments: Sequence[str]) -> None:

@@ -1,9 +1,9 @@
-"""What `--help` prints: the verbs, then every group and choice of conf/ with its first comment."""
+"""What `--help` prints: the verbs, and every group of conf/ with its default; and what `show` says."""
 
 import os
 import re
 from collections.abc import Iterator
-from textwrap import shorten
+from textwrap import TextWrapper
 
 from vitsweep.cli.verbs import VERBS, Verb
 from vitsweep.composition import hydra
@@ -11,63 +11,99 @@ from vitsweep.results.store import sweep_names
 from vitsweep.spec.menu import choices, comment, conf_dir, groups
 
 COMMAND = "python -m vitsweep"
-SUMMARY_COLUMN = 61
-"""Where the summaries of commands begin; a longer command has its summary on the next line."""
+WIDTH = 80
+SWEEPS = "sweep"
+"""Folder of the named sweeps, which are no choices of a cell."""
 
 
 def usage() -> str:
     """Return how vitsweep is called: cells, sweeps, and the verbs."""
-    examples = (
-        ("precision=O2 sharding=fsdp", "one cell and its baseline, here"),
-        ("-m precision=O1,O2 sharding=ddp,fsdp", "a sweep of four cells, and their baseline"),
-    )
-    verbs = ((f"{verb.name} {verb.usage}".rstrip(), verb.summary) for verb in VERBS.values())
+    examples = {
+        f"{COMMAND} precision=O2 sharding=fsdp": "one cell and its baseline, here",
+        f"{COMMAND} -m precision=O1,O2 sharding=ddp,fsdp": "a sweep of four cells, and their baseline",
+        'eval "$(vitsweep -sc install=bash)"': "complete by the Tab key; zsh, fish: docs/commands.md",
+    }
+    verbs = {f"{COMMAND} {verb.name}": verb.summary for verb in VERBS.values()}
     return "\n".join(
         [
             "vitsweep: sweep the techniques that make Vision-Transformer training fast.",
             "",
-            *(_usage_line(f"{COMMAND} {words}", text) for words, text in (*examples, *verbs)),
-            _usage_line(
-                'eval "$(vitsweep -sc install=bash)"',
-                "complete by the Tab key; zsh, fish: docs/commands.md",
+            *(
+                line
+                for command, text in examples.items()
+                for line in (f"  {command}", f"      {text}")
             ),
             "",
-            "SWEEP is a name under results/ or a folder; `sweep.name=NAME` chooses it when cells run.",
-            "Keys are set as group.key=value, swept as group.key=a,b or group.key=range(1,4).",
+            "Verbs; `VERB --help` lists the options of one:",
+            *_in_two_columns(verbs, 30),
+            "",
+            *_wrapped(
+                "SWEEP is a name under results/ or a folder; `sweep.name=NAME` chooses it when cells run. "
+                "Keys are set as group.key=value, swept as group.key=a,b or group.key=range(1,4)."
+            ),
         ]
     )
 
 
-def _usage_line(command: str, text: str) -> str:
-    gap = SUMMARY_COLUMN - len(command) - 2
-    return (
-        f"  {command}{' ' * gap}{text}" if gap > 0 else f"  {command}\n{' ' * SUMMARY_COLUMN}{text}"
-    )
-
-
 def menu() -> str:
-    """Return the menu as text, in the order of conf/config.yaml, defaults marked with `*`."""
-    return "\n".join(_lines())
+    """Return the groups in the order of conf/config.yaml, with default and number of choices."""
+    return "\n".join(_groups())
 
 
-def _lines() -> Iterator[str]:
+def _groups() -> Iterator[str]:
     heading = ""
+    yield f"\nGroups: default, number of choices; `{COMMAND} show GROUP` lists them."
     for name, group in groups().items():
         if group.heading != heading:
             heading = group.heading
             yield f"\n{heading}"
         if choices(name):
-            yield f"  {name + '=':<22} {group.caption}".rstrip()
-            yield from _choices(name, group.plain)
+            named = f"{name}={group.plain}".ljust(25) + f"{len(choices(name)):>4}"
+            yield from _in_two_columns({named: group.caption or "of Hydra"}, 30)
     yield "\nNamed sweeps: `+sweep=NAME`"
-    yield from _choices("sweep", "")
+    yield from _wrapped(", ".join(choices(SWEEPS)), "  ")
 
 
-def _choices(group: str, plain: str) -> Iterator[str]:
+def shown_group(group: str) -> str:
+    """Return the choices of a group with all that their files say, the default marked with `*`."""
+    known = groups().get(group)
+    caption = known.caption if known else "named sweeps: `+sweep=NAME`"
+    lines = [f"{group}: {caption}", ""]
     for name in choices(group):
-        mark = "*" if name == plain else " "
-        said = shorten(comment(group, name), 100, placeholder=" ...")
-        yield f"   {mark} {name:<19} {said}".rstrip()
+        lines += [f"{'*' if known and name == known.plain else ' '} {name}"]
+        lines += _wrapped(comment(group, name), "      ")
+    typed = f"{'+' if group == SWEEPS else ''}{group}=..."
+    last = f"One is chosen as `{typed}`; `{COMMAND} show {group}=...` shows its keys."
+    return "\n".join([*lines, "", *_wrapped(last)])
+
+
+def shown_choice(group: str, choice: str) -> str:
+    """Return the file of a choice: what it is, and its keys with their values."""
+    text = (conf_dir() / group / f"{choice}.yaml").read_text(encoding="utf-8")
+    keys = [x for x in text.splitlines() if not x.startswith(("#", "_target_"))]
+    plus = "+" if group == SWEEPS else ""
+    return "\n".join(
+        [f"{plus}{group}={choice}", *_wrapped(comment(group, choice), "  "), "", *keys]
+    )
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return TextWrapper(
+        WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    ).wrap(text)
+
+
+def _in_two_columns(rows: dict[str, str], width: int) -> Iterator[str]:
+    """Yield name and text side by side; a name that is too long has its text on the next line."""
+    for name, text in rows.items():
+        lines = _wrapped(text, " " * (width + 2))
+        first = f"  {name:<{width}}"
+        if len(name) < width:
+            yield first + lines[0].lstrip()
+            yield from lines[1:]
+        else:
+            yield first.rstrip()
+            yield from lines
 
 
 # What may follow in a half-typed command line, for the Tab key.

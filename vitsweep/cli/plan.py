@@ -16,7 +16,7 @@ def parser() -> Options:
         "overrides",
         nargs="*",
         metavar="override",
-        help="as for the sweep: `python -m vitsweep --help` lists the choices",
+        help="as for the sweep: `python -m vitsweep show GROUP` lists the choices",
     )
     return options
 

@@ -10,7 +10,8 @@ from vitsweep.api.session import Session
 from vitsweep.console import periodic_status, print_lines
 from vitsweep.errors import ExitCode
 from vitsweep.launchers.base import LaunchResult
-from vitsweep.planning.freeze import store_of
+from vitsweep.planning.freeze import command_line, store_of
+from vitsweep.report.answer import answers, next_command
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
@@ -21,7 +22,7 @@ from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.race import has_begun, race_answer, race_lines, race_table, race_text
 from vitsweep.tables.render import BEST, CellTable, as_table
-from vitsweep.tables.replicates import replicate_key, replicates
+from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
 from vitsweep.tables.sweep_tables import SweepTables
 
 # What a race shows at its end: answer, table, effects of the techniques, cost, diagnostics.
@@ -69,13 +70,17 @@ def summarize(
         show_race(tables, console)
     else:
         key = replicate_key(store.commands())
-        console.print(CellTable(replicates(mine, key) if key else mine, sweep_argument(store)))
+        table = replicates(mine, key) if key else mine
+        print_lines(console, [replicates_answer(table)] if key else answers(mine))
+        console.print(CellTable(table, sweep_argument(store)))
     print_lines(console, empty_metrics(tables.runs))
     if with_report and (mine["status"] == Status.measured).any():
         said = iter(["Drawing the charts of the report."])  # once
         with periodic_status(console, lambda: next(said, "")):
             page = write_report(tables)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+    if not result.is_race:
+        print_lines(console, filter(None, [next_command(mine, command_line())]))
     if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
         console.print(message, highlight=False)
     rows = rows_of(mine, result.plan)

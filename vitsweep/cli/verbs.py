@@ -60,6 +60,8 @@ _ALL = (
          "compare with a kept baseline; exit code 1 if a cell became worse"),
     Verb("check", "FOLDER", "test the choices of a configuration folder of your own, proofs included",
          names_a_sweep=False),
+    Verb("show", "[GROUP | GROUP=CHOICE ...]", "say what the choices of a group are, and what one sets",
+         names_a_sweep=False),
     Verb("doctor", "[--calibrate]", "say what this machine can do, what is missing, and how to get it",
          names_a_sweep=False),
 )  # fmt: skip

@@ -149,10 +149,11 @@ def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
     has_stock = any(o.startswith(STOCK_LAUNCHERS) for o in overrides)
     for override in overrides:
         key, _, name = override.lstrip("+").partition("=")
-        if key == "sweep" and not (override.startswith("+") and name.isidentifier()):
+        if key == "sweep" and not (re.match(r"\+[^+]", override) and name.isidentifier()):
+            known = name if name in choices("sweep") else "NAME"
             raise BadValueError(
-                f"`{override}`: `sweep` is a section of settings; a named sweep is `+sweep=NAME`, "
-                "and `python -m vitsweep --help` lists them."
+                f"`{override}`: `sweep` is a section of settings; a named sweep is `+sweep={known}`, "
+                "and `python -m vitsweep show sweep` lists them."
             )
         if key == "sweep" and has_own_conf and name not in (names := choices("sweep")):
             raise unknown_choice("+sweep", name, names)

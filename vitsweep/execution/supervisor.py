@@ -1,6 +1,7 @@
 """The supervisor of a run: starts its ranks, watches how they end, and publishes the record."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,15 @@ class RunEnding(Exception):
 
     Attributes:
         seconds_to_save: time for a training to save a checkpoint; 0 to save none.
+        is_forced: tells while it saves whether the user no longer waits for it.
         saved_step: optimizer steps in the checkpoint, set by the supervisor; None if there is none.
     """
 
-    def __init__(self, reason: str, seconds_to_save: float) -> None:
+    def __init__(
+        self, reason: str, seconds_to_save: float, is_forced: Callable[[], bool] = lambda: False
+    ) -> None:
         super().__init__(reason)
-        self.seconds_to_save = seconds_to_save
+        self.seconds_to_save, self.is_forced = seconds_to_save, is_forced
         self.saved_step: int | None = None
 
 
@@ -85,7 +89,7 @@ def supervise(
         in_time = wait_for_ranks(ranks, cell.measurement.timeout_min * 60, GRACE_SECONDS, on_wait)
     except RunEnding as ending:
         if cell.task.epochs and ending.seconds_to_save > 0:
-            saved_step = ending.saved_step = _interrupt(ranks, request, ending.seconds_to_save)
+            saved_step = ending.saved_step = _interrupt(ranks, request, ending)
         ranks.kill()  # the reports of ranks that have ended meanwhile are read too
         if all(end.exit_code == 0 for end in ranks.ends()):
             publish(request, cell, None)
@@ -121,14 +125,20 @@ def _completed(request: RunRequest, cell: CellSpec) -> RunRequest:
     )
 
 
-def _interrupt(ranks: Ranks, request: RunRequest, seconds: float) -> int | None:
+def _interrupt(ranks: Ranks, request: RunRequest, ending: RunEnding) -> int | None:
     """Let a training save a checkpoint; return its optimizer steps, or None if it has saved none.
 
     The info file alone decides. A rank may still fail while it leaves: gloo's last barrier breaks
     now and then where the other ranks have exited.
     """
+
+    def leave_if_forced() -> None:
+        if ending.is_forced():
+            raise ending
+
     ranks.interrupt()
-    wait_for_ranks(ranks, seconds, GRACE_SECONDS)
+    with suppress(RunEnding):
+        wait_for_ranks(ranks, ending.seconds_to_save, GRACE_SECONDS, leave_if_forced)
     whole = whole_checkpoints(request.folder / CHECKPOINT_FOLDER)
     if not whole:
         return None

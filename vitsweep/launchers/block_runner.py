@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -52,6 +52,7 @@ class BlockRunner:
     skipped: set[str] = field(default_factory=set)
     interrupted: dict[tuple[str, str], Attempt] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
+    _forced: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         facts = {
@@ -124,11 +125,21 @@ class BlockRunner:
             try:
                 for job in jobs:
                     job.result()
-            except BaseException:  # Ctrl-C, or a full disk
+            except BaseException as error:  # Ctrl-C, or a full disk
                 self._stopped.set()
                 for job in jobs:
                     job.cancel()
+                if isinstance(error, KeyboardInterrupt):
+                    self._await_end(jobs, progress)
                 raise
+
+    def _await_end(self, jobs: Sequence[Future[None]], progress: Progress) -> None:
+        """Let what runs end, a training saved; a second Ctrl-C ends it at once."""
+        progress.console.print("Stopping; Ctrl-C again to force.", highlight=False)
+        try:
+            wait(jobs)
+        except KeyboardInterrupt:
+            self._forced.set()
 
     def _run_one(self, block: Block, position: int, entry: PlannedCell, progress: Progress) -> None:
         if entry.cell_id in self.skipped:
@@ -164,7 +175,7 @@ class BlockRunner:
 
     def _stop_if_interrupted(self) -> None:
         if self._stopped.is_set():
-            raise RunEnding("The command was interrupted.", SECONDS_TO_SAVE)
+            raise RunEnding("The command was interrupted.", SECONDS_TO_SAVE, self._forced.is_set)
 
 
 @contextmanager

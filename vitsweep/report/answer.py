@@ -1,22 +1,42 @@
-"""The result of a sweep in one sentence per baseline."""
+"""The result of a sweep in one sentence per baseline, and what to type next."""
+
+from math import ceil, log, nan
 
 from pandas import DataFrame, Series
 
 from vitsweep.charts.caption import values
 from vitsweep.results.record import Status
+from vitsweep.spec.cell_spec import GROUPS
+from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables import formatting
 from vitsweep.tables.names import MANY, cell_names, named, varying, with_changes
 from vitsweep.tables.reasons import counts
 from vitsweep.tables.speedup import one_look
-from vitsweep.tables.stats import Claim
+from vitsweep.tables.stats import Claim, any_look_half_width, half_width
 from vitsweep.tables.valid_runs import SEPARATOR, checked_cells, row_keys
 
 UNKNOWN = Series({"images_per_second": float("nan")})
 """A baseline that the table does not have."""
 COMPARED = (
     "sweep", "device", "images_per_second", "speedup", "speedup_low", "speedup_high", "claim",
-    "num_pairs", "baseline_cell_id", "speedup_note",
+    "num_pairs", "baseline_cell_id", "speedup_note", "any_look",
 )  # fmt: skip
+NOISY = 0.1
+"""Noise of one block's ratio above which a sweep without a difference is called inconclusive."""
+LEAST_DIFFERENCE = 0.02
+"""Smaller differences are not worth the blocks that would show them."""
+MOST_BLOCKS = 60
+TRY = {
+    "cpu": (
+        "optimizer=adamw_foreach,adamw_fused", "sharding=ddp,zero1", "layout=batch_first,batch_second",
+        "attention=sdpa_auto,mha_module", "compilation=eager,compile_blocks",
+    ),
+    "cuda": (
+        "precision=O1,O2,bf16", "compilation=eager,compile_blocks", "optimizer=adamw_foreach,adamw_fused",
+        "attention=sdpa_flash,sdpa_cudnn", "sharding=ddp,fsdp,zero1",
+    ),
+}  # fmt: skip
+"""Choices to try where nothing has beaten the baseline, the likeliest first."""
 MOST = 8
 """The sentences are limited to this many baselines; the table shows all."""
 
@@ -117,11 +137,86 @@ def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where:
         Claim.too_few_blocks: f"{name} {_rank(best)}: {size} against {against}, {rates}; "
         "fewer than 3 blocks, so nothing is claimed.",
     }
-    noise = (
+    unshown = (
         f"No cell is shown to beat {against}. The nearest is {name}, {size}: no difference shown"
         f"{selected}."
     )
-    return sentences.get(best["claim"], noise)
+    noise = _noise(best)
+    if noise > NOISY and best["claim"] == Claim.no_difference_shown:
+        unshown = (
+            f"Inconclusive: the noise of this machine is {100 * noise:.0f} % (of one block's ratio). "
+            f"{unshown}"
+        )
+    return sentences.get(best["claim"], unshown)
+
+
+def _noise(best: Series) -> float:
+    """Return the standard deviation of the log ratio of one block; NaN without an interval."""
+    number = float(best["num_pairs"])
+    half = log(best["speedup_high"] / best["speedup"])
+    if not number or half != half:
+        return nan
+    is_any_look = best.get("any_look") is True
+    factor = (
+        any_look_half_width(1.0, number) if is_any_look else half_width(number**-0.5, number - 1)
+    )
+    return float(half / factor)
+
+
+def next_command(cells: DataFrame, typed: str) -> str:
+    """Return a sentence with the command that makes the answer surer, or finds a faster cell.
+
+    Args:
+        cells: of one command, one row each.
+        typed: that command.
+
+    Returns:
+        Empty where the fastest cell is known, and faster than its baseline.
+    """
+    measured = checked_cells(cells, *COMPARED)
+    measured = measured[(measured["status"] == Status.measured) & measured["speedup"].notna()]
+    compared = measured[~measured["claim"].isin([Claim.baseline, Claim.one_look])]
+    best = compared.nlargest(1, "speedup")
+    if len(best) and best["claim"].iloc[0] in (Claim.faster, Claim.probably_faster):
+        return _surer(best.iloc[0], typed) if best["claim"].iloc[0] != Claim.faster else ""
+    unsure = compared[compared["claim"].isin([Claim.no_difference_shown, Claim.too_few_blocks])]
+    if len(unsure):
+        return _surer(unsure.nlargest(1, "speedup").iloc[0], typed)
+    return (
+        f"Nothing beat the baseline. Try next: `{_untried(measured)}`." if len(measured) > 1 else ""
+    )
+
+
+def _surer(best: Series, typed: str) -> str:
+    """Return the command that gives the cell more blocks: as many as show its present difference."""
+    if best.get("any_look") is True:
+        return f"To be surer, the same command goes on: `{typed}`."
+    difference, done, noise = abs(log(best["speedup"])), int(best["num_pairs"]), _noise(best)
+    wanted = 2 * done
+    if noise == noise:
+        wanted = ceil((2 * noise / max(difference, LEAST_DIFFERENCE)) ** 2) + 2
+    if wanted > MOST_BLOCKS:
+        return (
+            f"To be surer, close other programs and repeat it; at this noise {wanted} blocks would show "
+            f"what {MOST_BLOCKS} do not."
+        )
+    words = [w for w in typed.split() if not w.startswith("measurement.blocks=")]
+    return f"To be surer: `{' '.join(words)} measurement.blocks={max(wanted, done + 3)}`."
+
+
+def _untried(cells: DataFrame) -> str:
+    """Return a sweep over the first group of `TRY` that the cells do not vary."""
+    device = "cuda" if (cells.get("device_type", Series(dtype=object)) == "cuda").any() else "cpu"
+    tried = {group for group in GROUPS if group in cells and cells[group].nunique() > 1}
+    for text in TRY[device]:
+        if text.partition("=")[0] not in tried:
+            models = [str(name) for name in cells.get("model", Series(dtype=object)).unique()]
+            named = (
+                [f"model={models[0]}"] if len(models) == 1 and models[0] in choices("model") else []
+            )
+            kept = [word for word in named if word != f"model={plain_choice('model')}"]
+            return " ".join(["python -m vitsweep -m", text, *kept])
+    return "python -m vitsweep -m +sweep=one_at_a_time"
 
 
 def _selected(best: Series) -> str:

@@ -1,0 +1,56 @@
+"""Ctrl-C while runs go on."""
+
+import _thread
+import io
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.cells import LAPTOP, TINY, composer
+from vitsweep.execution.supervisor import RunEnding
+from vitsweep.launchers.block_runner import BlockRunner
+from vitsweep.launchers.progress import Progress
+from vitsweep.planning.blocks import Block
+from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.results.store import Store
+
+
+def test_it_is_acknowledged_at_once_and_a_second_one_ends_a_training_that_saves_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = plan_cell(composer().compose(TINY), LAPTOP)
+    runner, out = BlockRunner(Store(tmp_path).create(), {}), io.StringIO()
+    started, saving = threading.Event(), threading.Event()
+
+    def attempt(request: Any, spec: Any) -> None:
+        started.set()
+        for _ in range(6000):
+            try:
+                runner._stop_if_interrupted()
+            except RunEnding as ending:
+                saving.set()
+                if ending.is_forced():
+                    raise
+            time.sleep(0.01)
+
+    monkeypatch.setattr(runner, "_runner", SimpleNamespace(attempt=attempt))
+    monkeypatch.setattr(runner, "_request", lambda *_: None)
+    monkeypatch.setattr(runner, "_warm_up", lambda *_: None)
+
+    def press() -> None:
+        started.wait()
+        _thread.interrupt_main()
+        saving.wait()
+        while "Stopping; Ctrl-C again to force." not in out.getvalue():
+            time.sleep(0.01)
+        _thread.interrupt_main()
+
+    threading.Thread(target=press, daemon=True).start()
+    progress = Progress(Console(file=out), {entry.cell_id: "plain"}, 1)
+    assert runner.run([Block("b", (entry,))], progress)
+    assert runner.records == []

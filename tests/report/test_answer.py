@@ -1,0 +1,53 @@
+"""The sentence at the end of a command, and what it says to type next."""
+
+import pytest
+from pandas import DataFrame
+
+from tests.builders import run, table
+from vitsweep.report.answer import answers, next_command
+from vitsweep.tables.cells import cells
+
+TYPED = "python -m vitsweep -m precision=O1"
+
+
+def measured(*ratios: float, **facts: object) -> DataFrame:
+    """A cell with O1 beside a baseline with fp32, in blocks with these ratios."""
+    records = [
+        run(cell, f"b{n}", 100 * speed, minute=n, environment=dict(facts), precision=name)  # type: ignore[arg-type]
+        for n, ratio in enumerate(ratios)
+        for cell, name, speed in (("base", "fp32", 1.0), ("cell", "O1", ratio))
+    ]
+    return cells(table(*records), {"base": "base", "cell": "base"})
+
+
+def test_noise_that_hides_everything_is_called_inconclusive() -> None:
+    noisy = measured(0.7, 1.5, 0.9, 1.4, 0.8)
+    [answer] = answers(noisy)
+    assert answer.startswith("Inconclusive: the noise of this machine is 34 %")
+    assert "To be surer" in next_command(noisy, TYPED)
+
+
+def test_a_small_noise_is_a_result() -> None:
+    [answer] = answers(measured(1.01, 0.99, 1.0, 1.01, 0.985))
+    assert answer.startswith("No cell is shown to beat")
+
+
+def test_what_is_unsure_gets_as_many_blocks_as_would_show_it() -> None:
+    assert next_command(measured(1.2, 0.98, 1.1, 1.02, 1.14), TYPED) == (
+        f"To be surer: `{TYPED} measurement.blocks=8`."
+    )
+    unsure = measured(1.2, 0.95, 1.1, 1.02, 1.14, any_look=True)
+    assert next_command(unsure, TYPED) == f"To be surer, the same command goes on: `{TYPED}`."
+
+
+def test_nothing_is_said_where_the_fastest_cell_is_known() -> None:
+    assert next_command(measured(1.5, 1.52, 1.49, 1.5, 1.51), TYPED) == ""
+
+
+@pytest.mark.parametrize(("device", "tried"), [("cpu", "optimizer"), ("cuda", "compilation")])
+def test_where_nothing_beat_the_baseline_a_group_that_was_not_tried_is_named(
+    device: str, tried: str
+) -> None:
+    lost = measured(0.5, 0.52, 0.49, 0.5, 0.51, device_type=device)
+    said = next_command(lost, TYPED)
+    assert said.startswith(f"Nothing beat the baseline. Try next: `python -m vitsweep -m {tried}=")
