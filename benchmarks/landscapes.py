@@ -12,6 +12,8 @@ from vitsweep.racing.model import Runs
 
 Floats = NDArray[np.float64]
 
+KINDS = ("smooth", "rugged", "lone", "three_way", "carry_over", "uneven_noise")
+"""Of landscapes and machines, see `benchmarks.racing`."""
 NUM_LEVELS = {96: [2] * 5 + [3], 2000: [2] * 8 + [3] * 2}
 """Number of cells -> choices of each technique."""
 COST_NOISE = 0.005
@@ -26,16 +28,29 @@ class Landscape:
     levels: Ints
     cost: Floats | None = None
     """Log of peak memory, in a landscape with a front."""
+    carry_over: Floats | None = None
+    """Log of what a cell does to the throughput of the run after it, such as heat or a full page cache."""
+    noise_factor: Floats | None = None
+    """By which the noise of each cell is larger than that of the machine."""
 
     @classmethod
-    def drawn(cls, cells: int, rugged: bool, random: np.random.Generator) -> "Landscape":
-        """Draw one; of a grid with more combinations than cells, the others do not exist."""
+    def drawn(
+        cls, cells: int, kind: str, random: np.random.Generator, lone: float = 0.08
+    ) -> "Landscape":
+        """Draw one; of a grid with more combinations than cells, the others do not exist.
+
+        Args:
+            cells: number of them.
+            kind: one of `KINDS`.
+            random: for all draws.
+            lone: of the kind `lone`, by how much one cell is faster than all others; 0.08 is 8 %.
+        """
         num_levels = NUM_LEVELS[cells]
         levels = np.array(list(product(*map(range, num_levels))))
         if len(levels) > cells:
             rest = random.choice(np.arange(1, len(levels)), cells - 1, replace=False)
             levels = levels[np.r_[0, np.sort(rest)]]
-        truth = random.normal(0, 0.025 if rugged else 0.007, cells)
+        truth = random.normal(0, 0.025 if kind == "rugged" else 0.007, cells)
         for factor, num in enumerate(num_levels):
             effect = np.r_[0, 0.06 * random.standard_t(3, num - 1)].clip(-0.5, 0.5)
             truth += effect[levels[:, factor]]
@@ -44,7 +59,15 @@ class Landscape:
                 both = random.normal(0, 0.04, (num_levels[a], num_levels[b]))
                 both[0], both[:, 0] = 0, 0
                 truth += both[levels[:, a], levels[:, b]]
-        return cls(truth, levels)
+        if kind == "three_way":
+            for chosen in combinations(range(len(num_levels)), 3):
+                if random.random() < 0.25:
+                    truth += random.normal(0, 0.06) * (levels[:, chosen] > 0).all(axis=1)
+        if kind == "lone":
+            truth[random.integers(1, cells)] = truth.max() + np.log1p(lone)
+        carry_over = random.normal(0, 0.03, cells) if kind == "carry_over" else None
+        noise_factor = np.exp(random.normal(0, 0.7, cells)) if kind == "uneven_noise" else None
+        return cls(truth, levels, carry_over=carry_over, noise_factor=noise_factor)
 
     def with_cost(self, random: np.random.Generator) -> "Landscape":
         """Return the landscape with a peak memory of each cell."""
@@ -98,7 +121,11 @@ class Machine:
         self.level += random.normal(0, 0.03)
         log = self.landscape.truth[order] + self.level
         log += random.normal(0, 0.01) * np.linspace(-0.5, 0.5, num)
-        log += random.normal(0, self.noise, num) + np.log(0.85) * (random.random(num) < 0.10)
+        factor = 1.0 if self.landscape.noise_factor is None else self.landscape.noise_factor[order]
+        log += factor * random.normal(0, self.noise, num)
+        log += np.log(0.85) * (random.random(num) < 0.10)
+        if self.landscape.carry_over is not None:
+            log[1:] += self.landscape.carry_over[order[:-1]]
         log[0] += np.log(0.94)
         number = self._rows[-1][1] + 1 if self._rows else 0
         cost = np.zeros(num)

@@ -1,15 +1,21 @@
 """The race beside other ways to spend the same runs, on simulated landscapes.
 
-    python benchmarks/racing.py --cells 96 --noise 0.03 --races 200 [--rugged] [--only race] [--keep]
+    python benchmarks/racing.py --cells 96 --noise 0.03 --races 200 [--kind rugged] [--only race] [--keep]
                                 [--front] [--predicted useful|useless] [--kills 20] [--rows FILE.csv]
 
 The true log throughput of a cell is the sum of main effects (Student's t(3), 6 %), interactions of a
-quarter of the pairs of techniques (4 %) and a residual of its own (0.7 %, or 2.5 % with `--rugged`): heavier
-tails and sparser effects than the race's model assumes. A run adds Gaussian noise, 10 % of runs are 15 %
+quarter of the pairs of techniques (4 %) and a residual of its own (0.7 %): heavier tails and sparser
+effects than the race's model assumes. A run adds Gaussian noise, 10 % of runs are 15 %
 slow, blocks drift (3 % from one to the next, 1 % within), and the first run of a block is 6 % slow.
 
 Every method chooses one cell. Printed: how often its loss to the true best is at most 2 %, and its cost as a
 share of the full grid's runs at 5 blocks, baseline and confirmation included.
+
+`--kind`: what the race's model assumes even less. rugged: residuals of 2.5 %. lone: one cell is 8 % (or
+`--lone`) faster than the best of all others, whatever its techniques. three_way: interactions of a
+quarter of the triples of techniques (6 %). carry_over: each cell changes the throughput of the run after
+it (3 %). uneven_noise: noises of cells differ by factors (log-normal, 0.7). `--all`: the start runs
+every cell once.
 
 `--front`: a Pareto front of throughput and peak memory. Half of the techniques change the memory (20 %), with
 a residual of 1 % and a noise of 0.5 %. The loss of a front is the larger of how far a cell is outside it and
@@ -36,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame, concat, read_csv
 
-from benchmarks.landscapes import NUM_LEVELS, Floats, Landscape, Machine
+from benchmarks.landscapes import KINDS, NUM_LEVELS, Floats, Landscape, Machine
 from vitsweep.racing.conclusions import front_of
 from vitsweep.racing.design import Design
 from vitsweep.racing.model import Model
@@ -59,11 +65,17 @@ class Outcome:
     settled: bool
     dropped: NDArray[np.bool_]
     seconds_per_round: float
+    num_never_ran: int
     front: tuple[int, ...] = ()
 
 
 def race(
-    machine: Machine, seed: int, cap: float, predicted: Floats | None = None, kills: int = 0
+    machine: Machine,
+    seed: int,
+    cap: float,
+    predicted: Floats | None = None,
+    kills: int = 0,
+    starts_with_all: bool = False,
 ) -> Outcome:
     """Race until it is settled or `cap` runs are spent, confirmation included."""
     num = len(machine.landscape.truth)
@@ -76,6 +88,7 @@ def race(
             block_size=RUNS_PER_BLOCK,
             indifference=INDIFFERENCE,
             seed=seed,
+            starts_with_all=starts_with_all,
         )
 
     racing, num_blocks = begun(), 0
@@ -105,6 +118,7 @@ def race(
         step.phase is Phase.settled,
         ~verdict.alive,
         seconds,
+        int((verdict.num_runs == 0).sum()),
         verdict.front,
     )
 
@@ -176,7 +190,7 @@ def simulate(options: argparse.Namespace) -> DataFrame:
     rows: list[dict[str, Any]] = []
     for number in range(options.first, options.first + options.races):
         random = np.random.default_rng([options.seed, number])
-        land = Landscape.drawn(options.cells, options.rugged, random)
+        land = Landscape.drawn(options.cells, options.kind, random, options.lone)
         if options.front:
             rows.extend(_fronts(land.with_cost(random), options, number, random))
             continue
@@ -196,7 +210,9 @@ def simulate(options: argparse.Namespace) -> DataFrame:
             rows.append(line | {"share": runs / full, **facts})
 
         predicted = land.predicted(options.predicted, np.random.default_rng([7, number]))
-        found = race(new(), number, CAP[options.cells] * full, predicted, options.kills)
+        found = race(
+            new(), number, CAP[options.cells] * full, predicted, options.kills, options.all
+        )
         best = int(land.truth.argmax())
         note(
             "race",
@@ -205,6 +221,7 @@ def simulate(options: argparse.Namespace) -> DataFrame:
             settled=found.settled,
             lost_best=bool(found.dropped[best]),
             seconds_per_round=found.seconds_per_round,
+            never_ran=found.num_never_ran,
         )
         if options.only == "race":
             continue
@@ -234,6 +251,7 @@ def _fronts(
             "settled": found.settled,
             "lost_best": bool(found.dropped[land.truth.argmax()]),
             "seconds_per_round": found.seconds_per_round,
+            "never_ran": found.num_never_ran,
             "front": len(found.front),
         }
     ]
@@ -301,9 +319,11 @@ def main() -> None:
     parser.add_argument("--cells", type=int, choices=sorted(NUM_LEVELS), default=96)
     parser.add_argument("--noise", type=float, default=0.03)
     parser.add_argument("--races", type=int, default=100)
-    parser.add_argument("--rugged", action="store_true")
+    parser.add_argument("--kind", choices=KINDS, default="smooth")
+    parser.add_argument("--lone", type=float, default=0.08)
     parser.add_argument("--front", action="store_true")
     parser.add_argument("--predicted", choices=["useful", "useless"])
+    parser.add_argument("--all", action="store_true", help="the start runs every cell once")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--only", choices=["race"])
     parser.add_argument("--seed", type=int, default=1)
@@ -319,9 +339,17 @@ def main() -> None:
         rows = concat([*known, rows], ignore_index=True)
         rows.to_csv(options.rows, index=False)
     races = rows[rows["method"] == "race"]
+    settled, margin = races[races["settled"].astype(bool)], np.log1p(INDIFFERENCE)
     facts = {
         "races": len(races),
-        "settled": float(races["settled"].astype(float).mean()),
+        "settled": len(settled) / len(races),
+        **{
+            f"wrong_when_settled_{name}": f"{int((some['loss'] > margin).sum())} of {len(some)}"
+            for name, some in {
+                "every_cell_ran": settled[settled["never_ran"] == 0],
+                "some_cells_never_ran": settled[settled["never_ran"] > 0],
+            }.items()
+        },
         "true_best_dropped": float(races["lost_best"].astype(float).mean()),
         "cpu_seconds_per_round": float(races["seconds_per_round"].mean()),
         "most_cpu_seconds_per_round": float(races["seconds_per_round"].max()),
@@ -331,8 +359,10 @@ def main() -> None:
     if options.keep:
         from benchmarks.kept import keep
 
-        kind = "rugged" if options.rugged else "smooth"
+        lone = f"{100 * options.lone:.0f}percent"
+        kind = f"lone-{lone}" if options.kind == "lone" else options.kind
         more = [f"{options.predicted}-predictions"] if options.predicted else []
+        more += ["every-cell-once"] if options.all else []
         more += ["front"] if options.front else []
         more += [f"{options.kills}-kills"] if options.kills else []
         noise = f"{100 * options.noise:.0f}percent"

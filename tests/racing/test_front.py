@@ -27,7 +27,7 @@ def test_of_equally_fast_cells_the_leaner_is_on_the_front() -> None:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.full) for s in (1, 2))])
 def test_a_race_finds_a_front_that_covers_every_cell(seed: int) -> None:
     random = np.random.default_rng(seed)
-    land = Landscape.drawn(96, rugged=False, random=random).with_cost(random)
+    land = Landscape.drawn(96, kind="smooth", random=random).with_cost(random)
     found = race(Machine(land, 0.03, random), seed, cap=5 * 96)
     assert land.front_loss(found.front) <= 2 * MARGIN
     assert found.settled

@@ -132,7 +132,9 @@ def test_how_a_race_ended_what_it_cost_and_whose_figure_the_5_percent_is(
     race: dict[str, Any],
 ) -> None:
     end, cost, model = race_lines(race)
-    assert end.startswith("Settled: the probability that a cell still in the race is faster")
+    assert end.startswith(
+        "Settled if effects add up; 1 cell never ran: the probability that a cell"
+    )
     assert "43 runs in 5.00 min" in cost
     assert "86 runs, about 10.0 min: the race took 50 % of its runs" in cost
     assert model.startswith("The 5 % holds under the race's model")
@@ -140,7 +142,30 @@ def test_how_a_race_ended_what_it_cost_and_whose_figure_the_5_percent_is(
 
 def test_a_race_whose_other_cells_were_all_dropped_says_so(race: dict[str, Any]) -> None:
     race["rounds"][-1] |= {"alive": 1, "chance_of_better": 0.0}
+    race["cells"] = [cell for cell in race["cells"] if cell["cell_id"] != "e"]
     assert race_lines(race)[0] == "Settled: all other cells were shown slower than the leader."
+
+
+def test_a_cell_without_a_run_is_never_shown_slower(race: dict[str, Any]) -> None:
+    """Its row, its line of the end and its state say that it is a prediction."""
+    race["cells"][-1]["dropped_after"] = 5
+    row = race_table(race).set_index("cell_id").loc["e"]
+    assert row["state"] == "never ran"
+    assert row["reason"] == "predicted slower than the leader from other cells after block 5"
+    race["rounds"][-1] |= {"alive": 1, "chance_of_better": 0.0}
+    end = race_lines(race)[0]
+    assert end.startswith(
+        "Settled if effects add up; 1 cell never ran: all other cells were shown, or"
+    )
+    assert "sweep.start=every_cell" in end
+
+
+def test_a_race_says_that_a_cell_drifted(race: dict[str, Any]) -> None:
+    race["cells"][1]["drift"] = -0.105
+    assert any(
+        "x=a drifted: its ratio to the baseline changed by -10 %" in line
+        for line in race_lines(race)
+    )
 
 
 def test_a_race_that_was_sure_once_says_what_it_lacks(race: dict[str, Any]) -> None:

@@ -71,6 +71,7 @@ class SweepSettings:
     memory_limit_gib: Annotated[float, Gt(0)] | None
     keep_model: bool
     indifference: Annotated[float, Gt(0), Lt(1)]
+    start: Literal["effects", "every_cell"]
     minutes: Annotated[float, Gt(0)] | None
     confirm: Annotated[int, Ge(0)]
     replicate: Literal["seed"] | None
@@ -225,6 +226,7 @@ def _race_problems(settings: SweepSettings) -> list[str]:
     only_race = {
         "sweep.memory_limit_gib": settings.memory_limit_gib,
         "sweep.objective": None if objective == OBJECTIVES[0] else listed,
+        "sweep.start": None if settings.start == "effects" else settings.start,
     }
     return [
         f"`{key}={value}` is for a race, and a grid measures every cell: add `sweep.search=race`, or "

@@ -6,7 +6,8 @@ posterior takes the place of their confidence bounds):
 - a cell is dropped when it is shown worse than the leader at all, and judged anew after each round.
   Dropping already within the indifference would let small losses add up while leaders change;
 - the race is settled when the probability that any live cell beats the leader by more than the
-  indifference is at most `LEVEL` in two consecutive rounds (see `racing.race`).
+  indifference is at most `LEVEL` in two consecutive rounds (see `racing.race`), and no cell is left that
+  was ahead of the leader in its own few runs: the model takes these for noise, which further runs test.
 
 Challengers are drawn by top-two Thompson sampling (Russo 2016): the best cell of a joint draw,
 without the leader; draws in which it beats the leader by more than the indifference come first.
@@ -28,6 +29,10 @@ LEVEL = 0.05
 NUM_DRAWS = 300
 ODD_WEIGHT = 0.5
 LEAST_RUNS_OF_LEADER = 4
+LEAST_RUNS_AHEAD = 5
+"""A cell that may be ahead of the leader by its own mean has so many runs before the race is settled."""
+MARGIN_AHEAD = 0.5
+"""By so much of the noise of a run the mean of such a cell may be below the leader's."""
 DRAWS_PER_RUN = 1.5
 """A block with room for six challengers takes those of the next nine draws: the fewer rivals are left,
 the shorter it is."""
@@ -112,7 +117,8 @@ def judge(
     runner_up = int(standing.argmax()) if np.isfinite(standing).any() else leader
     threshold = np.log1p(indifference)
     chance = float((best > threshold).mean())
-    enough = num_runs[leader] >= LEAST_RUNS_OF_LEADER
+    ahead = [c for c in _ahead(posterior, runs, leader) if not out[c]]
+    enough = num_runs[leader] >= LEAST_RUNS_OF_LEADER and not ahead
     order = np.lexsort((random.random(NUM_DRAWS), best <= threshold))
     found = best_cell[order][np.isfinite(best[order])]
     if not found.size:
@@ -131,8 +137,30 @@ def judge(
         alive=alive,
         num_runs=num_runs,
         is_settled=bool(chance <= LEVEL and enough),
-        challengers=tuple(int(c) for c in found),
+        challengers=(*ahead, *(int(c) for c in found)),
     )
+
+
+def _ahead(posterior: Mixture, runs: Runs, leader: int) -> list[int]:
+    """Return cells with too few runs that may be ahead of the leader, by their own runs without the model.
+
+    A run counts as its difference from the level of its block, which is what the other runs of the block
+    have beyond the model's means of their cells. Cells of which every run is an outlier are among them.
+    """
+    beyond = runs.log - posterior.mean[runs.cell]
+    is_first, blocks = runs.first > 0, runs.block
+    cold = np.median(beyond[is_first]) - np.median(beyond[~is_first]) if is_first.any() else 0.0
+    beyond = beyond - cold * runs.first
+    sums, sizes = np.bincount(blocks, beyond), np.bincount(blocks)
+    of_run = beyond - (sums[blocks] - beyond) / np.maximum(sizes[blocks] - 1, 1)
+    num_cells, is_odd = len(posterior.mean), posterior.weights < ODD_WEIGHT
+    num_runs = np.bincount(runs.cell, minlength=num_cells)
+    own = posterior.mean + np.bincount(runs.cell, of_run, num_cells) / np.maximum(num_runs, 1)
+    is_unknown = np.bincount(runs.cell, is_odd, num_cells) == num_runs
+    few = (num_runs > 0) & (num_runs < LEAST_RUNS_AHEAD)
+    few &= (own > posterior.mean[leader] - MARGIN_AHEAD * posterior.scales.noise) | is_unknown
+    few[leader] = False
+    return [int(c) for c in np.argsort(-own, kind="stable") if few[c]]
 
 
 def proposals(verdict: Verdict, always: Ints, size: int, num_blocks: int) -> list[list[int]]:

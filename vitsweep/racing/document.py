@@ -7,11 +7,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vitsweep.files import write_atomically
 from vitsweep.racing.cells import RaceCells
 from vitsweep.racing.conclusions import LEVEL, Verdict
 from vitsweep.racing.model import Runs
 from vitsweep.results.store import RACE
+from vitsweep.tables.stats import DRIFT_LEVEL, drift
 
 
 def write_race(folder: Path, document: Mapping[str, Any]) -> None:
@@ -38,12 +41,15 @@ def state_of_race(
         left: cell id -> block after which it left without being shown slower, and why.
     """
     rows: list[dict[str, Any]] = []
+    drifts = _drifts(cells, runs)
     for number, entry in enumerate(cells.entries):
         blocks = runs.block[runs.cell == number].tolist()
         name = labels[entry.cell_id]
         if cells.settings.replicate:  # the cell stands for all its seeds
             name = re.sub(rf" ?\b{cells.settings.replicate}=\S+", "", name).strip() or "plain"
         row = {"cell_id": entry.cell_id, "name": name, "blocks": blocks}
+        if number in drifts:
+            row["drift"] = drifts[number]
         if entry.cell_id in left:
             row["left_after"], row["reason"] = left[entry.cell_id]
         elif (after := _dropped_after(verdicts, number)) is not None:
@@ -77,6 +83,22 @@ def state_of_race(
             for v in verdicts
         ],
     }
+
+
+def _drifts(cells: RaceCells, runs: Runs) -> dict[int, float]:
+    """Return the cells whose ratio to their baseline changed over the blocks, and by how much, log."""
+    found: dict[int, tuple[float, float]] = {}
+    for number, baseline in enumerate(cells.baselines):
+        shared, own, of_baseline = np.intersect1d(
+            runs.block[runs.cell == number], runs.block[runs.cell == baseline], return_indices=True
+        )
+        if number != baseline:
+            ratio = (
+                runs.log[runs.cell == number][own] - runs.log[runs.cell == baseline][of_baseline]
+            )
+            found[number] = drift(shared.astype(float), ratio)
+    tested = {number: some for number, some in found.items() if some[0] == some[0]}
+    return {n: change for n, (change, p) in tested.items() if p * len(tested) < DRIFT_LEVEL}
 
 
 def _dropped_after(verdicts: Sequence[Verdict], number: int) -> int | None:

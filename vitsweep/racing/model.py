@@ -10,8 +10,15 @@ whose kernel is the sum of the terms' kernels (Rasmussen and Williams 2006, sect
 Student's t with 4 degrees of freedom, as a scale mixture of Gaussians fitted by iterative reweighting
 (Lange, Little and Taylor 1989), since some runs are slow for reasons of the machine. The four scales
 (main effects, interactions, residual, noise) are not known either: several that go with the data are
-weighed against each other (see `fit`). Draws are made by Matheron's rule: a draw of the prior plus its
-correction towards the data (Wilson et al. 2020, arXiv:2002.09309), which needs no cells x cells matrix.
+weighed against each other (see `fit`).
+
+A cell whose own runs agree that it is faster than its techniques explain stands for itself: its residual
+gets a wide prior (the slab of a spike-and-slab prior, Mitchell and Beauchamp 1988). Else three runs of a
+fast cell would count as three outliers of the noise. A cell that is slower than explained keeps the
+narrow prior: machines make runs slow, and a cell whose estimate is too high is merely run again.
+
+Draws are made by Matheron's rule: a draw of the prior plus its correction towards the data (Wilson et al.
+2020, arXiv:2002.09309), which needs no cells x cells matrix.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
+from scipy.special import ndtri
 
 from vitsweep.racing.design import USUAL_EFFECT, Design, Floats, Ints
 
@@ -34,6 +42,10 @@ LOG_RANGE = (-9.0, 1.0)
 """Of the logarithm of a scale."""
 PASSES = 5
 """Of the reweighting."""
+LEAST_RUNS_ALONE, ALONE_SD, ALONE_LEVEL = 3, 0.2, 0.05
+"""Runs of a cell that stands for itself, its prior, and the chance that any cell does so by its noise."""
+MEDIAN_SD = 1.2533
+"""Standard deviation of a median of Gaussian values, over that of their mean."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,7 @@ class Posterior:
         self.scales, self._design, self._runs = scales, design, runs
         covariances = covariances or Covariances.of(design, runs)  # the same for all scales
         self._main, self._pairs = covariances.main, covariances.pairs
+        self._own_variance = scales.residual**2 + ALONE_SD**2 * covariances.alone
         seen = runs.log - runs.log.mean()
         covariance = covariances.at(scales.logs)
         self.weights = np.ones(len(runs))
@@ -138,7 +151,7 @@ class Posterior:
         runs, s = self._runs, self.scales
         of_main = s.main * random.normal(size=(self._main.shape[1], num))
         of_pairs = s.pairs * random.normal(size=(self._pairs.shape[1], num))
-        own = s.residual * random.normal(size=(self._design.num_cells, num))
+        own = np.sqrt(self._own_variance)[:, None] * random.normal(size=(len(self.mean), num))
         at_runs = self._main @ of_main + self._pairs @ of_pairs + own[runs.cell]
         blocks = BLOCK_SD * random.normal(size=(int(runs.block.max()) + 1, num))[runs.block]
         cold = COLD_SD * runs.first[:, None] * random.normal(size=(1, num))
@@ -166,7 +179,18 @@ class Posterior:
         own = np.zeros((len(cells), solved.shape[1]))
         here = (runs.cell >= cells[0]) & (runs.cell <= cells[-1])  # chunks are contiguous
         np.add.at(own, runs.cell[here] - cells[0], solved[here])
-        return s.main**2 * main + s.pairs**2 * pairs + s.residual**2 * own
+        return s.main**2 * main + s.pairs**2 * pairs + self._own_variance[cells, None] * own
+
+    def stand_alone(self) -> NDArray[np.bool_]:
+        """Return which cells are faster in their own runs than techniques and noise explain."""
+        runs, num_cells = self._runs, len(self.mean)
+        own = self._own_variance * np.bincount(runs.cell, self._solved, num_cells)
+        unexplained, found = self.residuals + own[runs.cell], np.zeros(num_cells, bool)
+        limit = -ndtri(ALONE_LEVEL / num_cells) * MEDIAN_SD * self.scales.noise
+        for cell in np.flatnonzero(np.bincount(runs.cell) >= LEAST_RUNS_ALONE):
+            values = unexplained[runs.cell == cell]
+            found[cell] = np.median(values) > limit / np.sqrt(len(values))
+        return found
 
 
 class Mixture:
@@ -216,22 +240,28 @@ class Covariances:
         main: runs x main effects.
         pairs: runs x pairwise interactions.
         of_effects: runs x runs, for main effects, pairs and residuals of variance 1.
-        fixed: of what the scales have no part in, the blocks and their first runs.
+        fixed: of what the scales have no part in: blocks, their first runs, cells that stand for themselves.
+        alone: of each cell, whether it stands for itself.
     """
 
     main: Floats
     pairs: Floats
     of_effects: tuple[Floats, Floats, Floats]
     fixed: Floats
+    alone: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, design: Design, runs: Runs) -> "Covariances":
-        """Return those of some runs."""
+    def of(
+        cls, design: Design, runs: Runs, alone: NDArray[np.bool_] | None = None
+    ) -> "Covariances":
+        """Return those of some runs; `alone` says which cells stand for themselves, none by default."""
+        alone = np.zeros(design.num_cells, bool) if alone is None else alone
         main, pairs = design.main(runs.cell), design.pairs(runs.cell)
         same_cell = (runs.cell[:, None] == runs.cell[None]).astype(float)
         same_block = runs.block[:, None] == runs.block[None]
         fixed = BLOCK_SD**2 * same_block + COLD_SD**2 * np.outer(runs.first, runs.first)
-        return cls(main, pairs, (main @ main.T, pairs @ pairs.T, same_cell), fixed)
+        fixed += ALONE_SD**2 * same_cell * alone[runs.cell]
+        return cls(main, pairs, (main @ main.T, pairs @ pairs.T, same_cell), fixed, alone)
 
     def at(self, logs: Floats) -> Floats:
         """Return it for some scales, given as `Scales.logs`."""
@@ -301,6 +331,9 @@ class Model:
         """
         fitted = self._scales(runs)
         covariances = Covariances.of(self.design, runs)
+        alone = Posterior(self.design, runs, fitted.best, covariances).stand_alone()
+        if alone.any():
+            covariances = Covariances.of(self.design, runs, alone)
         parts = [Posterior(self.design, runs, scales, covariances) for scales in fitted.around]
         return Mixture(fitted.best, parts, fitted.probabilities)
 

@@ -62,6 +62,7 @@ class Race:
         indifference: gains below it do not matter: 0.02 is 2 %.
         seed: of all random numbers of the race.
         at_once: blocks of a round at least; a cluster runs them at the same time.
+        starts_with_all: whether the start runs every cell once, not just enough cells to tell effects apart.
     """
 
     design: Design
@@ -70,6 +71,7 @@ class Race:
     indifference: float = 0.02
     seed: int = 0
     at_once: int = 1
+    starts_with_all: bool = False
     _model: Model = field(init=False)
     _cost_model: Model = field(init=False)
     _judged: dict[tuple[bytes, ...], Verdict] = field(default_factory=dict)
@@ -86,6 +88,8 @@ class Race:
         noise is not known, and cells would be dropped by chance.
         """
         beside = self._cells_beside
+        if self.starts_with_all:
+            return max(LEAST_START_BLOCKS, -(-self.design.num_cells // beside))
         for_effects = (self.design.num_main + self.design.num_pairs) // self.block_size + 2
         twice = -(-2 * self.design.num_cells // beside)
         return max(LEAST_START_BLOCKS, min(for_effects, twice))

@@ -228,6 +228,7 @@ class RaceRounds:
             indifference=self.settings.indifference,
             seed=int(sha256(ids.encode()).hexdigest()[:12], 16),
             at_once=self.at_once,
+            starts_with_all=self.settings.start == "every_cell",
         )
 
     @cached_property

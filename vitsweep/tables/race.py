@@ -16,7 +16,7 @@ from vitsweep.tables.formatting import (
     values,
     with_interval,
 )
-from vitsweep.tables.stats import MIN_BLOCKS
+from vitsweep.tables.stats import DRIFT_LEVEL, MIN_BLOCKS
 
 Race = Mapping[str, Any]
 
@@ -75,9 +75,15 @@ def _row(cell: Mapping[str, Any], race: Race) -> dict[str, Any]:
         than = (
             "a cell of the front that needs no more memory" if race.get("front") else "the leader"
         )
-        reason = f"shown slower than {than} after block {after}"
-        reason += "" if blocks else ", without a run of its own"
-        row |= {"state": "dropped", "last_block": after, "reason": reason}
+        if blocks:
+            reason = f"shown slower than {than} after block {after}"
+        else:
+            reason = f"predicted slower than {than} from other cells after block {after}"
+        row |= {
+            "state": "dropped" if blocks else "never ran",
+            "last_block": after,
+            "reason": reason,
+        }
     else:
         row |= {"state": "in the race" if blocks else "never ran", "last_block": last}
     if "gain" in cell and has_begun(race) and (blocks or row["state"] != "out"):
@@ -256,11 +262,16 @@ def _end(race: Race) -> str:
     likely = (
         f"{100 * chance:.0f} %" if chance >= LEAST_CHANCE else f"under {100 * LEAST_CHANCE:g} %"
     )
-    if race["ended"] == "settled" and race["rounds"][-1]["alive"] < 2 and not race.get("front"):
-        return "Settled: all other cells were shown slower than the leader."
     if race["ended"] == "settled":
+        never, word, rest = _never_ran(race), "Settled", ""
+        if never:
+            word = f"Settled if effects add up; {count(never, 'cell')} never ran"
+            rest = " `sweep.start=every_cell` in a new sweep runs each cell first."
+        if race["rounds"][-1]["alive"] < 2 and not race.get("front"):
+            shown = "shown, or predicted from others," if never else "shown"
+            return f"{word}: all other cells were {shown} slower than the leader.{rest}"
         rule = f"at most {_level(race)} in two consecutive rounds"
-        return f"Settled: the probability that {what} is {likely}, {rule}."
+        return f"{word}: the probability that {what} is {likely}, {rule}.{rest}"
     if race["ended"] == "alone":
         return "Settled: every other cell failed or was left out."
     why = spent if race["ended"] == "budget" else "the race goes on"
@@ -281,6 +292,11 @@ def _to_continue(race: Race) -> str:
     is_of_race = str(race["budget"] or "").startswith("sweep.max_gpu_hours")
     larger = "; `sweep.max_gpu_hours` has to be larger then" if is_of_race else ""
     return f"The same command continues{larger}."
+
+
+def _never_ran(race: Race) -> int:
+    """Return how many cells are judged without a run of their own."""
+    return sum(not cell["blocks"] and "left_after" not in cell for cell in race["cells"])
 
 
 def _level(race: Race) -> str:
@@ -309,6 +325,7 @@ def _diagnostics(race: Race) -> list[str]:
     if not race.get("scales") or not has_begun(race):
         return []
     lines = [] if objective_words(race) != TIME_TO_ACCURACY else [_seeds(race)]
+    lines += [_drift(cell) for cell in race["cells"] if "drift" in cell]
     scales = {name: f"{100 * value:.1f} %" for name, value in race["scales"].items()}
     lines += [
         f"The {_level(race)} holds under the race's model; it is no worst case. Standard deviations by the "
@@ -323,6 +340,15 @@ def _diagnostics(race: Race) -> list[str]:
             "the best choices."
         )
     return lines
+
+
+def _drift(cell: Mapping[str, Any]) -> str:
+    change = 100 * (exp(cell["drift"]) - 1)
+    return (
+        f"{cell['name']} drifted: its ratio to the baseline changed by {change:+.0f} % over the blocks "
+        f"(p < {DRIFT_LEVEL:g} over all cells). The race takes each ratio for constant: which cell leads "
+        "may depend on when it ran."
+    )
 
 
 def _seeds(race: Race) -> str:

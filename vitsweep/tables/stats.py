@@ -93,6 +93,25 @@ def mean_interval(values: Floats) -> tuple[float, float, float]:
     return middle, middle - half, middle + half
 
 
+DRIFT_LEVEL, LEAST_BLOCKS_OF_DRIFT = 0.01, 8
+"""A cell drifts where this is the chance that any cell seems to; a line through fewer blocks shows little."""
+
+
+def drift(time: Floats, values: Floats) -> tuple[float, float]:
+    """Return the change of values from the first to the last time by a straight line, and its p-value.
+
+    Nan and 1 below `LEAST_BLOCKS_OF_DRIFT` values.
+    """
+    number = len(values)
+    if number < LEAST_BLOCKS_OF_DRIFT:
+        return nan, 1.0
+    late = time - time.mean()
+    slope = float(late @ values / (late @ late))
+    rest = values - values.mean() - slope * late
+    error = sqrt(float(rest @ rest) / (number - 2) / float(late @ late))
+    return slope * float(np.ptp(time)), float(two_sided(slope, error, number - 2))
+
+
 PRIOR = 0.1
 """Precision g of the prior N(0, 1/g) on mean / standard deviation; near the best from 3 to 120 values."""
 
