@@ -11,7 +11,6 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.communication import communication
 from vitsweep.tables.prediction import (
     predicted_vs_measured,
-    prediction_error,
     prediction_sentence,
     predictions_text,
 )
@@ -126,8 +125,6 @@ def test_predictions_stand_beside_measurements():
     assert both.loc["a", ["metric", "unit", "measured"]].tolist() == ["step_time_ms", "ms", 640.0]
     assert both.loc["a", "error"] == pytest.approx(0.1)
     assert math.isnan(both.loc["b", "ratio"])
-    summary = prediction_error(both.reset_index()).iloc[0]
-    assert (summary["num_cells"], summary["worst_error"]) == (1, pytest.approx(0.1))
 
 
 def test_predicted_step_times_are_presented_with_their_errors():

@@ -39,10 +39,10 @@ def _parsed(text: str, loader: ConfigLoader | None) -> Override:
     try:
         return hydra.parse(text, loader)
     except HydraException as error:
-        raise BadValueError(_unreadable(text, error)) from error
+        raise BadValueError(_unreadable(text)) from error
 
 
-def _unreadable(text: str, error: HydraException) -> str:
+def _unreadable(text: str) -> str:
     """Say what Hydra's grammar does not read in an override, and how to quote it."""
     key, equals, value = text.partition("=")
     if not equals and not text.startswith("~"):

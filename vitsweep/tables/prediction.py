@@ -61,16 +61,6 @@ def _predicted(cells: DataFrame, column: str) -> Series:
         raise VitsweepError(f"Column `{column}` must hold numbers: {error}.") from error
 
 
-def prediction_error(comparison: DataFrame) -> DataFrame:
-    """Return per metric how many cells were compared, the median and the worst absolute error."""
-    absolute = comparison.assign(absolute=comparison["error"].abs()).dropna(subset=["absolute"])
-    return (
-        absolute.groupby("metric", sort=False)["absolute"]
-        .agg(num_cells="count", median_error="median", worst_error="max")
-        .reset_index()
-    )
-
-
 def predictions_text(cells: DataFrame) -> DataFrame:
     """Return the predictions made before the cells ran beside what was measured, as text.
 

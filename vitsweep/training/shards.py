@@ -307,12 +307,12 @@ def _whole_stage(
             continue
         value = value.full_tensor() if hasattr(value, "full_tensor") else value.detach()
         if name in split:
-            value = _joined(value, modules[name.rpartition(".")[0]], name, world)
+            value = _joined(value, modules[name.rpartition(".")[0]], world)
         found[plain_name(name)] = value
     return found
 
 
-def _joined(part: Tensor, linear: nn.Module, name: str, world: World) -> Tensor:
+def _joined(part: Tensor, linear: nn.Module, world: World) -> Tensor:
     pieces: list[Any] = [None] * world.shape.tensor
     dist.all_gather_object(pieces, part, group=world.axis("tensor").get_group())
     if not isinstance(linear, ColumnParallelLinear):
