@@ -1,5 +1,6 @@
 """Which interrupted trainings of this machine go on, and in which blocks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from tests.builders import run
@@ -61,6 +62,19 @@ def test_its_block_is_completed_by_the_cells_it_is_compared_with(tmp_path: Path)
     assert (block.name, [e.cell_id for e in block.entries]) == ("b0", [fsdp, baseline])
     [block] = blocks_to_complete([one], plan, missing, [], 8)
     assert {e.cell_id for e in block.entries} == {fsdp, zero2, baseline}
+
+
+def test_a_cell_completes_no_more_interrupted_blocks_than_it_lacks(tmp_path: Path) -> None:
+    asked = expand([*TINY, "sharding=fsdp,zero2", "sweep.match=[model]"], composer())
+    plan = plan_of(asked, LAPTOP, composer())
+    fsdp, zero2, baseline = plan.entries
+    attempt(Store(tmp_path), fsdp, 1, 3)
+    [one] = interrupted_trainings(Store(tmp_path), {fsdp: "c0ffee"}, [])
+    both = [one, replace(one, run=replace(one.run, block="b1"))]
+    missing = {fsdp: 2, zero2: 1, baseline: 2}
+    blocks = blocks_to_complete(both, plan, missing, [], 8)
+    members = [{e.cell_id for e in block.entries} for block in blocks]
+    assert members == [{fsdp, zero2, baseline}, {fsdp, baseline}]
 
 
 def test_the_interrupted_training_of_an_added_baseline_goes_on(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from pandas import DataFrame
+from pandas import DataFrame, Series
 from scipy import stats
 
 from tests.builders import run, table
@@ -12,6 +12,7 @@ from tests.noise import normal, simulate
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import within_blocks
+from vitsweep.tables.effect_model import Factor, Grid
 from vitsweep.tables.effects import effects, sentences
 
 LEVELS = {
@@ -331,3 +332,22 @@ def test_what_a_block_ran_on_other_nodes_is_another_block():
     part = [run("a", "b3", 100, **on("n1,n2")), run("b", "b3", 200, **on("n1"))]
     assert within_blocks(table(*kept, *part)).num_blocks.tolist() == [4, 4]
     assert within_blocks(table(*kept, *part)).degrees == 3
+
+
+@pytest.mark.parametrize(
+    "unmeasured", [[], ["compile-sdpa_flash"], ["eager-sdpa_math", "compile-sdpa_auto"]]
+)
+def test_an_unmeasured_cell_weighs_as_much_in_the_error_as_a_measured_one(unmeasured):
+    """An average over n combinations weighs each of its 2 n cells by 1/n, measured or not."""
+    logs, _ = grid({"compilation": TWO["compilation"], "attention": LEVELS["attention"]}, {}, {})
+    cells = [cell.split("-") for cell in logs if cell not in unmeasured]
+    columns = dict(
+        zip(("compilation", "attention"), map(Series, zip(*cells, strict=True)), strict=True)
+    )
+    factors = {name: Factor.of(column, LEVELS[name][0]) for name, column in columns.items()}
+    average = Grid(factors).effect("compilation", 1, {"attention": range(3)})
+    *_, of_cells, unseen = average.weights
+    assert (of_cells**2).sum() + unseen == pytest.approx(2 / 3)
+    given = Grid(factors).effect("compilation", 1, {"attention": [1]})
+    *_, of_cells, unseen = given.less(average)
+    assert (of_cells**2).sum() + unseen == pytest.approx(2 * (1 - 1 / 3) ** 2 + 4 / 3**2)

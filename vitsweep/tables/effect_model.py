@@ -215,6 +215,11 @@ class Effect:
     num_combinations: int
     unseen: int
 
+    @property
+    def weights(self) -> tuple[Floats, Floats, Floats, float]:
+        """Return what `MixedFit.predict` takes: main, both, cells, sum of squares of the unseen."""
+        return self.main, self.both, self.cells, self.unseen / self.num_combinations**2
+
     def less(self, average: "Effect") -> tuple[Floats, Floats, Floats, float]:
         """Return the weights of this effect minus one whose combinations hold all of its own."""
         mine, whole = 1 / self.num_combinations, 1 / average.num_combinations

@@ -197,8 +197,8 @@ def _estimated(
     used = [effect.cells != 0 for effect in effects_]
     blocks = Series([int(num_blocks[u].min(initial=10**9)) for u in used], rows, dtype="Int64")
     enough = (blocks >= MIN_BLOCKS).reindex(table.index, fill_value=False)
-    plain_ = [(e.main, e.both, e.cells, e.unseen / e.num_combinations**2) for e in effects_]
-    table = table.join(_ratio(plain_, rows, fit, enough, "effect", "effect", "p_value"))
+    weights = [effect.weights for effect in effects_]
+    table = table.join(_ratio(weights, rows, fit, enough, "effect", "effect", "p_value"))
     pairs = [
         (i, effect.less(average))
         for i, effect, average in zip(range(len(found)), found, averages, strict=True)

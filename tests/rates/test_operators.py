@@ -1,0 +1,41 @@
+"""Which operators are timed: each on tensors of the size that is written beside its time."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vitsweep.rates import operators
+
+SIZES = (1 << 8, 1 << 12)
+
+
+class Seen(TorchDispatchMode):
+    """The operators that are called, and the elements of the largest tensor that each reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        read = [a for a in args if isinstance(a, torch.Tensor)]
+        read += [t for a in args if isinstance(a, list) for t in a if isinstance(t, torch.Tensor)]
+        name = func.overloadpacket.__name__
+        self.calls.append((name, max((t.numel() for t in read), default=0)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_elementwise_operators_read_as_many_elements_as_is_said(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(operators.ELEMENTS, "cpu", SIZES)
+    jobs = list(operators._elementwise(torch.device("cpu"), dtype))
+    assert {operator.shape for operator, _ in jobs} == {(size,) for size in SIZES}
+    item = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+    for operator, work in jobs:
+        with Seen() as seen:
+            work()
+        [(name, elements)] = seen.calls
+        assert (name, elements) == (operator.name, *operator.shape)
+        passes = operator.bytes_moved / (elements * item)
+        assert 1 <= passes <= 4, "read and written, over the bytes of one tensor"
