@@ -6,6 +6,9 @@ PYTEST := $(BIN)/python -m pytest
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+# Tests start some hundred processes: without its bytecode on disk each compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help sweep test test-fast test-full check docs fix slurm-demo bench bench-gpu rehearse-gpu clean
 
 help:  ## this list

@@ -5,6 +5,7 @@ the whole batch: losses, and every weight at the end. `make test` takes all pair
 of ranks being one of them, `make test-full` the product; the same tests run on GPUs where there are any.
 """
 
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -114,14 +115,18 @@ def names(cell: CellSpec) -> str:
     return " ".join(f"{g}={n}" for g, n in chosen.items() if not g.endswith("parallel"))
 
 
+@cache
+def pairs_of_techniques_and_ranks() -> list[Combination]:
+    worlds = {RANKS: ["1", "2", "4"]}
+    return all_pairs(GROUPS | worlds, lambda c: possible(c, int(c[RANKS])))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.full), 2, 4])
 def test_every_pair_of_techniques_and_ranks_trains_as_the_plain_model(
     ranks: int, tmp_path: Path
 ) -> None:
-    worlds = {RANKS: ["1", "2", "4"]}
-    pairs = all_pairs(GROUPS | worlds, lambda c: possible(c, int(c[RANKS])))
-    combinations = [c for c in pairs if c[RANKS] == str(ranks)]
+    combinations = [c for c in pairs_of_techniques_and_ranks() if c[RANKS] == str(ranks)]
     assert len(combinations) > 15
     assert_equal_training(combinations, ranks, tmp_path)
 
