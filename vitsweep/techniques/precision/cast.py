@@ -44,11 +44,16 @@ def cast_floating(module: nn.Module, dtype: torch.dtype) -> None:
     beside = torch.complex128 if dtype == torch.float64 else torch.complex64
 
     def cast(tensor: Tensor) -> Tensor:
-        if tensor.is_complex():
-            return tensor.to(beside)
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+        if tensor.is_floating_point():
+            return tensor.to(dtype)
+        return tensor.to(beside) if tensor.is_complex() else tensor
 
-    module._apply(cast)
+    # What has no complex numbers may be fake: `to` alone is known to whoever traces a step.
+    held = (*module.parameters(), *module.buffers())
+    if any(tensor.is_complex() for tensor in held):
+        module._apply(cast)
+    else:
+        module.to(dtype)
 
 
 def set_process_flags(cell: CellSpec) -> None:
