@@ -15,6 +15,7 @@ from tests.cells import TINY
 from tests.command import QUICK, ROOT
 from vitsweep.api import functions
 from vitsweep.api.session import as_overrides
+from vitsweep.cli.main import run
 
 SCRIPT = f"""
 print("The script runs.")
@@ -136,6 +137,27 @@ def test_a_plan_is_a_table_and_writes_nothing(tmp_path, monkeypatch):
     assert table["is_baseline"].sum() == 1
     assert "`mesh.tensor=2` is used by no chosen technique" in table["reasons"][2]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "words"),
+    [
+        (["mesh.tensor=2"], 2, "is used by no chosen technique"),
+        (["mesh.tensor=1,2"], 0, "invalid 1"),
+        (["resources.ranks_per_node=64", "batch.scope=per_replica"], 0, "64 ranks share the"),
+        (
+            ["resources.nodes=2", "batch.scope=per_replica"],
+            0,
+            "no network between nodes is measured",
+        ),
+    ],
+)
+def test_a_typed_plan_says_what_its_cells_would_show_and_fails_where_none_can_run(
+    typed, code, words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert run(["plan", "--no-predict", *TINY, *typed], {}) == code
+    assert words in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,11 @@ def test_degrees_that_do_not_divide_the_world_are_refused(overrides: list[str], 
     assert reason.endswith("choose degrees whose product divides it.")
 
 
+def test_the_degree_advised_divides_the_world_that_there_is() -> None:
+    found = reasons("sequence_parallel=ulysses", "mesh.ulysses=3", RANKS_4, "model.num_heads=4")
+    assert any("Try `mesh.ulysses=2`" in reason for reason in found)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7])
 def test_hsdp_needs_a_world_that_factors(ranks: int) -> None:
     given = [f"resources.ranks_per_node={ranks}", "batch.scope=per_replica"]

@@ -298,11 +298,31 @@ def plan(
         if not hardware:
             again = f"`vitsweep retry {found.store.name}` runs them again"
             print_notices(found.state, found.plan, found.store, again, console)
+        if shared := _shared_machine(found.plan, node):
+            console.print(shared, highlight=False)
         if found.detectable_effect:
             console.print(found.detectable_effect, highlight=False)
         rows += found.rows
     _write(rows, request, settings.name, console)
     return rows
+
+
+def _shared_machine(plan: SweepPlan, machine: Machine) -> str:
+    """Say what cells measure here whose ranks would have more cores, or more nodes; "" where none has."""
+    if machine.described_by != HERE or not plan.runnable:
+        return ""
+    largest = max((entry.spec.resources for entry in plan.runnable), key=lambda r: r.world_size)
+    if largest.nodes > 1:
+        return (
+            f"`resources.nodes={largest.nodes}` starts the ranks of all nodes on this machine: no network "
+            "between nodes is measured. On a cluster, add `hydra/launcher=slurm`."
+        )
+    if largest.oversubscribed:
+        return (
+            f"{largest.world_size} ranks share the {machine.cores_per_node} cores of this machine: such runs "
+            "are marked `oversubscribed`, and show nothing of that many devices."
+        )
+    return ""
 
 
 def _predicted(

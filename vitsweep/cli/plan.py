@@ -6,7 +6,7 @@ from pathlib import Path
 from vitsweep.api.session import NotOursError
 from vitsweep.cli.cells import read_line
 from vitsweep.cli.verbs import VERBS, Options, require_writable
-from vitsweep.errors import BadValueError
+from vitsweep.errors import BadValueError, ExitCode
 
 
 def parser() -> Options:
@@ -22,7 +22,7 @@ def parser() -> Options:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """List the cells; return 0.
+    """List the cells; return 0, or 2 where every cell is invalid.
 
     Raises:
         BadValueError: an option has a wrong value.
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.api.plan import PlanRequest, plan
 
     searches, launcher = session.searches(), session.launcher
-    plan(
+    rows = plan(
         searches.first() if searches else session.cells,
         session.settings,
         session.composer,
@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
             html=known.html,
         ),
     )
-    return 0
+    return ExitCode.bad_input if all(row["state"] == "invalid" for row in rows) else ExitCode.ok
 
 
 def _show_through_hydra(flag: str, words: Sequence[str]) -> int:

@@ -160,6 +160,7 @@ def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[C
     axes = {axis.key: axis for axis in named_axes(composer, settings.axes)}
     axes |= {axis.key: axis for axis in typed_axes if axis.root != "sweep"}
     factors = zipped(list(axes.values()), settings.zip)
+    _refuse_repeated(factors)
     cells = cells_axis(composer, settings.cells).values if settings.cells else [()]
     typed_keys = {axis.key for axis in typed_axes}
     common = _settings_of_all_cells(tree["sweep"], composer)
@@ -171,6 +172,17 @@ def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[C
         for cell, *parts in products
     ]
     return named(without_duplicates(map(composer.compose, lists)), composer)
+
+
+def _refuse_repeated(axes: Sequence[Axis]) -> None:
+    """Refuse an axis that holds a value more than once: its cells would silently be one."""
+    for axis in axes:
+        for value in dict.fromkeys(axis.values):
+            if (times := axis.values.count(value)) > 1:
+                raise BadValueError(
+                    f"`{' '.join(value)}` is named {times} times, and a cell is one cell however often it is "
+                    "named. Name each value once; `measurement.blocks=N` repeats every cell."
+                )
 
 
 def without_duplicates(cells: Iterable[ComposedCell]) -> list[ComposedCell]:

@@ -243,10 +243,11 @@ class CellPrediction:
             return ""
         assert self.peak_bytes is not None
         assert self.limit_bytes is not None
+        digits = 1 if round(self.peak_bytes / GIB, 1) != round(self.limit_bytes / GIB, 1) else 3
         return (
-            f"{self.peak_bytes / GIB:.1f} GiB per rank are predicted at the peak, and "
-            f"there are {self.limit_bytes / GIB:.1f}: use a smaller batch, `memory=recompute_blocks` or "
-            "`sharding=fsdp`, or `sweep.try_anyway=true`"
+            f"{self.peak_bytes / GIB:.{digits}f} GiB per rank are predicted at the peak, and "
+            f"there are {self.limit_bytes / GIB:.{digits}f}: use a smaller batch, "
+            "`memory=recompute_blocks` or `sharding=fsdp`, or `sweep.try_anyway=true`"
         )
 
     @property

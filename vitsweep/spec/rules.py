@@ -1,11 +1,12 @@
 """What cannot run, with every reason, before a process starts or a job is queued."""
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Literal
 
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.resources import TOKEN_AXES
+from vitsweep.spec.resources import AXES, TOKEN_AXES
 
 
 def conflicts(cell: CellSpec) -> list[str]:
@@ -151,7 +152,9 @@ def largest_degree(cell: CellSpec, most: int, fits: Callable[[int], bool]) -> in
         most: degree of the axis in the cell; what is taken from it goes to the replicas.
         fits: whether a degree does what the technique needs.
     """
-    ranks = most * max(1, cell.mesh.replicate)
+    degrees = zip(AXES, cell.mesh.degrees(), strict=True)
+    others = prod(degree for axis, degree in degrees if axis != "replicate") // most
+    ranks = max(1, cell.resources.world_size // others)
     return max(d for d in range(1, most + 1) if ranks % d == 0 and fits(d))
 
 

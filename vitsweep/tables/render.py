@@ -487,7 +487,7 @@ def _known(cells: DataFrame, option: str, name: str) -> str:
 
 
 def _unknown(cells: DataFrame, option: str, name: str) -> BadValueError:
-    close = get_close_matches(name, map(str, cells.columns), n=3, cutoff=0.5)
+    close = get_close_matches(name, map(str, cells.columns), n=3, cutoff=0.7)
     meant = f" Did you mean {' or '.join(f'`{c}`' for c in close)}?" if close else ""
     return BadValueError(
         f"`{option}`: the table has no column `{name}`.{meant} All columns are the first line of "
