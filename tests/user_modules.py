@@ -138,3 +138,61 @@ def with_torchs_attention() -> nn.Module:
     model = Stack(1, 10, 16, 2)
     model.attention = nn.MultiheadAttention(16, 2)
     return model
+
+
+class Blocks(nn.Module):
+    """Images (B, 1, 8, 8) -> logits (B, 10) through blocks that a test gives."""
+
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.stem, self.layers = nn.Linear(64, 16), nn.ModuleList(blocks)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images.flatten(1))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def with_batch_norm() -> nn.Module:
+    return Blocks([nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Tanh()) for _ in "ab"])
+
+
+def with_dropout(rate: float = 0.5) -> nn.Module:
+    return Blocks([nn.Sequential(Residual(16), nn.Dropout(rate)) for _ in "ab"])
+
+
+class Counts(Residual):
+    """Writes a buffer in each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(16)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def with_written_buffer() -> nn.Module:
+    return Blocks([Counts(), Counts()])
+
+
+def with_ties() -> nn.Module:
+    model = Blocks([Residual(16), Residual(16)])
+    model.layers[1].module.weight = model.layers[0].module.weight
+    return model
+
+
+def with_ties_in_one_unit() -> nn.Module:
+    model = Blocks([Residual(16), Residual(16)])
+    model.layers[1].norm.bias = model.layers[1].norm.weight
+    model.layers[0].module.bias = model.layers[0].norm.bias
+    return model
+
+
+def with_unused_parameters() -> nn.Module:
+    model = Blocks([Residual(16), Residual(16)])
+    model.old_head = nn.Linear(16, 10)
+    return model

@@ -21,17 +21,23 @@ from torch import nn
 
 from vitsweep.errors import VitsweepError
 from vitsweep.model.draws import Draws
-from vitsweep.model.initialize import materialize
+from vitsweep.model.initialize import materialize, plain_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.precision.cast import autocast, cast_model, set_process_flags
 from vitsweep.training.drop_path import StochasticDepth
-from vitsweep.training.trainer import Trainer, criterion_of
+from vitsweep.training.trainer import Criterion, Trainer, criterion_of
 from vitsweep.training.update import LocalShards, LossScaler, MasterWeights, parameter_groups
 from vitsweep.world import World
 
 
-def parallelize(model: nn.Module, cell: CellSpec, world: World, drop_path: float = 0.0) -> Trainer:
+def parallelize(
+    model: nn.Module,
+    cell: CellSpec,
+    world: World,
+    drop_path: float = 0.0,
+    own_loss: Criterion | None = None,
+) -> Trainer:
     """Apply every technique of `cell` to a plain model on this rank's device, or on `meta`.
 
     From `meta` each rank allocates and draws only its own part of the weights.
@@ -41,6 +47,7 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World, drop_path: float
         cell: its techniques.
         world: ranks and mesh.
         drop_path: rate of stochastic depth at the last block, of a recipe that trains.
+        own_loss: (outputs, batch) -> mean loss, in place of the cell's.
 
     Raises:
         VitsweepError: the world has the mesh of another cell, over whose groups gradients would be
@@ -51,6 +58,7 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World, drop_path: float
             f"The ranks lie on a mesh of {world.shape}, and the cell has {cell.mesh}: build its mesh with "
             "`vitsweep.world.device_mesh`."
         )
+    names = {plain_name(name): name for name in model.state_dict()}
     plan = cell.precision.plan()
     set_process_flags(cell)  # before the first convolution
     sharded = cell.sharding.shards_parameters
@@ -80,7 +88,7 @@ def parallelize(model: nn.Module, cell: CellSpec, world: World, drop_path: float
     groups = groups_before or _groups(stages, cell)  # FSDP2 replaces parameters by shards
     groups = cell.sharding.optimizer_groups(groups, stages)
     trainer = _trainer(stages, groups, cell, plan, world, draws)
-    trainer.depth = depth
+    trainer.depth, trainer.own_loss, trainer.names = depth, own_loss, names
     return trainer
 
 

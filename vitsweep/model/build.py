@@ -8,7 +8,7 @@ from torch import nn
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.multidim import MultiDimViT
 from vitsweep.model.resnet import ResNet
-from vitsweep.model.user_module import build_module
+from vitsweep.model.user_module import build_module, look_of
 from vitsweep.model.vit import ViT
 from vitsweep.spec.model_spec import MultiDimSpec, ViTSpec
 from vitsweep.spec.resnet_spec import ResNetSpec
@@ -48,6 +48,10 @@ def first_model(cell: "CellSpec") -> nn.Module:
     """
     torch.manual_seed(cell.seed)
     if isinstance(cell.model, ModuleSpec):
-        return build_model(cell)
+        look = look_of(cell.model, cell.batch.resolution_px)
+        torch.manual_seed(cell.seed)
+        model = build_model(cell)
+        vars(model)["unused_parameters"] = look.unused
+        return model
     with torch.device("meta"):
         return build_model(cell)

@@ -1,12 +1,14 @@
 """Random choices of a forward pass that are the same whenever it is repeated (needs torch)."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitsweep.model.initialize import named_generator
+from vitsweep.model.initialize import named_generator, named_seed
 
 
 class Draws:
@@ -51,6 +53,23 @@ class Draws:
         name = f"{purpose} {self.replica} {self.step} {number}"
         generator = named_generator(self.seed, name, like.device)
         return torch.rand(size, generator=generator, device=like.device, dtype=torch.float32)
+
+    @contextmanager
+    def default_generators(self, device: torch.device) -> Iterator[None]:
+        """Give modules that are not ours, such as `nn.Dropout`, the numbers of this replica and step.
+
+        Inside torch's default generators and Python's `random` follow from what all draws follow from;
+        afterwards they are as before.
+        """
+        python_state = random.getstate()
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            seed = named_seed(self.seed, f"default {self.replica} {self.step}")
+            torch.manual_seed(seed)
+            random.seed(seed)
+            try:
+                yield
+            finally:
+                random.setstate(python_state)
 
 
 def chosen(numbers: Tensor, count: int) -> Tensor:

@@ -137,8 +137,12 @@ def draw_weights(model: Any) -> None:
 
 def named_generator(seed: int, name: str, device: str | torch.device = "cpu") -> torch.Generator:
     """Return a generator whose numbers follow from a seed and a name."""
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest[:6], "big"))
+    return torch.Generator(device).manual_seed(named_seed(seed, name))
+
+
+def named_seed(seed: int, name: str) -> int:
+    """Return a seed that follows from a seed and a name."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:6], "big")
 
 
 def _fill(parameter: Any, value: Tensor) -> None:

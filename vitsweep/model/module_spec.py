@@ -56,6 +56,7 @@ class ModuleSpec(ModelSpec):
 
     norms_over_batch: ClassVar[bool] = True
     """It may have BatchNorm: nobody knows before it is built."""
+    draws_by_itself: ClassVar[bool] = True
 
     @property
     def typed(self) -> str:
@@ -159,9 +160,10 @@ class ModuleSpec(ModelSpec):
         elif self.passes_name and self.name == self.package:
             yield f"`model={self.package}` needs `model.name=...`, such as {EXAMPLES[self.package]}."
         else:
-            from vitsweep.model.user_module import problems
+            from vitsweep.model.user_module import problems, technique_problems
 
             yield from problems(self, cell.batch.resolution_px)
+            yield from technique_problems(self, cell)
 
 
 EXAMPLES: Mapping[str, str] = {

@@ -1,8 +1,8 @@
 """Building a module of the user's, and finding what it stacks (needs torch)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,15 +10,16 @@ from torch import nn
 
 from vitsweep.errors import BadValueError
 from vitsweep.model.block import mark_layers
+from vitsweep.model.module_look import Look, listed, look_at
 
 if TYPE_CHECKING:
     from vitsweep.model.module_spec import ModuleSpec
+    from vitsweep.spec.cell_spec import CellSpec
 
 MOST_CANDIDATES = 8
-MOST_NAMES = 12
 AUTO = "auto"
 
-_PROBLEMS: dict[tuple[str, int], tuple[str, ...]] = {}
+_LOOKS: dict[tuple[str, int], tuple[tuple[str, ...], Look]] = {}
 
 
 def build_module(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
@@ -63,11 +64,11 @@ def _described(outputs: Any) -> str:
     if isinstance(outputs, torch.Tensor):
         return f"a tensor {tuple(outputs.shape)}"
     if isinstance(outputs, Mapping):
-        return f"{kind} with the keys {_listed(outputs)}"
+        return f"{kind} with the keys {listed(list(outputs))}"
     if isinstance(outputs, (tuple, list)):
         return f"{kind} of length {len(outputs)}"
     attributes = [name for name in getattr(outputs, "__dict__", {}) if not name.startswith("_")]
-    return f"{kind} with the attributes {_listed(attributes)}" if attributes else kind
+    return f"{kind} with the attributes {listed(attributes)}" if attributes else kind
 
 
 def _way_out(outputs: Any) -> str:
@@ -78,10 +79,6 @@ def _way_out(outputs: Any) -> str:
     if isinstance(outputs, (tuple, list)):
         return f"use a place from 0 to {len(outputs) - 1}, such as `model.output=0`"
     return "use an attribute that holds the logits"
-
-
-def _listed(names: Iterable[Any]) -> str:
-    return ", ".join(f"`{name}`" for name in islice(names, MOST_NAMES))
 
 
 def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
@@ -155,21 +152,37 @@ def _size(modules: list[nn.Module]) -> int:
 def problems(spec: "ModuleSpec", resolution_px: int) -> tuple[str, ...]:
     """Build the module on `meta` and pass images through it; return what is wrong.
 
-    A module that cannot be built on `meta` is built on the host. What only fails on `meta` shows
-    when the cell runs.
+    A module that cannot be built on `meta` is built on the host and moved. What only fails on `meta`
+    shows when the cell runs.
     """
+    return _looked_at(spec, resolution_px)[0]
+
+
+def look_of(spec: "ModuleSpec", resolution_px: int) -> Look:
+    """Return what one training pass on `meta` shows; an empty look where there was none."""
+    return _looked_at(spec, resolution_px)[1]
+
+
+def _looked_at(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...], Look]:
     key = spec.key, resolution_px
-    if key not in _PROBLEMS:
-        _PROBLEMS[key] = tuple(_problems(spec, resolution_px))
-    return _PROBLEMS[key]
+    if key not in _LOOKS:
+        try:
+            module = without_weights(spec, resolution_px)
+        except BadValueError as error:
+            _LOOKS[key] = (str(error),), Look()
+            return _LOOKS[key]
+        wrong, look = list(_seam_problems(spec, module)), Look()
+        if not wrong:
+            on_meta = any(p.is_meta for p in module.parameters())
+            shape = (2, *spec.input_shape(resolution_px))
+            look = look_at(module, shape)
+            if on_meta:
+                wrong += _pass_problems(spec, look, shape)
+        _LOOKS[key] = tuple(wrong), replace(look, outputs=None, error=None)
+    return _LOOKS[key]
 
 
-def _problems(spec: "ModuleSpec", resolution_px: int) -> Iterator[str]:
-    try:
-        module = without_weights(spec, resolution_px)
-    except BadValueError as error:
-        yield str(error)
-        return
+def _seam_problems(spec: "ModuleSpec", module: nn.Module) -> Iterator[str]:
     if "attend" in spec.seams and not any(
         callable(getattr(m, "attend", None)) for m in module.modules()
     ):
@@ -177,33 +190,53 @@ def _problems(spec: "ModuleSpec", resolution_px: int) -> Iterator[str]:
             f"`model.seams=[attend]`: no module of `{spec.typed}` has an attribute `attend`. Let its "
             "attention modules set `self.attend` to a function of q, k, v and call it, or leave the seam out."
         )
-        return
-    if not any(p.is_meta for p in module.parameters()):
-        return
-    shape = (2, *spec.input_shape(resolution_px))
-    try:
-        with torch.no_grad():
-            outputs = module(torch.empty(shape, device="meta"))
-    except BadValueError as error:  # of `_Output`
+
+
+def _pass_problems(spec: "ModuleSpec", look: Look, shape: tuple[int, ...]) -> Iterator[str]:
+    error, outputs = look.error, look.outputs
+    if isinstance(error, BadValueError):  # of `_Output`
         yield str(error)
-        return
-    except Exception as error:
-        if "meta" in str(error):
-            return
+    elif error is not None:
+        if "meta" not in str(error):
+            yield (
+                f"`{spec.typed}` raised {type(error).__name__} on images {shape} (batch, channels, height, "
+                f"width): {error}."
+            )
+    else:
+        is_tensor = isinstance(outputs, torch.Tensor)
+        given = tuple(outputs.shape) if is_tensor else _described(outputs)
+        fits = is_tensor and outputs.shape[:1] == (2,)
+        if not fits or (spec.head == "classify" and given != (2, spec.num_classes)):
+            yield (
+                f"`{spec.typed}` returned {given} for images {shape}, and logits must be "
+                f"(2, {spec.num_classes}), (batch, `model.num_classes`): see `model.arguments`, "
+                "`model.shape_arguments` and `model.output`."
+            )
+
+
+def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
+    """Yield why techniques of a cell would compute something else of the module, or fail."""
+    look = look_of(spec, cell.batch.resolution_px)
+    if cell.sharding.shards_parameters:
+        for names in look.ties_across(getattr(cell.sharding, "blocks_per_unit", 1)):
+            yield (
+                f"`sharding={cell.sharding.name}` gathers each block by itself, and `{spec.typed}` has one "
+                f"parameter in several of these units, {listed(names)}: use `sharding=zero1` or `ddp`, or "
+                "untie them."
+            )
+    if look.written and cell.memory.forwards_per_step > 1:
         yield (
-            f"`{spec.typed}` raised {type(error).__name__} on images {shape} (batch, channels, height, "
-            f"width): {error}."
+            f"`memory={cell.memory.name}` runs each block twice, and its forward pass writes the buffers "
+            f"{listed(look.written)} of `{spec.typed}` each time: use `memory=keep_all`."
         )
-        return
-    is_tensor = isinstance(outputs, torch.Tensor)
-    given = tuple(outputs.shape) if is_tensor else _described(outputs)
-    fits = is_tensor and outputs.shape[:1] == (2,)
-    if not fits or (spec.head == "classify" and given != (2, spec.num_classes)):
-        yield (
-            f"`{spec.typed}` returned {given} for images {shape}, and logits must be "
-            f"(2, {spec.num_classes}), (batch, `model.num_classes`): see `model.arguments`, "
-            "`model.shape_arguments` and `model.output`."
-        )
+    if look.draws and cell.measurement.prove == "twin":
+        side = spec.twin_resolution_px or cell.batch.resolution_px
+        if drawn := look_of(spec.twin(1, spec.num_classes), side).draws:
+            yield (
+                f"`{spec.typed}` draws random numbers in training, in {listed(drawn)}, and so does its twin, "
+                "which could not be compared with plain training: turn dropout off in "
+                "`model.twin_arguments`, or use `measurement.prove=none`."
+            )
 
 
 def without_weights(spec: "ModuleSpec", resolution_px: int) -> nn.Module:

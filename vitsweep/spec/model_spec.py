@@ -36,6 +36,9 @@ class ModelSpec(ABC):
     norms_over_batch: ClassVar[bool] = False
     """True where an image's result depends on the others of its micro-batch (BatchNorm)."""
 
+    draws_by_itself: ClassVar[bool] = False
+    """True where its modules may draw from torch's default generators (dropout)."""
+
     @abstractmethod
     def input_shape(self, resolution_px: int) -> tuple[int, ...]:
         """Shape of one input without the batch: (C, H, W), or (C, frames, H, W)."""

@@ -1,19 +1,22 @@
 """Trainer: a parallelized model with its optimizer, and one optimizer step."""
 
 import gc
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from vitsweep.model.draws import Draws
+from vitsweep.model.initialize import WRAPPERS, named_seed
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import PipelineRunner
 from vitsweep.spec.model_variant import WeightAverage
@@ -25,6 +28,9 @@ from vitsweep.training.update import LocalShards, LossScaler, MasterWeights, cli
 from vitsweep.world import World
 
 MicroBatch = tuple[Tensor, Tensor]
+"""Images (B, C, H, W) and labels (B,) or shares of classes (B, classes)."""
+Criterion = Callable[[Any, Any], Tensor]
+"""(outputs, batch) -> mean loss."""
 
 
 class PhaseMarks(Protocol):
@@ -58,6 +64,8 @@ class Trainer:
         steps_taken: optimizer steps so far; whoever resumes a training sets it.
         non_finite: whether any loss so far was inf or NaN; on the device, so that no step waits.
         before_update: called when gradients are averaged, unscaled and clipped.
+        names: name without those of wrappers (`module`) -> name in the model as it was given.
+        own_loss: (outputs, batch) -> mean loss, in place of the cell's; batches may then be mappings.
     """
 
     cell: CellSpec
@@ -77,6 +85,8 @@ class Trainer:
     steps_taken: int = 0
     captured: CapturedStep | None = None
     before_update: Callable[[], object] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    own_loss: Criterion | None = None
 
     def __post_init__(self) -> None:
         self._update = self.cell.compilation.update_of(self.optimizer)
@@ -86,6 +96,8 @@ class Trainer:
                 if "capturable" in group:
                     group["capturable"] = True
             self.captured = CapturedStep(self._eager_step)
+            if self.cell.model.draws_by_itself:  # a recorded step goes on drawing from one seed
+                torch.manual_seed(named_seed(self.draws.seed, f"default {self.draws.replica}"))
 
     def step(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
         """Train on one optimizer step's micro-batches.
@@ -106,7 +118,8 @@ class Trainer:
 
     def _eager_step(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
         marks = marks or _NoMarks()
-        total = self.gradients(batches, marks)
+        with self._own_random_numbers():
+            total = self.gradients(batches, marks)
         self.update()
         self.non_finite |= ~torch.isfinite(total)
         marks.end("optimizer")
@@ -120,23 +133,42 @@ class Trainer:
         total = torch.zeros((), device=self.world.device, dtype=torch.float64)
         self.draws.begin(self.steps_taken)
         for index in range(micro_batches):
-            images, labels = next(batches)
+            batch = next(batches)
             if self.depth:
                 self.depth.select(index)
             marks.end("data")
             with self._sync(index == micro_batches - 1), self.cell.memory.saved_activations():
-                total += self._add_gradients(images, labels, micro_batches, marks)
+                total += self._add_gradients(batch, micro_batches, marks)
             marks.end("backward")
         self.cell.sequence_parallel.complete_gradients(self.model, self.world)
         self.cell.sharding.complete_gradients(self.model)
         marks.end("backward")
         return total
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, batch: Any) -> Tensor:
         """Return the loss of one micro-batch, in float32 or better."""
         with self._autocast():
-            outputs = self.model(self._cast(images))
-        return criterion_of(self.cell)(outputs, labels)
+            outputs = self._outputs(batch)
+        if self.own_loss is None:
+            return criterion_of(self.cell)(outputs, batch[1])
+        return self.own_loss(tree_map_only(Tensor, _at_least_float32, outputs), batch)
+
+    def _outputs(self, batch: Any) -> Any:
+        """Call the model with the images, or with those entries of a mapping that its `forward` names."""
+        if not isinstance(batch, Mapping):
+            return self.model(self._cast(batch[0]))
+        return self.model(**{n: self._cast_input(batch[n]) for n in self.input_names(batch)})
+
+    def input_names(self, batch: Mapping[str, Any]) -> list[str]:
+        """Return which entries of a batch the model is called with."""
+        parameters = inspect.signature(unwrapped(self.model).forward).parameters
+        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            return list(batch)
+        return [name for name in batch if name in parameters]
+
+    def _cast_input(self, value: Any) -> Any:
+        is_floating = isinstance(value, Tensor) and value.is_floating_point()
+        return self._cast(value) if is_floating else value
 
     def predict(self, images: Tensor) -> Tensor:
         """Return outputs without gradients."""
@@ -146,14 +178,13 @@ class Trainer:
             outputs: Tensor = self.model(self._cast(images))
         return outputs
 
-    def _add_gradients(
-        self, images: Tensor, labels: Tensor, micro_batches: int, marks: PhaseMarks
-    ) -> Tensor:
+    def _add_gradients(self, batch: Any, micro_batches: int, marks: PhaseMarks) -> Tensor:
         """Run forward and backward; return this micro-batch's part of the mean loss."""
         scale = self.scaler.scale if self.scaler else lambda loss: loss
         if self.pipeline:
+            images, labels = batch
             return self.pipeline.run(self._cast(images), labels, scale, marks.end) / micro_batches
-        loss = self.loss(images, labels) / micro_batches
+        loss = self.loss(batch) / micro_batches
         marks.end("forward")
         scale(loss).backward()
         return loss.detach()
@@ -233,21 +264,42 @@ class Trainer:
             return nullcontext()
         return self.cell.sharding.gradient_sync(self.model, is_last_micro_batch)
 
+    def _own_random_numbers(self) -> AbstractContextManager[None]:
+        """Let a user's module draw numbers of this replica and step."""
+        if self.captured or not self.cell.model.draws_by_itself:
+            return nullcontext()
+        self.draws.step = self.steps_taken
+        return self.draws.default_generators(self.world.device)
+
     def _autocast(self) -> AbstractContextManager[object]:
         return autocast(self.plan, self.world.device)
 
     def _cast(self, images: Tensor) -> Tensor:
         images = images.to(getattr(torch, self.plan.param_dtype))
-        if self.cell.layout.channels_last:
+        if self.cell.layout.channels_last and images.ndim == 4:
             images = images.contiguous(memory_format=torch.channels_last)
         return images
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside of the wrappers of sharding and compilation."""
+    for name in WRAPPERS:
+        if name in model._modules and len(model._modules) == 1:
+            return unwrapped(model._modules[name])  # type: ignore[arg-type]
+    return model
+
+
+def _at_least_float32(outputs: Tensor) -> Tensor:
+    if not outputs.is_floating_point():
+        return outputs
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def criterion_of(cell: CellSpec) -> Callable[[Tensor, Tensor], Tensor]:
     """Return (outputs, labels) -> mean loss, in float32 or better."""
 
     def criterion(outputs: Tensor, labels: Tensor) -> Tensor:
-        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        outputs = _at_least_float32(outputs)
         if cell.model.head == "dense":
             return F.mse_loss(outputs, labels.to(outputs.dtype))
         if labels.is_floating_point():  # shares of the classes, of mixed images

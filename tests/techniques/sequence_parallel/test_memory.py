@@ -33,11 +33,11 @@ def _activation_bytes(world: World, each: CellSpec) -> int:
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
     images, labels = _global_batch(each, 0, world)
-    trainer.loss(images, labels).backward()  # gradients are there before
+    trainer.loss((images, labels)).backward()  # gradients are there before
     tracker = MemTracker()
     tracker.track_external(trainer.model, trainer.optimizer, images, labels)
     with tracker:
-        trainer.loss(images, labels).backward()
+        trainer.loss((images, labels)).backward()
     by_kind = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
     kinds = {getattr(kind, "value", kind): value for kind, value in by_kind.items()}
     return kinds["Activation"] + kinds["Temp"]

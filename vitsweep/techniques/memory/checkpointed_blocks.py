@@ -1,10 +1,13 @@
 """Checkpointed blocks (needs torch; imported when applied)."""
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -56,15 +59,48 @@ class RecomputedBlock(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Transform the inputs, keeping them alone."""
+        options = self.options
+        # A compiled graph writes running statistics once by itself.
+        if is_marked(self) and not torch.compiler.is_compiling():
+            options = {"context_fn": lambda: self._contexts(**self.options)}
         return checkpoint(
             super().forward,
             *inputs,
             use_reentrant=False,
             # Our blocks have no dropout, and saving the state of the random generator takes time.
             preserve_rng_state=is_marked(self),
-            **self.options,
+            **options,
             **named,
         )
+
+    def _contexts(
+        self, context_fn: Callable[[], Any] = lambda: (nullcontext(), nullcontext())
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return the contexts of the forward pass and of its repetition, which moves no statistics."""
+        first, again = context_fn()
+        norms = [m for m in self.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+        return (first, _both(_statistics_kept(norms), again)) if norms else (first, again)
+
+
+@contextmanager
+def _both(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+@contextmanager
+def _statistics_kept(norms: list[_NormBase]) -> Iterator[None]:
+    """Let norms move copies of their running statistics: without any they would save other tensors."""
+    statistics = [dict(norm._buffers) for norm in norms]
+    for norm, own in zip(norms, statistics, strict=True):
+        norm._buffers.update({name: None if b is None else b.clone() for name, b in own.items()})
+    try:
+        yield
+    finally:
+        for norm, own in zip(norms, statistics, strict=True):
+            norm._buffers.update(own)
 
 
 @cache

@@ -1,0 +1,161 @@
+"""What a look at a user's module shows, and that techniques do with it what plain PyTorch does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.cells import entry
+from tests.data.cells_and_worlds import world as lone_world
+from tests.ranks import on_ranks, placed
+from vitsweep.equivalence import prove
+from vitsweep.model.build import first_model
+from vitsweep.model.draws import Draws
+from vitsweep.model.module_look import listed
+from vitsweep.parallelize import parallelize
+from vitsweep.planning.sweep_plan import PlannedCell
+from vitsweep.training.trainer import Trainer
+from vitsweep.world import World
+
+BASE = ("model=module", "batch.images_per_step=16", "resources.threads_per_rank=1")
+ONE = ("resources.ranks_per_node=1", "sharding=none")
+
+
+def planned(target: str, *overrides: str) -> PlannedCell:
+    return entry(*BASE, f"model.target=tests.user_modules.{target}", *overrides)
+
+
+def trained(cell: Any, steps: int = 2) -> Trainer:
+    trainer = parallelize(first_model(cell), cell, lone_world())
+    images = torch.randn((16, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    for _ in range(steps):
+        trainer.step(iter([(images, torch.arange(16) % 10)]))
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "technique",
+    [
+        ("memory=recompute_blocks",),
+        ("memory=recompute_selected",),
+        pytest.param(("memory=recompute_blocks", "compilation=compile_blocks"), marks=pytest.mark.full),
+    ],
+)  # fmt: skip
+def test_running_statistics_move_once_where_blocks_are_recomputed(
+    technique: tuple[str, ...],
+) -> None:
+    plain, recomputed = (
+        trained(planned("with_batch_norm", *ONE, *choices).spec) for choices in ((), technique)
+    )
+    found = dict(recomputed.model.named_buffers())
+    for name, wanted in plain.model.named_buffers():
+        other = found[name] if name in found else found[f"_orig_mod.{name}"]
+        assert torch.allclose(other.double(), wanted.double(), 0.02, 2e-3), name
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "words"),
+    [
+        ("with_written_buffer", ("memory=recompute_blocks",), "`layers.0.calls`, `layers.1.calls`"),
+        ("with_ties", ("sharding=fsdp", "resources.ranks_per_node=2"),
+         "`layers.0.module.weight`, `layers.1.module.weight`"),
+        ("with_dropout", (), "draws random numbers in training, in `layers.0.1`, `layers.1.1`"),
+    ],
+)  # fmt: skip
+def test_what_techniques_cannot_do_with_a_module_is_said_by_name(
+    target: str, overrides: tuple[str, ...], words: str
+) -> None:
+    [reason] = planned(target, *overrides).reasons
+    assert words in reason
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides"),
+    [
+        ("with_written_buffer", ()),
+        ("with_ties", ("sharding=zero1",)),
+        ("with_ties", ("sharding=fsdp", "sharding.blocks_per_unit=2")),
+        ("with_ties_in_one_unit", ("sharding=fsdp",)),
+        ("with_dropout", ("measurement.prove=none",)),
+        ("with_dropout", ("++model.twin_arguments.rate=0",)),
+    ],
+)
+def test_what_they_can_do_is_not_refused(target: str, overrides: tuple[str, ...]) -> None:
+    assert not planned(target, "resources.ranks_per_node=2", *overrides).reasons
+
+
+def proofs(world: World, cells: list[Any]) -> list[float]:
+    return [prove(cell, placed(world, cell)) for cell in cells]
+
+
+def test_unused_and_tied_parameters_are_proved_on_two_ranks(tmp_path: Path) -> None:
+    two = ("resources.ranks_per_node=2",)
+    cells = [
+        planned("with_unused_parameters", *two, choice).spec
+        for choice in ("sharding=ddp", "sharding=zero1", "sharding=fsdp")
+    ]
+    cells += [
+        planned("with_ties_in_one_unit", *two, "sharding=fsdp").spec,
+        planned("with_ties", *two, "sharding=fsdp", "sharding.blocks_per_unit=2").spec,
+    ]
+    assert max(on_ranks(2, proofs, cells[0], cells, folder=tmp_path)[0]) < 1e-5
+
+
+class Masks(nn.Module):
+    """Draws a mask of dropout and keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(nn.functional.dropout(torch.ones(64), 0.5, self.training))
+        return x
+
+
+def masks(world: World, cell: Any, first_step: int = 0) -> list[Tensor]:
+    """Train two steps on images that are the same on all ranks; return the masks of dropout."""
+    model = first_model(cell)
+    model.layers.append(Masks())  # type: ignore[operator, union-attr]
+    seen = model.layers[-1].seen  # type: ignore[index, union-attr]
+    trainer = parallelize(model, cell, world)
+    trainer.steps_taken = first_step
+    for _ in range(2 - first_step):
+        trainer.step(iter([(torch.ones(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64))]))
+    return seen
+
+
+def masks_and_those_of_a_resumed_training(world: World, cell: Any) -> list[Tensor]:
+    torch.rand(world.rank + 3)  # what else a process draws changes nothing
+    return [*masks(world, cell), *masks(world, cell, first_step=1)]
+
+
+def test_dropout_differs_between_replicas_and_steps_and_is_reproducible(tmp_path: Path) -> None:
+    cell = planned("with_dropout", "resources.ranks_per_node=2", "measurement.prove=none").spec
+    first, again = (
+        on_ranks(2, masks_and_those_of_a_resumed_training, cell, cell, folder=tmp_path)
+        for _ in range(2)
+    )
+    for rank in range(2):
+        step_0, step_1, resumed = first[rank]
+        assert not torch.equal(step_0, step_1)
+        assert torch.equal(step_1, resumed)
+        assert all(map(torch.equal, first[rank], again[rank]))
+    assert not torch.equal(first[0][0], first[1][0])
+
+
+def test_ranks_that_share_an_image_draw_alike_and_the_process_goes_on_as_before() -> None:
+    torch.manual_seed(3)
+    before, found = torch.get_rng_state(), []
+    for replica in (0, 0, 1):  # ranks of one tensor group have one replica
+        with Draws(7, replica).default_generators(torch.device("cpu")):
+            found.append(torch.rand(4))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_long_list_of_names_ends_after_ten() -> None:
+    assert listed([str(n) for n in range(12)]).endswith("`9` and 2 more")

@@ -1,0 +1,145 @@
+"""What one training pass of a user's module on `meta` shows (needs torch)."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vitsweep.model.block import layers_of
+
+MOST_NAMES = 10
+
+
+@dataclass(frozen=True)
+class Look:
+    """Facts on which techniques depend; empty where the pass could not be run.
+
+    Attributes:
+        outputs: what the module returned.
+        error: what the pass raised.
+        draws: paths of the modules that drew random numbers.
+        written: buffers that the forward pass wrote inside blocks, running statistics of norms left out.
+        unused: trained parameters that got no gradient.
+        tied: names of each parameter that lies in several places, with the unit of each: the number of
+            the block, or -1 outside of all blocks.
+    """
+
+    outputs: Any = None
+    error: Exception | None = None
+    draws: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    tied: tuple[tuple[tuple[str, int], ...], ...] = ()
+
+    def ties_across(self, blocks_per_unit: int) -> Iterator[list[str]]:
+        """Yield the names of parameters that several units of sharding would share."""
+        for places in self.tied:
+            if len({unit // blocks_per_unit for _, unit in places}) > 1:
+                yield [name for name, _ in places]
+
+
+def look_at(module: nn.Module, shape: tuple[int, ...]) -> Look:
+    """Run a forward and backward pass of a module in training mode on images of zeros on `meta`.
+
+    Args:
+        module: is moved to `meta` and is of no further use.
+        shape: of the images (B, C, H, W).
+    """
+    tied = tuple(_ties(module))
+    module = module.to("meta").train()
+    buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+    python_state, drawn = random.getstate(), _Drawn(module)
+    images = torch.empty(shape, device="meta")
+    try:
+        with drawn:
+            outputs = module(images)
+        draws = tuple(drawn.paths)
+        if random.getstate() != python_state:
+            draws = (*draws, "Python's `random`")
+        if trained := [part.sum() for part in _differentiable(outputs)]:
+            torch.stack(trained).sum().backward()
+    except Exception as error:  # of the user's module, or of an operation that `meta` lacks
+        return Look(error=error, tied=tied)
+    finally:
+        random.setstate(python_state)
+        drawn.remove()
+    named = module.named_parameters() if trained else ()
+    unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
+    return Look(outputs, None, draws, tuple(_written_in_blocks(module, buffers)), unused, tied)
+
+
+def listed(names: tuple[str, ...] | list[str]) -> str:
+    """Return names for a sentence; of many the first ten, and how many more there are."""
+    shown = ", ".join(f"`{name}`" for name in names[:MOST_NAMES])
+    return f"{shown} and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else shown
+
+
+class _Drawn(TorchDispatchMode):
+    """Notes which modules run operations that draw random numbers."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.paths: dict[str, None] = {}
+        self._stack: list[str] = []
+        self._handles = [
+            handle
+            for path, part in module.named_modules()
+            for handle in (
+                part.register_forward_pre_hook(lambda *_, path=path: self._stack.append(path)),
+                part.register_forward_hook(lambda *_: self._leave(), always_call=True),
+            )
+        ]
+
+    def _leave(self) -> None:
+        self._stack.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
+            self.paths[self._stack[-1] if self._stack else ""] = None
+        return func(*args, **(kwargs or {}))
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _differentiable(outputs: Any) -> Iterator[Tensor]:
+    if isinstance(outputs, Tensor):
+        if outputs.requires_grad:
+            yield outputs
+    elif isinstance(outputs, dict):
+        for part in outputs.values():
+            yield from _differentiable(part)
+    elif isinstance(outputs, (tuple, list)):
+        for part in outputs:
+            yield from _differentiable(part)
+
+
+def _ties(module: nn.Module) -> Iterator[tuple[tuple[str, int], ...]]:
+    units = {
+        part: number for number, block in enumerate(layers_of(module)) for part in block.modules()
+    }
+    found: dict[nn.Parameter, dict[str, int]] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+            places = found.setdefault(parameter, {})
+            places[f"{path}.{name}".lstrip(".")] = units.get(part, -1)
+    return (tuple(places.items()) for places in found.values() if len(places) > 1)
+
+
+def _written_in_blocks(module: nn.Module, before: dict[str, tuple[Tensor, int]]) -> Iterator[str]:
+    inside = {part for block in layers_of(module) for part in block.modules()}
+    for path, part in module.named_modules():
+        if part not in inside or isinstance(part, _NormBase):
+            continue
+        for name, buffer in part.named_buffers(recurse=False):
+            full = f"{path}.{name}".lstrip(".")
+            old = before.get(full)
+            if old is None or old[0] is not buffer or old[1] != buffer._version:
+                yield full
