@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitsweep.api.apply import Applied, apply
     from vitsweep.api.compare import ComparisonResult
     from vitsweep.api.functions import compare, plan, race, sweep
     from vitsweep.api.sweep import Report, Sweep, load
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Applied",
     "BadValueError",
     "ComparisonResult",
     "ImpossibleCellError",
@@ -26,6 +28,7 @@ __all__ = [
     "Sweep",
     "VitsweepError",
     "__version__",
+    "apply",
     "compare",
     "load",
     "plan",
@@ -34,6 +37,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "api.apply": ("Applied", "apply"),
     "api.functions": ("compare", "plan", "race", "sweep"),
     "api.sweep": ("Report", "Sweep", "load"),
     "api.compare": ("ComparisonResult",),

@@ -10,7 +10,7 @@ import torch
 
 from tests.cells import GPU_NODE, cell
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.process import _device
+from vitsweep.execution.process import own_device
 from vitsweep.execution.rank_processes import PRELOADED, context_for, fork_server
 
 GPUS = cell(machine=GPU_NODE).resources
@@ -24,7 +24,7 @@ def test_a_rank_without_a_gpu_of_its_own_fails_by_name(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     with pytest.raises(VitsweepError) as error:
-        _device(GPUS, local_rank)
+        own_device(GPUS, local_rank)
     assert "`resources.device=cuda` with `resources.ranks_per_node=8`" in str(error.value)
     assert f"rank {local_rank} of this node sees {visible} GPUs" in str(error.value)
     assert "CUDA_VISIBLE_DEVICES=0,1,2,3" in str(error.value)
@@ -38,7 +38,7 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    assert _device(GPUS, local_rank) == torch.device("cuda", index)
+    assert own_device(GPUS, local_rank) == torch.device("cuda", index)
     assert chosen == [torch.device("cuda", index)]
 
 

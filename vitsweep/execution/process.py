@@ -128,7 +128,7 @@ def joined_process_group(
     if cell.runtime.collects_garbage != "automatic":
         gc.freeze()  # a collection looks at 400,000 objects of imports otherwise: 0.2 s, twice a run
     resources = cell.resources
-    device = _device(resources, local_rank)
+    device = own_device(resources, local_rank)
     torch.set_num_threads(resources.threads_per_rank)
     timeout = timedelta(minutes=cell.measurement.timeout_min)
     store = _store(init_method, rank, resources.world_size, timeout)
@@ -186,7 +186,7 @@ def _listening(host: str, port: int) -> socket.socket | None:
     return socket.create_server((str(address), port), family=family, backlog=2048)
 
 
-def _device(resources: Resources, local_rank: int) -> Any:
+def own_device(resources: Resources, local_rank: int) -> Any:
     """Return the device of a rank: the one its cell was frozen for, never another.
 
     A rank that sees one GPU takes it: srun may give each rank a GPU of its own.

@@ -26,12 +26,22 @@ def conflicts(cell: CellSpec) -> list[str]:
         cell.task.conflicts(),
         cell.recipe.conflicts(cell),
     ]
+    parts = [*own, technique_conflicts(cell)]
+    return list(dict.fromkeys(reason for part in parts for reason in part))
+
+
+def technique_conflicts(cell: CellSpec) -> list[str]:
+    """Return why the techniques of a cell cannot work on its mesh, devices and model.
+
+    Raises:
+        BadValueError: the rule of a technique raises.
+    """
     refused = cell.model.refused(cell)
     chosen = [
         said_by(cell, group, "conflicts") for group in cell.techniques if group not in refused
     ]
-    reasons = (reason for part in [*own, refused.values(), *chosen] for reason in part)
-    return list(dict.fromkeys(reasons))
+    parts = [_mesh(cell), _axes(cell), _devices(cell), refused.values(), *chosen]
+    return list(dict.fromkeys(reason for part in parts for reason in part))
 
 
 def lacking_here(cell: CellSpec) -> Iterator[str]:

@@ -412,7 +412,7 @@ def _info(trainer: Trainer, position: Position) -> CheckpointInfo:
         sharding=trainer.cell.sharding.name,
         course=course(trainer.cell),
         scaler=trainer.scaler.state() if trainer.scaler else {},
-        groups=[_numbers(group) for group in trainer.optimizer.param_groups],
+        groups=[group_numbers(group) for group in trainer.optimizer.param_groups],
         curve=list(position.curve),
     )
 
@@ -463,23 +463,23 @@ def load(trainer: Trainer, folder: Path) -> Position:
     trainer.publish()
     restore_random_state(random, trainer.world)
     trainer.non_finite.fill_(any(bool(flag) for flag in flags.values()))
-    _restore_numbers(trainer.optimizer, info)
+    restore_numbers(trainer.optimizer, info.groups)
     if trainer.scaler and info.scaler:
         trainer.scaler.restore(info.scaler)
     return Position(info.step, info.seconds, tuple(info.curve))
 
 
-def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
+def group_numbers(group: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a parameter group (apex keeps its step count there)."""
     return {key: value for key, value in group.items() if type(value) in (int, float)}
 
 
-def _restore_numbers(optimizer: Optimizer, info: CheckpointInfo) -> None:
+def restore_numbers(optimizer: Optimizer, saved: list[dict[str, float]]) -> None:
     """Give the parameter groups their numbers; where they are others, the step count, which is common."""
     groups = optimizer.param_groups
-    if len(groups) == len(info.groups):
-        for group, numbers in zip(groups, info.groups, strict=True):
+    if len(groups) == len(saved):
+        for group, numbers in zip(groups, saved, strict=True):
             group.update(numbers)
-    elif info.groups and "step" in info.groups[0]:
+    elif saved and "step" in saved[0]:
         for group in groups:
-            group["step"] = info.groups[0]["step"]
+            group["step"] = saved[0]["step"]

@@ -296,6 +296,22 @@ def whole_tensors(trainer: Trainer, read: Callable[[nn.Parameter], Tensor | None
     return found
 
 
+def plain_weights(trainer: Trainer) -> Named:
+    """Return copies of all weights and buffers, whole and on the host, named as before any technique.
+
+    Every rank must call it. Running statistics are this rank's.
+    """
+    found = whole_tensors(trainer, lambda parameter: parameter)
+    for shard in untouched(trainer):
+        name = shard.name.removeprefix("model.")
+        if name not in found:
+            found[name] = shard.values
+    return {
+        trainer.names.get(name, name): value.detach().to("cpu", copy=True).contiguous()
+        for name, value in found.items()
+    }
+
+
 def _whole_stage(
     stage: nn.Module, read: Callable[[nn.Parameter], Tensor | None], world: World
 ) -> Named:

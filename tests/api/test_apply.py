@@ -1,0 +1,281 @@
+"""A cell applied to a model in a loop of one's own trains as the product does."""
+
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import vitsweep
+from tests.cells import TINY, entry
+from tests.command import ROOT
+from tests.ranks import on_ranks, placed
+from tests.user_modules import Stack
+from vitsweep.equivalence import _global_batch, _my_share
+from vitsweep.model.build import build_model, first_model
+from vitsweep.parallelize import parallelize
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.shards import plain_weights
+from vitsweep.world import World
+
+STEPS = 4
+MODELS = (
+    TINY,
+    ("model=module", "model.target=tests.user_modules.build", "batch.images_per_step=16"),
+)
+KNOBS = {
+    "precision": ("fp32", "bf16", "O1", "O2", "O3"),
+    "sharding": ("ddp", "zero1", "zero2", "fsdp"),
+    "optimizer": ("adamw_loop", "adamw_fused", "lion", "adamw_contiguous", "adamw_8bit", "sgd_loop"),
+    "memory": ("keep_all", "recompute_blocks", "recompute_selected"),
+    "averaging": ("none", "ema"),
+    "batch.accumulation_steps": ("1", "2"),
+    "optimizer.clip_norm": ("null", "0.1"),
+}  # fmt: skip
+CORE = (
+    ("sharding=fsdp", "precision=O2", "precision.half_dtype=float16", "averaging=ema"),
+    ("sharding=zero1", "precision=O2", "batch.accumulation_steps=2", "optimizer.clip_norm=0.1"),
+    ("sharding=ddp", "precision=O1", "optimizer=adamw_8bit", "memory=recompute_blocks"),
+)
+
+
+def core(ranks: int) -> list[CellSpec]:
+    return [_cell(MODELS[number % 2], choice, ranks) for number, choice in enumerate(CORE)]
+
+
+def drawn(ranks: int, count: int) -> list[CellSpec]:
+    rng, found = random.Random(ranks), []
+    while len(found) < count:
+        choice = tuple(f"{knob}={rng.choice(values)}" for knob, values in KNOBS.items())
+        model = rng.choice(MODELS)
+        if not _entry(model, choice, ranks).reasons:
+            found.append(_cell(model, choice, ranks))
+    return found
+
+
+def _entry(model: tuple[str, ...], choice: tuple[str, ...], ranks: int) -> Any:
+    size = (f"resources.ranks_per_node={ranks}", "resources.threads_per_rank=1")
+    return entry(*model, *size, *choice)
+
+
+def _cell(model: tuple[str, ...], choice: tuple[str, ...], ranks: int) -> CellSpec:
+    spec: CellSpec = _entry(model, choice, ranks).spec
+    return spec
+
+
+def cross_entropy(outputs: Tensor, batch: Any) -> Tensor:
+    return F.cross_entropy(outputs, batch[1])
+
+
+def whole_batch(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*parts, strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def own_model(cell: CellSpec, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return build_model(cell)
+
+
+def trained_both_ways(world: World, cells: list[CellSpec]) -> list[str]:
+    """Return in words where a loop of one's own differs from the product's."""
+    return [fault for cell in cells for fault in _differences(placed(world, cell), cell)]
+
+
+def _differences(world: World, cell: CellSpec) -> list[str]:
+    cell = replace(cell, task=replace(cell.task, label_smoothing=0.0))
+    shares = [_my_share(cell, *_global_batch(cell, step, world), world) for step in range(STEPS)]
+    product = parallelize(first_model(cell), cell, world)
+    wanted = [float(product.step(iter(share))) for share in shares]
+    with vitsweep.apply(cell, own_model(cell, cell.seed), cross_entropy) as applied:
+        losses = [float(applied.step(whole_batch(share))) for share in shares[:2]]
+        state, wrapped = applied.state_dict(), applied
+    with vitsweep.apply(cell, own_model(cell, 99), cross_entropy) as applied:
+        applied.load_state_dict(state)
+        losses += [float(applied.step(whole_batch(share))) for share in shares[2:]]
+        found, names = applied.weights(), plain_weights(product)
+    assert wrapped.optimizer is not applied.optimizer
+    faults = [f"losses {losses} are not {wanted}"] if losses != wanted else []
+    faults += [f"weight {n}" for n, w in names.items() if not torch.equal(w, found[n])]
+    faults += ["other names"] if found.keys() != names.keys() else []
+    averages = (t.average.averages if t.average else [] for t in (product, applied._trainer))
+    faults += ["averages" for a, b in zip(*averages, strict=True) if not torch.equal(a, b)]
+    return [f"{fault}: { {g: t.name for g, t in cell.techniques.items()} }" for fault in faults]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loop_of_ones_own_trains_as_the_product_and_goes_on_from_its_state(
+    ranks: int, tmp_path: Path
+) -> None:
+    cells = core(ranks)
+    for found in on_ranks(ranks, trained_both_ways, cells[0], cells, folder=tmp_path):
+        assert not found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_twenty_drawn_cells_do(ranks: int, tmp_path: Path) -> None:
+    cells = drawn(ranks, 20)
+    for found in on_ranks(ranks, trained_both_ways, cells[0], cells, folder=tmp_path):
+        assert not found
+
+
+class Named(Stack):
+    """Takes its images by name and returns logits by name."""
+
+    def forward(self, pixels: Tensor, scale: float = 1.0) -> Any:  # type: ignore[override]
+        return {"logits": super().forward(pixels) * scale}
+
+
+def of_a_mapping(outputs: Any, batch: Any) -> Tensor:
+    return F.mse_loss(outputs["logits"], batch["wanted"])
+
+
+ALONE = ["resources.threads_per_rank=1", "optimizer=sgd_loop", "optimizer.learning_rate=0.1",
+         "optimizer.momentum=0", "optimizer.weight_decay=0", "optimizer.clip_norm=null"]  # fmt: skip
+
+
+def test_batches_by_name_and_an_own_loss_equal_a_plain_loop() -> None:
+    torch.manual_seed(0)
+    model, plain = Named(1, 10, 16, 2), Named(1, 10, 16, 2)
+    plain.load_state_dict(model.state_dict())
+    batch = {
+        "pixels": torch.randn(8, 1, 8, 8),
+        "wanted": torch.randn(8, 10),
+        "unread": torch.ones(8),
+    }
+    sgd = torch.optim.SGD(plain.parameters(), lr=0.1)
+    with vitsweep.apply(
+        [*ALONE, "batch.accumulation_steps=2", "sharding=ddp"], model, of_a_mapping
+    ) as applied:
+        for _ in range(2):
+            loss = of_a_mapping(plain(batch["pixels"]), batch)
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+            assert float(applied.step(batch)) == pytest.approx(float(loss.detach()), rel=1e-6)
+        found = applied.weights()
+    Named(1, 10, 16, 2).load_state_dict(found)
+    for name, weight in plain.state_dict().items():
+        assert torch.allclose(found[name], weight, atol=1e-6), name
+    with pytest.raises(vitsweep.VitsweepError, match="was closed"):
+        applied.step(batch)
+    assert not torch.distributed.is_initialized()
+
+
+def test_flags_follow_the_cell_that_steps_and_return_when_the_last_is_closed() -> None:
+    def flags() -> tuple[str, int]:
+        return torch.get_float32_matmul_precision(), torch.get_num_threads()
+
+    batch, threads = (torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64)), flags()[1]
+    torch.set_float32_matmul_precision("medium")
+    two = ["resources.threads_per_rank=2", *ALONE[1:]]
+    first, second = (vitsweep.apply(cell, Stack(1, 10, 16, 2)) for cell in (ALONE, two))
+    seen = []
+    for applied in (first, second, first):
+        applied.step(batch)
+        seen.append(flags())
+    assert seen == [("highest", 1), ("highest", 2), ("highest", 1)]
+    first.close()
+    second.step(batch)
+    assert flags() == ("highest", 2)
+    second.close()
+    assert flags() == ("medium", threads)
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "loss", "words"),
+    [
+        (["tensor_parallel=megatron"], None, "use `tensor_parallel=none`"),
+        (["classifier=pooled"], None, "use `classifier=token`"),
+        (["precision=fp8", "precision.emulate=true"], cross_entropy, "use `precision=O1`"),
+        (["sharding=none", "resources.ranks_per_node=2"], None, "start that many with torchrun"),
+    ],
+)
+def test_what_a_technique_does_not_find_is_said(
+    overrides: list[str], loss: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "resources" in overrides[-1]:
+        cell: Any = entry("batch.images_per_step=16", *overrides).spec
+    else:
+        cell = overrides
+    with pytest.raises(vitsweep.VitsweepError) as no:
+        vitsweep.apply(cell, Stack(1, 10, 16, 2), loss)
+    assert words in str(no.value)
+
+
+def test_a_model_is_used_once_and_a_batch_splits_evenly() -> None:
+    model = Stack(1, 10, 16, 2)
+    with vitsweep.apply([*ALONE, "batch.accumulation_steps=3"], model) as applied:
+        with pytest.raises(vitsweep.VitsweepError, match="accumulation_steps=3"):
+            applied.step((torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64)))
+        with pytest.raises(vitsweep.VitsweepError, match="build a new model"):
+            vitsweep.apply(ALONE, model)
+        state = applied.state_dict()
+    with (
+        vitsweep.apply(ALONE, Stack(1, 10, 8, 2)) as other,
+        pytest.raises(vitsweep.VitsweepError, match="The state does not hold"),
+    ):
+        other.load_state_dict(state)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+import vitsweep
+from tests.user_modules import Stack
+torch.manual_seed(0)
+row = {"sweep": "own", "cell_id": sys.argv[2]}
+cell = row if sys.argv[1] == "row" else Path(sys.argv[1])
+with vitsweep.apply(cell, Stack(1, 10, 16, 2)) as applied:
+    generator = torch.Generator().manual_seed(applied.world.rank)
+    for _ in range(2):
+        applied.step((torch.randn(8, 1, 8, 8, generator=generator), torch.zeros(8, dtype=torch.int64)))
+    weights = applied.weights()
+    if applied.world.rank == 0:
+        torch.save(weights, sys.argv[3])
+assert not torch.distributed.is_initialized()
+"""
+
+
+@pytest.mark.slow
+def test_under_torchrun_a_frozen_cell_and_a_row_of_its_table_train_alike(tmp_path: Path) -> None:
+    found = entry("batch.images_per_step=16", "resources.ranks_per_node=2", "sharding=fsdp")
+    frozen = tmp_path / "results" / "own" / "cells" / found.cell_id / "cell.yaml"
+    frozen.parent.mkdir(parents=True)
+    frozen.write_text(yaml.safe_dump({"cell": found.tree, "overrides": []}))
+    (tmp_path / "loop.py").write_text(SCRIPT)
+    saved = []
+    for how in (str(frozen), "row"):
+        out = tmp_path / f"{len(saved)}.pt"
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",
+             "loop.py", how, found.cell_id, str(out)],
+            cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        saved.append(torch.load(out))
+    assert all(torch.equal(weight, saved[1][name]) for name, weight in saved[0].items())
+
+
+def test_a_file_of_somebody_else_names_no_class_of_its_own(tmp_path: Path) -> None:
+    tree = entry("batch.images_per_step=16").tree
+    tree["memory"]["_target_"] = "tests.user_techniques.Counts"
+    path = tmp_path / "cell.yaml"
+    path.write_text(yaml.safe_dump({"cell": tree}))
+    with pytest.raises(vitsweep.VitsweepError, match=r"memory\._target_=tests"):
+        vitsweep.apply(path, Stack(1, 10, 16, 2))
+    path.write_text("steps: 3")
+    with pytest.raises(vitsweep.BadValueError, match="is no frozen cell"):
+        vitsweep.apply(path, Stack(1, 10, 16, 2))

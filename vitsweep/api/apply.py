@@ -1,0 +1,402 @@
+"""`vitsweep.apply`: the techniques of a cell around a model, in a training loop of one's own."""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import yaml
+
+from vitsweep.api.session import Overrides, as_overrides
+from vitsweep.composition import hydra
+from vitsweep.composition.composer import Composer
+from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
+from vitsweep.execution.process import joined_process_group, own_device
+from vitsweep.execution.rank_processes import rendezvous
+from vitsweep.execution.run_request import read_cell_safely
+from vitsweep.launchers.external_ranks import init_method, ranks_per_node
+from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.results.provenance import code_in_tree, is_own_text, require_trust
+from vitsweep.results.store import find_sweep
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.from_yaml import cell_from_tree
+from vitsweep.spec.menu import conf_dir
+from vitsweep.spec.resolve import resolve
+from vitsweep.spec.resources import Machine
+from vitsweep.spec.rules import lacking_here, technique_conflicts
+from vitsweep.world import World, device_mesh, environment_rank, process_flags_kept
+
+if TYPE_CHECKING:
+    from pandas import Series
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+Cell: TypeAlias = "CellSpec | os.PathLike[str] | Mapping[str, Any] | Series | Overrides"
+"""What names a cell: a row of a table, the path of a frozen `cell.yaml`, or overrides."""
+Loss = Callable[[Any, Any], "Tensor"]
+
+
+def apply(
+    cell: Cell, model: "nn.Module", loss: Loss | None = None, *,
+    config_dir: str | Path | None = None,
+) -> "Applied":  # fmt: skip
+    """Put the techniques of a cell around a model of your own.
+
+    Under torchrun or srun every rank calls it; elsewhere there is one rank. A process group that
+    exists already is used.
+
+    Args:
+        cell: a row of `cells.parquet` (a mapping or Series with `sweep` and `cell_id`), the path of a
+            frozen `cell.yaml`, or overrides such as `"sharding=fsdp precision=bf16"`.
+        model: with its weights, the same on every rank, on the host. It is changed in place: use a new
+            model for each call. `model.blocks` of the cell says what it stacks, or the largest list
+            of equal modules is taken.
+        loss: (outputs, batch) -> mean loss of a micro-batch; outputs are float32 or better. Without
+            it the cell's: cross entropy of logits and the second entry of a batch.
+        config_dir: folder with more choices, for overrides.
+
+    Raises:
+        BadValueError: the cell cannot be read.
+        ImpossibleCellError: a technique lacks something that this model, loss or world has not; all
+            reasons are named.
+        VitsweepError: the cell is for another number of ranks, or the model is in use already.
+    """
+    if "draws" in vars(model):
+        raise VitsweepError(
+            "This model has techniques of an earlier `vitsweep.apply` around it, which changed it in "
+            "place: build a new model for each call."
+        )
+    spec = for_model(_spec_of(cell, config_dir), model)
+    reasons = [*technique_conflicts(spec), *lacking_here(spec), *_refused_with(loss, spec)]
+    if reasons:
+        raise ImpossibleCellError(reasons)
+    return Applied(spec, model, loss)
+
+
+class Applied:
+    """A model with techniques around it, and how one optimizer step of it runs.
+
+    Attributes:
+        cell: what is applied; its `model` describes the model that was given.
+        world: ranks and mesh.
+        model: as the techniques wrap it, for `train()`, `eval()` and hooks.
+        optimizer: whose parameter groups hold `lr`, for a schedule.
+    """
+
+    def __init__(self, cell: CellSpec, model: "nn.Module", loss: Loss | None) -> None:
+        from vitsweep.model.block import mark_layers
+        from vitsweep.model.user_module import find_blocks
+        from vitsweep.parallelize import parallelize
+
+        self.cell = cell
+        self.world = _PROCESS.enter(self)
+        try:
+            if isinstance(cell.model, ModuleSpec):
+                mark_layers(find_blocks(model, cell.model))
+            self._trainer = parallelize(model, cell, self.world, own_loss=loss)
+        except BaseException:
+            _PROCESS.leave(self)
+            raise
+
+    @property
+    def model(self) -> "nn.Module":
+        """The wrapped model."""
+        return self._trainer.model
+
+    @property
+    def optimizer(self) -> "Optimizer":
+        """The optimizer, over shards or master weights where the cell has them."""
+        return self._trainer.optimizer
+
+    def step(self, batch: Any) -> "Tensor":
+        """Train on one optimizer step's share of this rank: accumulation, scaling and clipping inside.
+
+        Args:
+            batch: a pair of images (or other inputs) and targets, or a mapping, of which the model is
+                called with the entries that its `forward` names. All tensors are on any device and have
+                one length along the first axis, which is cut into `batch.accumulation_steps` equal parts.
+
+        Returns:
+            The mean loss over this rank's batch, detached, on the device.
+
+        Raises:
+            VitsweepError: the batch does not split evenly, or `close` was called.
+        """
+        _PROCESS.set_flags(self)
+        trainer, parts = self._trainer, self.cell.batch.accumulation_steps
+        loss = trainer.step(iter(_split(batch, parts, self.world.device)))
+        del trainer.skipped[
+            :-1
+        ]  # a step of the product's is counted, one of a long training is not
+        return loss
+
+    def predict(self, inputs: "Tensor") -> "Tensor":
+        """Return the model's outputs in the cell's precision, without gradients; every rank calls it."""
+        _PROCESS.set_flags(self)
+        return self._trainer.predict(inputs.to(self.world.device))
+
+    def weights(self) -> "dict[str, Tensor]":
+        """Return whole weights and buffers under the plain model's names; every rank calls it.
+
+        `model.load_state_dict` of a plain model takes them.
+        """
+        from vitsweep.training.shards import plain_weights
+
+        return plain_weights(self._trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of all that further steps depend on: see `training.state_dict`.
+
+        Weights, masters, optimizer state, averaged weights, loss scale and step, of this rank. A rank
+        saves and loads its own part.
+        """
+        from vitsweep.training.state_dict import state_dict
+
+        return state_dict(self._trainer)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned on this rank.
+
+        Raises:
+            VitsweepError: the state is of another model, or other techniques or ranks.
+        """
+        from vitsweep.training.state_dict import load_state_dict
+
+        load_state_dict(self._trainer, state)
+
+    def close(self) -> None:
+        """Give torch its flags back; leave the process group if `apply` joined it. Every rank calls it."""
+        _PROCESS.leave(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _PROCESS.leave(self, failed=error is not None)
+
+
+class _Process:
+    """What all calls in this process share: flags of torch as they were, threads, the process group."""
+
+    def __init__(self) -> None:
+        self._users: list[Applied] = []
+        self._flags, self._group = ExitStack(), ExitStack()
+        self._current: Applied | None = None
+
+    def enter(self, user: Applied) -> World:
+        """Join the ranks, where nobody has; note the flags, where nobody has changed them."""
+        import torch
+        import torch.distributed as dist
+
+        cell = user.cell
+        if not self._users:
+            self._flags.enter_context(process_flags_kept())
+            self._flags.callback(torch.set_num_threads, torch.get_num_threads())
+        self._users.append(user)
+        self._current = user
+        rank, local_rank, size = _place()
+        if not dist.is_initialized():
+            unlimited = replace(cell, resources=replace(cell.resources, memory_gib_per_rank=None))
+            method = init_method() if size > 1 else self._group.enter_context(rendezvous())
+            joined = joined_process_group(unlimited, rank, local_rank, method)
+            return self._group.enter_context(joined)
+        device = own_device(cell.resources, local_rank)
+        torch.set_num_threads(cell.resources.threads_per_rank)
+        return World(
+            rank=rank,
+            local_rank=local_rank,
+            size=size,
+            device=device,
+            shape=cell.mesh,
+            mesh=device_mesh(device.type, cell.mesh),
+        )
+
+    def set_flags(self, user: Applied) -> None:
+        """Give torch the flags of the cell, where another one has set its own since.
+
+        Raises:
+            VitsweepError: it is closed.
+        """
+        import torch
+
+        from vitsweep.techniques.precision.cast import set_process_flags
+
+        if not any(user is each for each in self._users):
+            raise VitsweepError("This cell was closed: call `vitsweep.apply` for a new one.")
+        if self._current is not user:
+            set_process_flags(user.cell)
+            torch.set_num_threads(user.cell.resources.threads_per_rank)
+            self._current = user
+
+    def leave(self, user: Applied, *, failed: bool = False) -> None:
+        """Undo what `enter` did, once all have left; after an error no rank waits for the others."""
+        if not any(user is each for each in self._users):
+            return
+        self._users = [each for each in self._users if each is not user]
+        if self._current is user:
+            self._current = None
+        if self._users:
+            return
+        self._flags.close()
+        if failed:
+            self._group.pop_all()
+        self._group.close()
+
+
+_PROCESS = _Process()
+
+
+def _place() -> tuple[int, int, int]:
+    """Return rank, local rank and number of ranks, of a process group that exists or of the launcher."""
+    import torch.distributed as dist
+
+    place = environment_rank() or (0, 0, 1)
+    if not dist.is_initialized():
+        return place
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return rank, place[1] if place[2] == size else rank, size
+
+
+def _spec_of(cell: Cell, config_dir: str | Path | None) -> CellSpec:
+    """Return the cell that was named, for as many ranks as there are.
+
+    Raises:
+        VitsweepError: it is for another number of ranks.
+        BadValueError: it cannot be read.
+    """
+    size = _place()[2]
+    spec = _read(cell, size, config_dir)
+    if spec.resources.world_size != size:
+        raise VitsweepError(
+            f"The cell is for {spec.resources.world_size} ranks (`resources.nodes={spec.resources.nodes} "
+            f"resources.ranks_per_node={spec.resources.ranks_per_node}`), and there are {size}: start "
+            "that many with torchrun or srun, or give its techniques as overrides."
+        )
+    return spec
+
+
+def _read(cell: Cell, size: int, config_dir: str | Path | None) -> CellSpec:
+    if isinstance(cell, CellSpec):
+        return cell
+    if isinstance(cell, os.PathLike) or (
+        isinstance(cell, str) and cell.endswith((".yaml", ".yml"))
+    ):
+        try:
+            text = Path(cell).read_text(encoding="utf-8")
+            tree = yaml.safe_load(text)["cell"]
+        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+            raise BadValueError(
+                f"`{cell}` is no frozen cell ({type(error).__name__}: {error}): give the `cell.yaml` in "
+                "`results/SWEEP/cells/CELL_ID/`."
+            ) from error
+        if not is_own_text(text):  # its functions are not called here
+            require_trust(cell, (name for name in code_in_tree(tree) if "_target_=" in name))
+        return cell_from_tree(tree)
+    if not isinstance(cell, str) and hasattr(cell, "keys"):
+        missing = [key for key in ("sweep", "cell_id") if key not in cell]
+        if missing:
+            raise BadValueError(
+                f"The row has no `{missing[0]}`: give a row of `cells.parquet`, the path of a `cell.yaml`, "
+                "or overrides."
+            )
+        row: Any = cell
+        return read_cell_safely(find_sweep(str(row["sweep"])), str(row["cell_id"]))
+    composer = Composer(hydra.open_loader(conf_dir(), config_dir))
+    composed = composer.compose(as_overrides(cell, {}))
+    per_node = ranks_per_node(size)
+    composed.tree["resources"] |= {"nodes": size // per_node, "ranks_per_node": per_node}
+    return cell_from_tree(resolve(composed.tree, Machine.here()))
+
+
+def for_model(cell: CellSpec, model: "nn.Module") -> CellSpec:
+    """Return the cell with a description of the model that is given.
+
+    Raises:
+        VitsweepError: it is a model of vitsweep's of another shape.
+    """
+    from vitsweep.model.multidim import MultiDimViT
+    from vitsweep.model.resnet import ResNet
+    from vitsweep.model.vit import ViT
+
+    if isinstance(model, ViT | MultiDimViT | ResNet):
+        if model.spec != cell.shape:
+            raise VitsweepError(
+                f"The model is a {type(model).__name__} of {model.spec}, and the cell has {cell.shape}: "
+                "build it with `vitsweep.model.build.build_model(cell)`."
+            )
+        return cell
+    known = cell.model if isinstance(cell.model, ModuleSpec) else _unknown(cell, model)
+    return replace(cell, model=replace(known, name=type(model).__name__, passes_name=False))
+
+
+def _unknown(cell: CellSpec, model: "nn.Module") -> ModuleSpec:
+    """Describe a module of which the cell says nothing."""
+    return ModuleSpec(
+        name=type(model).__name__,
+        in_channels=cell.model.in_channels,
+        num_classes=cell.model.num_classes,
+        head="classify",
+        target=f"{type(model).__module__}.{type(model).__qualname__}",
+        arguments={},
+        shape_arguments={},
+        passes_name=False,
+        blocks="auto",
+        output=None,
+        seams=(),
+        twin_arguments={},
+        twin_side_px=None,
+        package=None,
+        version=None,
+    )
+
+
+def _refused_with(loss: Loss | None, cell: CellSpec) -> list[str]:
+    """Return which techniques know no loss but the cell's."""
+    if loss is None:
+        return []
+    reasons = {
+        f"pipeline_parallel={cell.pipeline_parallel.name}": cell.mesh.pipeline > 1,
+        f"compilation={cell.compilation.name}": cell.compilation.captures_step,
+        f"precision={cell.precision.name}": cell.precision.float8,
+    }
+    return [
+        f"`{typed}` works with the cell's own loss of images and labels alone: leave `loss` out, or use "
+        "another choice."
+        for typed, is_chosen in reasons.items()
+        if is_chosen
+    ]
+
+
+def _split(batch: Any, parts: int, device: Any) -> list[Any]:
+    """Cut all tensors of a batch along the first axis, and move them to the device.
+
+    Raises:
+        VitsweepError: they do not split evenly.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves, tree_map_only
+
+    lengths = {len(t) for t in tree_leaves(batch) if isinstance(t, torch.Tensor) and t.ndim}
+    if len(lengths) != 1 or (length := lengths.pop()) % parts:
+        raise VitsweepError(
+            f"The tensors of the batch have lengths {sorted(lengths) or length} along the first axis: they "
+            f"must agree, and divide by `batch.accumulation_steps={parts}`."
+        )
+    size = length // parts
+
+    def part(number: int) -> Any:
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            own = tensor[number * size :][:size] if tensor.ndim else tensor
+            return own.to(device, non_blocking=True)
+
+        return tree_map_only(torch.Tensor, cut, batch)
+
+    return [part(number) for number in range(parts)]
