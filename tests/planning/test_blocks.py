@@ -14,6 +14,7 @@ from tests.builders import run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
+from vitsweep.planning import rounds as rounds_module
 from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
@@ -317,6 +318,24 @@ def test_a_grid_begins_with_all_looks() -> None:
     rounds = grid(plan, settings, (), CODE)
     first = [block for _ in range(5) for block in rounds.next(())]
     assert [block.is_look for block in first] == [True] * 4 + [False]
+
+
+def test_the_looks_at_what_the_machine_is_slow_at_come_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates: dict[str, float] = {}
+    monkeypatch.setattr(rounds_module, "matmul_rates", lambda device: rates)
+    plan = sweep("precision=O1,fp32", "sharding=ddp,fsdp")
+    settings = sweep_settings(composer().compose().tree)
+    rounds = grid(plan, settings, (), CODE)
+    looks = [*rounds.next(())]
+    rates |= {"float32": 80.0, "bfloat16": 0.3}  # known since the first look
+    looks += [look for _ in range(3) for look in rounds.next(())]
+    choices = [look.entries[0].composed.choices for look in looks]
+    chosen = [(c["precision"], c["sharding"]) for c in choices]
+    assert chosen[:2] == [("fp32", "ddp"), ("fp32", "fsdp")]
+    assert {precision for precision, _ in chosen[2:]} == {"O1"}
+    assert [look.first_position for look in looks] == [0, 1, 2, 3]
 
 
 def test_what_needs_no_look_gets_none() -> None:

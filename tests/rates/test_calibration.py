@@ -4,21 +4,27 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.predict.traces import exchange, moved, product, trace_of
 from vitsweep.predict.calibrate import fitted
 from vitsweep.predict.measured_rates import CalibratedRates
+from vitsweep.predict.profile_rates import UncalibratedCpuRates
 from vitsweep.predict.step_time import predict_step
 from vitsweep.predict.step_trace import StepTrace
+from vitsweep.rates import calibration as calibration_module
 from vitsweep.rates.calibration import (
     Calibration,
     RankSetup,
     kept_calibration,
     load_calibration,
+    matmul_rates,
     path_for,
 )
+from vitsweep.spec.resources import Resources
 
 GFLOPS, GB_S = 100, 10
 
@@ -154,3 +160,38 @@ def test_quick_rates_of_a_device_without_a_calibration_are_kept_too(config: Path
     kept_calibration("Another CPU").keep_quick("host", {"float32": 0.1})
     assert kept_calibration("Another CPU").quick_rates("host") == {"float32": 0.1}
     assert load_calibration("Another CPU", "2.13.0")[0] is None
+
+
+def test_rates_of_products_are_measured_once_and_an_emulated_format_is_predicted_slow(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+
+    def run(*_: Any, **__: Any) -> SimpleNamespace:
+        measured.append(1)
+        return SimpleNamespace(stdout='{"float32": 80.0, "bfloat16": 0.3}')
+
+    monkeypatch.setattr(calibration_module.subprocess, "run", run)
+    assert matmul_rates("Cray-1") == {}
+    rates = matmul_rates("Cray-1", measure=True)
+    assert matmul_rates("Cray-1", measure=True) == rates == {"float32": 80.0, "bfloat16": 0.3}
+    assert len(measured) == 1
+    resources = Resources(
+        nodes=1,
+        ranks_per_node=1,
+        threads_per_rank=1,
+        device="cpu",
+        memory_gib_per_rank=None,
+        cores_per_node=2,
+        devices_per_node=0,
+    )
+    fast, slow = (
+        UncalibratedCpuRates(resources, rates).operator_us(replace(product(300, 300, 300), dtype=d))
+        for d in ("float32", "bfloat16")
+    )
+    assert slow / fast == pytest.approx(80 / 0.3, rel=0.01)
+
+
+def test_rates_of_products_follow_from_those_of_a_run(config: Path) -> None:
+    kept_calibration("Cray-1").keep_quick("host cpu 2x4", {"float32": 0.4, "bfloat16": 0.8})
+    assert matmul_rates("Cray-1") == {"float32": 100.0, "bfloat16": 200.0}

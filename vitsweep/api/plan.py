@@ -13,7 +13,7 @@ from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, did_you_mean
-from vitsweep.planning.blocks import runs_per_cell
+from vitsweep.planning.blocks import look_blocks, runs_per_cell
 from vitsweep.planning.detectable_effect import (
     describe_detectable_effect,
     noise_of,
@@ -29,6 +29,7 @@ from vitsweep.spec.resources import HERE, Machine
 from vitsweep.tables.formatting import (
     Column,
     any_value,
+    count,
     number,
     plain,
     text_columns,
@@ -420,6 +421,12 @@ def overview(
         outlook = describe_race(RaceRounds(sweep_plan, settings, store, code_state(), runs))
     else:
         outlook = describe_detectable_effect(sweep_plan, noise) or ""
+        is_here = machine.described_by == HERE
+        if looks := sum(1 for _ in look_blocks(sweep_plan, state, settings)) if is_here else 0:
+            budget = f", then blocks for {settings.minutes:g} min" if settings.minutes else ""
+            outlook += (
+                f" Before these runs, {count(looks, 'look')}: one short run of each cell{budget}."
+            )
     return PlanOverview(
         rows=rows, plan=sweep_plan, state=state, store=store, detectable_effect=outlook
     )

@@ -1,9 +1,14 @@
 """`vitsweep doctor --calibrate`: measure this machine, so that `plan` predicts its step times."""
 
-import os
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import nan
+from typing import Any
 
+import psutil
 from pandas import DataFrame
 from rich.console import Console
 from rich.table import Table
@@ -14,26 +19,66 @@ from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.calibrate import SHORT_TRAININGS, calibrate_machine
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
-from vitsweep.rates.calibration import Calibration, RankSetup
+from vitsweep.rates.calibration import Calibration, RankSetup, kept_calibration
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
+from vitsweep.tables.formatting import number
 from vitsweep.tables.render import as_table
 
-BUSY = 0.5
-"""Load per core above which other work on the machine disturbs the measurement."""
+BUSY = 0.1
+"""Share of the cores above which the work of other programs disturbs the measurement."""
+
+
+class OtherWork(threading.Thread):
+    """Watches, while the `with` block lasts, what share of the cores other programs use.
+
+    Attributes:
+        share: mean of all seconds so far, from 0 to 1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.share, self._left = 0.0, threading.Event()
+
+    def __enter__(self) -> "OtherWork":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        self.join()
+
+    def run(self) -> None:
+        """Compare the busy time of the machine with that of this command, second by second."""
+        shares: list[float] = []
+        before, own = psutil.cpu_times(), _own_seconds()
+        while not self._left.wait(1.0):
+            now, mine = psutil.cpu_times(), _own_seconds()
+            busy, whole = (f(now) - f(before) for f in (_busy_seconds, sum))
+            ours = sum(max(0.0, mine[p] - own.get(p, 0.0)) for p in mine)
+            shares.append(min(1.0, max(0.0, (busy - ours) / max(whole, 1e-9))))
+            self.share = sum(shares) / len(shares)
+            before, own = now, mine
+
+
+def _own_seconds() -> dict[int, float]:
+    """Return process id -> CPU seconds of this command and all that it started."""
+    found = {}
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            found[process.pid] = float(times.user + times.system)
+    return found
+
+
+def _busy_seconds(times: Any) -> float:
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))  # iowait: Linux only
 
 
 def calibrate(console: Console) -> int:
     """Measure, save and print the rates of this machine; return the exit code."""
     machine = Machine.here()
     started = time.monotonic()
-    load = os.getloadavg()[0] / machine.cores_per_node
-    if load > BUSY:
-        console.print(
-            f"The load is {load:.1f} per core: other work disturbs this measurement. Repeat it when the "
-            "machine is idle.",
-            style="yellow",
-        )
     composer = Composer()
 
     def cells_for(ranks: int) -> list[CellSpec]:
@@ -43,12 +88,25 @@ def calibrate(console: Console) -> int:
     most = machine.devices_per_node or machine.cores_per_node
     counts = sorted({1, min(2, most), most} if machine.device == "cpu" else {1, most})
     try:
-        found = calibrate_machine(
-            cells_for, _traces, counts[:2], lambda text: console.print(f"measuring {text}")
-        )
+        with OtherWork() as other:
+            found = calibrate_machine(
+                cells_for,
+                _traces,
+                counts[:2],
+                lambda text: console.print(f"measuring {text}", highlight=False),
+            )
     except RuntimeError as error:
         console.print(str(error), highlight=False, markup=False)
         return ExitCode.not_all_measured
+    if other.share > BUSY:
+        console.print(
+            f"Other programs used {100 * other.share:.0f} % of the cores while it measured: repeat it when "
+            "the machine is idle.",
+            style="yellow",
+        )
+    with suppress(ValueError):
+        kept = kept_calibration(found.device)
+        found = replace(found, matmul=kept.matmul, quick=kept.quick)
     path = found.save()
     console.print(_summary(found))
     console.print(
@@ -77,19 +135,22 @@ def _summary(calibration: Calibration) -> Table:
 def _setup(setup: RankSetup) -> dict[str, str]:
     rates = {
         dtype: max(
-            2e-3 * row["shape"][1] * row["shape"][2] * row["shape"][3] / row["us"]
-            for row in setup.operators
-            if row["kind"] == "matmul" and row["dtype"] == dtype
+            (
+                2e-3 * row["shape"][1] * row["shape"][2] * row["shape"][3] / row["us"]
+                for row in setup.operators
+                if row["kind"] == "matmul" and row["dtype"] == dtype
+            ),
+            default=nan,
         )
         for dtype in ("float32", "bfloat16")
     }
     copies = [r for r in setup.operators if r["name"] == "copy_" and r["dtype"] == "float32"]
-    largest = max(copies, key=lambda row: row["bytes_moved"])
+    largest = max(copies, key=lambda row: row["bytes_moved"], default={"bytes_moved": nan, "us": 1})
     reduced = [r for r in setup.collectives if r["name"] == "all_reduce" and r["bytes"] == 1 << 24]
     return {
         "ranks x threads": f"{setup.ranks} x {setup.threads}",
-        "matmul GFLOP/s fp32": f"{rates['float32']:.0f}",
-        "bf16": f"{rates['bfloat16']:.0f}",
+        "matmul GFLOP/s fp32": number(rates["float32"]),
+        "bf16": number(rates["bfloat16"]),
         "copy GB/s": f"{largest['bytes_moved'] / largest['us'] / 1e3:.1f}",
         "all-reduce 16 MiB ms": f"{reduced[0]['us'] / 1e3:.1f}" if reduced else "",
         "us per operator": f"{setup.dispatch_us:.1f}",

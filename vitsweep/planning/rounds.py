@@ -21,6 +21,8 @@ from vitsweep.planning.blocks import (
 )
 from vitsweep.planning.pending import ResumeState, resume_state, usable_runs
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.rates.calibration import matmul_rates
+from vitsweep.rates.device import device_name
 from vitsweep.results.record import RunRecord
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.stats import Claim
@@ -137,6 +139,7 @@ class _Grid:
         is_measured = plan.runnable and not (begin.missing_blocks or begin.not_measured or pending)
         self._notice = "Everything that was asked for is measured already." if is_measured else ""
         self._looks = list(look_blocks(plan, begin, settings))
+        self._looked: Counter[str] = Counter()
         self._members: Iterator[list[PlannedCell]] = iter(())
 
     @property
@@ -153,7 +156,7 @@ class _Grid:
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
         """Return the next look, then the next block of the round, or the first of the next round."""
         if self._looks:
-            return [self._looks.pop(0)]
+            return [self._next_look()]
         state = self.state(records)
         while True:
             for members in self._members:
@@ -164,6 +167,17 @@ class _Grid:
             self._rounds_left -= 1
             once = dict.fromkeys(state.missing_blocks, 1)
             self._members = members_of_blocks(self._plan, once, self._size)
+
+    def _next_look(self) -> Block:
+        """Take the look that is probably the cheapest of those that share a block, its baseline first.
+
+        The rates of the machine may be known only since the look before.
+        """
+        together = [look for look in self._looks if look.name == self._looks[0].name]
+        chosen = min(together, key=lambda look: _slowness(look.entries[0]))
+        self._looks.remove(chosen)
+        self._looked[chosen.name] += 1
+        return replace(chosen, first_position=self._looked[chosen.name] - 1)
 
     def num_runs(self, records: Sequence[RunRecord]) -> "Counter[str]":
         """Return the runs that the missing blocks take, and looks still to come."""
@@ -176,6 +190,16 @@ class _Grid:
 
     def stopped(self, records: Sequence[RunRecord]) -> None:
         """Do nothing: the records say how far a grid came."""
+
+
+def _slowness(entry: PlannedCell) -> float:
+    """Return how many times slower than float32 the cell's products are on this machine, as far as known."""
+    if entry.cell_id == entry.baseline_id:
+        return 0.0
+    plan, device = entry.spec.precision.plan(), entry.spec.resources.device
+    rates = matmul_rates(str(device_name(device))) if device == "cpu" else {}
+    own = rates.get(plan.autocast_dtype or plan.param_dtype)
+    return rates["float32"] / own if own and "float32" in rates else 1.0
 
 
 class _BoundedGrid(_Grid):

@@ -1,6 +1,7 @@
 """Measure this machine: operators, collectives and a few short trainings, under 1 rank and under several."""
 
 import json
+import platform
 import statistics
 import sys
 import time
@@ -8,11 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from vitsweep.execution.calibration import calibration_for
 from vitsweep.execution.process import end_with_launcher, exit_now
 from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvous, wait_for_ranks
 from vitsweep.files import write_atomically
@@ -22,7 +25,18 @@ from vitsweep.rates.calibration import Calibration, RankSetup
 from vitsweep.rates.device import device_name
 from vitsweep.spec.cell_spec import CellSpec
 
-TIMEOUT_S = 600
+SECONDS = 165.0
+"""Of all measurements; with the start of the processes and the traces it takes three minutes at most."""
+LATE_SECONDS = 5.0
+"""For the ranks of one part to end a step that they are in when its time is over."""
+OPERATOR_SHARE, COLLECTIVE_SHARE = 0.5, 0.15
+"""Of the seconds of a part, its start included; the rest is for the short trainings."""
+WEIGHT = {False: 2, True: 1}
+"""Of a part among all, by whether it only repeats the short trainings."""
+SLOW = 4.0
+"""A format whose products are so many times slower than float32 is emulated: only tiny ones are timed."""
+WORST_ERROR = 0.5
+"""Of `RankSetup.log_error`; that of operators without a training that ended in time."""
 TRAINING_SECONDS = 1.5
 """Timed steps of one short training last about this long."""
 SHORT_TRAININGS: tuple[tuple[str, ...], ...] = (
@@ -46,30 +60,50 @@ def calibrate_machine(
     traces_of: Callable[[Sequence[CellSpec]], Sequence[StepTrace]],
     rank_counts: Sequence[int],
     say: Callable[[str], None] = lambda text: None,
+    seconds: float = SECONDS,
 ) -> Calibration:
-    """Measure this machine.
+    """Measure this machine, in so many seconds at most.
 
     The short trainings run twice: after the operators, and again when everything else is done. A machine
     drifts from one minute to the next (clocks, other programs), so that what lies between the two
-    belongs into the error that a prediction states.
+    belongs into the error that a prediction states. What the time did not suffice for is left out and said;
+    the rest is kept.
 
     Args:
         cells_for: number of ranks -> short trainings (see `SHORT_TRAININGS`).
         traces_of: cells -> their operators and collectives.
         rank_counts: numbers of ranks to measure, such as 1 and 2.
-        say: is given a line when a part begins.
+        say: is given a line when a part begins, and where it ran out of time.
+        seconds: of all parts.
 
     Raises:
         RuntimeError: the ranks failed; the text says where to read why.
     """
-    cells = {ranks: list(cells_for(ranks)) for ranks in rank_counts}
+    end, left = time.monotonic() + seconds, len(rank_counts) * sum(WEIGHT.values())
+
+    def part(trainings: Sequence[CellSpec], slow: tuple[str, ...], again: bool) -> dict[str, Any]:
+        nonlocal left
+        budget = WEIGHT[again] * (end - time.monotonic()) / left
+        left -= WEIGHT[again]
+        found = _measure(trainings, budget, slow, with_operators=not again)
+        late = sum(ms is None for ms in found["step_ms"])
+        if late or found["late"]:
+            what = [f"{late} of {len(trainings)} trainings"] if late else []
+            said = " and ".join([*what, *(f"some {name}" for name in found["late"])])
+            say(f"  timed out after {budget:.0f} s: {said} are left out")
+        return found
+
+    slow = _slow_formats(cells_for(rank_counts[0])[0])
+    if slow:
+        say(f"{', '.join(slow)} is emulated by this processor: one tiny figure of it")
+    cells = {ranks: _without(slow, cells_for(ranks)) for ranks in rank_counts}
     measured = {}
     for ranks, trainings in cells.items():
         noun = f"rank{'s' * (ranks > 1)}"
         say(f"{ranks} {noun}: operators, collectives, {len(trainings)} short trainings")
-        measured[ranks] = _measure(trainings)
+        measured[ranks] = part(trainings, slow, again=False)
     say("the short trainings again")
-    again = {ranks: measure_steps(trainings) for ranks, trainings in cells.items()}
+    again = {ranks: part(trainings, slow, again=True) for ranks, trainings in cells.items()}
     setups, resources = [], cells_for(1)[0].resources
     for ranks, trainings in cells.items():
         setup = RankSetup(
@@ -78,8 +112,14 @@ def calibrate_machine(
             operators=measured[ranks]["operators"],
             collectives=measured[ranks]["collectives"],
         )
-        traces, step_ms = list(traces_of(trainings)), [*measured[ranks]["step_ms"], *again[ranks]]
-        setups.append(fitted(setup, [*traces, *traces], step_ms, resources.device == "cuda"))
+        traces = list(traces_of(trainings))
+        step_ms = [*measured[ranks]["step_ms"], *again[ranks]["step_ms"]]
+        pairs = [(t, ms) for t, ms in zip([*traces, *traces], step_ms, strict=True) if ms]
+        if not pairs:
+            setups.append(replace(setup, log_error=WORST_ERROR))
+            continue
+        done, times = [t for t, _ in pairs], [ms for _, ms in pairs]
+        setups.append(fitted(setup, done, times, resources.device == "cuda"))
     return Calibration(
         device=str(device_name(resources.device)),
         device_type=resources.device,
@@ -88,6 +128,20 @@ def calibrate_machine(
         cores=resources.cores_per_node,
         setups=tuple(setups),
     )
+
+
+def _slow_formats(cell: CellSpec) -> tuple[str, ...]:
+    """Return the formats whose products this machine emulates, by a product of each."""
+    with TemporaryDirectory() as folder:
+        rates = calibration_for(cell, Path(folder), platform.node())
+    fp32 = rates.get("float32", 0.0)
+    return tuple(d for d in ("bfloat16",) if SLOW * rates.get(d, fp32) < fp32)
+
+
+def _without(slow: tuple[str, ...], cells: Sequence[CellSpec]) -> list[CellSpec]:
+    """Return the trainings that are not in a slow format."""
+    plans = [(cell, cell.precision.plan()) for cell in cells]
+    return [cell for cell, plan in plans if (plan.autocast_dtype or plan.param_dtype) not in slow]
 
 
 def fitted(
@@ -137,7 +191,7 @@ def fitted(
         fit = setup.scale * operators + setup.dispatch_us * dispatches / 1e3 + sent
     errors = np.log(measured / fit)
     spread = float(np.sqrt(np.sum(errors**2) / max(1, len(errors) - 2)))
-    return replace(setup, log_error=min(0.5, max(0.05, spread)))
+    return replace(setup, log_error=min(WORST_ERROR, max(0.05, spread)))
 
 
 def measure_steps(cells: Sequence[CellSpec]) -> list[float]:
@@ -146,27 +200,38 @@ def measure_steps(cells: Sequence[CellSpec]) -> list[float]:
     Raises:
         RuntimeError: the ranks failed; the text says why.
     """
-    return list(_measure(cells, with_operators=False)["step_ms"])
+    return list(_measure(cells, SECONDS, (), with_operators=False)["step_ms"])
 
 
-def _measure(cells: Sequence[CellSpec], with_operators: bool = True) -> dict[str, Any]:
-    """Let the ranks of the cells measure; return what rank 0 wrote."""
+def _measure(
+    cells: Sequence[CellSpec], seconds: float, slow: tuple[str, ...], with_operators: bool = True
+) -> dict[str, Any]:
+    """Let the ranks of the cells measure for some seconds; return what rank 0 wrote by then.
+
+    Returns:
+        `operators, collectives`; `late`, which of them lack something; `step_ms` of each cell, None where
+        its training did not end in time.
+    """
     with TemporaryDirectory() as folder, rendezvous() as init_method:
         answer = Path(folder) / "rates.json"
         world = range(cells[0].resources.world_size)
-        arguments = (tuple(cells), init_method, str(answer), with_operators)
+        end = time.monotonic() + seconds
+        arguments = (tuple(cells), init_method, str(answer), with_operators, end, slow)
         ranks = LocalRanks(fork_server(), measure_rank, arguments, world, answer.parent)
         try:
-            wait_for_ranks(ranks, TIMEOUT_S, grace_seconds=1.0)
+            wait_for_ranks(ranks, seconds + LATE_SECONDS, grace_seconds=1.0)
         finally:
             ranks.kill()
         with suppress(OSError, ValueError):
-            return dict(json.loads(answer.read_text(encoding="utf-8")))
+            found = dict(json.loads(answer.read_text(encoding="utf-8")))
+            missing = [None] * (len(cells) - len(found["step_ms"]))
+            return found | {"step_ms": [*found["step_ms"], *missing]}
         logs = "\n".join(
             p.read_text(encoding="utf-8", errors="replace")[-2000:]
             for p in Path(folder).glob("rank*.log")
         )
-    raise RuntimeError(f"The ranks could not measure their rates. {logs}")
+    why = logs.strip() or f"nothing was measured within {seconds:.0f} s: is the machine busy?"
+    raise RuntimeError(f"The ranks could not measure their rates: {why}")
 
 
 def measure_rank(
@@ -174,29 +239,62 @@ def measure_rank(
     init_method: str,
     answer: str,
     with_operators: bool,
+    end: float,
+    slow: tuple[str, ...],
     rank: int,
     local_rank: int,
 ) -> None:
-    """Run one rank; rank 0 writes times of operators, collectives and steps as JSON to `answer`."""
+    """Run one rank; rank 0 writes times of operators, collectives and steps as JSON to `answer`.
+
+    It writes after each part, so that a rank that is ended has left what it had. `end` is a time of
+    `time.monotonic`, which all processes of a machine share.
+    """
     from vitsweep.execution.process import joined_process_group
     from vitsweep.rates.operators import collective_times, operator_times
 
     end_with_launcher()
-    limit = replace(cells[0].measurement, timeout_min=TIMEOUT_S / 60)
+    limit = replace(cells[0].measurement, timeout_min=(end - time.monotonic() + LATE_SECONDS) / 60)
     try:
         with joined_process_group(
             replace(cells[0], measurement=limit), rank, local_rank, init_method
         ) as world:
-            found: dict[str, Any] = {}
+            found: dict[str, Any] = {"operators": [], "collectives": [], "step_ms": [], "late": []}
+
+            def write() -> None:
+                if rank == 0:
+                    write_atomically(Path(answer), json.dumps(found))
+
+            def before(stop: float) -> bool:
+                return _all_before(stop, world)
+
             if with_operators:
-                found["operators"] = operator_times(world, ("float32", "bfloat16"))
-                found["collectives"] = collective_times(world)
-            found["step_ms"] = [_step_ms(cell, world) for cell in cells]
-            if rank == 0:
-                write_atomically(Path(answer), json.dumps(found))
+                left = end - time.monotonic()
+                stop = time.monotonic() + OPERATOR_SHARE * left
+                found["operators"] = operator_times(world, ("float32", "bfloat16"), slow, stop)
+                found["late"] += [] if before(stop) else ["operators"]
+                write()
+                stop = time.monotonic() + COLLECTIVE_SHARE * left
+                found["collectives"] = collective_times(world, partial(before, stop))
+                found["late"] += [] if before(stop) else ["collectives"]
+            write()
+            for cell in cells:
+                if not before(end):
+                    break
+                found["step_ms"].append(_step_ms(cell, world))
+                write()
     except Exception as error:
         print(f"Calibration of rank {rank} failed: {error}", file=sys.stderr)
         exit_now(1)
+
+
+def _all_before(end: float, world: Any) -> bool:
+    """Tell whether it is earlier on every rank; all ranks get the same answer."""
+    import torch
+    import torch.distributed as dist
+
+    late = torch.tensor(float(time.monotonic() > end), device=world.device)
+    dist.all_reduce(late, dist.ReduceOp.MAX)
+    return not late
 
 
 def _step_ms(cell: CellSpec, world: Any) -> float:

@@ -21,7 +21,7 @@ from vitsweep.predict.step_time import (
 )
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
-from vitsweep.rates.calibration import load_calibration
+from vitsweep.rates.calibration import load_calibration, matmul_rates
 from vitsweep.rates.device import device_name
 from vitsweep.rates.profile import Profile, generic_gpu, profile_named, profile_of
 from vitsweep.spec.cell_spec import CellSpec
@@ -89,11 +89,19 @@ def _rates_here(cell: CellSpec) -> tuple[Rates, str]:
     if calibration:
         return calibrated_rates(calibration, cell), notice
     if cell.resources.device == "cpu":
-        return UncalibratedCpuRates(cell.resources), notice
+        plan = cell.precision.plan()
+        is_half = (plan.autocast_dtype or plan.param_dtype) != "float32"
+        return UncalibratedCpuRates(cell.resources, _matmul_rates(device, is_half)), notice
     profile = profile_of(device, complete=True)
     if profile:
         return TableRates(profile), notice
     return TableRates(generic_gpu()), f"No profile of {device} is known. {notice}"
+
+
+@cache
+def _matmul_rates(device: str, measure: bool) -> dict[str, float]:
+    """Return the rates of products; they are measured only for half precision, which may be emulated."""
+    return matmul_rates(device, measure=measure)
 
 
 @cache

@@ -228,6 +228,8 @@ def _plain(dtype: str) -> str:
 
 GFLOPS_PER_CORE = 50.0
 """Of products in float32 by AVX2 or AVX-512 at 2 to 3 GHz: some 40 % of the peak (assumed)."""
+SHARE_OF_PRODUCT = 0.6
+"""What the products of a training reach of the rate of one product of middle size (assumed)."""
 GB_S = 10.0
 """Memory bandwidth that a few cores reach (assumed)."""
 LOCAL_GB_S = 1.0
@@ -235,15 +237,17 @@ LOCAL_GB_S = 1.0
 
 
 class UncalibratedCpuRates(Rates):
-    """Assumed rates; `vitsweep doctor --calibrate` replaces them by measured ones.
+    """Assumed rates, but those of products; `vitsweep doctor --calibrate` replaces them by measured ones.
 
     Args:
         resources: ranks and threads of the cell.
+        matmul: measured GFLOP/s of one core by dtype, of one product; {} assumes `GFLOPS_PER_CORE`.
     """
 
     asynchronous = False
 
-    def __init__(self, resources: Resources) -> None:
+    def __init__(self, resources: Resources, matmul: Mapping[str, float] | None = None) -> None:
+        self._matmul = matmul or {}
         cores = min(resources.threads_per_rank, resources.cores_per_node)
         crowd = resources.ranks_per_node * resources.threads_per_rank / resources.cores_per_node
         self._cores, self._crowd = cores, max(1.0, crowd)
@@ -262,7 +266,9 @@ class UncalibratedCpuRates(Rates):
         """Return the larger of computing and memory time."""
         if not operator.count:
             return 0.0
-        computing = operator.flops / (GFLOPS_PER_CORE * self._cores) / 1e3
+        measured = self._matmul.get(operator.dtype)
+        gflops = SHARE_OF_PRODUCT * measured if measured else GFLOPS_PER_CORE
+        computing = operator.flops / (gflops * self._cores) / 1e3
         moving = operator.bytes_moved / GB_S / 1e3
         return max(computing, moving) / operator.count * self._crowd
 

@@ -8,6 +8,8 @@ quick rates, which every run is recorded beside, for an hour.
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +22,9 @@ from vitsweep.files import write_atomically, write_cache_file
 SCHEMA = 1
 QUICK_MAX_AGE_S = 3600
 """Quick rates older than this are measured again: load and clocks of a machine change."""
+
+
+MEASURE = "import json; from vitsweep.rates.quick import matmul_gflops_per_core as f; print(json.dumps(f()))"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,7 @@ class Calibration:
         date: day of that measurement, ISO 8601.
         cores: of the node.
         setups: times of operators by number of ranks.
+        matmul: GFLOP/s of one CPU core by dtype, see `rates.quick.matmul_gflops_per_core`.
         quick: host, ranks and threads -> what `rates.quick.calibrate` returned, and `time`, when it did.
     """
 
@@ -65,6 +71,7 @@ class Calibration:
     date: str = ""
     cores: int = 0
     setups: tuple[RankSetup, ...] = ()
+    matmul: dict[str, float] = field(default_factory=dict)
     quick: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def save(self) -> Path:
@@ -137,6 +144,41 @@ def load_calibration(device: str, torch_version: str) -> tuple[Calibration | Non
         )
     age = (datetime.now().date() - datetime.fromisoformat(found.date).date()).days
     return found, f"The calibration `{path}` is {age} days old." if age > 30 else ""
+
+
+def matmul_rates(device: str, *, measure: bool = False) -> dict[str, float]:
+    """Return GFLOP/s of one core by dtype: as kept for a device, or measured now, in a process of its own.
+
+    Args:
+        device: name of this machine's processor.
+        measure: measure and keep them where none are kept; else {} is returned then.
+    """
+    try:
+        kept = kept_calibration(device)
+    except ValueError:
+        kept = Calibration(device=device)
+    if known := kept.matmul or _of_quick(kept):
+        return known
+    if not measure:
+        return {}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=120
+        )
+        rates = {name: float(rate) for name, rate in json.loads(done.stdout).items()}
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {}
+    write_cache_file(path_for(device), replace(kept, matmul=rates)._text().encode())
+    return rates
+
+
+def _of_quick(kept: Calibration) -> dict[str, float]:
+    """Return the same from the latest quick rates, which a run measured; {} without any."""
+    if not kept.quick or kept.device_type == "cuda":
+        return {}
+    key, rates = max(kept.quick.items(), key=lambda item: item[1].get("time", 0.0))
+    threads = int(key.rpartition("x")[2])
+    return {d: 1e3 * rates[d] / threads for d in ("float32", "bfloat16", "float16") if d in rates}
 
 
 def _is_young(rates: dict[str, float]) -> bool:

@@ -4,6 +4,7 @@ Every rank measures the same list at the same time, as the ranks of a training c
 memory bandwidth and power. Inputs are random: products of zeros draw less power on a GPU.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,10 @@ CHUNKS = 5
 """The median over so many chunks of calls is kept, so that a short disturbance does not count."""
 CHUNK_SECONDS = {"cpu": 0.004, "cuda": 0.02}
 LARGEST_FLOPS = {"cpu": 4e9, "cuda": 4e12}
+SLOW_FLOPS = 4e6
+"""Of a product in a format that the processor emulates, such as bfloat16 at 0.3 GFLOP/s."""
+LONG_CALL_SECONDS = 0.1
+"""A longer call is timed once: a short disturbance does not count in it."""
 TOKENS = {"cpu": (32, 256, 2048, 8192), "cuda": (2048, 16384, 65536)}
 LINEARS = {  # (inputs, outputs)
     "cpu": ((128, 128), (128, 512), (192, 192), (768, 192), (384, 1536), (768, 768), (768, 3072)),
@@ -71,27 +76,43 @@ Work = Callable[[], object]
 Job = tuple[OperatorTime, Work]
 
 
-def operator_times(world: World, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Measure all operators on this rank; all ranks call it at the same time.
+def operator_times(
+    world: World,
+    dtypes: tuple[str, ...],
+    slow: tuple[str, ...] = (),
+    end: float = math.inf,
+) -> list[dict[str, Any]]:
+    """Measure operators on this rank; all ranks call it at the same time.
 
     Args:
         world: ranks.
         dtypes: of the tensors, such as `float32`.
+        slow: those of them that the device emulates: of their products only tiny ones are measured.
+        end: at this time of `time.monotonic` what is not measured is left out; the first dtype comes first.
     """
-    jobs = [
-        job
-        for dtype in dtypes
-        for part in (_products, _attentions, _elementwise, _updates)
-        for job in part(world.device, dtype)
-    ]
-    return [asdict(operator) | {"us": _median_us(work, world.device)} for operator, work in jobs]
+    found: list[dict[str, Any]] = []
+    for dtype in dtypes:
+        most = SLOW_FLOPS if dtype in slow else LARGEST_FLOPS[world.device.type]
+        for part in (_products, _attentions, _elementwise, _updates):
+            for operator, work in part(world.device, dtype, most):
+                if time.monotonic() > end:
+                    return found
+                found.append(asdict(operator) | {"us": _median_us(work, world.device)})
+    return found
 
 
-def collective_times(world: World) -> list[dict[str, Any]]:
-    """Measure the collectives of all ranks by size of the whole tensor; [] for one rank."""
+def collective_times(
+    world: World, goes_on: Callable[[], bool] = lambda: True
+) -> list[dict[str, Any]]:
+    """Measure the collectives of all ranks by size of the whole tensor; [] for one rank.
+
+    Args:
+        world: ranks.
+        goes_on: is asked on all ranks before each; where it is false, the larger ones are left out.
+    """
     if world.size < 2:
         return []
-    found = []
+    found: list[dict[str, Any]] = []
     for size in COLLECTIVE_BYTES[world.device.type]:
         whole = torch.zeros(size // 4, device=world.device)
         share = torch.zeros(max(1, size // 4 // world.size), device=world.device)
@@ -105,6 +126,8 @@ def collective_times(world: World) -> list[dict[str, Any]]:
         }
         calls = 20 if size < 1 << 20 else 5
         for name, work in works.items():
+            if not goes_on():
+                return found
             us = _equal_calls_us(work, calls, world)
             found.append({"name": name, "bytes": size, "ranks": world.size, "us": us})
     return found
@@ -123,7 +146,8 @@ def _median_us(work: Work, device: torch.device) -> float:
     _chunk_seconds(work, 1, device)
     once = _chunk_seconds(work, 1, device)
     calls = max(1, min(2000, round(CHUNK_SECONDS[device.type] / max(once, 1e-7))))
-    times = [_chunk_seconds(work, calls, device) / calls * 1e6 for _ in range(CHUNKS)]
+    chunks = CHUNKS if once < LONG_CALL_SECONDS else 1
+    times = [_chunk_seconds(work, calls, device) / calls * 1e6 for _ in range(chunks)]
     return statistics.median(times)
 
 
@@ -138,12 +162,12 @@ def _chunk_seconds(work: Work, calls: int, device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def _products(device: torch.device, dtype: str) -> Iterator[Job]:
+def _products(device: torch.device, dtype: str, most: float = math.inf) -> Iterator[Job]:
     """Linears: forward, and backward by input (`mm` with many rows) and by weight (many inner)."""
     size = torch.empty((), dtype=getattr(torch, dtype)).element_size()
     for tokens in TOKENS[device.type]:
         for inputs, outputs in LINEARS[device.type]:
-            if 2 * tokens * inputs * outputs > LARGEST_FLOPS[device.type]:
+            if 2 * tokens * inputs * outputs > most:
                 continue
             x, g = (
                 _random((tokens, inputs), device, dtype),
@@ -171,8 +195,10 @@ def _products(device: torch.device, dtype: str) -> Iterator[Job]:
                 )  # fmt: skip
 
 
-def _attentions(device: torch.device, dtype: str) -> Iterator[Job]:
+def _attentions(device: torch.device, dtype: str, most: float = math.inf) -> Iterator[Job]:
     for batch, heads, tokens, width in ATTENTIONS[device.type]:
+        if 4 * batch * heads * tokens**2 * width > most:
+            continue
         q, k, v, g = (_random((batch, heads, tokens, width), device, dtype) for _ in range(4))
         for tensor in (q, k, v):
             tensor.requires_grad_()
@@ -191,7 +217,7 @@ def _without_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v)
 
 
-def _elementwise(device: torch.device, dtype: str) -> Iterator[Job]:
+def _elementwise(device: torch.device, dtype: str, most: float = math.inf) -> Iterator[Job]:
     aten = torch.ops.aten
     other = torch.float32 if dtype != "float32" else torch.bfloat16
     for elements in ELEMENTS[device.type]:
@@ -240,7 +266,7 @@ def _elementwise(device: torch.device, dtype: str) -> Iterator[Job]:
             )  # fmt: skip
 
 
-def _updates(device: torch.device, dtype: str) -> Iterator[Job]:
+def _updates(device: torch.device, dtype: str, most: float = math.inf) -> Iterator[Job]:
     """Updates of a list of parameters, as the fused and foreach optimizers do them (float32 only)."""
     if dtype != "float32":
         return

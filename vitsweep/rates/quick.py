@@ -19,6 +19,8 @@ COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 ALL_REDUCE_BYTES = 25 * 2**20
 """DDP's default bucket."""
 FEWEST_CALLS = 3
+SMALL_SIDE, SMALL_SECONDS = 256, 0.02
+"""Of `matmul_gflops_per_core`."""
 
 
 def calibrate(world: World) -> dict[str, float]:
@@ -44,6 +46,25 @@ def calibrate(world: World) -> dict[str, float]:
     if world.size > 1:
         result["all_reduce_gb_per_s"] = _all_reduce_gb_per_s(world)
     return result
+
+
+def matmul_gflops_per_core() -> dict[str, float]:
+    """Return GFLOP/s of one CPU core by dtype, from one small product of each; it takes milliseconds.
+
+    An emulated format is hundreds of times slower, which no flag of the processor tells for certain.
+    """
+    torch.set_num_threads(1)
+    found = {}
+    for dtype in ("float32", "bfloat16", "float16"):
+        a, b = (torch.randn(SMALL_SIDE, SMALL_SIDE).to(getattr(torch, dtype)) for _ in range(2))
+        torch.mm(a, b)
+        calls, seconds = 0, 0.0
+        while seconds < SMALL_SECONDS:
+            started = time.perf_counter()
+            torch.mm(a, b)
+            seconds, calls = seconds + time.perf_counter() - started, calls + 1
+        found[dtype] = 2e-9 * SMALL_SIDE**3 * calls / seconds
+    return found
 
 
 def _matmul_tflops(dtype: torch.dtype, world: World) -> float:
