@@ -175,6 +175,7 @@ def _collect_samples(
         | {
             "attention_kernel": kernels.name,
             "fp8_layers": converted_layers(trainer.model),
+            "muon_matrices": ", ".join(getattr(trainer.optimizer, "matrix_names", ())),
         },
         machine=machine(),
     )

@@ -61,6 +61,7 @@ def test_running_statistics_move_once_where_blocks_are_recomputed(
         ("with_written_buffer", ("memory=recompute_blocks",), "`layers.0.calls`, `layers.1.calls`"),
         ("with_ties", ("sharding=fsdp", "resources.ranks_per_node=2"),
          "`layers.0.module.weight`, `layers.1.module.weight`"),
+        ("without_blocks", ("optimizer=muon",), "has none at `model.blocks=auto`"),
         ("with_dropout", (), "draws random numbers in training, in `layers.0.1`, `layers.1.1`"),
     ],
 )  # fmt: skip
@@ -159,3 +160,10 @@ def test_ranks_that_share_an_image_draw_alike_and_the_process_goes_on_as_before(
 
 def test_a_long_list_of_names_ends_after_ten() -> None:
     assert listed([str(n) for n in range(12)]).endswith("`9` and 2 more")
+
+
+def test_muon_takes_the_matrices_of_the_blocks_that_are_named() -> None:
+    found = trained(planned("build", *ONE, "optimizer=muon").spec)
+    wanted = ["body.layers.0.weight", "body.layers.1.weight"]  # `module` is a name of wrappers
+    assert found.optimizer.matrix_names == wanted  # type: ignore[attr-defined]
+    assert prove(planned("build", *ONE, "optimizer=muon").spec, lone_world()) < 1e-3

@@ -25,6 +25,7 @@ class Look:
         draws: paths of the modules that drew random numbers.
         written: buffers that the forward pass wrote inside blocks, running statistics of norms left out.
         unused: trained parameters that got no gradient.
+        matrices: weights with two axes in blocks.
         tied: names of each parameter that lies in several places, with the unit of each: the number of
             the block, or -1 outside of all blocks.
     """
@@ -35,6 +36,7 @@ class Look:
     written: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     tied: tuple[tuple[tuple[str, int], ...], ...] = ()
+    matrices: int = 0
 
     def ties_across(self, blocks_per_unit: int) -> Iterator[list[str]]:
         """Yield the names of parameters that several units of sharding would share."""
@@ -51,6 +53,8 @@ def look_at(module: nn.Module, shape: tuple[int, ...]) -> Look:
         shape: of the images (B, C, H, W).
     """
     tied = tuple(_ties(module))
+    inside = {p for block in layers_of(module) for p in block.parameters()}
+    matrices = sum(p.ndim == 2 for p in inside)
     module = module.to("meta").train()
     buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     python_state, drawn = random.getstate(), _Drawn(module)
@@ -64,13 +68,14 @@ def look_at(module: nn.Module, shape: tuple[int, ...]) -> Look:
         if trained := [part.sum() for part in _differentiable(outputs)]:
             torch.stack(trained).sum().backward()
     except Exception as error:  # of the user's module, or of an operation that `meta` lacks
-        return Look(error=error, tied=tied)
+        return Look(error=error, tied=tied, matrices=matrices)
     finally:
         random.setstate(python_state)
         drawn.remove()
     named = module.named_parameters() if trained else ()
     unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
-    return Look(outputs, None, draws, tuple(_written_in_blocks(module, buffers)), unused, tied)
+    written = tuple(_written_in_blocks(module, buffers))
+    return Look(outputs, None, draws, written, unused, tied, matrices)
 
 
 def listed(names: tuple[str, ...] | list[str]) -> str:

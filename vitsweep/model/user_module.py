@@ -216,7 +216,9 @@ def _pass_problems(spec: "ModuleSpec", look: Look, shape: tuple[int, ...]) -> It
 
 def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
     """Yield why techniques of a cell would compute something else of the module, or fail."""
-    look = look_of(spec, cell.batch.resolution_px)
+    wrong, look = _looked_at(spec, cell.batch.resolution_px)
+    if wrong:
+        return
     if cell.sharding.shards_parameters:
         for names in look.ties_across(getattr(cell.sharding, "blocks_per_unit", 1)):
             yield (
@@ -224,6 +226,11 @@ def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
                 f"parameter in several of these units, {listed(names)}: use `sharding=zero1` or `ddp`, or "
                 "untie them."
             )
+    if cell.optimizer.needs_transformer and not look.matrices:
+        yield (
+            f"`optimizer={cell.optimizer.name}` works on matrices of blocks, and `{spec.typed}` has none at "
+            f"`model.blocks={spec.blocks}`: name its blocks, or use `optimizer=adamw_fused`."
+        )
     if look.written and cell.memory.forwards_per_step > 1:
         yield (
             f"`memory={cell.memory.name}` runs each block twice, and its forward pass writes the buffers "

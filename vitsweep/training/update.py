@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from torch.optim import Optimizer
 
 from vitsweep.collectives.parallel_linear import split_over_ranks
+from vitsweep.model.block import is_marked
 from vitsweep.model.initialize import plain_name
 from vitsweep.world import World
 
@@ -24,11 +25,11 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     them, unless `USE_CUSTOM_WEIGHT_DECAY` of its `BN`, `LN` or `BIAS` is set. A matrix is what has
     at least two axes and a name that ends in `weight`. Works on wrapped and sharded models.
 
-    Each group holds the plain model's `names` of its parameters. Parts of matrices that are split
-    over tensor ranks form groups of their own, marked by `split_over_tensor`: a norm over all
-    parameters adds them up over these ranks.
+    Each group holds the plain model's `names` of its parameters, and which of them lie `in_blocks`.
+    Parts of matrices that are split over tensor ranks form groups of their own, marked by
+    `split_over_tensor`: a norm over all parameters adds them up over these ranks.
     """
-    split = split_over_ranks(model)
+    split, inside = split_over_ranks(model), _names_in_blocks(model)
     found: dict[tuple[bool, bool], dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -37,11 +38,22 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     order = ((False, True), (False, False), (True, True), (True, False))
     return [
         {"params": list(found[key].values()), "names": list(found[key])}
+        | {"in_blocks": inside & found[key].keys()}
         | {"weight_decay": weight_decay if key[1] else 0.0}
         | ({"split_over_tensor": True} if key[0] else {})
         for key in order
         if key in found  # a pipeline stage may lack one
     ]
+
+
+def _names_in_blocks(model: nn.Module) -> set[str]:
+    """Return the names of parameters in the blocks that a user names, or in ours."""
+    marked = [name for name, module in model.named_modules() if is_marked(module)]
+    names = {name: plain_name(name) for name, _ in model.named_parameters()}
+    if not marked:
+        return {plain for plain in names.values() if "blocks." in plain}
+    starts = tuple(f"{name}." for name in marked)
+    return {plain for name, plain in names.items() if name.startswith(starts)}
 
 
 class MasterWeights:

@@ -18,10 +18,14 @@ class MuonWithAdamW(Optimizer):
     treat it like any other optimizer; Muon itself works on views of them.
 
     Args:
-        groups: parameter groups with `names`, the plain model's, and `weight_decay`.
+        groups: parameter groups with `names`, the plain model's, which of them lie `in_blocks`, and
+            `weight_decay`.
         learning_rate: of both.
         muon: more arguments of torch.optim.Muon.
         adamw: more arguments of torch.optim.AdamW.
+
+    Attributes:
+        matrix_names: of the matrices that Muon updates.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class MuonWithAdamW(Optimizer):
         self._adamw = torch.optim.AdamW(of_adamw, lr=learning_rate, **adamw)
         self._adamw.state = self.state
         self._of_muon = of_muon
+        self.matrix_names = [name for group in of_muon for name in group["names"]]
         self._matrices = [
             [_matrices(n, p) for n, p in zip(group["names"], group["params"], strict=True)]
             for group in of_muon
@@ -84,15 +89,15 @@ def _parts(groups: list[dict[str, Any]], *, hidden: bool) -> Iterator[dict[str, 
         chosen = [
             (name, parameter)
             for name, parameter in zip(group["names"], group["params"], strict=True)
-            if _is_hidden_matrix(name, parameter) is hidden
+            if _is_matrix(name, parameter, group["in_blocks"]) is hidden
         ]
         if chosen:
             names, parameters = zip(*chosen, strict=True)
             yield group | {"params": list(parameters), "names": list(names)}
 
 
-def _is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    return "blocks." in name and name.endswith("weight") and parameter.ndim == 2
+def _is_matrix(name: str, parameter: Tensor, in_blocks: set[str]) -> bool:
+    return name in in_blocks and name.endswith("weight") and parameter.ndim == 2
 
 
 def _matrices(name: str, parameter: nn.Parameter) -> list[nn.Parameter]:
