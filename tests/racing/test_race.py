@@ -103,6 +103,7 @@ def test_a_cell_that_a_few_slow_runs_made_look_worse_is_back_after_many_fast_one
     assert not verdicts[0].alive[2]
     assert verdicts[-1].alive[2]
     assert verdicts[-1].leader == 2
+    assert verdicts[-1].gain[1:] == pytest.approx([-0.02, 0], abs=0.01)
 
 
 def test_what_comes_next_depends_on_the_runs_alone(land: Landscape) -> None:
