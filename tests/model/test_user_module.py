@@ -73,6 +73,31 @@ def test_a_module_that_raises_while_it_is_imported_cannot_be_imported(
     assert f"`model.target=raises_{words}.build` cannot be imported ({words}: " in reason
 
 
+def test_a_hub_without_network_a_missing_package_and_a_long_list_are_one_short_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reason(name: str, error: Exception) -> str:
+        def fails(*args: object, **kwargs: object) -> None:
+            raise error
+
+        monkeypatch.setattr("vitsweep.model.libraries.transformers_model", fails)
+        [said] = entry(
+            "model=transformers", f"model.name={name}", "batch.images_per_step=16"
+        ).reasons
+        return said
+
+    hub = reason("google/none", OSError("We couldn't connect to the hub.\nCheck\nyour connection."))
+    assert "(We couldn't connect to the hub): without network give the folder" in hub
+    missing = reason("needs-more", ModuleNotFoundError("No module", name="torchvision"))
+    assert (
+        "needs the package torchvision, which is not installed: `pip install torchvision`"
+        in missing
+    )
+    long = reason("nosuch", ValueError(", ".join(f"model_{n}" for n in range(300))))
+    assert "model_9 and 290 more" in long
+    assert "model_10" not in long
+
+
 @pytest.mark.parametrize("target", ["build", ".build", "tests.user_modules.", "tests build.x"])
 def test_a_target_is_a_path(target):
     [reason] = entry(*MODULE, f"model.target='{target}'").reasons

@@ -10,7 +10,7 @@ from torch import nn
 
 from vitsweep.errors import BadValueError
 from vitsweep.model.block import mark_layers
-from vitsweep.model.module_look import Look, listed, look_at
+from vitsweep.model.module_look import MOST_NAMES, Look, listed, look_at
 
 if TYPE_CHECKING:
     from vitsweep.model.module_spec import ModuleSpec
@@ -94,14 +94,20 @@ def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     try:
         module = spec.call(factory, resolution_px)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == spec.package:
+        if isinstance(error, ModuleNotFoundError) and spec.package:
+            own = f"'vitsweep[{spec.package}]'" if error.name == spec.package else error.name
             raise BadValueError(
-                f"`{spec.typed}` needs the package {spec.package}, which is not installed: "
-                f"`pip install 'vitsweep[{spec.package}]'`."
+                f"`{spec.typed}` needs the package {error.name}, which is not installed: "
+                f"`pip install {own}`."
+            ) from error
+        if isinstance(error, OSError) and "/" in spec.name:
+            raise BadValueError(
+                f"`{spec.typed}` cannot be read ({_first_sentence(error)}): without network give the folder "
+                "of a configuration, or a type of model, such as `model.name=vit`."
             ) from error
         raise BadValueError(
             f"`{spec.typed}` raised {type(error).__name__} with the arguments {spec.arguments} "
-            f"({error})."
+            f"({shortened(str(error))})."
         ) from error
     if not isinstance(module, nn.Module):
         raise BadValueError(
@@ -200,7 +206,8 @@ def _pass_problems(spec: "ModuleSpec", look: Look, shape: tuple[int, ...]) -> It
         if "meta" not in str(error):
             yield (
                 f"`{spec.typed}` raised {type(error).__name__} on images {shape} (batch, channels, height, "
-                f"width): {error}."
+                f"width): {shortened(str(error))}. What the module gets of channels, classes and side is in "
+                "`model.shape_arguments`."
             )
     else:
         is_tensor = isinstance(outputs, torch.Tensor)
@@ -255,5 +262,20 @@ def without_weights(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     try:
         with torch.device("meta"):
             return build_module(spec, resolution_px)
-    except BadValueError:
+    except BadValueError as error:
+        if isinstance(error.__cause__, OSError):  # no network: the host has none either
+            raise
         return build_module(spec, resolution_px)
+
+
+def _first_sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+
+
+def shortened(text: str) -> str:
+    """Return a text on one line; of a list in it the first ten names, and how many more there are."""
+    text = " ".join(text.split())
+    parts = text.split(", ")
+    if len(parts) <= 2 * MOST_NAMES:  # a sentence or two
+        return text
+    return f"{', '.join(parts[:MOST_NAMES])} and {len(parts) - MOST_NAMES} more"
