@@ -2,27 +2,52 @@
 
 from dataclasses import replace
 from itertools import count
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from vitsweep.errors import VitsweepError
 from vitsweep.model.build import first_model
+from vitsweep.model.initialize import plain_name
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.measurement import Batch
-from vitsweep.techniques.optimizer.sgd import SGD
-from vitsweep.training.reference import plain_gradients, plain_losses
+from vitsweep.techniques.attention.sdpa import HALF_ONLY
+from vitsweep.techniques.optimizer.muon import Muon
+from vitsweep.techniques.precision.full import FullPrecision
+from vitsweep.training.captured_step import WARM_UP_STEPS
+from vitsweep.training.optimizer_definitions import (
+    EQUATIONS,
+    ByEquations,
+    PlainImplementation,
+    Update,
+)
+from vitsweep.training.reference import (
+    HALF,
+    ROUNDOFF,
+    PlainModel,
+    PlainStep,
+    RoundingNoise,
+)
 from vitsweep.training.shards import Named, whole_tensors
 from vitsweep.training.trainer import MicroBatch, Trainer
-from vitsweep.world import World, allow_tf32
+from vitsweep.world import World
 
 STEPS = 4
 HALVINGS = 20
 """Overflows in a row until a dynamic loss scale is low enough: from 2**16 to below 1."""
-LEARNING_RATE = 0.05
+EXACT = 1e-8
+"""Relative difference that sums in another order leave in float64, with six digits to spare."""
+LEAST = 1e-2
+"""A gradient is measured by its norm, and a nearly vanishing one by this share of a typical norm."""
+NOISE_TIMES = 2.0
+"""So many times the effect of `RoundingNoise` on a tensor's gradient rounding may have."""
 MOST_ROUNDING = 0.4
-"""Relative distance of a gradient that no rounding excuses: half or twice of it is 0.5 and 1 away."""
+"""Relative error of a gradient under float8 (three bits): half or twice of it is 0.5 and 1 away."""
+TINY = 1e-6
+"""Share of a typical norm below which no gradient is looked at: true zeros, as of the key's bias."""
 
 
 class WrongResultError(VitsweepError):
@@ -53,135 +78,311 @@ def twin_of(cell: CellSpec) -> CellSpec:
     return replace(cell, model=model, batch=batch, precision=cell.precision.of_twin())
 
 
-def prove(cell: CellSpec, world: World) -> float:
-    """Train twins of the cell on its own ranks and compare their losses with plain training.
+def exact_twin(twin: CellSpec) -> CellSpec:
+    """Return the twin with all of its techniques in float64, or in float32 where that may be missing.
 
-    Both start from the same weights and see the same global batches; the plain model is trained
-    here too, alone on the whole batch, in float32 (float64 where the cell is). All techniques but
-    the optimizer are proved under SGD, since AdamW hides a wrong scale of the gradients; the
-    optimizer's own implementation is then proved against the plain loop of its kind.
+    What only half precision has is replaced: flash kernels of a GPU, gradients that are exchanged in it,
+    weights that are rounded to it at random.
+    """
+    on_gpu = twin.resources.device == "cuda"
+    dtype: Literal["float32", "float64"] = (
+        "float32" if on_gpu or twin.model.norms_over_batch else "float64"
+    )
+    exact = FullPrecision(name=dtype, dtype=dtype, tf32=False)
+    changed: dict[str, Any] = {"precision": exact}
+    if getattr(twin.sharding, "gradient_dtype", None):
+        changed["sharding"] = replace(twin.sharding, gradient_dtype=None)  # type: ignore[call-arg]
+    if getattr(twin.optimizer, "stochastic_rounding", False):
+        changed["optimizer"] = replace(twin.optimizer, stochastic_rounding=False)  # type: ignore[call-arg]
+    if on_gpu and getattr(twin.attention, "backend", None) in HALF_ONLY:
+        changed["attention"] = replace(twin.attention, backend="math", flash_kernel="torch")  # type: ignore[call-arg]
+    return replace(twin, **changed)
 
-    Under SGD the gradients of the first step are compared as well, tensor by tensor: a few losses
-    hardly show a gradient of twice the size.
+
+def prove(cell: CellSpec, world: World, *, exactly: bool = True) -> float:
+    """Train twins of the cell on its own ranks; compare every step of every rank with plain training.
+
+    The first twin computes in float64 (float32 on GPUs), so that whatever is wrong in any
+    precision is far outside of its bounds. The second one has the cell's precision, and is compared
+    with the plain model in that precision. The plain model begins each step at the weights that
+    the twin has then: what differs is due to this one step. Compared are
+
+    - the loss and, tensor by tensor, the averaged, unscaled and clipped gradients,
+    - the update of every tensor, with what the optimizer's equations make of these very gradients,
+    - the weights that the next forward pass reads, with those that the optimizer updates,
+    - buffers.
+
+    Args:
+        cell: the cell.
+        world: its ranks; every rank calls this function.
+        exactly: False where a cell that differs in its precision alone was proved in float64.
 
     Returns:
-        The largest relative difference of a loss.
+        The largest relative difference of a loss in the cell's precision.
 
     Raises:
-        WrongResultError: it exceeds the tolerance of precision and sharding, or a gradient is further from
-            the plain one than rounding explains.
+        WrongResultError: something differs by more than rounding explains.
     """
     twin = twin_of(cell)
-    under_sgd = replace(twin, optimizer=_plain_sgd(cell))
-    return max(_difference(proved, world) for proved in dict.fromkeys((under_sgd, twin)))
+    legs = dict.fromkeys((exact_twin(twin), twin) if exactly else (twin,))
+    return [_Leg(leg, world).run() for leg in legs][-1]
 
 
-def _difference(twin: CellSpec, world: World) -> float:
-    allow_tf32(False)  # the reference rounds as little as float32 can; `parallelize` sets its own
-    reference = _plain_losses(twin, world)
-    losses, gradients = _train_twin(twin, world)
-    difference = max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
-    tolerance = _tolerance(twin)
-    if not difference <= tolerance:  # a NaN is wrong too
-        raise WrongResultError(
-            f"The nano twin's losses {_short(losses)} differ from plain training's "
-            f"{_short(reference)} by {difference:.2g} under `optimizer={twin.optimizer.name}` "
-            f"(`precision={twin.precision.name}` allows {tolerance:g}): a technique or this "
-            "hardware computes something else."
+class _Leg:
+    """One twin beside the plain model in its precision."""
+
+    def __init__(self, twin: CellSpec, world: World) -> None:
+        self._twin, self._world, self._plan = twin, world, twin.precision.plan()
+        self._trainer = parallelize(first_model(twin), twin, world)
+        self._plain = PlainModel(twin, world.device)
+        self._trained = {
+            plain_name(n) for n, p in self._plain.model.named_parameters() if p.requires_grad
+        }
+        self._updates = self._definitions()
+
+    def _definitions(self) -> list[Update]:
+        """The optimizer's equations; where these are unknown or rounded, its plain implementation."""
+        choice, stored = self._twin.optimizer, self._stored_dtype
+        known = type(choice.plain()) in EQUATIONS and not isinstance(choice, Muon)
+        if not known:
+            return [PlainImplementation(choice)]
+        if stored in HALF:
+            return [ByEquations(choice, torch.float32, stored), PlainImplementation(choice)]
+        return [ByEquations(choice, torch.float64)]
+
+    @property
+    def _is_exact(self) -> bool:
+        return self._plan.param_dtype == "float64"
+
+    @property
+    def _roundoff(self) -> float:
+        """Unit roundoff of the coarsest products of a forward pass."""
+        if self._plan.tf32:
+            return ROUNDOFF[torch.float16]  # as many digits
+        return ROUNDOFF[getattr(torch, self._plan.autocast_dtype or self._plan.param_dtype)]
+
+    @property
+    def _own_rounding(self) -> float:
+        """Relative error of gradients that are stored or sent in few bits."""
+        if self._twin.precision.float8:
+            return MOST_ROUNDING
+        sent = getattr(self._twin.sharding, "gradient_dtype", None)
+        return 2 * max(ROUNDOFF[getattr(torch, sent)] if sent else 0.0, self._roundoff)
+
+    @property
+    def _update_rounding(self) -> tuple[float, float]:
+        """Relative error of an update, and error of the stored weights in parts of these."""
+        choice, stored = self._twin.optimizer, self._stored_dtype
+        own = 15 * choice.relative_tolerance()
+        if stored == torch.float64:
+            return max(EXACT, own), 0.0
+        if stored == torch.float32:  # decay and step are rounded
+            return max(1e-4, own), 2 * ROUNDOFF[stored]
+        times = 2.0 if getattr(choice, "stochastic_rounding", False) else 0.5
+        return max(4 * ROUNDOFF[stored], own), times * ROUNDOFF[stored]
+
+    @property
+    def _stored_dtype(self) -> torch.dtype:
+        """Of the weights that the optimizer updates."""
+        return getattr(torch, "float32" if self._plan.master_weights else self._plan.param_dtype)
+
+    def run(self) -> float:
+        """Take the steps; return the largest relative difference of a loss."""
+        held, seen = self._held(), self._seen()
+        start = {plain_name(n): p.detach() for n, p in self._plain.model.named_parameters()}
+        self._agree("before the first step", [self._weights_apart("first weight", seen, start)])
+        worst = 0.0
+        for step in range(STEPS):
+            batch, buffers = _global_batch(self._twin, step, self._world), self._buffers()
+            loss, gradients = self._train(batch, step)
+            before, held, seen_before, seen = held, self._held(), seen, self._seen()
+            plain, noisy = self._references(seen_before, buffers, batch, step)
+            worst = max(worst, abs(loss - float(plain.loss)) / abs(float(plain.loss)))
+            faults = [
+                self._loss_apart(loss, float(plain.loss)),
+                self._gradients_apart(gradients or plain.gradients, plain, noisy),
+                self._buffers_apart(plain.buffers),
+                self._update_apart(before, held, gradients, plain.gradients),
+                self._weights_apart("weight that the model reads", seen, held),
+            ]
+            self._agree(f"in step {step + 1}", faults)
+        return worst
+
+    def _train(self, batch: MicroBatch, step: int) -> tuple[float, Named]:
+        """Take one step; return the mean loss, and the gradients unless the step is replayed."""
+        trainer, gradients = self._trainer, Named()
+
+        def keep() -> None:
+            """Keep what the update reads; of a step repeated after an overflow, its last gradients."""
+            found = whole_tensors(trainer, trainer.gradient_of)
+            gradients.update({name: gradient.clone() for name, gradient in found.items()})
+
+        replayed = trainer.captured is not None and step >= WARM_UP_STEPS
+        trainer.before_update = None if replayed else keep
+        loss = _step_that_counts(trainer, _my_share(self._twin, *batch, self._world), step)
+        return _mean_over_replicas(loss, self._world), gradients
+
+    def _seen(self) -> Named:
+        """Copies of the whole weights that forward passes read."""
+        return {n: w.clone() for n, w in whole_tensors(self._trainer, lambda p: p).items()}
+
+    def _held(self) -> Named:
+        """Copies of the whole weights that the optimizer updates."""
+        trainer = self._trainer
+
+        def master(parameter: nn.Parameter) -> Tensor:
+            return trainer.masters.of(parameter) if trainer.masters else parameter
+
+        def held(parameter: nn.Parameter) -> Tensor | None:
+            return trainer.cell.sharding.gradient_of(trainer.model, parameter, master)
+
+        with torch.no_grad():
+            return {n: w.clone() for n, w in whole_tensors(trainer, held).items()}
+
+    def _buffers(self) -> Named:
+        return {plain_name(n): b.clone() for n, b in self._trainer.model.named_buffers()}
+
+    def _references(
+        self, weights: Named, buffers: Named, batch: MicroBatch, step: int
+    ) -> tuple[PlainStep, PlainStep | None]:
+        """Return the plain step, and one under rounding noise; the first and the last rank compute them."""
+        rank, last = self._world.rank, self._world.size - 1
+        plain = noisy = None
+        if rank == 0:
+            plain = self._plain.step(weights, buffers, batch, step)
+        if not self._is_exact and rank == last:
+            with RoundingNoise(step):
+                noisy = self._plain.step(weights, buffers, batch, step)
+        plain = self._shared(plain, 0)
+        return plain, None if self._is_exact else self._shared(noisy, last)
+
+    def _shared(self, found: PlainStep | None, owner: int) -> PlainStep:
+        """Send a plain step from the rank that computed it to all others."""
+        if not dist.is_initialized() or self._world.size == 1:
+            assert found is not None
+            return found
+        shapes = {n: p for n, p in self._plain.named_parameters().items() if p.requires_grad}
+        dtype = torch.float64 if self._is_exact else torch.float32
+        packed = torch.zeros(1 + sum(p.numel() for p in shapes.values()), dtype=dtype)
+        packed = packed.to(self._world.device)
+        if found is not None:
+            none = torch.zeros((), dtype=dtype, device=self._world.device)
+            grads = [found.gradients.get(n, none).expand(p.shape) for n, p in shapes.items()]
+            packed = torch.cat([t.reshape(-1).to(dtype) for t in (found.loss, *grads)])
+        dist.broadcast(packed, owner)
+        loss, *parts = packed.split([1, *(p.numel() for p in shapes.values())])
+        gradients = {n: g.view(p.shape) for (n, p), g in zip(shapes.items(), parts, strict=True)}
+        return found or PlainStep(loss[0], gradients, {})
+
+    def _loss_apart(self, found: float, wanted: float) -> str:
+        allowed = EXACT if self._is_exact else _tolerance(self._twin)
+        apart = abs(found - wanted) / abs(wanted)
+        if apart <= allowed:  # a NaN is not
+            return ""
+        return (
+            f"loss {found:.5f} differs from plain training's {wanted:.5f} by {apart:.2g}, where rounding "
+            f"explains {allowed:g} at most,"
         )
-    if twin.optimizer == _plain_sgd(twin):
-        _compare_gradients(twin, gradients, world)
-    return difference
+
+    def _gradients_apart(self, found: Named, plain: PlainStep, noisy: PlainStep | None) -> str:
+        """Compare gradients by the noise that rounding leaves in each tensor."""
+        wanted = plain.gradients
+        norms = _norms(wanted)
+        typical = (sum(n * n for n in norms.values()) / len(norms)) ** 0.5
+        if noisy is None:
+            bounds = {n: EXACT * max(norm, LEAST * typical) for n, norm in norms.items()}
+        else:
+            noise = _norms(_minus(noisy.gradients, wanted))
+            own = self._own_rounding
+            bounds = {n: NOISE_TIMES * noise[n] + own * norms[n] + TINY * typical for n in norms}
+        return _furthest("gradient", found, wanted, bounds, norms)
+
+    def _update_apart(self, before: Named, held: Named, gradients: Named, plain: Named) -> str:
+        """Compare the update with what the optimizer's definition makes of the same gradients."""
+        if not gradients and not self._is_exact:
+            return ""  # of a replayed step, which gives no gradients
+        used = {n: g for n, g in (gradients or plain).items() if n in self._trained}
+        found, wanted = _minus(held, before), Named()
+        for update in self._updates:  # the nearest of these, for each tensor
+            defined = _minus({**before, **update(before, used)}, before)
+            for name, moved in defined.items():
+                nearest = wanted.setdefault(name, moved)
+                if (found[name] - moved).norm() < (found[name] - nearest).norm():
+                    wanted[name] = moved
+        norms, weights = _norms(wanted), _norms(held)
+        relative, stored = self._update_rounding
+        bounds = {n: relative * norms[n] + stored * weights[n] for n in norms}
+        return _furthest("update", found, wanted, bounds, norms)
+
+    def _buffers_apart(self, wanted: Named) -> str:
+        """Compare the buffers of the first replica; other replicas may be given its own."""
+        if not wanted or self._world.data_parallel_rank:
+            return ""
+        found = {n: b for n, b in self._buffers().items() if n in wanted}
+        norms = _norms({n: wanted[n] for n in found})
+        allowed = EXACT if self._is_exact else 8 * self._roundoff
+        bounds = {n: allowed * norm for n, norm in norms.items()}
+        return _furthest("buffer", found, wanted, bounds, norms)
+
+    def _weights_apart(self, what: str, found: Named, wanted: Named) -> str:
+        """Compare weights that are equal but for one rounding to their dtype."""
+        norms = _norms(wanted)
+        half = getattr(torch, self._plan.param_dtype) in HALF
+        allowed = 1.01 * ROUNDOFF[getattr(torch, self._plan.param_dtype)] if half else 0.0
+        return _furthest(what, found, wanted, {n: allowed * norms[n] for n in norms}, norms)
+
+    def _agree(self, when: str, faults: list[str]) -> None:
+        """Raise on all ranks what the first of them found."""
+        fault = next(filter(None, faults), "")
+        told = [fault]
+        if dist.is_initialized() and self._world.size > 1:
+            told = [""] * self._world.size
+            dist.all_gather_object(told, fault)
+        for rank, text in enumerate(told):
+            if text:
+                raise WrongResultError(
+                    f"The nano twin's {text} {when} in {self._twin.precision.name} (rank {rank}, "
+                    f"`optimizer={self._twin.optimizer.name}`): a technique or this hardware computes "
+                    "something else."
+                )
+
+
+def _norms(tensors: Named) -> dict[str, float]:
+    """Return name -> L2 norm, computed in float64 and read at once."""
+    if not tensors:
+        return {}
+    norms = torch.stack([t.detach().double().norm() for t in tensors.values()])
+    return dict(zip(tensors, norms.tolist(), strict=True))
+
+
+def _minus(these: Named, those: Named) -> Named:
+    """Return differences by the names of `those`, in float64; what is missing counts as zero."""
+    return {
+        n: (these[n].reshape(t.shape).double() if n in these else 0) - t.double()
+        for n, t in those.items()
+    }
+
+
+def _furthest(
+    what: str, found: Named, wanted: Named, bounds: dict[str, float], norms: dict[str, float]
+) -> str:
+    """Say which tensor is furthest outside of its bound; "" where none is."""
+    apart = _norms(_minus({n: found[n] for n in found}, {n: wanted[n] for n in bounds}))
+    outside = {n: d for n, d in apart.items() if not d <= bounds[n]}  # a NaN is outside
+    if not outside:
+        return ""
+    name = max(outside, key=lambda n: outside[n] / (bounds[n] or 1e-300))
+    size = norms[name] or 1.0
+    return (
+        f"{what} of `{name}` differs from plain training's by {outside[name] / size:.3g} of its norm (L2), "
+        f"where rounding explains {bounds[name] / size:.3g} at most,"
+    )
 
 
 def _tolerance(twin: CellSpec) -> float:
     """How far a loss may lie from plain training's."""
     parts = (twin.precision, twin.sharding, twin.optimizer)
     return max(part.relative_tolerance() for part in parts)
-
-
-def _compare_gradients(twin: CellSpec, gradients: Named, world: World) -> None:
-    """Refuse gradients whose relative L2 distance from plain ones is more than rounding explains.
-
-    What rounding does is measured: the plain model's gradients in the cell's precision, beside those
-    in float32.
-    """
-    batch = _global_batch(twin, 0, world)
-    allow_tf32(False)
-    plain = plain_gradients(twin, batch, world.device, rounded=False)
-    allow_tf32(twin.precision.plan().tf32)
-    rounded = plain_gradients(twin, batch, world.device, rounded=True)
-    rounding = max(_distances(rounded, plain).values())
-    floor = min(0.1, 10 * _tolerance(twin))
-    bound = min(MOST_ROUNDING, max(floor, 3 * rounding))
-    found = _distances(gradients, plain)
-    name = max(found, key=lambda n: float("inf") if found[n] != found[n] else found[n])
-    if not _largest_over_ranks(found[name], world) <= bound:  # all ranks agree on the verdict
-        raise WrongResultError(
-            f"The nano twin's gradients in the first step differ from plain training's: `{name}` by "
-            f"{found[name]:.3g} of its norm (L2), where rounding under `precision="
-            f"{twin.precision.name}` explains {bound:.3g} at most: a technique or this hardware computes "
-            "something else."
-        )
-
-
-def _distances(gradients: Named, plain: Named) -> dict[str, float]:
-    """Return name -> |g - plain| / |plain|; a gradient that is missing counts as zero.
-
-    Tensors whose gradient nearly vanishes are measured by the norm of an average one.
-    """
-    norms = {name: float(g.double().norm()) for name, g in plain.items()}
-    least = 1e-2 * (sum(n * n for n in norms.values()) / len(norms)) ** 0.5
-    apart = {}
-    for name, wanted in plain.items():
-        own = gradients.get(name)
-        found = torch.zeros_like(wanted) if own is None else own.reshape(wanted.shape)
-        apart[name] = float((found.double() - wanted.double()).norm()) / max(norms[name], least)
-    return apart
-
-
-def _largest_over_ranks(value: float, world: World) -> float:
-    largest = torch.tensor(float("inf") if value != value else value, device=world.device)
-    if dist.is_initialized():
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return float(largest)
-
-
-def _train_twin(twin: CellSpec, world: World) -> tuple[list[float], Named]:
-    """Train the parallelized twin; return its losses and the gradients of the first update."""
-    trainer = parallelize(first_model(twin), twin, world)
-    gradients: Named = {}
-
-    def keep() -> None:
-        """Keep averaged, unscaled and clipped gradients; a step repeated after an overflow, its last ones."""
-        found = whole_tensors(trainer, trainer.gradient_of)
-        # A later step overwrites the buckets of DDP.
-        gradients.update({name: gradient.clone() for name, gradient in found.items()})
-
-    if twin.optimizer == _plain_sgd(twin):
-        # A tensor that is left over from an earlier step shows from the second one on. At first there
-        # is a step that changes no weight, so that the gradients after it are those of the start.
-        _take_step_without_update(
-            trainer, _my_share(twin, *_global_batch(twin, STEPS, world), world)
-        )
-        trainer.before_update = keep
-    losses = []
-    for step in range(STEPS):
-        images, labels = _global_batch(twin, step, world)
-        loss = _step_that_counts(trainer, _my_share(twin, images, labels, world), step)
-        losses.append(_mean_over_replicas(loss, world))
-        trainer.before_update = None  # the first step is compared
-    return losses, gradients
-
-
-def _take_step_without_update(trainer: Trainer, micro_batches: list[MicroBatch]) -> None:
-    groups = trainer.optimizer.param_groups
-    rates = [group["lr"] for group in groups]
-    for group in groups:
-        group["lr"] = 0.0
-    _step_that_counts(trainer, micro_batches, STEPS)
-    for group, rate in zip(groups, rates, strict=True):
-        group["lr"] = rate
 
 
 def _step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch], step: int) -> torch.Tensor:
@@ -192,26 +393,12 @@ def _step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch], step: i
     for _ in range(HALVINGS):
         trainer.steps_taken = step
         loss = trainer.step(iter(micro_batches))
-        if not (trainer.skipped and bool(trainer.skipped[-1])):
+        skipped = trainer.skipped[-1].clone() if trainer.skipped else torch.zeros(())
+        if trainer.skipped and dist.is_initialized():  # so that all ranks take as many steps
+            dist.all_reduce(skipped, dist.ReduceOp.MAX)
+        if not bool(skipped):
             break
     return loss
-
-
-def _plain_losses(twin: CellSpec, world: World) -> list[float]:
-    batches = [_global_batch(twin, step, world) for step in range(STEPS)]
-    return plain_losses(replace(twin, optimizer=twin.optimizer.plain()), batches, world.device)
-
-
-def _plain_sgd(cell: CellSpec) -> SGD:
-    return SGD(
-        name="plain SGD",
-        learning_rate=LEARNING_RATE,
-        weight_decay=0.0,
-        clip_norm=cell.optimizer.clip_norm,
-        momentum=0.0,
-        nesterov=False,
-        implementation="loop",
-    )
 
 
 def _global_batch(twin: CellSpec, step: int, world: World) -> MicroBatch:
@@ -247,7 +434,3 @@ def _mean_over_replicas(loss: torch.Tensor, world: World) -> float:
         dist.all_reduce(total)
         total /= world.size
     return float(total)
-
-
-def _short(losses: list[float]) -> str:
-    return "[" + ", ".join(f"{loss:.5f}" for loss in losses) + "]"

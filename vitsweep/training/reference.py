@@ -1,20 +1,30 @@
 """Plain training in one process without techniques: the reference that techniques must equal."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
+from vitsweep.model.block import NORMS
 from vitsweep.model.build import build_model
 from vitsweep.model.draws import Draws
 from vitsweep.model.initialize import plain_name
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import PrecisionPlan
-from vitsweep.techniques.precision.cast import autocast, cast_model
+from vitsweep.techniques.precision.cast import autocast
 from vitsweep.training.trainer import MicroBatch
 from vitsweep.training.update import parameter_groups
+
+FIRST_SCALE = 2.0**16
+"""Of a dynamic loss scale, which halves until no gradient overflows."""
+
+ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+"""Half the distance from 1 to the next number."""
+HALF = (torch.float16, torch.bfloat16)
 
 
 def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:
@@ -32,11 +42,6 @@ def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:
     for technique in cell.techniques.values():
         model = technique.plain_twin(model)
     return model.to(device)
-
-
-def plain_losses(cell: CellSpec, batches: list[MicroBatch], device: torch.device) -> list[float]:
-    """Train the plain model of a cell on whole global batches; return each step's loss."""
-    return train_plain(plain_model(cell, device), cell, batches)
 
 
 def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> list[float]:
@@ -59,32 +64,137 @@ def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> 
     return losses
 
 
-def plain_gradients(
-    cell: CellSpec, batch: MicroBatch, device: torch.device, *, rounded: bool
-) -> dict[str, Tensor]:
-    """Return the plain model's gradients of the mean loss of a whole global batch, clipped.
+@dataclass(frozen=True)
+class PlainStep:
+    """What the plain model gives for a global batch.
+
+    Attributes:
+        loss: mean over all images, float64.
+        gradients: of it, unscaled and clipped, by the plain model's names.
+        buffers: as the forward passes of the first replica leave them.
+    """
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+class PlainModel:
+    """A cell's plain model in the cell's own precision, without any code of its techniques.
 
     Args:
-        cell: gives the model, its seed, and the norm to clip at.
-        batch: images (B, C, H, W) and labels of all replicas.
+        cell: gives the model, its seed, the precision, and the norm at which gradients are clipped.
         device: where to compute.
-        rounded: compute in the cell's precision; otherwise in float32, or float64 where the cell does.
     """
-    plan, model = cell.precision.plan(), plain_model(cell, device)
-    images, labels = batch
-    if rounded:
-        model = cast_model(cell.precision.convert(model), plan, sharded_masters=False)
-        images = images.to(getattr(torch, plan.param_dtype))
-    else:
-        plan = PrecisionPlan(param_dtype="float64" if plan.param_dtype == "float64" else "float32")
-        _cast(model, getattr(torch, plan.param_dtype))
-        images = images.to(getattr(torch, plan.param_dtype))
-    with autocast(plan, device):
-        outputs = _outputs(cell, model, images, step=0)
-    _loss(cell, outputs.to(torch.promote_types(outputs.dtype, torch.float32)), labels).backward()
-    if cell.optimizer.clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), cell.optimizer.clip_norm)
-    return {plain_name(n): p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+    def __init__(self, cell: CellSpec, device: torch.device) -> None:
+        self._cell, self._device = cell, device
+        self.model, self._plan = plain_model(cell, device), cell.precision.plan()
+        self._dtype = getattr(torch, self._plan.param_dtype)
+        norms = [m for m in self.model.modules() if isinstance(m, NORMS)]
+        _cast(self.model, self._dtype)
+        for norm in norms:
+            _cast(norm, getattr(torch, self._plan.norm_dtype))
+            if isinstance(norm, nn.LayerNorm) and self._dtype in HALF:
+                vars(norm)["forward"] = partial(_norm_in_float32, norm)
+
+    def step(
+        self, weights: dict[str, Tensor], buffers: dict[str, Tensor], batch: MicroBatch, step: int
+    ) -> PlainStep:
+        """Compute one step at given weights and buffers, which are cast to the precision of the model."""
+        images, labels = batch
+        scale = self._plan.loss_scale
+        scale = FIRST_SCALE if scale == "dynamic" else scale or 1.0
+        while True:
+            with torch.no_grad():
+                for name, parameter in self.named_parameters().items():
+                    parameter.copy_(weights[name].view(parameter.shape))
+            self.model.zero_grad()
+            with autocast(self._plan, self._device):
+                outputs, left = self._outputs(images.to(self._dtype), buffers, step)
+            wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+            loss = _loss(self._cell, wide, labels)
+            (loss * scale).backward()
+            gradients = self._gradients(scale)
+            if self._plan.loss_scale != "dynamic" or scale < 1 or _all_finite(gradients):
+                return PlainStep(loss.detach().double(), gradients, left)
+            scale /= 2
+
+    def _gradients(self, scale: float) -> dict[str, Tensor]:
+        wide = torch.float64 if self._dtype == torch.float64 else torch.float32
+        held = {n: p.grad for n, p in self.named_parameters().items() if p.grad is not None}
+        found = {n: g.to(wide) / scale for n, g in held.items()}
+        if (limit := self._cell.optimizer.clip_norm) is not None:
+            norm = torch.stack([g.double().square().sum() for g in found.values()]).sum().sqrt()
+            share = min(1.0, limit / (float(norm) + 1e-6))
+            found = {n: g * share for n, g in found.items()}
+        return found
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by their plain names."""
+        return {plain_name(n): p for n, p in self.model.named_parameters()}
+
+    def _outputs(
+        self, images: Tensor, buffers: dict[str, Tensor], step: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run each replica's share, the first one from the given buffers."""
+        named = {plain_name(n): b for n, b in self.model.named_buffers()}
+        for name in named.keys() & buffers.keys():
+            named[name].copy_(buffers[name])
+        outputs, left = [], dict[str, Tensor]()
+        replicas = self._cell.mesh.data_parallel_size if is_cut(self._cell) else 1
+        for replica, share in enumerate(images.chunk(replicas)):
+            outputs.append(_outputs_of_replica(self._cell, self.model, share, step, replica))
+            left = left or {name: buffer.clone() for name, buffer in named.items()}
+        return torch.cat(outputs), left
+
+
+def _norm_in_float32(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    normed = F.layer_norm(
+        x.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps
+    )
+    return normed.to(x.dtype)
+
+
+def _all_finite(gradients: dict[str, Tensor]) -> bool:
+    return all(bool(g.isfinite().all()) for g in gradients.values())
+
+
+class RoundingNoise(TorchDispatchMode):
+    """Context in which the result of every operation moves to a neighbouring number, or stays, at random.
+
+    A result y becomes y (1 + e), rounded, with e uniform within the unit roundoff of its dtype. What
+    that does to a gradient is as large as, or up to twice, what rounding itself does.
+
+    Args:
+        seed: of the random numbers.
+        least: roundoff of operations that the device runs in fewer digits than their dtype has (TF32).
+    """
+
+    def __init__(self, seed: int, least: float = 0.0) -> None:
+        super().__init__()
+        self._least = least
+        self._seed, self._generators = seed, dict[torch.device, torch.Generator]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation; leave views and what is written in place as they are."""
+        results = func(*args, **(kwargs or {}))
+        if any(each.alias_info for each in func._schema.returns):
+            return results
+        return tree_map_only(Tensor, self._moved, results)
+
+    def _moved(self, exact: Tensor) -> Tensor:
+        if exact.dtype not in ROUNDOFF or not exact.numel():
+            return exact
+        size = ROUNDOFF[exact.dtype]
+        wide = exact.to(torch.promote_types(exact.dtype, torch.float32))
+        if exact.device not in self._generators:
+            generator = torch.Generator(exact.device).manual_seed(self._seed)
+            self._generators[exact.device] = generator
+        noise = torch.empty_like(wide).uniform_(
+            -size, size, generator=self._generators[exact.device]
+        )
+        return torch.addcmul(wide, wide, noise).to(exact.dtype)
 
 
 def _cast(model: nn.Module, dtype: torch.dtype) -> None:
@@ -98,21 +208,32 @@ def _cast(model: nn.Module, dtype: torch.dtype) -> None:
                     tensor.data = tensor.data.to(torch.complex128)
 
 
-def _outputs(cell: CellSpec, model: nn.Module, images: torch.Tensor, step: int) -> torch.Tensor:
-    """Run the whole batch; in the parts that ranks see where these matter.
+def is_cut(cell: CellSpec) -> bool:
+    """Whether the batch is computed in the parts that ranks see.
 
-    They do where a norm depends on its company, and where each forward pass has its own draws.
+    It is where a norm depends on its company, and where each forward pass has its own draws.
     """
-    draws: Any = vars(model)["draws"]
-    if not (cell.model.norms_over_batch or cell.vit_block.draws or cell.tokens.draws):
+    return cell.model.norms_over_batch or cell.vit_block.draws or cell.tokens.draws
+
+
+def _outputs(cell: CellSpec, model: nn.Module, images: Tensor, step: int) -> Tensor:
+    """Run the whole batch."""
+    if not is_cut(cell):
+        return _outputs_of_replica(cell, model, images, step, 0)
+    shares = images.chunk(cell.mesh.data_parallel_size)
+    return torch.cat([_outputs_of_replica(cell, model, s, step, r) for r, s in enumerate(shares)])
+
+
+def _outputs_of_replica(
+    cell: CellSpec, model: nn.Module, images: Tensor, step: int, replica: int
+) -> Tensor:
+    if not is_cut(cell):
         return model(images)
     parts = cell.batch.accumulation_steps * cell.pipeline_parallel.microbatches
-    outputs = []
-    for replica, share in enumerate(images.chunk(cell.mesh.data_parallel_size)):
-        draws.replica = replica
-        draws.begin(step)
-        outputs += [model(part) for part in share.chunk(parts)]
-    return torch.cat(outputs)
+    draws: Any = vars(model)["draws"]
+    draws.replica = replica
+    draws.begin(step)
+    return torch.cat([model(part) for part in images.chunk(parts)])
 
 
 def _loss(cell: CellSpec, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,153 @@
+"""Optimizers by their defining equations, tensor by tensor: what implementations must equal."""
+
+from collections.abc import Callable, Mapping
+from math import sqrt
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vitsweep.spec.technique import OptimizerChoice
+from vitsweep.techniques.optimizer.adamw import AdamW
+from vitsweep.techniques.optimizer.lion import Lion
+from vitsweep.techniques.optimizer.muon import Muon
+from vitsweep.techniques.optimizer.sgd import SGD
+
+Named = dict[str, Tensor]
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of Muon's quintic iteration (kellerjordan.github.io/posts/muon)."""
+
+
+class Update(Protocol):
+    """What an optimizer does to the whole weights of a model, step after step."""
+
+    def __call__(self, weights: Named, gradients: Named) -> Named:
+        """Return the updated weights of all names that have a gradient."""
+
+
+class ByEquations:
+    """`SGD` (PyTorch's momentum), `AdamW` (arXiv:1711.05101, algorithm 2), `Lion` and `Muon`.
+
+    Args:
+        choice: the optimizer and its settings.
+        compute: dtype of the computation.
+        store: dtype to which weights and state are rounded after each update.
+
+    Attributes:
+        state: by the names of weights.
+    """
+
+    def __init__(
+        self, choice: OptimizerChoice, compute: torch.dtype, store: torch.dtype | None = None
+    ) -> None:
+        self._plain: Any = choice.plain()
+        self._update = EQUATIONS[type(self._plain)]
+        self._compute, self._store = compute, store or compute
+        self.state: dict[str, dict[str, Any]] = {}
+
+    def __call__(self, weights: Named, gradients: Named) -> Named:
+        """Update in the order of the names."""
+        return {n: self._updated(n, weights[n], g) for n, g in gradients.items() if n in weights}
+
+    def _updated(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
+        w, g = weight.to(self._compute), gradient.reshape(weight.shape).to(self._compute)
+        state = self.state.setdefault(name, {"step": 0})
+        state["step"] += 1
+        decay = self._plain.weight_decay if decays(name, weight) else 0.0
+        updated = self._update(self._plain, state, name, w, g, decay)
+        for key in state.keys() - {"step"}:
+            state[key] = state[key].to(self._store).to(self._compute)
+        return updated.to(self._store)
+
+
+def decays(name: str, weight: Tensor) -> bool:
+    """Whether weight decay applies: to matrices, filters and other tensors called `weight`, not to norms."""
+    return weight.ndim > 1 and name.endswith("weight")
+
+
+class PlainImplementation:
+    """What `plain` of a choice builds, over copies of the weights in their own dtype."""
+
+    def __init__(self, choice: OptimizerChoice) -> None:
+        self._choice = choice.plain()
+        self._optimizer: Optimizer | None = None
+        self._copies: dict[str, nn.Parameter] = {}
+
+    def __call__(self, weights: Named, gradients: Named) -> Named:
+        """Update those that have a gradient."""
+        if self._optimizer is None:
+            self._copies = {n: nn.Parameter(weights[n].clone()) for n in gradients}
+            groups = []
+            for decay in (True, False):
+                names = [n for n in gradients if decays(n, weights[n]) is decay]
+                held = {"params": [self._copies[n] for n in names], "names": names}
+                groups += [held | {"weight_decay": decay * self._choice.weight_decay}] * bool(names)
+            self._optimizer = self._choice.build(groups)
+        for name, copy in self._copies.items():
+            found = gradients.get(name)
+            copy.data.copy_(weights[name])
+            copy.grad = None if found is None else found.reshape(copy.shape).to(copy.dtype).clone()
+        self._optimizer.step()
+        return {name: copy.detach().clone() for name, copy in self._copies.items()}
+
+
+def _adamw(
+    o: AdamW, state: dict[str, Any], name: str, w: Tensor, g: Tensor, decay: float
+) -> Tensor:
+    m = o.beta1 * state.get("exp_avg", 0) + (1 - o.beta1) * g
+    v = o.beta2 * state.get("exp_avg_sq", 0) + (1 - o.beta2) * g * g
+    state["exp_avg"], state["exp_avg_sq"] = m, v
+    m_hat, v_hat = m / (1 - o.beta1 ** state["step"]), v / (1 - o.beta2 ** state["step"])
+    return (1 - o.learning_rate * decay) * w - o.learning_rate * m_hat / (v_hat.sqrt() + o.eps)
+
+
+def _sgd(o: SGD, state: dict[str, Any], name: str, w: Tensor, g: Tensor, decay: float) -> Tensor:
+    g = g + decay * w
+    if o.momentum:
+        before = state.get("momentum_buffer")
+        state["momentum_buffer"] = g if before is None else o.momentum * before + g
+        g = g + o.momentum * state["momentum_buffer"] if o.nesterov else state["momentum_buffer"]
+    return w - o.learning_rate * g
+
+
+def _lion(o: Lion, state: dict[str, Any], name: str, w: Tensor, g: Tensor, decay: float) -> Tensor:
+    m = state.get("momentum", torch.zeros_like(g))
+    direction = (o.beta1 * m + (1 - o.beta1) * g).sign()
+    state["momentum"] = o.beta2 * m + (1 - o.beta2) * g
+    return (1 - o.learning_rate * decay) * w - o.learning_rate * direction
+
+
+def _muon(o: Muon, state: dict[str, Any], name: str, w: Tensor, g: Tensor, decay: float) -> Tensor:
+    if not (w.ndim == 2 and "blocks." in name and name.endswith("weight")):
+        return _adamw(o, state, name, w, g, decay)  # type: ignore[arg-type]
+    m = o.momentum * state.get("momentum_buffer", 0) + (1 - o.momentum) * g
+    state["momentum_buffer"] = m
+    ahead = (1 - o.momentum) * g + o.momentum * m if o.nesterov else m
+    parts = ahead.chunk(3 if name.endswith("attention.qkv.weight") else 1)
+    update = torch.cat([_orthogonal(part, o.iterations) * _size(part) for part in parts])
+    return (1 - o.learning_rate * decay) * w - o.learning_rate * update
+
+
+def _orthogonal(matrix: Tensor, iterations: int) -> Tensor:
+    a, b, c = NEWTON_SCHULZ
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / x.norm().clamp_min(1e-7)
+    for _ in range(iterations):
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def _size(matrix: Tensor) -> float:
+    """The factor that gives the update the root mean square of AdamW's, 0.2."""
+    return 0.2 * sqrt(max(matrix.shape))
+
+
+EQUATIONS: Mapping[type, Callable[..., Tensor]] = {
+    AdamW: _adamw,
+    SGD: _sgd,
+    Lion: _lion,
+    Muon: _muon,
+}
