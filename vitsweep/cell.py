@@ -13,7 +13,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from vitsweep.equivalence import prove
+from vitsweep.equivalence import not_proved, prove
 from vitsweep.errors import VitsweepError
 from vitsweep.measure.communication import (
     SentBytes,
@@ -57,6 +57,7 @@ class RunContext:
         calibration: rates of this machine (see `measure.calibrate`).
         proved: how the cell was proved equal to plain training before ("" where it was not).
         trace_folder: where a profiler trace goes if `measurement.trace` is true.
+        proved_exactly: whether a cell that differs from it in its precision alone was proved.
         checkpoints: resumes from earlier attempts of the run and lets this one be interrupted; None
             where nobody supervises the ranks.
     """
@@ -64,6 +65,7 @@ class RunContext:
     calibration: dict[str, float]
     proved: str
     trace_folder: Path
+    proved_exactly: bool = False
     checkpoints: CheckpointManager | None = None
 
 
@@ -81,7 +83,7 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
     """
     checkpoints = context.checkpoints if cell.task.epochs else None
     earlier = checkpoints.load_measurement() if checkpoints else None
-    proved = "" if earlier else context.proved or _prove(cell, world)
+    proved = "" if earlier else context.proved or _prove(cell, world, context)
     with contextlib.closing(cell.data.open(cell, world)) as batches:
         if earlier:
             summary = Summary(**earlier)
@@ -120,10 +122,12 @@ def _measure(
     return summary
 
 
-def _prove(cell: CellSpec, world: World) -> str:
+def _prove(cell: CellSpec, world: World, context: RunContext) -> str:
     if cell.measurement.prove == "none":
         return ""
-    return f"twin {prove(cell, world):.1e}"
+    difference = prove(cell, world, exactly=not context.proved_exactly)
+    left_out = not_proved(cell)
+    return f"twin {difference:.1e}" + (f"; not proved: {', '.join(left_out)}" if left_out else "")
 
 
 def _collect_samples(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import count
+from math import lcm
 from typing import Any, Literal
 
 import torch
@@ -11,9 +12,12 @@ from torch import Tensor, nn
 from vitsweep.errors import VitsweepError
 from vitsweep.model.build import first_model
 from vitsweep.model.initialize import plain_name
+from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.measurement import Batch
+from vitsweep.spec.model_spec import TransformerSpec
+from vitsweep.spec.model_variant import Averaging
 from vitsweep.techniques.attention.sdpa import HALF_ONLY
 from vitsweep.techniques.optimizer.muon import Muon
 from vitsweep.techniques.precision.full import FullPrecision
@@ -23,6 +27,7 @@ from vitsweep.training.optimizer_definitions import (
     ByEquations,
     PlainImplementation,
     Update,
+    series_apart,
 )
 from vitsweep.training.reference import (
     HALF,
@@ -30,6 +35,7 @@ from vitsweep.training.reference import (
     PlainModel,
     PlainStep,
     RoundingNoise,
+    plain_model,
 )
 from vitsweep.training.shards import Named, whole_tensors
 from vitsweep.training.trainer import MicroBatch, Trainer
@@ -38,12 +44,16 @@ from vitsweep.world import World
 STEPS = 4
 HALVINGS = 20
 """Overflows in a row until a dynamic loss scale is low enough: from 2**16 to below 1."""
+LEAST_SIDE = 6
+"""Patches along a side of the twin's images, unless the cell has fewer."""
 EXACT = 1e-8
 """Relative difference that sums in another order leave in float64, with six digits to spare."""
 LEAST = 1e-2
 """A gradient is measured by its norm, and a nearly vanishing one by this share of a typical norm."""
 NOISE_TIMES = 2.0
 """So many times the effect of `RoundingNoise` on a tensor's gradient rounding may have."""
+HALF_TIMES = 6.0
+"""The same between half precision and float32, where rounding errors of a sum need not be independent."""
 MOST_ROUNDING = 0.4
 """Relative error of a gradient under float8 (three bits): half or twice of it is 0.5 and 1 away."""
 TINY = 1e-6
@@ -59,9 +69,9 @@ def twin_of(cell: CellSpec) -> CellSpec:
 
     FP8 products need a number of rows divisible by 16: 16 computed images are, whatever the tokens.
     """
+    stages = cell.mesh.pipeline * cell.pipeline_parallel.stages_per_rank
     model = cell.model.twin(
-        depth=cell.mesh.pipeline * cell.pipeline_parallel.stages_per_rank,
-        num_classes=max(16, cell.mesh.data_parallel_size),
+        depth=max(3, stages + 1), num_classes=max(16, cell.mesh.data_parallel_size)
     )
     parts = cell.pipeline_parallel.microbatches
     least = max(cell.vit_block.least_images, cell.tokens.least_images)
@@ -75,7 +85,27 @@ def twin_of(cell: CellSpec) -> CellSpec:
         accumulation_steps=cell.batch.accumulation_steps,
         resolution_px=cell.model.twin_resolution_px or cell.batch.resolution_px,
     )
-    return replace(cell, model=model, batch=batch, precision=cell.precision.of_twin())
+    twin = replace(cell, model=model, batch=batch, precision=cell.precision.of_twin())
+    return _padded_alike(twin, cell)
+
+
+def _padded_alike(twin: CellSpec, cell: CellSpec) -> CellSpec:
+    """Return the twin with images on which it pads tokens as the cell does; at most those of the cell.
+
+    Sequences have the same remainder as the cell's modulo all degrees that share tokens, and more
+    than 32 tokens where the cell has as many.
+    """
+    if not isinstance(twin.model, TransformerSpec) or not isinstance(cell.model, TransformerSpec):
+        return twin
+    unit = 2 * lcm(cell.mesh.ring, cell.mesh.ulysses, cell.mesh.sequence, cell.mesh.tensor)
+    pooling, own_px, patch = cell.classifier.pooling, cell.batch.resolution_px, cell.model.patch_px
+    wanted = cell.shape.sequence_lengths(own_px, pooling)  # type: ignore[attr-defined]
+    for side in range(min(LEAST_SIDE * patch, own_px), own_px, patch):
+        smaller = replace(twin, batch=replace(twin.batch, resolution_px=side))
+        found = smaller.transformer.sequence_lengths(side, pooling)
+        if all((f - w) % unit == 0 for f, w in zip(found, wanted, strict=True)):
+            return smaller
+    return replace(twin, batch=replace(twin.batch, resolution_px=own_px))
 
 
 def exact_twin(twin: CellSpec) -> CellSpec:
@@ -112,6 +142,8 @@ def prove(cell: CellSpec, world: World, *, exactly: bool = True) -> float:
     - the weights that the next forward pass reads, with those that the optimizer updates,
     - buffers.
 
+    The optimizer is proved once more alone, see `training.optimizer_definitions.series_apart`.
+
     Args:
         cell: the cell.
         world: its ranks; every rank calls this function.
@@ -124,8 +156,27 @@ def prove(cell: CellSpec, world: World, *, exactly: bool = True) -> float:
         WrongResultError: something differs by more than rounding explains.
     """
     twin = twin_of(cell)
+    if exactly:
+        _prove_optimizer(twin, world)
     legs = dict.fromkeys((exact_twin(twin), twin) if exactly else (twin,))
     return [_Leg(leg, world).run() for leg in legs][-1]
+
+
+def not_proved(cell: CellSpec) -> list[str]:
+    """Return the choices of a cell of which the proof does not see all."""
+    found = [f"averaging={cell.averaging.name}"] if type(cell.averaging) is not Averaging else []
+    if cell.task.epochs:
+        found.append(f"task={cell.task.name} after the timed steps")
+    if cell.compilation.captures_step:
+        found.append(f"gradients under compilation={cell.compilation.name}")
+    if type(cell.optimizer.plain()) not in EQUATIONS:
+        found.append(f"optimizer={cell.optimizer.name}, which is compared with its own `plain`")
+    return found
+
+
+def _prove_optimizer(twin: CellSpec, world: World) -> None:
+    """Refuse an optimizer whose weights or state leave its equations in a long series of updates."""
+    _agree(series_apart(plain_model(twin, world.device), twin.optimizer), "alone", twin, world)
 
 
 class _Leg:
@@ -190,7 +241,8 @@ class _Leg:
         """Take the steps; return the largest relative difference of a loss."""
         held, seen = self._held(), self._seen()
         start = {plain_name(n): p.detach() for n, p in self._plain.model.named_parameters()}
-        self._agree("before the first step", [self._weights_apart("first weight", seen, start)])
+        faults = [self._weights_apart("first weight", seen, start), self._half_apart(seen)]
+        self._agree(faults, "before the first step")
         worst = 0.0
         for step in range(STEPS):
             batch, buffers = _global_batch(self._twin, step, self._world), self._buffers()
@@ -205,8 +257,11 @@ class _Leg:
                 self._update_apart(before, held, gradients, plain.gradients),
                 self._weights_apart("weight that the model reads", seen, held),
             ]
-            self._agree(f"in step {step + 1}", faults)
+            self._agree(faults, f"in step {step + 1}")
         return worst
+
+    def _agree(self, faults: list[str], when: str) -> None:
+        _agree(next(filter(None, faults), ""), when, self._twin, self._world)
 
     def _train(self, batch: MicroBatch, step: int) -> tuple[float, Named]:
         """Take one step; return the mean loss, and the gradients unless the step is replayed."""
@@ -288,7 +343,7 @@ class _Leg:
         """Compare gradients by the noise that rounding leaves in each tensor."""
         wanted = plain.gradients
         norms = _norms(wanted)
-        typical = (sum(n * n for n in norms.values()) / len(norms)) ** 0.5
+        typical = _typical(norms)
         if noisy is None:
             bounds = {n: EXACT * max(norm, LEAST * typical) for n, norm in norms.items()}
         else:
@@ -314,6 +369,25 @@ class _Leg:
         bounds = {n: relative * norms[n] + stored * weights[n] for n in norms}
         return _furthest("update", found, wanted, bounds, norms)
 
+    def _half_apart(self, weights: Named) -> str:
+        """Compare a module of the user's in half precision with itself in float32.
+
+        It may compute something else under autocast, or where it is cast, and so does the plain model then.
+        """
+        twin, plan = self._twin, self._plan
+        in_half = plan.autocast_dtype or (plan.param_dtype if plan.master_weights else None)
+        if not isinstance(twin.model, ModuleSpec) or in_half is None:
+            return ""
+        wide = PlainModel(replace(twin, precision=exact_twin(twin).precision), self._world.device)
+        batch, buffers = _global_batch(twin, 0, self._world), self._buffers()
+        exact = wide.step(weights, buffers, batch, 0).gradients
+        plain, noisy = self._references(weights, buffers, batch, 0)
+        assert noisy is not None
+        norms, noise = _norms(exact), _norms(_minus(noisy.gradients, plain.gradients))
+        typical = _typical(norms)
+        bounds = {n: HALF_TIMES * noise[n] + self._own_rounding * typical for n in norms}
+        return _furthest("plain gradient in half", plain.gradients, exact, bounds, norms)
+
     def _buffers_apart(self, wanted: Named) -> str:
         """Compare the buffers of the first replica; other replicas may be given its own."""
         if not wanted or self._world.data_parallel_rank:
@@ -331,20 +405,19 @@ class _Leg:
         allowed = 1.01 * ROUNDOFF[getattr(torch, self._plan.param_dtype)] if half else 0.0
         return _furthest(what, found, wanted, {n: allowed * norms[n] for n in norms}, norms)
 
-    def _agree(self, when: str, faults: list[str]) -> None:
-        """Raise on all ranks what the first of them found."""
-        fault = next(filter(None, faults), "")
-        told = [fault]
-        if dist.is_initialized() and self._world.size > 1:
-            told = [""] * self._world.size
-            dist.all_gather_object(told, fault)
-        for rank, text in enumerate(told):
-            if text:
-                raise WrongResultError(
-                    f"The nano twin's {text} {when} in {self._twin.precision.name} (rank {rank}, "
-                    f"`optimizer={self._twin.optimizer.name}`): a technique or this hardware computes "
-                    "something else."
-                )
+
+def _agree(fault: str, when: str, twin: CellSpec, world: World) -> None:
+    """Raise on all ranks what the first of them found."""
+    told = [fault]
+    if dist.is_initialized() and world.size > 1:
+        told = [""] * world.size
+        dist.all_gather_object(told, fault)
+    for rank, text in enumerate(told):
+        if text:
+            raise WrongResultError(
+                f"The nano twin's {text} {when} in {twin.precision.name} (rank {rank}, "
+                f"`optimizer={twin.optimizer.name}`): a technique or this hardware computes something else."
+            )
 
 
 def _norms(tensors: Named) -> dict[str, float]:
@@ -353,6 +426,11 @@ def _norms(tensors: Named) -> dict[str, float]:
         return {}
     norms = torch.stack([t.detach().double().norm() for t in tensors.values()])
     return dict(zip(tensors, norms.tolist(), strict=True))
+
+
+def _typical(norms: dict[str, float]) -> float:
+    """Return the root mean square."""
+    return (sum(n * n for n in norms.values()) / len(norms)) ** 0.5
 
 
 def _minus(these: Named, those: Named) -> Named:

@@ -62,6 +62,10 @@ def test_the_learning_rate_grows_with_the_batch(images: int, rate: float) -> Non
             "`recipe=deit_300` has the learning rate of AdamW, and `optimizer=sgd_fused` needs another",
         ),
         (
+            ("task=train", "recipe=deit_300", "optimizer=lion"),
+            "`recipe=deit_300` has the learning rate of AdamW, and `optimizer=lion` needs another",
+        ),
+        (
             ("task=train", "recipe.mixup_alpha=1.0", "data=moving_digits", "model=video_vit_nano"),
             "changes single images with one label each, which `data=moving_digits` has not",
         ),

@@ -86,6 +86,7 @@ class Runner:
     place: Place
     on_wait: Callable[[], None] = lambda: None
     _proved: dict[str, str] = field(default_factory=dict)
+    _proved_exactly: set[str] = field(default_factory=set)
 
     def request(
         self, run: Run, cell: CellSpec, attempt: int = 1, planned: CellCode | None = None
@@ -114,6 +115,7 @@ class Runner:
             run,
             attempt,
             proved=self.proof(run.cell_id, code.hash),
+            proved_exactly=cell.id_without("precision") in self._proved_exactly,
             earlier=earlier_folders(self.store, run, attempt) if same_code else (),
             environment=dict(self.place.facts),
         )
@@ -147,7 +149,9 @@ class Runner:
             request = replace(request, calibration=rates, init_method=init_method)
             record = run(request, cell, start=self.place.start, on_wait=self.on_wait)
         if record.status == Status.measured:
-            self._proved[request.cell_id] = str(record.validity.get("proved") or "")
+            proved = self._proved[request.cell_id] = str(record.validity.get("proved") or "")
+            if proved:
+                self._proved_exactly.add(cell.id_without("precision"))
         return record
 
     def proof(self, cell_id: str, code_hash: str) -> str:

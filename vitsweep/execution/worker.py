@@ -91,6 +91,7 @@ def _run(
     context = RunContext(
         calibration=request.calibration,
         proved=request.proved,
+        proved_exactly=request.proved_exactly,
         trace_folder=request.folder,
         checkpoints=checkpoints,
     )

@@ -224,6 +224,12 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "steps_skipped": int(sum(ranks[0].skipped)),
             "steps_counted": window.steps,
             "warmup_steps_added": ranks[0].warmup_steps_added,
+            "same_first_loss": cell.id_of_first_loss,
+            "same_losses": cell.id_of_losses,
+            "loss_tolerance": max(
+                part.relative_tolerance()
+                for part in (cell.precision, cell.sharding, cell.optimizer)
+            ),
         },
         environment=ranks[0].environment
         | denominators
@@ -302,7 +308,13 @@ def _losses(cell: CellSpec, ranks: list[RankSamples]) -> dict[str, float | None]
     mean = np.mean([rank.losses for rank in ranks], axis=0)
     first = min(cell.measurement.warmup_steps, len(mean) - 1)
     last = min(first + cell.measurement.measured_steps, len(mean)) - 1
-    return {"loss_first": float(mean[first]), "loss_last": float(mean[last])}
+    # Until an update is skipped, these are losses after 0, 1 and 2 updates on the same images in all cells.
+    alike = next((i + 1 for i, skipped in enumerate(ranks[0].skipped) if skipped), len(mean))
+    early = {
+        f"loss_step_{i + 1}": float(mean[i]) if i < min(alike, len(mean)) else None
+        for i in range(3)
+    }
+    return {"loss_first": float(mean[first]), "loss_last": float(mean[last])} | early
 
 
 def _largest(values: list[float | None]) -> float | None:

@@ -166,6 +166,12 @@ _ALL = (
            "mean over ranks, of step number measurement.warmup_steps"),
     Metric("loss_last", "1", "Loss of the last measured step", None,
            "mean over ranks, of step number warmup_steps + measured_steps - 1: the same for every machine"),
+    Metric("loss_step_1", "1", "Loss of the first step", None,
+           "mean over ranks, before any update; compared with the baseline's in the same block"),
+    Metric("loss_step_2", "1", "Loss of the second step", None,
+           "mean over ranks, after one update; none where that was skipped by the loss scaler"),
+    Metric("loss_step_3", "1", "Loss of the third step", None,
+           "mean over ranks, after two updates; none where one was skipped by the loss scaler"),
     Metric("accuracy_top1", "1", "Top-1 accuracy", "higher",
            "held-out images, each counted once; only where task=train",
            spread=True, heading="top-1"),
@@ -308,8 +314,10 @@ _COLUMNS = (
     *_columns("validity", " ".join(FLAGS)),
     *_columns(
         "validity",
-        "uneven_steps_cause proved steps_skipped steps_counted warmup_steps_added",
+        "uneven_steps_cause proved steps_skipped steps_counted warmup_steps_added "
+        "same_first_loss same_losses",
     ),
+    *_columns("validity", "loss_tolerance", numbers=True),
     *_columns(
         "environment",
         "launcher cells_at_a_time git_commit git_dirty code_hash device_type",

@@ -108,8 +108,36 @@ class CellSpec:
     @property
     def cell_id(self) -> str:
         """Twelve hex digits over all names and values that can change the numbers."""
-        text = json.dumps(identity(self), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return self.id_without()
+
+    def id_without(self, *groups: str) -> str:
+        """Return the id of all but some groups: equal for cells that differ in these alone."""
+        return _digits({key: value for key, value in identity(self).items() if key not in groups})
+
+    @property
+    def id_of_first_loss(self) -> str:
+        """Id of what decides the loss of the first step: equal cells have it within rounding."""
+        return _digits(self._of_first_loss())
+
+    @property
+    def id_of_losses(self) -> str:
+        """Id of what decides the losses of the steps after it: the definition of the optimizer as well."""
+        optimizer = identity(self.optimizer.plain()) | {"name": ""}
+        return _digits(self._of_first_loss() | {"optimizer": optimizer})
+
+    def _of_first_loss(self) -> dict[str, Any]:
+        changing = {g: identity(t) for g, t in self.techniques.items() if t.changes_model}
+        parts = [self.mesh.data_parallel_size, self.batch.accumulation_steps]
+        parts += [self.pipeline_parallel.microbatches]
+        depends = self.model.norms_over_batch or self.vit_block.draws or self.tokens.draws
+        return changing | {
+            "model": identity(self.model),
+            "data": identity(self.data),
+            "batch": [self.images_per_step, self.batch.resolution_px, parts if depends else None],
+            "classifier": self.classifier.pooling,
+            "smoothing": self.task.label_smoothing,
+            "seed": self.seed,
+        }
 
 
 GROUPS: Mapping[str, type[Technique]] = {
@@ -118,6 +146,11 @@ GROUPS: Mapping[str, type[Technique]] = {
     if isinstance(field.type, type) and issubclass(field.type, Technique) and field.type is not Data
 }
 """Config group -> class of its choices, for all groups whose default choice is the plain one."""
+
+
+def _digits(named: dict[str, Any]) -> str:
+    text = json.dumps(named, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def identity(spec: Any) -> dict[str, Any]:

@@ -182,7 +182,8 @@ class Recipe:
         )
 
     def _optimizer_conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        is_adam = getattr(cell.optimizer, "beta2", None) is not None  # Muon's updates are as large
+        # Muon's updates are as large; Lion's, which have no eps, need a lower rate.
+        is_adam = getattr(cell.optimizer, "eps", None) is not None
         if self.learning_rate is not None and not is_adam:
             yield (
                 f"`recipe={self.name}` has the learning rate of AdamW, and "

@@ -21,6 +21,7 @@ from vitsweep.results.user_metrics import attributes_of
 from vitsweep.tables import names as col
 from vitsweep.tables.cells import cells, typed
 from vitsweep.tables.comparison import with_comparisons
+from vitsweep.tables.first_losses import with_wrong_losses
 from vitsweep.tables.names import in_menu_order
 from vitsweep.tables.valid_runs import newest_code
 
@@ -89,9 +90,8 @@ def runs_of(store: Store, records: Iterable[RunRecord] | None = None) -> DataFra
         store: a sweep folder.
         records: its records, where they have been read.
     """
-    return from_rows(
-        rows_of(store, store.runs() if records is None else records), attributes_of(store)
-    )
+    rows = rows_of(store, store.runs() if records is None else records)
+    return with_wrong_losses(from_rows(rows, attributes_of(store)), store.baselines())
 
 
 def rows_of(store: Store, records: Iterable[RunRecord]) -> Iterator[dict[str, Any]]:

@@ -1,21 +1,27 @@
 """Optimizers by their defining equations, tensor by tensor: what implementations must equal."""
 
 from collections.abc import Callable, Mapping
-from math import sqrt
+from math import sin, sqrt
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from vitsweep.model.initialize import plain_name
 from vitsweep.spec.technique import OptimizerChoice
 from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.optimizer.lion import Lion
 from vitsweep.techniques.optimizer.muon import Muon
 from vitsweep.techniques.optimizer.sgd import SGD
+from vitsweep.training.update import parameter_groups
 
 Named = dict[str, Tensor]
 
+SERIES = 200
+"""Updates of the series on which an optimizer is proved alone."""
+ORTHOGONAL = 0.1
+"""Relative distance that bfloat16, in which Muon iterates, leaves between sums of orthogonal matrices."""
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of Muon's quintic iteration (kellerjordan.github.io/posts/muon)."""
 
@@ -91,6 +97,79 @@ class PlainImplementation:
             copy.grad = None if found is None else found.reshape(copy.shape).to(copy.dtype).clone()
         self._optimizer.step()
         return {name: copy.detach().clone() for name, copy in self._copies.items()}
+
+
+def series_apart(model: nn.Module, choice: OptimizerChoice) -> str:
+    """Train a few tensors of a plain model on prescribed gradients; say what leaves the definition.
+
+    The gradients of `SERIES` steps change their scale over four decades and their signs, and vanish in
+    some steps. Weights, dequantized state and step counts are compared at the end, in float32.
+    Four steps would hardly show another beta2.
+
+    Returns:
+        What differs by how much; "" where nothing does.
+    """
+    named = _few(model)
+    optimizer = choice.build(parameter_groups(model, choice.weight_decay))
+    first = {n: p.detach().clone() for n, p in named.items()}
+    equations = ByEquations(choice, torch.float64) if type(choice.plain()) in EQUATIONS else None
+    update = equations or PlainImplementation(choice)
+    wanted = dict(first)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(SERIES):
+        scale = 0.0 if step % 17 == 5 else 10.0 ** (2 * sin(step / 7) - 2)
+        gradients = {n: scale * torch.randn(p.shape, generator=generator) for n, p in named.items()}
+        gradients = {n: g.to(first[n].device) for n, g in gradients.items()}
+        for name, parameter in named.items():
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(gradients[name])
+        optimizer.step()
+        wanted = update(wanted, gradients)
+    allowed = max(1e-3, 15 * choice.relative_tolerance(), ORTHOGONAL * isinstance(choice, Muon))
+    for name, parameter in named.items():
+        found, moved = parameter.detach() - first[name], wanted[name] - first[name]
+        rounding = SERIES**0.5 * 2.0**-22 * first[name].norm()
+        if (
+            text := _told(f"weight `{name}`", found, moved, allowed, float(rounding))
+        ) or equations is None:
+            return text
+        held, defined = optimizer.state.get(parameter, {}), equations.state[name]
+        for key in held.keys() & defined.keys():
+            what = f"state `{key}` of `{name}`"
+            text = _told(what, _dequantized(held[key]), defined[key], allowed)
+            if text:
+                return text
+    return ""
+
+
+def _told(what: str, found: Tensor, wanted: Any, allowed: float, rounding: float = 0.0) -> str:
+    wanted = torch.as_tensor(wanted, dtype=torch.float64, device=found.device)
+    apart, size = float((found.double() - wanted).norm()), float(wanted.norm())
+    if apart <= allowed * size + rounding:
+        return ""
+    return (
+        f"{what} differs from the optimizer's definition by {apart / (size or 1):.3g} of its norm (L2) after "
+        f"{SERIES} updates, where rounding explains {allowed:g} at most,"
+    )
+
+
+def _few(model: nn.Module) -> Named:
+    """Freeze all of a model but its largest matrix, its last one, and the last vector."""
+    named = {plain_name(n): p for n, p in model.named_parameters() if p.requires_grad}
+    matrices = [n for n, p in named.items() if p.ndim == 2]
+    largest = sorted(matrices, key=lambda n: named[n].numel())
+    vectors = [n for n, p in named.items() if p.ndim == 1]
+    chosen = {*largest[-1:], *matrices[-1:], *vectors[-1:]} or set(named)
+    for name, parameter in named.items():
+        parameter.requires_grad_(name in chosen)
+    return {n: p for n, p in named.items() if n in chosen}
+
+
+def _dequantized(value: Any) -> Tensor:
+    return torch.as_tensor(
+        value.dequantize() if type(value).__name__.startswith("OptimState") else value
+    )
 
 
 def _adamw(

@@ -1,0 +1,70 @@
+"""A cell whose timed losses leave those of its baseline is wrong."""
+
+import pytest
+from pandas import DataFrame
+
+from tests.builders import run, table
+from vitsweep.results.record import RunRecord
+from vitsweep.tables.cells import cells
+from vitsweep.tables.first_losses import with_wrong_losses
+
+BASE = {"fast": "base", "base": "base"}
+
+
+def measured(cell_id: str, losses: tuple[float | None, ...], **validity: object) -> RunRecord:
+    told = {"same_first_loss": "a", "same_losses": "b", "loss_tolerance": 1e-4} | validity
+    named = {f"loss_step_{i + 1}": loss for i, loss in enumerate(losses)}
+    return run(cell_id, metrics=named, validity=told)
+
+
+def judged(*records: RunRecord) -> DataFrame:
+    return with_wrong_losses(table(*records), BASE).set_index("cell_id")
+
+
+PLAIN = (2.3, 2.2, 2.1)
+
+
+@pytest.mark.parametrize(
+    ("losses", "validity", "step"),
+    [
+        (PLAIN, {}, 0),
+        ((2.30001, 2.2003, 2.1003), {}, 0),
+        ((2.3002, 2.2, 2.1), {}, 1),
+        ((2.3, 2.201, 2.1), {}, 2),
+        ((2.3, 2.2, 2.102), {}, 3),
+        ((2.302, 2.2, 2.1), {"loss_tolerance": 0.05}, 0),
+        ((2.3, 2.5, 2.9), {"same_losses": "another optimizer"}, 0),
+        ((2.4, 2.5, 2.9), {"same_losses": "another optimizer"}, 1),
+        ((2.4, 2.5, 2.9), {"same_losses": "other", "same_first_loss": "another batch"}, 0),
+        ((2.3, None, None), {}, 0),
+    ],
+)
+def test_losses_are_compared_as_far_as_they_should_agree(
+    losses: tuple[float | None, ...], validity: dict[str, object], step: int
+) -> None:
+    found = judged(measured("base", PLAIN), measured("fast", losses, **validity))
+    assert found.loc["base", "status"] == "measured"
+    assert found.loc["fast", "status"] == ("wrong" if step else "measured")
+    if step:
+        reason = found.loc["fast", "reason"]
+        assert reason.startswith(
+            f"The loss of timed step {step} is {losses[step - 1]:.5f}, and that of the"
+        )
+        assert f"{PLAIN[step - 1]:.5f}" in reason
+
+
+def test_only_runs_of_one_block_are_compared_and_the_cell_is_wrong_in_its_row() -> None:
+    other = run("fast", block="b1", metrics={"loss_step_1": 9.0}, validity={"same_first_loss": "a"})
+    runs = with_wrong_losses(
+        table(measured("base", PLAIN), measured("fast", (9.0, 9.0, 9.0)), other), BASE
+    )
+    assert list(runs["status"]) == ["measured", "wrong", "measured"]
+    alone = with_wrong_losses(
+        table(measured("base", PLAIN), measured("fast", (9.0, 9.0, 9.0))), BASE
+    )
+    assert list(cells(alone, BASE)["status"]) == ["measured", "wrong"]
+
+
+def test_runs_without_these_columns_stay_as_they_are() -> None:
+    runs = table(run("base"), run("fast"))
+    assert with_wrong_losses(runs, BASE) is runs
