@@ -50,6 +50,8 @@ EXACT = 1e-8
 """Relative difference that sums in another order leave in float64, with six digits to spare."""
 LEAST = 1e-2
 """A gradient is measured by its norm, and a nearly vanishing one by this share of a typical norm."""
+DRAWS_EVERY = 2
+"""Steps of which one draws rounding noise; the others take it in parts of a typical gradient's norm."""
 NOISE_TIMES = 2.0
 """So many times the effect of `RoundingNoise` on a tensor's gradient rounding may have."""
 HALF_TIMES = 6.0
@@ -190,6 +192,7 @@ class _Leg:
             plain_name(n) for n, p in self._plain.model.named_parameters() if p.requires_grad
         }
         self._updates = self._definitions()
+        self._noise: dict[str, float] | None = None
 
     def _definitions(self) -> list[Update]:
         """The optimizer's equations; where these are unknown or rounded, its plain implementation."""
@@ -302,14 +305,14 @@ class _Leg:
     ) -> tuple[PlainStep, PlainStep | None]:
         """Return the plain step, and one under rounding noise; the first and the last rank compute them."""
         rank, last = self._world.rank, self._world.size - 1
+        draws = not self._is_exact and step % DRAWS_EVERY == 0
         plain = noisy = None
         if rank == 0:
             plain = self._plain.step(weights, buffers, batch, step)
-        if not self._is_exact and rank == last:
-            with RoundingNoise(step):
+        if draws and rank == last:
+            with RoundingNoise(step, self._roundoff if self._plan.tf32 else 0.0):
                 noisy = self._plain.step(weights, buffers, batch, step)
-        plain = self._shared(plain, 0)
-        return plain, None if self._is_exact else self._shared(noisy, last)
+        return self._shared(plain, 0), self._shared(noisy, last) if draws else None
 
     def _shared(self, found: PlainStep | None, owner: int) -> PlainStep:
         """Send a plain step from the rank that computed it to all others."""
@@ -344,12 +347,17 @@ class _Leg:
         wanted = plain.gradients
         norms = _norms(wanted)
         typical = _typical(norms)
-        if noisy is None:
+        if noisy is not None:
+            noise = _norms(_minus(noisy.gradients, wanted))
+            self._noise = {n: size / typical for n, size in noise.items()}
+        if self._noise is None:
             bounds = {n: EXACT * max(norm, LEAST * typical) for n, norm in norms.items()}
         else:
-            noise = _norms(_minus(noisy.gradients, wanted))
             own = self._own_rounding
-            bounds = {n: NOISE_TIMES * noise[n] + own * norms[n] + TINY * typical for n in norms}
+            bounds = {
+                n: (NOISE_TIMES * self._noise[n] + TINY) * typical + own * norm
+                for n, norm in norms.items()
+            }
         return _furthest("gradient", found, wanted, bounds, norms)
 
     def _update_apart(self, before: Named, held: Named, gradients: Named, plain: Named) -> str:

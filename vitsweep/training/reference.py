@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from vitsweep.model.block import NORMS
 from vitsweep.model.build import build_model
@@ -181,12 +180,16 @@ class RoundingNoise(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         if any(each.alias_info for each in func._schema.returns):
             return results
-        return tree_map_only(Tensor, self._moved, results)
+        if isinstance(results, Tensor):
+            return self._moved(results)
+        if isinstance(results, tuple | list):
+            return type(results)(self._moved(r) if isinstance(r, Tensor) else r for r in results)
+        return results
 
     def _moved(self, exact: Tensor) -> Tensor:
         if exact.dtype not in ROUNDOFF or not exact.numel():
             return exact
-        size = ROUNDOFF[exact.dtype]
+        size = max(ROUNDOFF[exact.dtype], self._least)
         wide = exact.to(torch.promote_types(exact.dtype, torch.float32))
         if exact.device not in self._generators:
             generator = torch.Generator(exact.device).manual_seed(self._seed)
