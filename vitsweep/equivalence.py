@@ -121,7 +121,8 @@ def exact_twin(twin: CellSpec) -> CellSpec:
         "float32" if on_gpu or twin.model.norms_over_batch else "float64"
     )
     exact = FullPrecision(name=dtype, dtype=dtype, tf32=False)
-    changed: dict[str, Any] = {"precision": exact}
+    is_exact = twin.precision.plan() == exact.plan()
+    changed: dict[str, Any] = {"precision": twin.precision if is_exact else exact}
     if getattr(twin.sharding, "gradient_dtype", None):
         changed["sharding"] = replace(twin.sharding, gradient_dtype=None)  # type: ignore[call-arg]
     if getattr(twin.optimizer, "stochastic_rounding", False):
