@@ -13,6 +13,7 @@ from tests.shapes import CASES, build, step
 from vitsweep.model.build import build_model
 from vitsweep.model.draws import Draws
 from vitsweep.model.flops import recomputed_block_flops, train_flops
+from vitsweep.spec.model_parallel import Volume
 from vitsweep.techniques.vit_block import branches
 
 MATH = choice("attention", "sdpa_math")
@@ -139,3 +140,11 @@ def test_what_cannot_drop_images_is_refused(override: str) -> None:
     reasons = entry("vit_block=drop_samples", *images, override, machine=GPU_NODE).reasons
     assert any(REFUSED[override] in reason for reason in reasons), reasons
     assert all(reason.endswith(".") for reason in reasons)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_blocks_send_the_images_that_they_compute(steps: int) -> None:
+    images = (f"batch.images_per_step={10 * steps}", f"batch.accumulation_steps={steps}")
+    alone = ("resources.ranks_per_node=1", "sharding=none")
+    sent = Volume.of(cell("vit_block=drop_samples", "vit_block.rate=0.4", *images, *alone))
+    assert (sent.images, sent.block_images) == (10 * steps, 6 * steps)
