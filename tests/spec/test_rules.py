@@ -38,7 +38,7 @@ RANKS_4 = "resources.ranks_per_node=4"
         (
             ["batch.resolution_px=2", "model.patch_px=4"],
             "`batch.resolution_px=2` is not divisible by `model.patch_px=4`: "
-            "try `batch.resolution_px=4`.",
+            "use `data=synthetic` or `data=image_folder`, or try `batch.resolution_px=4`.",
         ),
         (
             ["batch.images_per_step=15"],

@@ -165,9 +165,12 @@ class TransformerSpec(ModelSpec):
         side = cell.batch.resolution_px
         if side % self.patch_px:
             below = side - side % self.patch_px or self.patch_px
+            larger = (
+                "use `data=synthetic` or `data=image_folder`, or " if side < self.patch_px else ""
+            )
             yield (
                 f"`batch.resolution_px={side}` is not divisible by `model.patch_px={self.patch_px}`: "
-                f"try `batch.resolution_px={below}`."
+                f"{larger}try `batch.resolution_px={below}`."
             )
         if self.width % self.num_heads:
             yield (
