@@ -73,6 +73,13 @@ def test_a_module_that_raises_while_it_is_imported_cannot_be_imported(
     assert f"`model.target=raises_{words}.build` cannot be imported ({words}: " in reason
 
 
+@pytest.mark.parametrize("name", ["deit", "levit", "hiera"])
+def test_types_of_transformers_with_several_classifiers_or_sides_are_built(name: str) -> None:
+    pytest.importorskip("transformers")
+    assert not entry("model=transformers", f"model.name={name}", "data=synthetic",
+                     "batch.images_per_step=16", "measurement.prove=none").reasons  # fmt: skip
+
+
 def test_a_hub_without_network_a_missing_package_and_a_long_list_are_one_short_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

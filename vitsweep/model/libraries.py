@@ -34,5 +34,11 @@ def transformers_model(name: str, **arguments: Any) -> nn.Module:
         from transformers import AutoConfig, AutoModelForImageClassification
 
         source = AutoConfig.from_pretrained if "/" in name else AutoConfig.for_model
-        model: nn.Module = AutoModelForImageClassification.from_config(source(name, **arguments))
+        if "/" not in name and isinstance(arguments.get("image_size"), int):
+            default = getattr(AutoConfig.for_model(name), "image_size", None)
+            if isinstance(default, (list, tuple)):  # Hiera: one side per axis
+                arguments["image_size"] = [arguments["image_size"]] * len(default)
+        config = source(name, **arguments)
+        config.architectures = config.architectures or []  # DeiT and LeViT have several
+        model: nn.Module = AutoModelForImageClassification.from_config(config)
     return model

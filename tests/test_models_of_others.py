@@ -1,0 +1,148 @@
+"""Models of others under drawn techniques: refused in a sentence, or computed as by plain PyTorch.
+
+The check is one of its own, beside the proof: SGD steps in float64 on two ranks, with weights and
+running statistics compared with a loop that knows no technique.
+"""
+
+import random
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.cells import entry
+from tests.ranks import on_ranks, placed
+from vitsweep.equivalence import prove
+from vitsweep.model.build import build_model, first_model
+from vitsweep.parallelize import parallelize
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.shards import plain_weights
+from vitsweep.world import World
+
+RATE, STEPS, IMAGES = 0.05, 2, 16
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+STAGES = {"hidden_sizes": "[16,16,16,16]", "depths": "[1,1,2,1]"}
+OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "vit": SMALL | {"patch_size": 8}, "deit": SMALL | {"patch_size": 8},
+    "dinov2": SMALL | {"patch_size": 8}, "dinov2_with_registers": SMALL | {"patch_size": 8},
+    "beit": SMALL | {"patch_size": 8, "drop_path_rate": 0}, "vit_msn": SMALL | {"patch_size": 8},
+    "data2vec-vision": SMALL | {"patch_size": 8, "drop_path_rate": 0},
+    "ijepa": SMALL | {"patch_size": 8},
+    "swin": {"patch_size": 4, "embed_dim": 16, "depths": "[2,2]", "num_heads": "[2,2]",
+             "window_size": 4, "drop_path_rate": 0},
+    "swinv2": {"patch_size": 4, "embed_dim": 16, "depths": "[2,2]", "num_heads": "[2,2]",
+               "window_size": 4, "drop_path_rate": 0},
+    "hiera": {"patch_stride": "[4,4]", "embed_dim": 16, "depths": "[1,1]", "num_heads": "[1,2]",
+              "masked_unit_size": "[2,2]", "num_query_pool": 1},
+    "convnext": STAGES, "convnextv2": STAGES, "poolformer": {"hidden_sizes": "[16,16,16,16]"},
+    "focalnet": {"embed_dim": 16, "depths": "[1,1]", "focal_levels": "[2,2]", "focal_windows": "[3,3]"},
+    "resnet": {"embedding_size": 16, "hidden_sizes": "[16,32]", "depths": "[2,2]"},
+    "regnet": {"embedding_size": 16, "hidden_sizes": "[16,32]", "depths": "[1,2]", "groups_width": 8},
+    "levit": {}, "cvt": {}, "mobilenet_v2": {}, "mobilevit": {}, "pvt": {},
+}  # fmt: skip
+OF_OTHERS = ("build", "frozen", "with_batch_norm", "with_written_buffer", "with_ties", "with_dropout",
+             "with_ties_in_one_unit", "with_unused_parameters", "without_blocks")  # fmt: skip
+KNOBS = {
+    "sharding": ("ddp", "zero1", "zero2", "fsdp"),
+    "memory": ("keep_all", "recompute_blocks", "recompute_selected"),
+    "batch.accumulation_steps": ("1", "2"),
+}
+FLOAT64 = ("precision=fp32", "precision.dtype=float64", "optimizer=sgd_loop", "optimizer.momentum=0",
+           f"optimizer.learning_rate={RATE}", "optimizer.weight_decay=0", "optimizer.clip_norm=null",
+           "resources.ranks_per_node=2", "resources.threads_per_rank=1",
+           f"batch.images_per_step={IMAGES}")  # fmt: skip
+
+
+def described(model: str) -> tuple[str, ...]:
+    if model in OF_OTHERS:
+        return ("model=module", f"model.target=tests.user_modules.{model}")
+    arguments = (
+        f"++model.arguments.{key}={value}" for key, value in OF_TRANSFORMERS[model].items()
+    )
+    return ("model=transformers", f"model.name={model}", "data=synthetic", "data.num_classes=10",
+            "data.num_distinct=16", "batch.resolution_px=32", *arguments)  # fmt: skip
+
+
+def drawn(model: str) -> list[tuple[str, ...]]:
+    rng = random.Random(model)
+    return [tuple(f"{k}={rng.choice(v)}" for k, v in KNOBS.items()) for _ in range(2)]
+
+
+def batch(cell: CellSpec, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    shape = (IMAGES, *cell.model.input_shape(cell.batch.resolution_px))
+    images = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return images, torch.randint(10, (IMAGES,), generator=generator)
+
+
+def plain_loop(cell: CellSpec) -> dict[str, torch.Tensor]:
+    """Train without any technique; running statistics are those of the first rank, as under DDP."""
+    torch.manual_seed(cell.seed)
+    model = build_model(cell).double()
+    parts = cell.batch.accumulation_steps
+    for step in range(STEPS):
+        images, labels = batch(cell, step)
+        replicas = [deepcopy(model) for _ in range(2)]
+        gradients: dict[str, torch.Tensor] = {}
+        for replica, own, wanted in zip(replicas, images.chunk(2), labels.chunk(2), strict=True):
+            for x, y in zip(own.chunk(parts), wanted.chunk(parts), strict=True):
+                (F.cross_entropy(replica(x), y) / (2 * parts)).backward()
+            for name, parameter in replica.named_parameters():
+                if parameter.grad is not None:
+                    gradients[name] = gradients.get(name, 0) + parameter.grad
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in gradients:
+                    parameter -= RATE * gradients[name]
+            for name, buffer in model.named_buffers():
+                buffer.copy_(dict(replicas[0].named_buffers())[name])
+    return model.state_dict()
+
+
+def checked(world: World, cell: CellSpec) -> tuple[float, dict[str, float]]:
+    """Return the product's proof and the own one: how far each tensor is from that of the plain loop."""
+    world = placed(world, cell)
+    proof = prove(cell, world)
+    trainer = parallelize(first_model(cell), cell, world)
+    trainer.model.train()
+    for step in range(STEPS):
+        images, labels = (part.chunk(2)[world.rank] for part in batch(cell, step))
+        parts = cell.batch.accumulation_steps
+        trainer.step(iter(list(zip(images.chunk(parts), labels.chunk(parts), strict=True))))
+    found, wanted = plain_weights(trainer), plain_loop(cell)
+    torch.manual_seed(cell.seed)
+    first = build_model(cell).double().state_dict()
+    assert max(float((value - first[n]).abs().max()) for n, value in wanted.items()) > 1e-4
+    return proof, {
+        name: float((found[name].double() - value.double()).abs().max()) if name in found else 9.0
+        for name, value in wanted.items()
+    }
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", [*OF_TRANSFORMERS, *OF_OTHERS])
+def test_a_model_of_others_is_computed_as_plain_pytorch_does_or_refused(
+    model: str, tmp_path: Path
+) -> None:
+    if model in OF_TRANSFORMERS:
+        pytest.importorskip("transformers")
+    for choice in drawn(model):
+        planned = entry(*described(model), *FLOAT64, *choice)
+        if planned.reasons:
+            assert all("`" in reason and reason.endswith(".") for reason in planned.reasons), choice
+            print(f"{model} {choice}: refused: {planned.reasons[0][:300]}")
+            continue
+        for proof, apart in on_ranks(2, checked, planned.spec, planned.spec, folder=tmp_path)[:1]:
+            print(f"{model} {choice}: proved {proof:.1e}, apart by {max(apart.values()):.1e}")
+            assert max(apart.values()) < 1e-8, (
+                choice,
+                {n: d for n, d in apart.items() if d >= 1e-8},
+            )
