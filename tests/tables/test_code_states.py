@@ -1,5 +1,7 @@
 """Runs of different code are never taken together."""
 
+from dataclasses import replace
+
 import pytest
 from pandas import DataFrame
 
@@ -73,6 +75,47 @@ def test_a_ratio_is_of_the_newest_code_of_the_baseline_that_shares_a_block() -> 
     ]
     found = row(speedup_over(table(*runs), BASELINES), "fast")
     assert (found["speedup"], found["num_blocks"]) == (pytest.approx(1.1), 3)
+    assert found["speedup_note"] == "without 3 blocks in which its baseline had other code"
+
+
+def test_a_sweep_whose_code_changed_between_two_commands_has_a_ratio_of_one_code() -> None:
+    """Three blocks before an edit of the baseline's code, two after it: the old three do not count.
+
+    The variant's code is the same. Taken together the ratio would be about 1.2, true of neither code. A look
+    after the edit decides nothing where blocks were measured in full.
+    """
+    before = [*measured("fast", "F", 130, 131, 129), *measured("base", "B1", 100, 100, 100)]
+    after = [
+        *measured("fast", "F", 130, 131, first=3), *measured("base", "B2", 120, 120, first=3)
+    ]  # fmt: skip
+    found = row(cells(table(*before, *after), BASELINES), "fast")
+    assert found["speedup"] == pytest.approx(130.5 / 120, abs=0.001)
+    assert (found["num_pairs"], found["claim"]) == (2, "too few blocks")
+    assert found["images_per_second"] == pytest.approx(130.5, abs=0.1)
+    assert "3 blocks" in str(found["speedup_note"])
+    looked = [
+        run(r.cell_id, "look", r.metrics["images_per_second"], minute=9, validity={"look": True},
+            environment={"code_hash": r.environment["code_hash"]})
+        for r in after[::2]
+    ]  # fmt: skip
+    by_blocks = row(cells(table(*before, *looked), BASELINES), "fast")
+    assert (by_blocks["num_pairs"], by_blocks["speedup_note"]) == (3, OTHER_CODE)
+    assert by_blocks["speedup"] == pytest.approx(1.3, abs=0.01)
+
+
+def test_two_sweeps_with_blocks_of_one_name_are_told_apart_by_code_too() -> None:
+    """Blocks are called alike in every sweep; what one sweep edited says nothing of the other."""
+    old = [*measured("fast", "F", 150, 150, 150), *measured("base", "B1", 100, 100, 100)]
+    edited = measured("base", "B2", 200, 200, 200, first=3)
+    other = [
+        replace(r, sweep="other")
+        for r in (*measured("fast", "F", 300, 300, 300), *measured("base", "B2", 100, 100, 100))
+    ]
+    found = cells(table(*old, *edited, *other), BASELINES).set_index(["cell_id", "sweep"])
+    assert found.loc[("fast", "sample"), "speedup"] == pytest.approx(1.5)
+    assert found.loc[("fast", "sample"), "speedup_note"] == OTHER_CODE
+    assert found.loc[("fast", "other"), "speedup"] == pytest.approx(3.0)
+    assert found.loc[("fast", "other"), "speedup_note"] == ""
 
 
 def test_records_without_a_hash_are_a_code_of_their_own() -> None:

@@ -13,7 +13,7 @@ from vitsweep.tables.names import MANY, cell_names, named, varying, with_changes
 from vitsweep.tables.reasons import counts
 from vitsweep.tables.speedup import one_look
 from vitsweep.tables.stats import Claim, any_look_half_width, half_width
-from vitsweep.tables.valid_runs import SEPARATOR, checked_cells, row_keys
+from vitsweep.tables.valid_runs import checked_cells, row_keys
 
 UNKNOWN = Series({"images_per_second": float("nan")})
 """A baseline that the table does not have."""
@@ -66,10 +66,8 @@ def answers(cells: DataFrame) -> list[str]:
     bases = {k: row for k, (_, row) in zip(row_keys(measured), measured.iterrows(), strict=True)}
     keys = row_keys(compared, "baseline_cell_id")
     groups = compared.groupby(keys, sort=False)
-    where = len({key.partition(SEPARATOR)[2] for key in keys}) > 1
-    found = [
-        _over_baseline(group, bases.get(str(key), UNKNOWN), names, where) for key, group in groups
-    ]
+    where = len({key[1:] for key in keys}) > 1
+    found = [_over_baseline(group, bases.get(key, UNKNOWN), names, where) for key, group in groups]
     return [*lost, *found][:MOST]
 
 

@@ -7,6 +7,7 @@ being on the Pareto front and the like start from there.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,11 +22,15 @@ BLOCK = ["sweep", "device", "block"]
 """Columns that identify a block. Runs of one block on different devices are never compared."""
 
 
-def log_throughput_per_block(runs: DataFrame) -> DataFrame:
+def log_throughput_per_block(runs: DataFrame, by: str = "cell_id") -> DataFrame:
     """Return a row per cell and block: its key, `log_throughput, nodes_used, any_look`.
 
     `any_look` tells whether the command looked at its intervals while it measured. Runs without a
     throughput above zero are left out.
+
+    Args:
+        runs: one row per run.
+        by: column that says which runs belong together: `cell_id`, or the `row` of `keyed`.
     """
     throughput = runs["images_per_second"].to_numpy(float, na_value=np.nan)
     usable = runs[np.isfinite(throughput) & (throughput > 0)]
@@ -38,7 +43,7 @@ def log_throughput_per_block(runs: DataFrame) -> DataFrame:
     device = table["device"].astype(object).where(table["device"].notna(), "")
     return (
         table.assign(device=device, any_look=looked)
-        .groupby(["cell_id", *BLOCK], observed=True, sort=False)
+        .groupby([by, *BLOCK], observed=True, sort=False)
         .agg(
             log_throughput=("log_throughput", "mean"),
             nodes_used=("nodes_used", "first"),
@@ -48,30 +53,35 @@ def log_throughput_per_block(runs: DataFrame) -> DataFrame:
     )
 
 
-def log_ratios(per_block: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
-    """Return `cell_id, sweep, device, block, any_look, log_ratio` of blocks with a pair.
+def log_ratios(
+    per_block: DataFrame, baselines: Mapping[Any, Any], by: str = "cell_id"
+) -> DataFrame:
+    """Return `<by>, sweep, device, block, any_look, log_ratio` of blocks with a pair.
 
     A pair is a variant and its baseline. Both must have run on the same device and on the same nodes:
     when a block is requeued onto other nodes, its remaining runs do not pair with those before.
+
+    Args:
+        per_block: of `log_throughput_per_block`, with the same `by`.
+        baselines: cell or row -> that of its baseline, or None.
+        by: `cell_id`, or `row`.
     """
     variant = per_block.assign(
-        baseline_cell_id=per_block["cell_id"].map(lambda c: baselines.get(c)).astype(object)
+        _baseline=per_block[by].map(lambda c: baselines.get(c)).astype(object)
     )
-    different = variant["baseline_cell_id"].notna() & (
-        variant["baseline_cell_id"] != variant["cell_id"].astype(object)
-    )
+    different = variant["_baseline"].notna() & (variant["_baseline"] != variant[by].astype(object))
     base = (
         per_block.drop(columns="any_look", errors="ignore")
         .rename(
             columns={
-                "cell_id": "baseline_cell_id",
+                by: "_baseline",
                 "log_throughput": "log_baseline",
                 "nodes_used": "nodes_of_baseline",
             }
         )
-        .astype({"baseline_cell_id": object})
+        .astype({"_baseline": object})
     )
-    both = variant[different].merge(base, on=["baseline_cell_id", *BLOCK])
+    both = variant[different].merge(base, on=["_baseline", *BLOCK])
     together = map(share_nodes, both["nodes_used"], both["nodes_of_baseline"])
     return both[np.fromiter(together, bool, len(both))].assign(
         log_ratio=lambda t: t["log_throughput"] - t["log_baseline"]

@@ -1,6 +1,7 @@
 """One row per cell over all its runs, for every cell of a sweep, measured or not."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 from pandas import DataFrame, Series
@@ -8,15 +9,15 @@ from pandas import DataFrame, Series
 from vitsweep.results.metrics import FLAGS, columns, known_metrics, metrics_with
 from vitsweep.tables import names as col
 from vitsweep.tables.cost import with_repayment
-from vitsweep.tables.speedup import Families, compare_rows
+from vitsweep.tables.speedup import ROW, Families, compare_rows
 from vitsweep.tables.valid_runs import (
+    KeyedRuns,
     checked_cells,
     checked_runs,
     counted,
     final_status,
     in_order,
-    is_earlier,
-    separated,
+    keyed,
 )
 
 COMPARED = (
@@ -66,31 +67,28 @@ def cells(
     if runs.empty:
         compared = () if len(not_run) else COMPARED
         return checked_cells(not_run, *compared).pipe(in_record_order).pipe(typed)
-    apart, of_key, original = separated(with_all_metrics(runs), baselines)
-    comparison = compare_rows(
-        apart.assign(device=apart.get("device", "")), of_key, original, families
-    )
+    known = keyed(with_all_metrics(runs), baselines)
+    apart = known.runs
+    in_blocks = replace(known, runs=apart.assign(device=apart.get("device", "")))
+    comparison = compare_rows(in_blocks, families).drop(columns="cell_id")
+    medians = _medians(apart)
     rows = (
-        final_status(apart)
-        .merge(_latest(apart), on="cell_id")
-        .merge(_medians(apart), on="cell_id")
-        .merge(comparison.rename(columns={"num_blocks": "num_pairs"}), on="cell_id", how="left")
-        .pipe(_block_adjusted)
+        final_status(apart, ROW)
+        .merge(_latest(apart), on=ROW)
+        .merge(medians, on=ROW)
+        .merge(comparison.rename(columns={"num_blocks": "num_pairs"}), on=ROW)
+        .pipe(_block_adjusted, known, medians.set_index(ROW)["images_per_second"])
+        .drop(columns=ROW)
     )
-    rows = rows[~is_earlier(rows["cell_id"])]
-    rows = rows.assign(**{
-        c: [original.get(v, v) for v in rows[c]] for c in ("cell_id", "baseline_cell_id")
-    }) if original else rows  # fmt: skip
     rows = pd.concat([rows, not_run], ignore_index=True) if len(not_run) else rows
     rows.attrs = runs.attrs  # which grouping and merging lose
     return rows.pipe(with_repayment).pipe(in_record_order).pipe(typed)
 
 
-def _block_adjusted(rows: DataFrame) -> DataFrame:
+def _block_adjusted(rows: DataFrame, known: KeyedRuns, median: Series) -> DataFrame:
     """Replace throughput, and what is proportional to it, by speedup x throughput of the baseline."""
     measured = rows["images_per_second"].astype(float)
-    known = dict(zip(rows["cell_id"], measured, strict=True))
-    base = rows["baseline_cell_id"].map(known).astype(float)
+    base = rows[ROW].map(known.rows["baseline"]).map(median).astype(float)
     factor = (rows["speedup"] * base / measured).fillna(1.0)
     return following(rows, factor).assign(unadjusted_images_per_second=measured)
 
@@ -149,27 +147,27 @@ def _latest(runs: DataFrame) -> DataFrame:
     outcome = {"status", "reason", "failed_rank", "attempt"}
     return (
         in_order(runs)
-        .groupby("cell_id", sort=False, observed=True)
+        .groupby(ROW, sort=False, observed=True)
         .tail(1)
         .drop(columns=[*measured, *outcome & set(runs.columns), *columns("run")], errors="ignore")
     )
 
 
 def _medians(runs: DataFrame) -> DataFrame:
-    good = counted(runs)
-    used = pd.concat([good, runs[~runs["cell_id"].isin(set(good["cell_id"]))]])
+    good = counted(runs, ROW)
+    used = pd.concat([good, runs[~runs[ROW].isin(set(good[ROW]))]])
     metrics = col.metric_columns(used)
     numbers = used.assign(**{m: pd.to_numeric(used[m], errors="coerce") for m in metrics})
     times = [t for t in metrics_with(follows="step_time") if t in metrics]
     numbers[times] = 1 / numbers[times].where(numbers[times] > 0)
-    groups = numbers.groupby("cell_id", sort=False, observed=True)
+    groups = numbers.groupby(ROW, sort=False, observed=True)
     throughput = groups["images_per_second"]
     medians = groups[metrics].median()
     # the median of rates, turned around: that of an even number of times is not its reciprocal
     medians[times] = 1 / medians[times]
     return (
         medians.join(_flags(used))
-        .join(good.groupby("cell_id", observed=True)["block"].nunique().rename("blocks"))
+        .join(good.groupby(ROW)["block"].nunique().rename("blocks"))
         .assign(blocks=lambda t: t["blocks"].fillna(0).astype(int))
         .assign(throughput_spread=throughput.std() / throughput.mean())
         .reset_index()
@@ -178,9 +176,9 @@ def _medians(runs: DataFrame) -> DataFrame:
 
 def _flags(used: DataFrame) -> DataFrame:
     flags = [f for f in FLAGS if f in used]
-    shares = used[flags].eq(True).groupby(used["cell_id"]).mean()
+    shares = used[flags].eq(True).groupby(used[ROW]).mean()
     found = shares.gt(Series({f: FLAGS[f].least_share for f in flags}))
     if UNEVEN_CAUSE in used:
-        causes = used.groupby("cell_id", observed=True)[UNEVEN_CAUSE].last()  # that is known
+        causes = used.groupby(ROW)[UNEVEN_CAUSE].last()  # that is known
         found[UNEVEN_CAUSE] = causes.where(found["uneven_steps"])
     return found

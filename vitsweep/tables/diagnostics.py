@@ -10,8 +10,9 @@ from pandas import DataFrame
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import BLOCK, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import count
+from vitsweep.tables.speedup import ROW
 from vitsweep.tables.stats import MIN_BLOCKS, half_width
-from vitsweep.tables.valid_runs import checked_runs, counted, separated
+from vitsweep.tables.valid_runs import checked_runs, counted, keyed
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
 SMALL_EFFECT = 0.005
@@ -49,9 +50,9 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
         VitsweepError: a column is missing or does not hold what its name says.
     """
     checked = checked_runs(runs, "device", "position")
-    apart, of_key, _ = separated(checked, baselines)
-    good = counted(apart)
-    rows = [_first_run(good), _autocorrelation(good, of_key), _mixed_devices(checked)]
+    known = keyed(checked, baselines)
+    good = counted(known.runs, ROW)
+    rows = [_first_run(good), _autocorrelation(good, known.baselines), _mixed_devices(checked)]
     return DataFrame([r for r in rows if r is not None], columns=list(COLUMNS))
 
 
@@ -60,7 +61,7 @@ def _first_run(runs: DataFrame) -> dict[str, object] | None:
     usable = runs[np.isfinite(throughput) & (throughput > 0) & runs["position"].notna()]
     cell, block = (
         usable.groupby(keys, observed=True, dropna=False).ngroup().to_numpy()
-        for keys in (["cell_id"], BLOCK)
+        for keys in ([ROW], BLOCK)
     )
     if len(usable) == 0:
         return None
@@ -89,9 +90,9 @@ def _first_run(runs: DataFrame) -> dict[str, object] | None:
 
 
 def _autocorrelation(
-    runs: DataFrame, baselines: Mapping[str, str | None]
+    runs: DataFrame, baselines: Mapping[int, int | None]
 ) -> dict[str, object] | None:
-    ratios = log_ratios(log_throughput_per_block(runs), baselines)
+    ratios = log_ratios(log_throughput_per_block(runs, ROW), baselines, ROW)
     if ratios.empty:
         return None
     started = runs["started_at"] if "started_at" in runs else runs.index.to_series()
@@ -99,18 +100,18 @@ def _autocorrelation(
     order = begun["_begun"].min().rename("_begun").reset_index()
     order["device"] = order["device"].astype(object).where(order["device"].notna(), "")
     table = ratios.merge(order, on=BLOCK).sort_values("_begun", kind="stable")
-    groups = table.groupby("cell_id", sort=False)["log_ratio"]
+    groups = table.groupby(ROW, sort=False)["log_ratio"]
     table = table.assign(_off=table["log_ratio"] - groups.transform("mean"))
     table = table[groups.transform("count") > MIN_BLOCKS]
     if table.empty or not (table["_off"] ** 2).sum() > 0:
         return None
-    before = table.groupby("cell_id", sort=False)["_off"].shift()
+    before = table.groupby(ROW, sort=False)["_off"].shift()
     pairs = int(before.notna().sum())
-    blocks = len(table) / table["cell_id"].nunique()
+    blocks = len(table) / table[ROW].nunique()
     raw = float((table["_off"] * before).sum() / (table["_off"] ** 2).sum())
     estimate = float(np.clip((raw * blocks + 1) / (blocks - 3), -0.99, 0.99)) if blocks > 4 else raw
     # cells of one baseline share its noise, so their pairs count for about half
-    independent = max(pairs / (1 if table["cell_id"].nunique() == 1 else 2), 4.0)
+    independent = max(pairs / (1 if table[ROW].nunique() == 1 else 2), 4.0)
     half = 1.96 / sqrt(independent - 1)
     low, high = tanh(np.arctanh(estimate) - half), tanh(np.arctanh(estimate) + half)
     threatens = low > 0 and estimate >= CORRELATED / 2

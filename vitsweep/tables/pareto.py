@@ -11,8 +11,8 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.tables.blocks import WithinBlocks, log_ratios, log_throughput_per_block, within_blocks
 from vitsweep.tables.cost import measured_with_peak, peaks_gib
-from vitsweep.tables.speedup import selection_adjusted
-from vitsweep.tables.valid_runs import checked_cells, checked_runs, counted, row_keys, separated
+from vitsweep.tables.speedup import ROW, selection_adjusted
+from vitsweep.tables.valid_runs import checked_cells, checked_runs, counted, keyed, row_keys
 
 # How sure it is that a cell is on the Pareto front, given the noise of its measurement.
 
@@ -205,14 +205,15 @@ def _with_adjusted(
     note = "not adjusted for the selection: give `runs` and `baselines`"
     if runs is not None and baselines is not None:
         note = "adjusted for the selection among the cells within the limits, by blocks left out"
-        apart, of_key, original = separated(checked_runs(runs, "device"), baselines)
-        ratios = log_ratios(log_throughput_per_block(counted(apart)), of_key)
-        keys = Series(row_keys(table) if original else table["cell_id"].to_numpy(), table.index)
+        known = keyed(checked_runs(runs, "device"), baselines)
+        per_block = log_throughput_per_block(counted(known.runs, ROW), ROW)
+        ratios = log_ratios(per_block, known.baselines, ROW)
+        rows = known.numbers(table)
         compared = table[table["speedup"].notna() & (table["cell_id"] != table["baseline_cell_id"])]
         for _, group in compared.groupby(row_keys(compared, "baseline_cell_id"), sort=False):
-            some = ratios[ratios["cell_id"].isin(set(keys[group.index]))]
+            some = ratios[ratios[ROW].isin(set(rows[group.index]))]
             best = adjusted.index == group["speedup"].idxmax()
-            adjusted = adjusted.mask(best, selection_adjusted(some))
+            adjusted = adjusted.mask(best, selection_adjusted(some, ROW))
     return table.assign(
         selection_adjusted_speedup=adjusted,
         selection_note=Series(note, table.index, dtype=object).where(

@@ -15,8 +15,9 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.communication import PURPOSES
 from vitsweep.tables.formatting import Column, number, percent, text_columns, values, with_interval
 from vitsweep.tables.names import cell_names, comparable, spec_columns, varying
+from vitsweep.tables.speedup import ROW
 from vitsweep.tables.stats import MIN_BLOCKS, contrast, estimate, mean_interval, samples
-from vitsweep.tables.valid_runs import checked_runs, counted, one_device, row_keys, separated
+from vitsweep.tables.valid_runs import checked_runs, counted, keyed, one_device
 
 SIZES = ("nodes", "ranks_per_node", "world_size", "images_per_step", "batch", "measurement")
 SIZE_FIELDS = ("mesh.", "resources.", "batch.images_per_step", "batch.scope")
@@ -50,14 +51,12 @@ def scaling_efficiency(
         VitsweepError: the points ran on different devices (unless `mixed_hardware`).
     """
     checked = checked_runs(runs, "device", "world_size", "images_per_step")
-    apart, _, original = separated(checked, baselines)
+    known = keyed(checked, baselines)
     table = cells(checked, baselines) if cells_ is None else cells_
     measured = table[table["status"] == Status.measured].dropna(subset=["world_size"])
-    keyed = measured.pipe(one_device, mixed_hardware).assign(
-        _key=lambda t: row_keys(t) if original else t["cell_id"]
-    )
-    with_throughput = keyed.dropna(subset=["images_per_second", "images_per_step"])
-    per_block = log_throughput_per_block(counted(apart))
+    on_one = measured.pipe(one_device, mixed_hardware).assign(_key=known.numbers)
+    with_throughput = on_one.dropna(subset=["images_per_second", "images_per_step"])
+    per_block = log_throughput_per_block(counted(known.runs, ROW), ROW)
     curves = [_against_smallest(_curves(with_throughput, kind), per_block) for kind in KEPT]
     return pd.concat(curves, ignore_index=True)
 
@@ -104,8 +103,8 @@ def _joined(table: DataFrame) -> list[str]:
 
 def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
     references = dict(zip(points["_key"], points["reference"], strict=True))
-    paired = estimate(log_ratios(per_block, references)).set_index("cell_id").to_dict("index")
-    of_cell = samples(per_block.rename(columns={"log_throughput": "log_ratio"}))
+    paired = estimate(log_ratios(per_block, references, ROW), ROW).set_index(ROW).to_dict("index")
+    of_cell = samples(per_block.rename(columns={"log_throughput": "log_ratio"}), ROW)
     rows = [
         {"speedup": 1.0}
         if cell == first

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import exp, nan
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,22 +11,23 @@ from pandas import DataFrame, Series, factorize
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import BLOCK, log_ratios, log_throughput_per_block
+from vitsweep.tables.formatting import count
 from vitsweep.tables.stats import LEVEL, Claim, adjusted, any_look_keys, claims, estimate, interval
 from vitsweep.tables.valid_runs import (
-    SEPARATOR,
+    KeyedRuns,
     checked_cells,
     checked_runs,
     counted,
     final_status,
-    is_earlier,
     is_look,
-    separated,
+    keyed,
 )
 
 Families = Sequence[Collection[str]]
 """The cells of each command of a sweep, oldest first."""
 
 Integers = NDArray[np.int64]
+ROW = "row"
 OTHER_CODE = "compared with its baseline before that was measured anew with other code"
 
 
@@ -67,57 +69,43 @@ def speedup_over(
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
     """
-    checked = checked_runs(runs, "device")
-    apart, of_key, original = separated(checked, baselines)
-    table = compare_rows(apart, of_key, original, families)
-    table = table[~is_earlier(table["cell_id"])].reset_index(drop=True)
-    return table.assign(
-        cell_id=[original.get(c, c) for c in table["cell_id"]],
-        baseline_cell_id=[original.get(c, c) for c in table["baseline_cell_id"]],
-    )
+    table = compare_rows(keyed(checked_runs(runs, "device"), baselines), families)
+    return table.drop(columns="row").reset_index(drop=True)
 
 
-def compare_rows(
-    runs: DataFrame,
-    baselines: Mapping[str, str | None],
-    original: Mapping[str, str],
-    families: Families,
-) -> DataFrame:
-    """Return `speedup_over` of runs that `separated` has prepared; `original` is its third result."""
-    cells = list(dict.fromkeys([*runs["cell_id"], *baselines]))
-    table = DataFrame({"cell_id": Series(cells, dtype=object)}).assign(
-        baseline_cell_id=Series([baselines.get(cell) for cell in cells], dtype=object)
-    )
-    good = counted(runs)
-    per_block = log_throughput_per_block(good)
-    ratios = log_ratios(per_block, baselines)
+def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
+    """Return `speedup_over` of keyed runs, with `row`."""
+    runs, baselines = known.runs, known.baselines
+    facts = ["cell_id", "baseline_cell_id", "baseline", "others", "is_listed"]
+    table = known.rows[facts].rename_axis("row").reset_index()
+    good = counted(runs, ROW)
+    ratios = log_ratios(log_throughput_per_block(good, ROW), baselines, ROW)
     return (
-        table.merge(estimate(ratios), on="cell_id", how="left")
+        table.merge(estimate(ratios, ROW), on=ROW, how="left")
         .pipe(_with_unpaired, good, baselines)
         .pipe(_with_looks, runs, baselines)
-        .pipe(_baseline_is_one, set(runs.loc[runs["status"] == Status.measured, "cell_id"]))
+        .pipe(_baseline_is_one, set(runs.loc[runs["status"] == Status.measured, ROW]))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
-        .pipe(_with_family, ratios, original, families)
-        .assign(claim=claims, speedup_note=lambda t: _notes(t, runs, original))
-        .drop(columns="_look")
+        .pipe(_with_family, ratios, families)
+        .assign(claim=claims, speedup_note=lambda t: _notes(t, known))
+        .loc[lambda t: t["is_listed"]]
+        .drop(columns=["_look", "baseline", "others", "is_listed"])
     )
 
 
-def _with_family(
-    table: DataFrame, ratios: DataFrame, original: Mapping[str, str], families: Families
-) -> DataFrame:
+def _with_family(table: DataFrame, ratios: DataFrame, families: Families) -> DataFrame:
     """Add what depends on the family: `p_holm, claim_low, claim_high, family_size` and the best."""
     columns = ["p_holm", "_level", "family_size", "selection_adjusted_speedup"]
     found = np.full((len(table), len(columns)), np.nan)
     p_value, speedup = (table[c].to_numpy(float, na_value=np.nan) for c in ("p_value", "speedup"))
-    selection, cells = SelectionAdjustment(ratios), table["cell_id"].to_numpy()
-    for rows in _families(table, original, families):
+    selection, of_row = SelectionAdjustment(ratios, ROW), table[ROW].to_numpy()
+    for rows in _families(table, families):
         found[rows, 0], found[rows, 1] = adjusted(p_value[rows])
         found[rows, 2], found[rows, 3] = len(rows), np.nan
         best = rows[speedup[rows].argmax()]
-        found[best, 3] = speedup[best] if len(rows) == 1 else selection.of(cells[rows])
+        found[best, 3] = speedup[best] if len(rows) == 1 else selection.of(of_row[rows])
     known = DataFrame(found, index=table.index, columns=columns)
-    any_look = table["cell_id"].isin(any_look_keys(ratios))
+    any_look = table[ROW].isin(any_look_keys(ratios, ROW))
     ends = interval(table.assign(any_look=any_look), known["_level"])
     return table.assign(
         p_holm=known["p_holm"],
@@ -128,22 +116,20 @@ def _with_family(
     )
 
 
-def _families(
-    table: DataFrame, original: Mapping[str, str], families: Families
-) -> Iterator[Integers]:
+def _families(table: DataFrame, families: Families) -> Iterator[Integers]:
     """Yield the rows of each family: the tested cells of one baseline that one command compared.
 
     A cell that several commands name is in the family of each, the latest of them last. Cells that no
     command names, and the only cell of a baseline, are families too.
     """
     tested = np.flatnonzero(table["p_value"].notna().to_numpy())
-    base = factorize(table["baseline_cell_id"].astype(object))[0]
+    base = factorize(table["baseline"])[0]
     size = np.bincount(base[tested] + 1, minlength=len(table) + 1)[base + 1]
     alone, rest = tested[size[tested] == 1], tested[size[tested] > 1]
     yield from alone[:, None]
     row_of: dict[str, list[int]] = {}
     for row, cell in zip(rest, table["cell_id"].iloc[rest], strict=True):
-        row_of.setdefault(original.get(cell, cell), []).append(row)
+        row_of.setdefault(str(cell), []).append(row)
     unnamed = row_of.keys() - {cell for family in families for cell in family}
     for family in [*families, unnamed]:
         rows = np.array(sorted(row for cell in family for row in row_of.get(cell, ())), dtype=int)
@@ -154,7 +140,7 @@ def _families(
 
 
 def _with_unpaired(
-    table: DataFrame, runs: DataFrame, baselines: Mapping[str, str | None]
+    table: DataFrame, runs: DataFrame, baselines: Mapping[int, int | None]
 ) -> DataFrame:
     """Add the bare ratio of means for cells that were measured without pairing (`paired` is False).
 
@@ -163,28 +149,28 @@ def _with_unpaired(
     """
     if "paired" not in runs or not len(runs):
         return table
-    unpaired = set(runs.loc[runs["paired"].eq(False), "cell_id"])
+    unpaired = set(runs.loc[runs["paired"].eq(False), ROW])
     alike = runs.assign(block="all", nodes_used=None)
-    ratios = log_ratios(log_throughput_per_block(alike), baselines)
-    bare = np.exp(ratios[ratios["cell_id"].isin(unpaired)].groupby("cell_id")["log_ratio"].mean())
-    return table.assign(speedup=table["speedup"].fillna(table["cell_id"].map(bare)))
+    ratios = log_ratios(log_throughput_per_block(alike, ROW), baselines, ROW)
+    bare = np.exp(ratios[ratios[ROW].isin(unpaired)].groupby(ROW)["log_ratio"].mean())
+    return table.assign(speedup=table["speedup"].fillna(table[ROW].map(bare)))
 
 
 def _with_looks(
-    table: DataFrame, runs: DataFrame, baselines: Mapping[str, str | None]
+    table: DataFrame, runs: DataFrame, baselines: Mapping[int, int | None]
 ) -> DataFrame:
     """Add the ratio of the looks of cells that have no other, and `_look`: whether that is all."""
-    status = runs["cell_id"].map(final_status(runs).set_index("cell_id")["status"])
+    status = runs[ROW].map(final_status(runs, ROW).set_index(ROW)["status"])
     looks = runs[is_look(runs) & (runs["status"] == Status.measured) & (status == Status.measured)]
-    ratios = log_ratios(log_throughput_per_block(looks), baselines)
-    latest = np.exp(ratios.groupby("cell_id")["log_ratio"].last())
-    found = table["cell_id"].map(latest).where(table["speedup"].isna())
+    ratios = log_ratios(log_throughput_per_block(looks, ROW), baselines, ROW)
+    latest = np.exp(ratios.groupby(ROW)["log_ratio"].last())
+    found = table[ROW].map(latest).where(table["speedup"].isna())
     return table.assign(speedup=table["speedup"].fillna(found), _look=found.notna())
 
 
-def _baseline_is_one(table: DataFrame, measured: set[str]) -> DataFrame:
+def _baseline_is_one(table: DataFrame, measured: set[int]) -> DataFrame:
     is_baseline = table["cell_id"] == table["baseline_cell_id"]
-    speedup = table["speedup"].mask(is_baseline & table["cell_id"].isin(measured), 1.0)
+    speedup = table["speedup"].mask(is_baseline & table[ROW].isin(measured), 1.0)
     return table.assign(speedup=speedup)
 
 
@@ -213,37 +199,45 @@ def with_equal_claims(cells: DataFrame, margin: float = 0.02) -> DataFrame:
     return table.assign(claim=claim.mask(equal & (claim == Claim.no_difference_shown), text))
 
 
-def _notes(table: DataFrame, runs: DataFrame, original: Mapping[str, str]) -> Series:
-    base = table["baseline_cell_id"]
-    compared = base.map(lambda b: isinstance(b, str)) & (base != table["cell_id"])
+def _notes(table: DataFrame, known: KeyedRuns) -> Series:
+    base = table["baseline"]
+    compared = base.notna() & (table["baseline_cell_id"] != table["cell_id"])
     without_pairs = table[compared & (table["num_blocks"] == 0)]
-    earlier = compared & is_earlier(base)
-    plain = Series("", table.index, dtype=object).mask(earlier, OTHER_CODE)
+    earlier = compared & base.map(known.rows["is_earlier"]).eq(True)
+    others = table["others"].where(compared & ~earlier, 0)
+    plain = others.map(_blocks_of_other_code).astype(object).mask(earlier, OTHER_CODE)
     if without_pairs.empty:
         return plain
-    status = final_status(runs).set_index("cell_id")["status"].map(str).to_dict()
-    devices = _devices(runs)
+    status = final_status(known.runs, ROW).set_index(ROW)["status"].map(str).to_dict()
+    devices = _devices(known.runs)
 
-    def note(cell: str, baseline: str, speedup: float, look: bool) -> str:
+    def note(row: int, cell: str, baseline: str, base_row: int, speedup: float, look: bool) -> str:
         if look:
             return one_look(speedup)
-        if status.get(cell) != Status.measured:
+        if status.get(row) != Status.measured:
             return ""
-        name = original.get(baseline, baseline).partition(SEPARATOR)[0]
         if speedup == speedup:
-            return f"unpaired: its baseline {name} ran in other jobs"
-        elsewhere = sorted(devices.get(name, set()) - devices.get(original.get(cell, cell), set()))
-        other = status.get(baseline, "never run")
+            return f"unpaired: its baseline {baseline} ran in other jobs"
+        elsewhere = sorted(devices.get(baseline, set()) - devices.get(cell, set()))
+        other = status.get(base_row, "never run")
         if elsewhere and other in ("never run", Status.measured):
-            return f"no speedup: its baseline {name} ran on another device ({', '.join(elsewhere)})"
+            return f"no speedup: its baseline {baseline} ran on another device ({', '.join(elsewhere)})"
         if other != Status.measured:
-            return f"no speedup: its baseline {name} is {other.replace('_', ' ')}"
-        return f"no speedup: it never shared a block with its baseline {name}"
+            return f"no speedup: its baseline {baseline} is {other.replace('_', ' ')}"
+        return f"no speedup: it never shared a block with its baseline {baseline}"
 
-    columns = (without_pairs[c] for c in ("cell_id", "baseline_cell_id", "speedup", "_look"))
+    names = (ROW, "cell_id", "baseline_cell_id", "baseline", "speedup", "_look")
+    columns = (without_pairs[c] for c in names)
     notes = [note(*row) for row in zip(*columns, strict=True)]
-    found = Series(notes, without_pairs.index, dtype=object).reindex(table.index, fill_value="")
-    return found.mask(earlier, OTHER_CODE)
+    found = Series(notes, without_pairs.index, dtype=object).reindex(table.index)
+    return found.fillna(plain).mask(earlier, OTHER_CODE)
+
+
+def _blocks_of_other_code(blocks: int) -> str:
+    """Say how many blocks are left out since the baseline had other code in them."""
+    return (
+        f"without {count(blocks, 'block')} in which its baseline had other code" if blocks else ""
+    )
 
 
 def one_look(speedup: float, than: str = "") -> str:
@@ -253,16 +247,16 @@ def one_look(speedup: float, than: str = "") -> str:
 
 
 def _devices(runs: DataFrame) -> dict[str, set[str]]:
-    """Return the devices on which each cell was measured, by its own id."""
+    """Return the devices on which each cell was measured."""
     good = runs[(runs["status"] == Status.measured) & runs["device"].notna()]
     found: dict[str, set[str]] = {}
     for cell, device in dict.fromkeys(zip(good["cell_id"], good["device"], strict=True)):
         if device:
-            found.setdefault(str(cell).partition(SEPARATOR)[0], set()).add(str(device))
+            found.setdefault(str(cell), set()).add(str(device))
     return found
 
 
-def selection_adjusted(ratios: DataFrame) -> float:
+def selection_adjusted(ratios: DataFrame, by: str = "cell_id") -> float:
     """Return the speedup of the best of several cells, without the bias of having selected it.
 
     The largest of many equal estimates is above 1 by chance alone. Here the choice and the estimate
@@ -271,27 +265,28 @@ def selection_adjusted(ratios: DataFrame) -> float:
     Where one cell is best in any case, the figure is its plain speedup. NaN where no block is left.
 
     Args:
-        ratios: rows `cell_id, sweep, device, block, log_ratio` of the cells that are compared.
+        ratios: rows `<by>, sweep, device, block, log_ratio` of the cells that are compared.
+        by: column that identifies a cell.
     """
-    return SelectionAdjustment(ratios).of(set(ratios["cell_id"]))
+    return SelectionAdjustment(ratios, by).of(set(ratios[by]))
 
 
 class SelectionAdjustment:
     """`selection_adjusted` for many sets of cells, from one table of log ratios."""
 
-    def __init__(self, ratios: DataFrame) -> None:
-        names, codes = np.unique(ratios["cell_id"].to_numpy(str), return_inverse=True)
+    def __init__(self, ratios: DataFrame, by: str = "cell_id") -> None:
+        names, codes = np.unique(ratios[by].to_numpy(), return_inverse=True)
         by_cell = np.argsort(codes, kind="stable")
-        self._code = {str(name): code for code, name in enumerate(names)}
+        self._code = {name: code for code, name in enumerate(names)}
         self._first_row = np.searchsorted(codes[by_cell], np.arange(len(names) + 1))
         self._cell = codes[by_cell]
         blocks = ratios.groupby(BLOCK, observed=True, sort=False).ngroup().to_numpy()
         self._block = blocks[by_cell]
         self._log = ratios["log_ratio"].to_numpy(float)[by_cell]
 
-    def of(self, cells: Iterable[str]) -> float:
+    def of(self, cells: Iterable[Any]) -> float:
         """Return the figure for the best of some cells."""
-        codes = sorted(self._code[str(cell)] for cell in cells if str(cell) in self._code)
+        codes = sorted(self._code[cell] for cell in cells if cell in self._code)
         slices = [np.arange(*self._first_row[code : code + 2]) for code in codes]
         if not slices:
             return nan

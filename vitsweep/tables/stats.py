@@ -255,20 +255,20 @@ class Sample:
     num_blocks: int
 
 
-def samples(ratios: DataFrame) -> dict[str, Sample]:
-    """Return the sample of every cell: rows `cell_id, log_ratio`, grouped once for many contrasts."""
-    groups = ratios.groupby("cell_id", sort=False, observed=True)["log_ratio"]
+def samples(ratios: DataFrame, by: str = "cell_id") -> dict[Any, Sample]:
+    """Return the sample of every cell: rows `<by>, log_ratio`, grouped once for many contrasts."""
+    groups = ratios.groupby(by, sort=False, observed=True)["log_ratio"]
     columns = groups.mean(), groups.var(), groups.count()
     return {
-        str(cell): Sample(float(mean), float(variance), int(count))
+        cell: Sample(float(mean), float(variance), int(count))
         for cell, mean, variance, count in zip(columns[0].index, *columns, strict=True)
     }
 
 
 def contrast(
-    weights: Mapping[str, float],
-    ratios: "DataFrame | Mapping[str, Sample]",
-    baseline: str | None = None,
+    weights: Mapping[Any, float],
+    ratios: "DataFrame | Mapping[Any, Sample]",
+    baseline: Any = None,
 ) -> dict[str, float]:
     """Return exp(sum of weight x mean log ratio) over cells, as a row like those of `estimate`.
 
@@ -301,7 +301,7 @@ def contrast(
     return row | ends | {"p_value": p_value}
 
 
-def _error(weights: Mapping[str, float], used: Mapping[str, Sample]) -> tuple[float, float]:
+def _error(weights: Mapping[Any, float], used: Mapping[Any, Sample]) -> tuple[float, float]:
     """Return standard error and degrees of freedom of the weighted sum."""
     parts = {c: weights[c] ** 2 * s.variance / s.num_blocks for c, s in used.items()}
     total = sum(parts.values())

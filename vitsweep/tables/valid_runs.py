@@ -1,6 +1,8 @@
 """The status of a cell over all its runs, and which runs count."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,18 +24,22 @@ def in_order(runs: DataFrame) -> DataFrame:
     return runs.sort_values("started_at", kind="stable", na_position="first")
 
 
-def final_status(runs: DataFrame) -> DataFrame:
-    """Return one row per cell: `cell_id, status, reason, failed_rank, attempt`.
+def final_status(runs: DataFrame, by: str = "cell_id") -> DataFrame:
+    """Return one row per cell: `<by>, status, reason, failed_rank, attempt`.
 
     A cell is `measured` when it has a measured run and its latest run did not end `wrong` or
     `diverged`; otherwise it has the status of its latest run. So a run that is killed in the fourth
     block does not discard three good blocks, and a technique that was `wrong` and then repaired is
     measured again as soon as a newer run is.
+
+    Args:
+        runs: one row per run.
+        by: column that says which runs belong together: `cell_id`, or the `row` of `keyed`.
     """
     ordered = in_order(runs)
-    latest = ordered.groupby("cell_id", sort=False, observed=True).tail(1).set_index("cell_id")
+    latest = ordered.groupby(by, sort=False, observed=True).tail(1).set_index(by)
     measured = ordered[ordered["status"] == Status.measured]
-    good = measured.groupby("cell_id", sort=False, observed=True).tail(1).set_index("cell_id")
+    good = measured.groupby(by, sort=False, observed=True).tail(1).set_index(by)
     stands = good.index.difference(latest.index[latest["status"].isin(DISQUALIFYING)])
     columns = [c for c in ("status", "reason", "failed_rank", "attempt") if c in runs]
     rows = latest[columns].copy()
@@ -41,19 +47,23 @@ def final_status(runs: DataFrame) -> DataFrame:
     return rows.reset_index()
 
 
-def counted(runs: DataFrame) -> DataFrame:
+def counted(runs: DataFrame, by: str = "cell_id") -> DataFrame:
     """Return the runs whose numbers count: measured in full, of cells whose status is `measured`.
 
     Where a cell was measured on several kinds of device, only the latest one counts: a median over
     two machines describes neither.
+
+    Args:
+        runs: one row per run.
+        by: see `final_status`.
     """
-    status = final_status(runs).set_index("cell_id")["status"]
-    ended_well = runs["cell_id"].map(status) == Status.measured
+    status = final_status(runs, by).set_index(by)["status"]
+    ended_well = runs[by].map(status) == Status.measured
     good = runs[ended_well & (runs["status"] == Status.measured) & ~is_look(runs)]
     if "device" not in good:
         return good
-    latest = in_order(good).groupby("cell_id", observed=True)["device"].last()
-    elsewhere = good["device"].notna() & (good["device"] != good["cell_id"].map(latest))
+    latest = in_order(good).groupby(by, observed=True)["device"].last()
+    elsewhere = good["device"].notna() & (good["device"] != good[by].map(latest))
     return good[~elsewhere]
 
 
@@ -71,8 +81,6 @@ def is_look(runs: DataFrame) -> Series:
 
 
 CODE = "code_hash"
-EARLIER = "\x1fcode "
-"""Between the id of a baseline and the earlier code of which its runs are kept apart."""
 
 
 def newest_code(runs: DataFrame) -> DataFrame:
@@ -84,70 +92,17 @@ def newest_code(runs: DataFrame) -> DataFrame:
     return runs if keep is None else runs[keep]
 
 
-def by_code(
-    runs: DataFrame, baselines: Mapping[str, str | None]
-) -> tuple[DataFrame, dict[str, str | None]]:
-    """Keep the runs of newest code, and those of earlier code that cells are still compared with.
-
-    Where a baseline was measured anew after its code changed, a cell that was not is compared with
-    the earlier runs of the baseline, of the blocks that they share.
-
-    Returns:
-        The runs, and the baselines. A baseline that is needed as an earlier code measured it is a
-        cell of its own there, with `EARLIER` in its id.
-    """
-    keep = _is_newest(runs)
-    if keep is None:
-        return runs, dict(baselines)
-    ordered = in_order(runs[runs["status"] == Status.measured])
-    codes = _codes(ordered)
-    newest = keep.reindex(ordered.index)
-    at = {
-        (str(cell), str(block)): (code, is_newest)
-        for cell, block, code, is_newest in zip(
-            ordered["cell_id"], ordered["block"], codes, newest, strict=True
-        )
-    }
-    of_cell: dict[str, str | None] = dict(baselines)
-    earlier: dict[tuple[str, str], str] = {}
-    for (cell, block), (_, is_newest) in at.items():  # the latest shared block decides
-        base = baselines.get(cell)
-        if not is_newest or not base or base == cell or (base, block) not in at:
-            continue
-        code, is_newest_base = at[base, block]
-        if is_newest_base:
-            of_cell[cell] = base
-        else:
-            of_cell[cell] = earlier[base, code] = f"{base}{EARLIER}{code}"
-    of_cell |= {alias: alias for alias in earlier.values()}
-    ids = [
-        str(cell) if is_newest else earlier.get((str(cell), code), "")
-        for cell, code, is_newest in zip(runs["cell_id"], _codes(runs), keep, strict=True)
-    ]
-    apart = runs.assign(cell_id=ids)
-    return apart[apart["cell_id"] != ""], of_cell
-
-
-def is_earlier(cell_ids: Series) -> Series:
-    """Tell which ids stand for a baseline as an earlier code measured it."""
-    return cell_ids.astype(str).str.contains(EARLIER, regex=False)
-
-
 def _is_newest(runs: DataFrame) -> Series | None:
     """Return which runs are of their cell's newest code; None where every cell has one code only."""
     if CODE not in runs or runs.empty:
         return None
     where = [c for c in ("cell_id", "sweep", "device_type") if c in runs]
-    table = runs[where].fillna("").assign(code=_codes(runs))
+    table = runs[where].fillna("").assign(code=text(runs, CODE))
     if not (table.groupby(where)["code"].nunique() > 1).any():
         return None
     latest = table.loc[in_order(runs).index].groupby(where)["code"].last().rename("newest")
     newest = table.join(latest, on=where)["newest"]
     return table["code"] == newest
-
-
-def _codes(runs: DataFrame) -> Series:
-    return runs[CODE].astype(object).where(runs[CODE].notna(), "").astype(str)
 
 
 # What every table function checks first: the columns it needs, numbers that are numbers, row keys.
@@ -159,8 +114,8 @@ def _codes(runs: DataFrame) -> Series:
 KEY = ("cell_id", "sweep", "device")
 """Columns that identify a measured row."""
 
-SEPARATOR = "\x1f"
-"""Between the parts of a key; it occurs in no name."""
+ROW = (*KEY, CODE)
+"""With the state of the code: what the runs of one row have in common."""
 
 
 def checked_cells(cells: DataFrame, *optional: str) -> DataFrame:
@@ -274,14 +229,14 @@ def _numbers(column: Series, name: str, metrics: Metrics) -> Series | None:
 
 
 def row_keys(table: DataFrame, cell: str = "cell_id") -> Index:
-    """Return the key (cell, sweep, device) of every row as one text.
+    """Return the key (cell, sweep, device) of every row.
 
     Args:
         table: cells or runs.
         cell: column with the cell: `baseline_cell_id` gives the keys of the rows' baselines.
     """
-    sweep, device = (text(table, c) for c in KEY[1:])
-    return Index(text(table, cell) + SEPARATOR + sweep + SEPARATOR + device, dtype=object)
+    columns = (text(table, c) for c in (cell, *KEY[1:]))
+    return Index(list(zip(*columns, strict=True)), dtype=object, tupleize_cols=False)
 
 
 def of_baseline(cells: DataFrame, column: str) -> Series:
@@ -294,60 +249,128 @@ def of_baseline(cells: DataFrame, column: str) -> Series:
     return Series(known.reindex(row_keys(cells, "baseline_cell_id")).to_numpy(), cells.index)
 
 
-def separated(
-    runs: DataFrame, baselines: Mapping[str, str | None]
-) -> tuple[DataFrame, dict[str, str | None], dict[str, str]]:
-    """Give a cell one id per sweep and device in which it was measured, where there are several.
+@dataclass(frozen=True, eq=False)
+class KeyedRuns:
+    """Runs with the number of the measured row that each belongs to.
 
-    Runs of earlier code are left out, see `by_code`.
-
-    Runs that were not measured, on a device on which the cell never was, stay with its latest
-    measured ones of the same sweep.
-
-    Returns:
-        The runs, the baselines of the new ids, and new id -> cell id (empty where nothing changed:
-        no cell was measured in two sweeps, on two devices or by two states of the code).
+    Attributes:
+        runs: of newest code, and those of earlier code that cells are still compared with; `row` is
+            the number.
+        rows: by that number the columns of `ROW`, `baseline_cell_id`, `baseline` (its number, NaN for
+            none), `others`: blocks with another code of the baseline, which are left out, `is_earlier`: a
+            baseline as an earlier code measured it, `is_listed`: of cells that have runs or a baseline.
+        is_one_place: all runs are of one sweep on one device.
     """
-    runs, baselines = by_code(runs, baselines)
-    earlier = {
-        str(b): str(b).partition(SEPARATOR)[0] for b in baselines.values() if b and EARLIER in b
-    }
-    places = _places(runs)
-    if places is None:
-        return runs, dict(baselines), earlier
-    ids = runs["cell_id"].astype(str)
-    keys = ids + SEPARATOR + places
-    own = dict(zip(keys, ids, strict=True))
-    of_key = {
-        key: None if _none(base := baselines.get(cell)) else f"{base}{key[len(cell) :]}"
-        for key, cell in own.items()
-    }
-    measured = set(ids)
-    lost = {cell: base for cell, base in baselines.items() if cell not in measured}
-    bases = {str(b): str(b).partition(SEPARATOR)[0] for b in of_key.values() if b is not None}
-    original = {str(key): str(earlier.get(cell, cell)) for key, cell in own.items()}
-    return runs.assign(cell_id=keys), of_key | lost, bases | original
+
+    runs: DataFrame
+    rows: DataFrame
+    is_one_place: bool
+
+    @cached_property
+    def baselines(self) -> dict[int, int | None]:
+        """Row -> the row of its baseline."""
+        known = self.rows["baseline"]
+        return {n: None if b != b else int(b) for n, b in enumerate(known)}
+
+    def numbers(self, cells: DataFrame) -> Series:
+        """Return the number of the row of each cell of a table; NaN for one without."""
+        rows = self.rows[~self.rows["is_earlier"]]
+        if self.is_one_place:
+            known = Series(rows.index, rows["cell_id"])
+            return cells["cell_id"].astype(object).map(known[~known.index.duplicated()])
+        known = Series(rows.index, row_keys(rows))
+        return Series(known.reindex(row_keys(cells)).to_numpy(), cells.index)
 
 
-def _places(runs: DataFrame) -> Series | None:
-    """Return `sweep, device` of the row that each run belongs to; None for one sweep and device."""
-    where = {c: text(runs, c) for c in ("sweep", "device")}
+def keyed(runs: DataFrame, baselines: Mapping[str, str | None]) -> KeyedRuns:
+    """Number the measured rows of a table of runs: one per cell, sweep, device and state of the code.
+
+    Runs that were not measured, on a device on which the cell never was, belong to its latest
+    measured row of the same sweep. Only the runs of a cell's newest code count. Where its baseline was
+    measured by several codes, the cell is compared with the one that measured the latest block
+    which both share, and with no other: a ratio never mixes two states of the code of one side.
+
+    Args:
+        runs: one row per run, as `checked_runs` returns them.
+        baselines: cell -> its baseline cell, or None.
+    """
+    at, is_one_place = _places(runs)
+    newest = _is_newest(runs)
+    at[CODE], at["newest"] = text(runs, CODE), True if newest is None else newest
+    own = at[at["newest"]]
+    own = own.assign(**{CODE: own.groupby([*KEY], sort=False)[CODE].transform("last")})
+    at.loc[own.index, CODE] = own[CODE]
+    code_of = dict(zip(_tuples(own, KEY), own[CODE], strict=True))
+    of_pairs = _codes_of_baselines(at, runs, baselines) if newest is not None else {}
+    number = {key: n for n, key in enumerate(dict.fromkeys(_tuples(own, ROW)))}
+    place = _tuples(at, KEY[1:])[0] if is_one_place and len(at) else ("", "")
+    with_runs = {key[0] for key in number}
+    for cell in (c for c in baselines if c not in with_runs):
+        number[cell, *place, ""] = len(number)
+    listed, facts = len(number), []
+    for key in list(number):
+        base, base_key, others = baselines.get(key[0]), None, 0
+        if isinstance(base, str) and base:
+            code, others = of_pairs.get(key[:3], (code_of.get((base, *key[1:3]), ""), 0))
+            base_key = number.setdefault((base, *key[1:3], code), len(number))
+        facts.append((base, base_key, others))
+    facts += [(key[0], n, 0) for key, n in list(number.items())[listed:]]
+    rows = DataFrame(list(number), columns=list(ROW), dtype=object).join(
+        DataFrame(facts, columns=["baseline_cell_id", "baseline", "others"])
+    )
+    is_code = [code_of.get(key[:3], key[3]) == key[3] for key in number]
+    rows = rows.astype({"baseline": float}).assign(
+        is_earlier=np.logical_not(is_code), is_listed=rows.index < listed
+    )
+    row = Series([number.get(key) for key in _tuples(at, ROW)], runs.index, dtype=float)
+    kept = row.notna()
+    return KeyedRuns(runs[kept].assign(row=row[kept].astype(int)), rows, is_one_place)
+
+
+def _tuples(table: DataFrame, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    return list(zip(*(table[c] for c in columns), strict=True))
+
+
+def _codes_of_baselines(
+    at: DataFrame, runs: DataFrame, baselines: Mapping[str, str | None]
+) -> dict[tuple[str, ...], tuple[str, int]]:
+    """Return for each cell, sweep, device the code of the baseline it is compared with.
+
+    That of the latest block which both share; blocks measured in full decide before looks. Second: the
+    number of blocks shared with another code.
+    """
+    good = at.assign(block=runs["block"], full=~is_look(runs))
+    good = good.loc[in_order(runs[runs["status"] == Status.measured]).index]
+    of_cell = {c: b for c, b in baselines.items() if b and b != c}
+    variant = good[good["newest"]].assign(base=lambda t: t["cell_id"].map(of_cell))
+    right = good.drop(columns="newest").rename(
+        columns={"cell_id": "base", CODE: "code", "full": "both"}
+    )
+    shared = variant.dropna(subset="base").reset_index(drop=True).reset_index()
+    shared = shared.merge(right, on=["base", *KEY[1:], "block"])
+    shared = shared.assign(full=shared["full"] & shared["both"])
+    shared = shared.sort_values(["full", "index"], kind="stable")
+    found = {}
+    for key, some in shared.groupby([*KEY], sort=False):
+        code = str(some["code"].iloc[-1])
+        others = some.loc[some["full"] & (some["code"] != code), "block"]
+        found[tuple(map(str, key))] = (code, others.nunique())
+    return found
+
+
+def _places(runs: DataFrame) -> tuple[DataFrame, bool]:
+    """Return `cell_id, sweep, device` of the row of each run, and whether there is one place only."""
+    where = {c: text(runs, c) for c in KEY}
+    seen = DataFrame(where, index=runs.index)
     measured = runs["status"] == Status.measured
-    if where["sweep"].nunique() < 2 and where["device"][measured].nunique() < 2:
-        return None
-    seen = DataFrame({"cell": runs["cell_id"].astype(str), **where}, index=runs.index)
-    if "started_at" in runs:
-        order = runs["started_at"].astype(str).sort_values(kind="stable").index
-        seen = seen.loc[order]
-    good = seen[measured.reindex(seen.index)]
-    latest = good.groupby(["cell", "sweep"])["device"].last()
-    own = set(good.itertuples(index=False, name=None))
-    device = [
-        row[2] if row in own else latest.get(row[:2], "")
-        for row in seen.itertuples(index=False, name=None)
-    ]
-    places = seen["sweep"] + SEPARATOR + Series(device, seen.index, dtype=object)
-    return places.reindex(runs.index)
+    devices = seen.loc[measured, "device"].unique()
+    if seen["sweep"].nunique() < 2 and len(devices) < 2:
+        return seen.assign(device=devices[0] if len(devices) else ""), True
+    good = seen.loc[in_order(runs[measured]).index]
+    latest = good.groupby(["cell_id", "sweep"])["device"].last()
+    own = set(_tuples(good, KEY))
+    seen["device"] = [k[2] if k in own else latest.get(k[:2], "") for k in _tuples(seen, KEY)]
+    return seen, False
 
 
 def one_device(table: DataFrame, mixed_hardware: bool = False) -> DataFrame:
@@ -401,7 +424,3 @@ def text(table: DataFrame, column: str) -> Series:
     if column not in table:
         return Series("", table.index, dtype=object)
     return table[column].astype(object).where(table[column].notna(), "").astype(str)
-
-
-def _none(value: Any) -> bool:
-    return not isinstance(value, str) or not value

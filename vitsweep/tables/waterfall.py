@@ -4,20 +4,22 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
 from vitsweep.tables.names import Changes, named, with_changes
+from vitsweep.tables.speedup import ROW
 from vitsweep.tables.stats import claims, contrast, estimate, holm, samples
 from vitsweep.tables.valid_runs import (
-    SEPARATOR,
+    KEY,
+    KeyedRuns,
     checked_runs,
     counted,
+    keyed,
     one_device_each,
-    row_keys,
-    separated,
+    text,
 )
 
 COLUMNS = (
@@ -51,48 +53,31 @@ def waterfall(
     Raises:
         VitsweepError: cells of one baseline ran on different devices (unless `mixed_hardware`).
     """
-    table, apart, of_key = compared_cells(runs, baselines, mixed_hardware, cells_)
+    checked = checked_runs(runs, "device")
+    known = keyed(checked, baselines)
+    every = cells(checked, baselines) if cells_ is None else cells_
+    table = _keyed_cells(one_device_each(every, mixed_hardware), known)
     groups = table.groupby("_baseline", sort=False)
     rows = [row for _, group in groups for row in _steps(group)]
     steps = DataFrame(rows, columns=["_key", "kind", "position", "added", "previous"])
-    gains = _gains(steps, apart, of_key)
+    gains = _gains(steps, known)
     return steps.merge(table, on="_key").merge(gains, on=["_key", "kind"]).reindex(columns=COLUMNS)
 
 
-def compared_cells(
-    runs: DataFrame,
-    baselines: Mapping[str, str | None],
-    mixed_hardware: bool = False,
-    cells_: DataFrame | None = None,
-) -> tuple[DataFrame, DataFrame, dict[str, str | None]]:
-    """Return what tables of techniques start from.
+def _keyed_cells(cells_: DataFrame, known: KeyedRuns) -> DataFrame:
+    """Add `changes`, `_key` (the number of the row) and `_baseline` (that of its baseline).
 
-    Returns:
-        The cells with `changes`, `_key` (one per cell, sweep and device) and `_baseline` (the key
-        of the baseline); the runs with keys as `cell_id`; and key -> key of the baseline.
-
-    Raises:
-        VitsweepError: cells were measured on another device than their baseline (unless
-            `mixed_hardware`; they then have no speedup).
+    A cell whose baseline ran on another device only stands beside the baseline there.
     """
-    checked = checked_runs(runs, "device")
-    apart, of_key, original = separated(checked, baselines)
-    every = cells(checked, baselines) if cells_ is None else cells_
-    table = with_changes(one_device_each(every, mixed_hardware))
-    if not original:
-        return (
-            table.assign(_key=table["cell_id"], _baseline=table["baseline_cell_id"]),
-            apart,
-            of_key,
-        )
-    keyed = table.assign(_key=row_keys(table), _baseline=row_keys(table, "baseline_cell_id"))
-    known = set(keyed["_key"])
-    elsewhere = {key.rpartition(SEPARATOR)[0]: key for key in keyed["_key"]}
-    nearest = [
-        base if base in known else elsewhere.get(base.rpartition(SEPARATOR)[0], base)
-        for base in keyed["_baseline"]
-    ]
-    return keyed.assign(_baseline=nearest), apart, of_key
+    rows = known.numbers(cells_)
+    base = rows.map(known.rows["baseline"])
+    table = with_changes(cells_.assign(_key=rows, _baseline=base))
+    cell, sweep = (text(table, c) for c in ("cell_id", KEY[1]))
+    elsewhere = dict(zip(zip(cell, sweep, strict=True), table["_key"], strict=True))
+    wanted = zip(text(table, "baseline_cell_id"), sweep, strict=True)
+    nearest = Series([elsewhere.get(key) for key in wanted], table.index, dtype=float)
+    has_row = table["_baseline"].isin(set(table["_key"]))
+    return table.assign(_baseline=table["_baseline"].where(has_row | nearest.isna(), nearest))
 
 
 def longest_sequence(sets: list[Changes]) -> list[Changes]:
@@ -116,21 +101,21 @@ def _subsets(changes: Changes, known: Mapping[Changes, int]) -> Iterator[Changes
     yield from (s for s in some if s in known)
 
 
-def _gains(steps: DataFrame, runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
+def _gains(steps: DataFrame, known: KeyedRuns) -> DataFrame:
     """Return the gain of every step over the one before; everything is grouped once."""
-    per_block = log_throughput_per_block(counted(runs))
-    over_baseline = samples(log_ratios(per_block, baselines))
-    measured = set(per_block["cell_id"])
+    per_block = log_throughput_per_block(counted(known.runs, ROW), ROW)
+    over_baseline = samples(log_ratios(per_block, known.baselines, ROW), ROW)
+    measured = set(per_block[ROW])
     rows: list[Mapping[Any, Any]] = []
     for _, some in steps.groupby("kind", sort=False):
         previous = dict(zip(some["_key"], some["previous"], strict=True))
-        paired = estimate(log_ratios(per_block, previous)).set_index("cell_id").to_dict("index")
+        paired = estimate(log_ratios(per_block, previous, ROW), ROW).set_index(ROW).to_dict("index")
         for new, old in previous.items():
             if new == old:
                 rows.append({"speedup": 1.0 if new in measured else None, "num_blocks": 0.0})
             else:
                 weights = {new: 1.0, old: -1.0}
-                base = baselines.get(new)
+                base = known.baselines.get(new)
                 rows.append(paired.get(new) or contrast(weights, over_baseline, base))
     order = steps.groupby("kind", sort=False).ngroup().sort_values(kind="stable").index
     columns = ["num_blocks", "speedup", "speedup_low", "speedup_high", "p_value"]
