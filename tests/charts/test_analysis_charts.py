@@ -18,7 +18,7 @@ from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.roofline import roofline as roofline_table
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.scaling_fit import predicted_scaling
-from vitsweep.tables.sweep_diff import changed_speedups
+from vitsweep.tables.sweep_diff import sweep_diff
 from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -129,7 +129,7 @@ def test_two_days_show_both_speedups_and_the_size_of_what_changed():
     truth = {"base": 1.0, "fast": 1.3, "same": 0.9}
     a, baselines = simulate(truth, normal(0.01), np.random.default_rng(0))
     b, _ = simulate(truth | {"fast": 1.0}, normal(0.01), np.random.default_rng(1))
-    found = changed_speedups(a, b, baselines, baselines)
+    found = sweep_diff(a, b, baselines, baselines)
     axes = days.draw(found, {"fast": "O1", "same": "fsdp"}).axes[0]
     assert names(axes) == ["O1", "fsdp"]
     shown = [t for t in texts(axes) if t]

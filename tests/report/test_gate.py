@@ -135,8 +135,7 @@ def test_20_equal_cells_fail_in_at_most_5_percent_of_gates():
         generator = np.random.default_rng(seed)
         kept, baselines = simulate(cells, normal(), generator)
         now, _ = simulate(cells, normal(), generator, baseline_images_per_second=77.0)
-        result = gate(now, kept, tolerance=0.0, baselines=baselines)
-        assert set(result.rows["metric"]) == {"speedup"}
+        result = gate(now, kept, tolerance=0.0, baselines=baselines, lenient=True)
         alarms += not result.passed
     assert alarms / gates <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / gates)
 
@@ -224,9 +223,12 @@ def paired_days(day, o1):
 def test_the_speedup_is_compared_within_blocks():
     baselines = {"O1": "fp32", "fp32": "fp32"}
     kept = paired_days(1.0, 150)
-    slow_day = gate(paired_days(0.5, 150), kept, metrics=["speedup"], baselines=baselines)
+    slow_day = gate(
+        paired_days(0.5, 150), kept, metrics=["speedup"], baselines=baselines, lenient=True
+    )
     assert slow_day.passed
-    assert slow_day.rows["cell_id"].tolist() == ["O1"], "a baseline is always 1"
+    assert one(slow_day, "O1")["metric"] == "speedup"
+    assert one(slow_day, "fp32")["verdict"] == "the baseline itself is slower"
     worse = gate(paired_days(1.0, 120), kept, metrics=["speedup"], baselines=baselines)
     assert one(worse, "O1")["verdict"] == "worse beyond the tolerance"
     assert one(worse, "O1")["ratio"] == pytest.approx(0.8)
@@ -282,3 +284,111 @@ def test_a_cell_without_a_baseline_is_compared_by_its_throughput():
     result = gate(now, kept, baselines={"O1": "fp32", "fp32": "fp32", "alone": None})
     assert not result.passed
     assert one(result, "alone")["metric"] == "images_per_second"
+
+
+SAME: dict[str, str | None] = {"c0": "c0", "c1": "c0", "c2": "c0"}
+
+
+def steady(**factors):
+    """Cells of 100 img/s times a factor, half a percent from run to run."""
+    noise = (1.0, 1.005, 0.995, 1.002, 0.998)
+    return side(**{c: [100 * f * e for e in noise] for c, f in factors.items()})
+
+
+@pytest.mark.parametrize("others", [1.0, 0.7])
+def test_a_baseline_that_became_slower_fails_though_every_ratio_is_as_good_or_better(others):
+    kept = steady(c0=1.0, c1=1.2, c2=1.3)
+    now = steady(c0=0.7, c1=1.2 * others, c2=1.3 * others)
+    result = gate(now, kept, baselines=SAME)
+    assert not result.passed
+    assert one(result, "c0")["verdict"] == "the baseline itself is slower"
+    assert result.verdict.endswith(
+        "Ratios only; the baseline itself is at 0.70x of its throughput."
+    )
+    lenient = gate(now, kept, baselines=SAME, lenient=True)
+    assert lenient.passed
+    assert "0.70x" in lenient.verdict
+    assert lenient.sentences[0].startswith("Warning: c0 (c0): 0.70x the kept throughput")
+    assert gate(now, kept, baselines=SAME, mixed_hardware=True).passed, "another machine is no news"
+
+
+def test_within_the_tolerance_is_said_only_where_the_whole_interval_is():
+    kept = side(O1=[150, 151, 149, 150, 150])
+    unsure = gate(side(O1=[110, 142, 120, 139, 121]), kept)
+    row = one(unsure, "O1")
+    assert row["ratio_low"] < 0.95 < row["ratio_high"] < 1
+    assert row["verdict"] == "worse; whether beyond the tolerance is not shown"
+    assert unsure.undecided
+    assert not unsure.passed
+    assert unsure.verdict.startswith("The gate is undecided: 1 worse; whether")
+    assert 8 <= unsure.blocks_to_decide <= 40
+    assert gate(side(O1=[110, 142, 120, 139, 121]), kept, lenient=True).passed
+    sure = gate(side(O1=[146, 147, 145, 146, 146]), kept)
+    assert one(sure, "O1")["ratio_low"] >= 0.95
+    assert one(sure, "O1")["verdict"] == "worse within the tolerance"
+    assert sure.passed
+
+
+def test_a_pass_says_how_small_a_loss_it_would_have_caught():
+    generator = np.random.default_rng(0)
+    cells = {"base": 1.0} | {f"c{i}": 1.0 for i in range(15)}
+    (kept, baselines), (now, _) = (simulate(cells, normal(0.03), generator) for _ in range(2))
+    result = gate(now, kept, baselines=baselines)
+    assert result.passed
+    least, most = map(float, result.verdict.split("caught is ")[1].split(" %")[0].split(" to "))
+    assert 8 < least < 20 < most < 40, "16 cells, 5 blocks, 3 %: about 20 %"
+
+
+def test_a_device_that_is_not_known_is_not_taken_for_the_same():
+    unknown = KEPT.assign(device=None)
+    for now, kept in ((unknown, KEPT), (KEPT, unknown), (unknown, unknown)):
+        with pytest.raises(VitsweepError, match="an unknown device"):
+            gate(now, kept)
+        assert gate(now, kept, mixed_hardware=True).passed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("noise", ["normal", "heavy tails", "two modes"])
+def test_the_smallest_loss_that_a_gate_would_have_caught_is_caught_as_often_as_it_says(noise):
+    """16 cells, 5 blocks on each day, 3 % from run to run, one cell loses; days differ by 4 %.
+
+    Prints the rates that `docs/numbers.md` states.
+    """
+    generator = np.random.default_rng(11)
+    cells, blocks, draws = 16, 5, 400
+    found = {loss: {"failed": 0, "undecided": 0} for loss in (0.0, 0.10, 0.25)}
+    for loss, tally in found.items():
+        for _ in range(draws if loss else 150):
+            days = [np.exp(drawn(noise, generator, (cells, blocks))) for _ in range(2)]
+            days[1] *= np.exp(generator.normal(0, 0.01))
+            days[1][5] *= 1 - loss
+            verdict = sides_of(days)
+            tally["failed"] += verdict[0]
+            tally["undecided"] += verdict[1]
+    rates = {
+        loss: {k: v / (draws if loss else 150) for k, v in tally.items()}
+        for loss, tally in found.items()
+    }
+    print(noise, rates)
+    assert rates[0.0]["failed"] <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 150)
+    assert rates[0.25]["failed"] > rates[0.10]["failed"]
+
+
+def drawn(noise, generator, shape, spread=0.03):
+    """Log noise of a kind with the standard deviation `spread`."""
+    if noise == "heavy tails":
+        return spread / np.sqrt(3) * generator.standard_t(3, shape)
+    if noise == "two modes":  # a fifth of the runs in a slow mode
+        slow = generator.random(shape) < 0.2
+        return generator.normal(0, spread / 2, shape) - 0.065 * slow
+    return generator.normal(0, spread, shape)
+
+
+def sides_of(days):
+    """Whether a gate over ratios fails, and whether it is undecided, on arrays cells x blocks."""
+    kept, now = (
+        side(**{f"c{i}": list(100 * speeds) for i, speeds in enumerate(day)}) for day in days
+    )
+    result = gate(now, kept, baselines={f"c{i}": "c0" for i in range(len(days[0]))})
+    worse = result.rows["verdict"].isin(["worse beyond the tolerance"]).any()
+    return bool(worse), result.undecided

@@ -51,9 +51,10 @@ def test_a_passed_gate_ends_with_0_and_a_sentence_per_cell(sweeps, capsys) -> No
     measured("now", SPEEDS)
     assert gate("now", "--against", "kept") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert lines[0].startswith("fast (fast): 1.00x the kept `speedup`, interval [")
-    assert lines[-1] == "The gate passed: 1 comparison, none worse beyond the tolerance."
+    assert lines[-1].startswith("The gate passed: 2 comparisons, none shown worse beyond the tol")
+    assert lines[-1].endswith("Ratios only; the baseline itself is at 1.00x of its throughput.")
 
 
 def test_a_failed_gate_ends_with_1_and_says_why_first(sweeps, capsys) -> None:
@@ -63,7 +64,25 @@ def test_a_failed_gate_ends_with_1_and_says_why_first(sweeps, capsys) -> None:
     assert lines[0].startswith("plain (plain): 0.80x the kept throughput")
     assert lines[-1] == "The gate failed: 1 worse beyond the tolerance."
     assert gate("now", "--against", "kept", "--tolerance", "0.3", "--metric=img/s") == 0
-    assert gate("now", "--against", "kept") == 0, "fast is faster than plain"
+    assert gate("now", "--against", "kept") == 1, "plain itself is slower"
+    assert gate("now", "--against", "kept", "--lenient") == 0, "fast is faster than plain"
+
+
+def test_an_undecided_gate_ends_with_4_and_says_how_both_sides_are_measured_again(
+    sweeps, capsys
+) -> None:
+    store = measured("now", SPEEDS | {"fast": (137, 145, 139, 143)})
+    store.append_command({"command": "python -m vitsweep -m precision=a,b measurement.blocks=4"})
+    assert gate("now", "--against", "kept", "--metric", "img/s") == 4
+    lines = capsys.readouterr().out.splitlines()
+    fresh = next(line for line in lines if line.endswith("sweep.name=now-kept")).strip()
+    assert re.fullmatch(
+        r"python -m vitsweep -m precision=a,b measurement.blocks=\d+ sweep.name=now-kept", fresh
+    )
+    assert lines[-1].strip() == (
+        "python -m vitsweep gate now-now --against now-kept --metric img/s"
+    )
+    assert "0123abcd" in "".join(lines), "the commit of the kept code"
 
 
 def test_a_parquet_of_runs_is_kept_by_copying_it(sweeps, capsys) -> None:
@@ -86,7 +105,7 @@ def test_a_cell_that_is_no_longer_measured_fails_the_gate(sweeps, capsys) -> Non
 def test_too_few_runs_and_a_lost_cell_fail_or_warn(sweeps, capsys) -> None:
     measured("few", {"fast": (150, 151), "plain": SPEEDS["plain"]})
     assert gate("few", "--against", "kept") == 1
-    assert "The gate failed: 1 too few runs." in capsys.readouterr().out
+    assert "The gate failed: 1 too few runs" in capsys.readouterr().out
     measured("alone", {"plain": SPEEDS["plain"]})
     assert gate("alone", "--against", "kept") == 1
     assert gate("alone", "--against", "kept", "--lenient") == 0

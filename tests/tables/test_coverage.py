@@ -21,7 +21,7 @@ from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.stats import estimate
-from vitsweep.tables.sweep_diff import changed_speedups
+from vitsweep.tables.sweep_diff import sweep_diff
 
 CELLS = {"base": 1.0, "fast": 1.3, "slow": 0.9, "same": 1.0}
 SWEEPS = 250
@@ -112,7 +112,7 @@ def test_the_interval_of_a_change_between_two_days_holds_the_truth(name):
         simulate(CELLS, HELD[name], np.random.default_rng(seed), sweeps=SWEEPS, order=planned)
         for seed in (1, 2)
     ]
-    found = changed_speedups(sides[0][0], sides[1][0], sides[0][1], sides[1][1])
+    found = sweep_diff(sides[0][0], sides[1][0], sides[0][1], sides[1][1])
     variants = found[found["claim"] != "baseline"]
     assert len(variants) == SWEEPS * (len(CELLS) - 1)
     assert coverage(variants, 1.0, "change") >= 0.93

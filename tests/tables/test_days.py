@@ -9,7 +9,7 @@ from tests.builders import run, table
 from tests.noise import coverage, normal, simulate
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables.sweep_diff import changed_speedups, changes_in_words
+from vitsweep.tables.sweep_diff import changes_in_words, sweep_diff
 
 TRUTH = {"base": 1.0, "fast": 1.3, "slow": 0.8, "same": 1.0}
 
@@ -19,7 +19,7 @@ def day(truth=None, seed=0, **kwargs):
 
 
 def compared(a, b):
-    return changed_speedups(a[0], b[0], a[1], b[1])
+    return sweep_diff(a[0], b[0], a[1], b[1])
 
 
 def one(found, cell):
@@ -55,7 +55,7 @@ def test_the_interval_is_welchs_over_log_ratios():
         for side, values in logs.items()
     }  # fmt: skip
     baselines = {"base": "base", "fast": "base"}
-    fast = one(changed_speedups(sides["a"], sides["b"], baselines, baselines), "fast")
+    fast = one(sweep_diff(sides["a"], sides["b"], baselines, baselines), "fast")
     welch = stats.ttest_ind(logs["b"], logs["a"], equal_var=False)
     low, high = welch.confidence_interval(0.95)
     assert fast["p_value"] == pytest.approx(welch.pvalue)
@@ -83,7 +83,7 @@ def test_cells_of_one_side_and_changed_statuses_are_said():
         run("dies", "b0", status=Status.out_of_memory, reason="..."),
     )
     both = {c: "base" for c in ("base", "old", "new", "dies")}
-    found = changed_speedups(a, b, both, both)
+    found = sweep_diff(a, b, both, both)
     claims = dict(zip(found["cell_id"], found["claim"], strict=True))
     assert (claims["old"], claims["new"]) == ("only in A", "only in B")
     assert (claims["base"], claims["dies"]) == ("baseline", "status changed")
@@ -92,7 +92,7 @@ def test_cells_of_one_side_and_changed_statuses_are_said():
 
 def test_other_baselines_are_not_compared():
     a, b = day(), day(seed=1)
-    found = changed_speedups(a[0], b[0], a[1], b[1] | {"fast": "slow"})
+    found = sweep_diff(a[0], b[0], a[1], b[1] | {"fast": "slow"})
     fast = one(found, "fast")
     assert fast["claim"] == "other baseline"
     assert np.isnan(fast["change"])

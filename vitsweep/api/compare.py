@@ -384,13 +384,13 @@ def compared_sweeps(a: Sweep, b: Sweep) -> "DataFrame":
     """Return which speedups of the same cells changed from sweep A to sweep B.
 
     Returns:
-        The table of `tables.days.changed_speedups`, one row per cell, largest change first.
+        The table of `tables.sweep_diff.sweep_diff`, one row per cell, largest change first.
     """
     from vitsweep.results.store import Store
-    from vitsweep.tables.sweep_diff import changed_speedups
+    from vitsweep.tables.sweep_diff import sweep_diff
 
     baselines = (Store(sweep.folder).baselines() for sweep in (a, b))
-    return changed_speedups(a.runs, b.runs, *baselines)
+    return sweep_diff(a.runs, b.runs, *baselines)
 
 
 def _sentences(pair: PairedComparison, result: Comparison) -> Iterator[str]:

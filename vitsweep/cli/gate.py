@@ -1,18 +1,29 @@
 """`vitsweep gate`: a check for continuous integration against a kept baseline."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.errors import VitsweepError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from vitsweep.results.store import Store
+
+UNDECIDED = 4
+"""Exit code where a cell is worse, but whether beyond the tolerance is not shown."""
 
 HELP = """\
 Compare every cell of a sweep with a kept baseline; for continuous integration.
 
 Ends with 1 if the 95 % interval of a cell lies wholly beyond the tolerance, if a cell that was
 measured no longer is (in some blocks, or in the sweep at all), if its accuracy fell, or if there are
-too few runs to tell; with 0 otherwise; with 2 if the two cannot be compared. Speedups are compared
-within blocks: over 20 equal cells fewer than 5 % of gates fail by chance.
+too few runs to tell; with 4 if a cell is worse, but whether beyond the tolerance is not shown; with 0
+otherwise; with 2 if the two cannot be compared. Speedups are compared within blocks, and baselines by images
+per second: over 20 equal cells fewer than 5 % of gates fail by chance.
 
 KEPT is a sweep (its name or folder) or a runs.parquet. To keep a baseline, copy the one of a sweep:
 
@@ -49,7 +60,8 @@ def parser() -> Options:
     options.add_argument(
         "--lenient",
         action="store_true",
-        help="only warn of cells that are gone, too few runs, lost blocks and a lower accuracy",
+        help="only warn of cells that are gone, too few runs, lost blocks, a lower accuracy, a slower "
+        "baseline, and of what is undecided",
     )
     return options
 
@@ -58,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     """Compare a sweep with a kept baseline.
 
     Returns:
-        1 where a cell became worse beyond noise and tolerance, else 0.
+        1 where a cell became worse beyond noise and tolerance, 4 where that is undecided, else 0.
 
     Raises:
         VitsweepError: there is no such sweep or baseline, or nothing could be compared.
@@ -74,9 +86,10 @@ def run(arguments: Sequence[str]) -> int:
         raise VitsweepError(
             f"There is no kept baseline `{kept}`. Keep one: `cp {store.root}/runs.parquet {kept}`."
         )
+    kept_runs = load(kept if kept.is_file() else find_sweep(options.against), rows="runs")
     verdict = gate(
         load(store, rows="runs"),
-        load(kept if kept.is_file() else find_sweep(options.against), rows="runs"),
+        kept_runs,
         tolerance=options.tolerance,
         metrics=names,
         baselines=store.baselines(),
@@ -89,4 +102,30 @@ def run(arguments: Sequence[str]) -> int:
             f"Nothing could be compared, so the gate says nothing about `{options.sweep}`."
         )
     print(verdict.verdict)
+    if verdict.undecided:
+        print(_measure_again(store, kept_runs, verdict.blocks_to_decide, list(arguments)))
+        return UNDECIDED
     return 0 if verdict.passed else 1
+
+
+def _measure_again(store: "Store", kept: "DataFrame", blocks: int, arguments: Sequence[str]) -> str:
+    """Say how both sides are measured again in as many fresh blocks, which is fixed beforehand."""
+    typed = [str(c["command"]) for c in store.commands() if c.get("command")]
+    words = shlex.split(typed[-1]) if typed else ["python", "-m", "vitsweep", "-m", "..."]
+    replaced = ("sweep.name=", "measurement.blocks=")
+    words = [w for w in words if not w.startswith(replaced)] + [f"measurement.blocks={blocks}"]
+    sides = {side: f"{store.root.name}-{side}" for side in ("kept", "now")}
+    lines = [shlex.join([*words, f"sweep.name={name}"]) for name in sides.values()]
+    commits: Sequence[str] = (
+        list(kept["git_commit"].dropna().unique()) if "git_commit" in kept else []
+    )
+    at = f"the kept code ({', '.join(map(str, commits))})" if len(commits) else "the kept code"
+    same = iter(arguments)
+    options = [w for w in same if w != "--against" or not next(same, "")]
+    options = [w for w in options if not w.startswith("--against=") and w != store.root.name]
+    words = [*("python", "-m", "vitsweep", "gate"), sides["now"], "--against", sides["kept"]]
+    return (
+        f"More blocks beside the kept ones decide little. Measure both sides again, in {blocks} fresh "
+        f"blocks each and no more, then compare those:\n  # with {at}\n  {lines[0]}\n  # with the code of "
+        f"now\n  {lines[1]}\n  {shlex.join([*words, *options])}"
+    )

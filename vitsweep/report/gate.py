@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -13,8 +14,8 @@ from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 from vitsweep.tables.formatting import count, plain, times
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.stats import Claim
-from vitsweep.tables.sweep_diff import compare_with_kept, metric_named
-from vitsweep.tables.valid_runs import checked_runs, counted, final_status
+from vitsweep.tables.sweep_diff import changes, metric_named
+from vitsweep.tables.valid_runs import checked_runs, counted, final_status, text
 
 WORSE, GONE = "worse beyond the tolerance", "no longer measured"
 FELL = "accuracy fell"
@@ -23,10 +24,15 @@ TOO_FEW = "too few runs"
 NO_STEP = "no number any more"
 NEW, ABSENT, NEVER = "new", "not in this sweep", "was not measured before"
 NO_NUMBERS = "no numbers to compare"
+BASELINE_SLOWER = "the baseline itself is slower"
+UNDECIDED = "worse; whether beyond the tolerance is not shown"
 FAILING = (WORSE, GONE)
-UNLESS_LENIENT = (FELL, PARTLY, TOO_FEW, NO_STEP, ABSENT)
+UNLESS_LENIENT = (FELL, PARTLY, TOO_FEW, NO_STEP, ABSENT, BASELINE_SLOWER)
 """Verdicts that fail the gate, but only warn if it is lenient."""
+MOST_BLOCKS = 40
+"""As many fresh blocks are advised at most for what is undecided."""
 _ONE_SIDED = (NEW, ABSENT, NEVER)
+THROUGHPUT, UNKNOWN = "images_per_second", "an unknown device"
 ACCURACY, ACCURACY_TOLERANCE = "accuracy_top1", 0.01
 """Accuracy is compared wherever the kept side has it; it may not fall by more than this fraction."""
 FAR = 0.05
@@ -38,12 +44,52 @@ class Gate:
     """The verdict on a sweep.
 
     Attributes:
-        passed: whether no row fails.
         rows: one row per cell and metric.
+        lenient: what is undecided only warns.
     """
 
-    passed: bool
     rows: DataFrame
+    lenient: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether no row fails, and none is undecided."""
+        return not self.rows["fails"].any() and not self.undecided
+
+    @property
+    def undecided(self) -> bool:
+        """Whether no row fails, but one is worse and may be so beyond the tolerance."""
+        unsure = (self.rows["verdict"] == UNDECIDED) & ~self.rows["warns"]
+        return bool(unsure.any()) and not self.rows["fails"].any()
+
+    @property
+    def blocks_to_decide(self) -> int:
+        """Fresh blocks of each side that tell a loss of twice the tolerance from none, at most 40."""
+        unsure = self.rows[self.rows["verdict"] == UNDECIDED]
+        wanted = np.log(unsure["detectable"]) / np.log(unsure["limit"]).abs().clip(lower=1e-6)
+        blocks = unsure[["count_kept", "count_now"]].min(axis=1) * wanted**2
+        return int(np.clip(np.ceil(blocks.max()), 8, MOST_BLOCKS)) if len(unsure) else 0
+
+    @property
+    def caught(self) -> str:
+        """The smallest change for the worse that would have failed with a probability of 80 %."""
+        of_cells = ~self.rows["of_baseline"] & (self.rows["metric"] != ACCURACY)
+        known = self.rows[self.rows["detectable"].notna() & of_cells]
+        if known.empty:
+            return ""
+        up = known["limit"] <= 1
+        seen = known["limit"] * known["detectable"].where(~up, 1 / known["detectable"])
+        sizes = 100 * (seen - 1).abs()
+        ends = " to ".join(dict.fromkeys(f"{size:.2g}" for size in (sizes.min(), sizes.max())))
+        return f"; the smallest loss it would have caught is {ends} % (80 % power)"
+
+    @property
+    def of_baselines(self) -> str:
+        """How the baselines moved, where cells are compared by their ratios to them."""
+        moved = self.rows.loc[self.rows["of_baseline"], "ratio"].dropna()
+        if moved.empty:
+            return ""
+        return f". Ratios only; the baseline itself is at {times(moved.min())} of its throughput"
 
     @property
     def num_compared(self) -> int:
@@ -65,9 +111,15 @@ class Gate:
             warnings = int(self.rows["warns"].sum())
             also = f"; {count(warnings, 'warning')}" if warnings else ""
             compared = count(self.num_compared, "comparison")
-            return f"The gate passed: {compared}, none worse beyond the tolerance{also}."
-        kinds = self.rows.loc[self.rows["fails"], "verdict"].value_counts()
-        return f"The gate failed: {', '.join(f'{n} {verdict}' for verdict, n in kinds.items())}."
+            return (
+                f"The gate passed: {compared}, none shown worse beyond the tolerance{also}"
+                f"{self.caught}{self.of_baselines}."
+            )
+        shown = self.rows["verdict"] == UNDECIDED if self.undecided else self.rows["fails"]
+        kinds = self.rows.loc[shown, "verdict"].value_counts()
+        said = "is undecided" if self.undecided else "failed"
+        text = ", ".join(f"{n} {verdict}" for verdict, n in kinds.items())
+        return f"The gate {said}: {text}{self.of_baselines}."
 
 
 def gate(
@@ -86,7 +138,8 @@ def gate(
     shared by all comparisons (Bonferroni), so that a wide sweep does not fail by number alone: with
     no true change and a tolerance of 0, at most one gate in twenty fails. The metric `speedup`, a
     ratio within blocks, does not contain differences between days; for another metric the tolerance
-    must cover them.
+    must cover them. Beside ratios the baselines are compared by images per second, unless the hardware is
+    mixed. A cell that is worse, but whose interval reaches within the tolerance, leaves the gate undecided.
 
     A cell fails as well, or with `lenient` causes a warning, where its accuracy fell, where blocks
     are no longer measured although all were (out of memory in some of them, say), where either side
@@ -105,7 +158,7 @@ def gate(
 
     Returns:
         The gate; its rows have `cell_id, name, metric, verdict, fails, warns, ratio, ratio_low,
-        ratio_high, reason`.
+        ratio_high, reason, limit, detectable, count_kept, count_now, of_baseline`.
 
     Raises:
         VitsweepError: tolerance or metric is wrong, the kept baseline was never measured, the two
@@ -120,41 +173,42 @@ def gate(
         raise VitsweepError("The sweep and the kept baseline have no cell in common.")
     names = metrics or _default(baselines, both)
     columns = list(dict.fromkeys(metric_named(name, runs) for name in names))
-    unpaired = {cell for cell in both if (baselines or {}).get(cell) is None}
-    by_default = not metrics and columns == ["speedup"]
-    if by_default and unpaired:
-        columns.append("images_per_second")
+    of_cell = dict(baselines or {})
+    rule = _Wanted(of_cell, columns, not metrics, mixed_hardware)
+    columns += rule.added
     if not mixed_hardware:
         _refuse_other_devices(runs, kept)
     if ACCURACY in kept and kept[ACCURACY].notna().any():
         columns += [ACCURACY] * (ACCURACY not in columns)
         runs = runs if ACCURACY in runs else runs.assign(**{ACCURACY: float("nan")})
     known = known_metrics(runs)
-    compared = compare_with_kept(runs, kept, columns, baselines)
+    compared = changes(runs, kept, columns, (of_cell, of_cell), wanted=rule.rows, jointly=True)
     rows = (
         _cells(runs, kept)
         .merge(DataFrame({"metric": columns}), how="cross")
         .merge(compared, on=["cell_id", "metric"], how="left")
-        .pipe(_own_default, unpaired if by_default else None)
+        .loc[rule.rows]
+        .reset_index(drop=True)
         .pipe(_once_where_unmeasured, baselines, columns)
         .assign(
+            of_baseline=rule.is_of_baseline,
             better=lambda t: t["metric"].map(lambda metric: known[metric].better),
             limit=lambda t: [_limit(known[metric], tolerance) for metric in t["metric"]],
         )
         .assign(verdict=_verdicts)
         .assign(
             fails=lambda t: t["verdict"].isin([*FAILING, *(() if lenient else UNLESS_LENIENT)]),
-            warns=lambda t: t["verdict"].isin(UNLESS_LENIENT) & lenient,
+            warns=lambda t: (
+                (t["verdict"].isin((*UNLESS_LENIENT, UNDECIDED)) & lenient)
+                | ((t["verdict"] == UNDECIDED) & t["of_baseline"])
+            ),
         )
         .assign(reason=lambda t: [_reason(row) for _, row in t.iterrows()])
     )
     _refuse_without_numbers(rows, columns)
     shown = ["cell_id", "name", "metric", "verdict", "fails", "warns"]
-    ratio = ["ratio", "ratio_low", "ratio_high", "reason"]
-    return Gate(
-        passed=not rows["fails"].any(),
-        rows=rows[[*shown, *ratio]],
-    )
+    ratio = ["ratio", "ratio_low", "ratio_high", "reason", "limit", "detectable"]
+    return Gate(rows[[*shown, *ratio, "count_kept", "count_now", "of_baseline"]], lenient)
 
 
 def _default(baselines: Mapping[str, str | None] | None, cells: set[str]) -> list[str]:
@@ -162,13 +216,41 @@ def _default(baselines: Mapping[str, str | None] | None, cells: set[str]) -> lis
     return ["speedup"] if paired else ["images_per_second"]
 
 
-def _own_default(table: DataFrame, unpaired: set[str] | None) -> DataFrame:
-    """Compare cells without a baseline by their throughput, all others by their speedup."""
-    if not unpaired:
-        return table
-    alone, metric = table["cell_id"].isin(unpaired), table["metric"]
-    other = (alone & (metric == "speedup")) | (~alone & (metric == "images_per_second"))
-    return table[~other].reset_index(drop=True)
+@dataclass(frozen=True)
+class _Wanted:
+    """Which cells are compared by which metric.
+
+    Attributes:
+        baselines: cell -> its baseline cell, or None.
+        metrics: as asked for, before any is added.
+        is_default: the metrics were not asked for.
+        mixed_hardware: throughput of the two sides is not compared unless asked for.
+    """
+
+    baselines: Mapping[str, str | None]
+    metrics: Sequence[str]
+    is_default: bool
+    mixed_hardware: bool
+
+    @cached_property
+    def added(self) -> list[str]:
+        """Throughput, beside ratios: for baselines, and by default for cells without one."""
+        is_asked = "speedup" not in self.metrics or THROUGHPUT in self.metrics
+        return [] if is_asked else [THROUGHPUT]
+
+    def is_of_baseline(self, table: DataFrame) -> Series:
+        """Tell which rows compare a baseline by its throughput, beside the ratios of the others."""
+        own = table["cell_id"].map(lambda c: self.baselines.get(c) == c).astype(bool)
+        return own & (table["metric"] == THROUGHPUT) & bool(self.added)
+
+    def rows(self, table: DataFrame) -> Series:
+        """Tell which rows `cell_id, metric` are compared."""
+        alone = table["cell_id"].map(lambda c: self.baselines.get(c) is None).astype(bool)
+        alone &= self.is_default
+        throughput = (alone | self.is_of_baseline(table)) & ~(self.mixed_hardware & ~alone)
+        added = (table["metric"] == THROUGHPUT) & bool(self.added)
+        ratio = (table["metric"] == "speedup") & bool(self.added)
+        return (throughput | ~added) & ~(ratio & alone)
 
 
 def _refuse_unmeasured(kept: DataFrame) -> None:
@@ -181,8 +263,8 @@ def _refuse_unmeasured(kept: DataFrame) -> None:
 def _refuse_other_devices(runs: DataFrame, kept: DataFrame) -> None:
     devices = [_devices(side) for side in (runs, kept)]
     for cell in devices[0].index.intersection(devices[1].index):
-        now, then = devices[0][cell], devices[1][cell]
-        if now != then:
+        now, then = devices[0][cell] or UNKNOWN, devices[1][cell] or UNKNOWN
+        if now != then or UNKNOWN in (now, then):
             raise VitsweepError(
                 f"Cell {cell} ran on {now}, the kept baseline on {then}: their difference is not the "
                 "code's. Keep a baseline of this device, or compare them all the same with "
@@ -203,9 +285,7 @@ def _refuse_without_numbers(rows: DataFrame, columns: Sequence[str]) -> None:
 
 def _devices(runs: DataFrame) -> Series:
     good = counted(runs)
-    if "device" not in good:
-        return Series(dtype=object)
-    return good.dropna(subset="device").groupby("cell_id", observed=True)["device"].last()
+    return text(good, "device").groupby(good["cell_id"].astype(object)).last()
 
 
 def _cells(runs: DataFrame, kept: DataFrame) -> DataFrame:
@@ -263,6 +343,8 @@ def _verdicts(table: DataFrame) -> Series:
     low, high = table["ratio_low"], table["ratio_high"]
     up = table["better"] == "higher"
     limit, accuracy = table["limit"], table["metric"] == ACCURACY
+    beyond = (high < limit).where(up, low > limit)
+    worse, within = (high < 1).where(up, low > 1), (low >= limit).where(up, high <= limit)
     gone = (table["count_kept"] > 0) & ~(table["count_now"] > 0)
     rules = {
         NEW: table["status_kept"].isna(),
@@ -270,13 +352,15 @@ def _verdicts(table: DataFrame) -> Series:
         GONE: was & (table["status_now"] != Status.measured),
         NEVER: ~was,
         FELL: accuracy & (gone | (high < limit) | (high.isna() & (table["ratio"] < limit - FAR))),
-        WORSE: ~accuracy & (high < limit).where(up, low > limit),
+        BASELINE_SLOWER: beyond & table["of_baseline"],
+        WORSE: ~accuracy & beyond,
         PARTLY: table["lost_share_now"] > table["lost_share_kept"],
         NO_STEP: gone,
         NO_NUMBERS: table["ratio"].isna(),
         TOO_FEW: high.isna() & (~accuracy | (table["ratio"] < limit)),
         Claim.no_difference_shown: high.isna(),
-        "worse within the tolerance": (high < 1).where(up, low > 1),
+        "worse within the tolerance": worse & (within | accuracy),
+        UNDECIDED: worse,
         "better": (low > 1).where(up, high < 1),
     }
     return Series(

@@ -22,7 +22,7 @@ from vitsweep.tables.formatting import (
 )
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.stats import Claim
-from vitsweep.tables.sweep_diff import changed_speedups, changes_in_words
+from vitsweep.tables.sweep_diff import changes_in_words, sweep_diff
 from vitsweep.tables.sweep_tables import SweepTables
 
 NUMERIC = ("img/s A", "img/s B", "speedup A", "speedup B", "B over A", "blocks A", "blocks B")
@@ -44,7 +44,7 @@ def write_comparison_report(store_a: Store | Path, store_b: Store | Path) -> Pat
     for store, sweep in zip((a, b), sweeps.values(), strict=True):
         if sweep.runs.empty:
             raise VitsweepError(f"`{store.root}` holds no runs: nothing to compare.")
-    changes = changed_speedups(
+    changes = sweep_diff(
         sweeps["A"].runs, sweeps["B"].runs, sweeps["A"].baselines, sweeps["B"].baselines
     )
     if changes["claim"].isin(["only in A", "only in B"]).all():
@@ -75,7 +75,7 @@ def write_comparison_report(store_a: Store | Path, store_b: Store | Path) -> Pat
 
 
 def changes_text(changes: DataFrame, names: dict[str, str]) -> DataFrame:
-    """Return the table of `changed_speedups` as text; `names` are what cells are called."""
+    """Return the table of `sweep_diff` as text; `names` are what cells are called."""
     return text_columns(
         changes.assign(name=changes["cell_id"].map(lambda c: names.get(c, c))), _SHOWN
     )

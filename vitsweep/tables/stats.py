@@ -15,6 +15,9 @@ from vitsweep.spec.measurement import MIN_BLOCKS as MIN_BLOCKS  # for the tables
 
 Floats = NDArray[np.float64]
 
+POWER = 0.8
+"""Probability with which a difference that is called detectable is found."""
+
 LEVEL = 0.05
 """A claim needs a Holm-adjusted p-value below it; the interval is the 95 % one."""
 
@@ -30,6 +33,7 @@ class Claim(StrEnum):
     too_few_blocks = "too few blocks"
     unpaired = "unpaired"
     one_look = "one look"
+    blocks_lost = "blocks lost"
     baseline = "baseline"
     nothing = ""
 
@@ -57,6 +61,7 @@ def claims(table: DataFrame) -> Series:
         Claim.one_look: table.get("_look", False),
         Claim.unpaired: table["num_blocks"] == 0,
         Claim.too_few_blocks: table["num_blocks"] < MIN_BLOCKS,
+        Claim.blocks_lost: likely & (table.get("_flatters", 0) * np.where(up, 1, -1) > 0),
         Claim.faster: sure & up,
         Claim.slower: sure,
         Claim.probably_faster: likely & up,
@@ -110,6 +115,14 @@ def drift(time: Floats, values: Floats) -> tuple[float, float]:
     rest = values - values.mean() - slope * late
     error = sqrt(float(rest @ rest) / (number - 2) / float(late @ late))
     return slope * float(np.ptp(time)), float(two_sided(slope, error, number - 2))
+
+
+def mean_p_value(values: Floats) -> float:
+    """Return the p-value of Student's t of a mean of 0; 1 with fewer than two values."""
+    if len(values) < 2:
+        return 1.0
+    error = float(values.std(ddof=1)) / sqrt(len(values))
+    return float(two_sided(values.mean(), error, len(values) - 1.0))
 
 
 PRIOR = 0.1
@@ -310,10 +323,11 @@ def _error(weights: Mapping[Any, float], used: Mapping[Any, Sample]) -> tuple[fl
 
 
 def welch(a: DataFrame, b: DataFrame, level: float = LEVEL) -> DataFrame:
-    """Return `ratio, low, high, p_value`: exp(mean of b - mean of a), sample by sample.
+    """Return `ratio, low, high, p_value, detectable`: exp(mean of b - mean of a), sample by sample.
 
-    The interval is Welch's with Satterthwaite's degrees of freedom. Where either side has fewer than
-    `MIN_BLOCKS` values it is empty.
+    A true ratio further from a limit than the factor `detectable` has its whole interval beyond the limit
+    with probability `POWER`. The interval is Welch's with Satterthwaite's degrees of freedom. Where
+    either side has fewer than `MIN_BLOCKS` values it is empty.
 
     Args:
         a: `mean, variance, count` of logs, one row per sample.
@@ -337,5 +351,6 @@ def welch(a: DataFrame, b: DataFrame, level: float = LEVEL) -> DataFrame:
             "low": np.exp(middle - half),
             "high": np.exp(middle + half),
             "p_value": p_value.where(comparable),
+            "detectable": np.exp(half + error * stdtrit(degrees, POWER)).where(comparable),
         }
     )

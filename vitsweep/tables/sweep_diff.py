@@ -1,6 +1,6 @@
 """The same cells measured twice, on two days, machines or states of the code, and what changed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, SHOWN, Claim, chosen, estim
 from vitsweep.tables.valid_runs import checked_runs, counted, final_status
 
 SIDES = ("a", "b")
+CHANGE = {"ratio": "change", "ratio_low": "change_low", "ratio_high": "change_high"}
 COLUMNS = (
     "cell_id baseline_cell_id status_a status_b device_a device_b images_per_second_a "
     "images_per_second_b throughput_ratio speedup_a speedup_a_low speedup_a_high speedup_b "
@@ -24,7 +25,7 @@ COLUMNS = (
 ).split()
 
 
-def changed_speedups(
+def sweep_diff(
     runs_a: DataFrame,
     runs_b: DataFrame,
     baselines_a: Mapping[str, str | None],
@@ -57,15 +58,15 @@ def changed_speedups(
         VitsweepError: a column is missing or does not hold what its name says.
     """
     sides = {"a": (checked_runs(runs_a), baselines_a), "b": (checked_runs(runs_b), baselines_b)}
+    changed = changes(runs_b, runs_a, baselines=(baselines_b, baselines_a))
     cells = list(
         dict.fromkeys(c for runs, _ in sides.values() if len(runs) for c in runs["cell_id"])
     )
     if not cells:
         return DataFrame(columns=COLUMNS)
     table = DataFrame({"cell_id": cells})
-    logs = {}
     for side, (runs, baselines) in sides.items():
-        facts, logs[side] = _side(runs, baselines)
+        facts = _side(runs, baselines)
         named = facts.set_index("cell_id").add_suffix(f"_{side}").reset_index()
         table = table.merge(named, on="cell_id", how="left")
     return (
@@ -78,7 +79,7 @@ def changed_speedups(
         .rename(
             columns={f"speedup_{e}_{s}": f"speedup_{s}_{e}" for s in SIDES for e in ("low", "high")}
         )
-        .merge(_changes(logs), on="cell_id", how="left")
+        .merge(changed.rename(columns=CHANGE)[["cell_id", *CHANGE.values(), "p_value"]], how="left")
         .pipe(_with_claims)
         .pipe(_largest_change_first)
         .reindex(columns=COLUMNS)
@@ -100,12 +101,12 @@ def changes_in_words(table: DataFrame) -> str:
     return text + "."
 
 
-def _side(runs: DataFrame, baselines: Mapping[str, str | None]) -> tuple[DataFrame, DataFrame]:
-    """Return one row per cell of a side, and the log ratio over its baseline in every block."""
+def _side(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
+    """Return one row per cell of a side."""
     columns = ["cell_id", "status", "device", "baseline", "images_per_second"]
     columns += ["speedup", "speedup_low", "speedup_high", "num_blocks"]
     if runs.empty:
-        return DataFrame(columns=columns), DataFrame(columns=["cell_id", "log_ratio"])
+        return DataFrame(columns=columns)
     good = counted(runs)
     ratios = log_ratios(log_throughput_per_block(good), baselines)
     latest = good.drop_duplicates("cell_id", keep="last").set_index("cell_id")
@@ -118,17 +119,7 @@ def _side(runs: DataFrame, baselines: Mapping[str, str | None]) -> tuple[DataFra
             good.groupby("cell_id")["images_per_second"].median()
         ),
     )
-    return facts.merge(estimate(ratios), on="cell_id", how="left").reindex(columns=columns), ratios
-
-
-def _changes(logs: Mapping[str, DataFrame]) -> DataFrame:
-    """Return `cell_id, change, change_low, change_high, p_value`."""
-    samples = [_sample(logs[side].rename(columns={"log_ratio": "log"})) for side in SIDES]
-    every = samples[0].index.union(samples[1].index)
-    a, b = (sample.reindex(every) for sample in samples)
-    found = welch(a, b)
-    names = {"ratio": "change", "low": "change_low", "high": "change_high"}
-    return found.rename(columns=names).rename_axis("cell_id").reset_index()
+    return facts.merge(estimate(ratios), on="cell_id", how="left").reindex(columns=columns)
 
 
 def _with_claims(table: DataFrame) -> DataFrame:
@@ -168,9 +159,6 @@ def _largest_change_first(table: DataFrame) -> DataFrame:
     return table.loc[order.index].reset_index(drop=True)
 
 
-# Ratios between two measurements of the same cells, made on different days, with Welch intervals.
-
-
 def metric_named(name: str, runs: DataFrame) -> str:
     """Return the column of a metric that can become better or worse.
 
@@ -193,39 +181,48 @@ def metric_named(name: str, runs: DataFrame) -> str:
     return column
 
 
-def compare_with_kept(
+def changes(
     now: DataFrame,
     kept: DataFrame,
-    metrics: Sequence[str] = ("images_per_second",),
-    baselines: Mapping[str, str | None] | None = None,
+    metrics: Sequence[str] = ("speedup",),
+    baselines: tuple[Mapping[str, str | None], Mapping[str, str | None]] = ({}, {}),
+    wanted: Callable[[DataFrame], Series] | None = None,
+    jointly: bool = False,
 ) -> DataFrame:
-    """Compare the metrics of every cell with its runs in a kept baseline.
+    """Compare the metrics of every cell with kept runs of it: another day, machine or code.
 
     One observation is a run; for `speedup` it is a block, whose ratio over the cell's baseline does
-    not contain differences between machines of one kind. Values that are missing, not finite or not above 0
-    are left out. Intervals are Welch's over logs, at 95 % for all rows together (Bonferroni).
+    not contain what differs between the days as a whole. Values that are missing, not finite or not above 0
+    are left out. Intervals are Welch's over logs.
 
     Args:
         now: one row per run.
-        kept: one row per run of the kept baseline.
+        kept: one row per run of the kept side.
         metrics: columns of `METRICS`.
-        baselines: cell -> its baseline cell, needed for `speedup`.
+        baselines: cell -> its baseline cell, of now and of the kept side, for `speedup`.
+        wanted: tells of rows `cell_id, metric` which are compared; default: all.
+        jointly: intervals hold at 95 % for all rows together (Bonferroni), not each by itself.
 
     Returns:
         One row per cell and metric that has values in `now` or `kept`: `cell_id, metric,
-        count_kept, count_now, ratio` (now / kept), `ratio_low, ratio_high` (empty with fewer than
-        3 values in either).
+        count_kept, count_now, ratio` (now / kept), `ratio_low, ratio_high, p_value` (empty with fewer than
+        3 values in either), `detectable`: the factor beyond any limit that is shown to lie beyond it
+        with 80 % probability.
     """
-    sides = [{m: _sample(_logs(runs, m, baselines or {})) for m in metrics} for runs in (kept, now)]
-    samples = [pd.concat(side, names=["metric"]) for side in sides]
-    every = samples[0].index.union(samples[1].index, sort=False)
-    before, after = (sample.reindex(every) for sample in samples)
+    sides = [
+        pd.concat({m: _sample(_logs(runs, m, base)) for m in metrics}, names=["metric"])
+        for runs, base in zip((kept, now), baselines[::-1], strict=True)
+    ]
+    every = sides[0].index.union(sides[1].index, sort=False)
+    if wanted is not None:
+        every = every[wanted(every.to_frame(index=False)).to_numpy(bool)]
+    before, after = (sample.reindex(every) for sample in sides)
     counts = {
         f"count_{name}": side["count"].fillna(0).astype(int)
         for name, side in (("kept", before), ("now", after))
     }
     tested = max(int((DataFrame(counts) >= MIN_BLOCKS).all(axis=1).sum()), 1)
-    found = welch(before, after, LEVEL / tested).drop(columns="p_value")
+    found = welch(before, after, LEVEL / tested if jointly else LEVEL)
     ends = {"low": "ratio_low", "high": "ratio_high"}
     return found.rename(columns=ends).assign(**counts).reset_index()
 
