@@ -1,5 +1,7 @@
 """Claims as people read them: families, three words, the best of many, equality; with simulations."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pandas import DataFrame
@@ -17,7 +19,8 @@ from tests.noise import (
 from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers
 from vitsweep.tables.cells import cells
-from vitsweep.tables.diagnostics import diagnostics
+from vitsweep.tables.diagnostics import _correlation, _permuted, diagnostics
+from vitsweep.tables.formatting import ratio
 from vitsweep.tables.load import families_of
 from vitsweep.tables.pareto import best_under
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
@@ -245,3 +248,126 @@ def test_false_claims_over_16_equal_cells_are_at_most_5_percent():
     found = speedup_over(runs, baselines)
     claimed = found[found["claim"].isin(["faster", "slower"])]["baseline_cell_id"].nunique()
     assert claimed / sweeps <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / sweeps)
+
+
+def in_turns(order, first=0.94, cells_=5, blocks=5, noise=lambda: 0.0):
+    """Equal cells and a baseline, one of them first in each block: the first run is 6 % slower."""
+    names = ["base", *(f"c{i}" for i in range(cells_ - 1))]
+    runs = table(*(
+        replace(
+            run(names[cell], f"b{block}", 100 * (first if place == 0 else 1) * np.exp(noise()),
+                minute=block * cells_ + place),
+            position=place,
+        )
+        for block in range(blocks)
+        for place, cell in enumerate(order(block, cells_))
+    ))  # fmt: skip
+    return speedup_over(runs, dict.fromkeys(names, "base"))
+
+
+def test_a_slow_first_run_does_not_bias_the_corrected_figure_of_the_best() -> None:
+    found = in_turns(lambda block, n: [(block + i) % n for i in range(n)])
+    corrected = found["selection_adjusted_speedup"].dropna()
+    assert corrected.tolist() == pytest.approx([1.0], abs=1e-9)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["normal", "heavy tails", "two modes"])
+def test_the_corrected_figure_of_equal_cells_is_1_though_first_runs_are_slow(kind) -> None:
+    """Prints the mean."""
+    generator, figures = np.random.default_rng(2), []
+    draw = {
+        "normal": lambda: generator.normal(0, 0.03),
+        "heavy tails": lambda: 0.03 / np.sqrt(3) * generator.standard_t(3),
+        "two modes": lambda: generator.normal(0, 0.015) - 0.065 * (generator.random() < 0.2),
+    }[kind]
+    for _ in range(150):
+        found = in_turns(lambda block, n: [(block + i) % n for i in range(n)], noise=draw)
+        figures += found["selection_adjusted_speedup"].dropna().tolist()
+    print(kind, np.exp(np.mean(np.log(figures))))
+    assert np.mean(figures) == pytest.approx(1.0, abs=0.01)
+
+
+def test_an_interval_that_is_shown_never_contradicts_its_claim() -> None:
+    assert ratio(0.85, 0.72, 0.9971) == "0.85x [0.72, 0.997]"
+    assert ratio(1.2, 1.00004, 1.4) == "1.20x [1.00004, 1.40]"
+    assert ratio(1.0, 0.98, 1.0) == "1.00x [0.98, 1.00]"
+
+
+def correlated_sweep(blocks, correlation, generator, cells_=4):
+    """A baseline and equal cells, normal noise that keeps part of that of the block before."""
+    noise = generator.normal(0, 0.03, (blocks, cells_))
+    for block in range(1, blocks):
+        noise[block] = (1 - correlation**2) ** 0.5 * noise[block] + correlation * noise[block - 1]
+    return (noise[:, 1:] - noise[:, :1]).T
+
+
+def alarms(blocks, correlation, draw=None, sweeps=100):
+    """Share of sweeps of which the diagnostic says that neighbouring blocks resemble each other."""
+    generator, found = np.random.default_rng(blocks), 0
+    for _ in range(sweeps):
+        logs = (
+            correlated_sweep(blocks, correlation, generator)
+            if draw is None
+            else (noise := draw(generator, (4, blocks)))[1:] - noise[:1]
+        )
+        groups = [logs - logs.mean(axis=1, keepdims=True)]
+        found += _permuted(groups) <= LEVEL and _correlation(groups) > 0
+    return found / sweeps
+
+
+def test_blocks_are_not_said_to_resemble_each_other_by_chance() -> None:
+    assert alarms(10, 0.0, sweeps=60) <= 0.05 + 2 * (0.05 * 0.95 / 60) ** 0.5
+    assert alarms(20, 0.6, sweeps=30) > 0.6
+
+
+@pytest.mark.parametrize("num_blocks", [5, 7])
+def test_few_blocks_cannot_tell_whether_they_are_independent(num_blocks) -> None:
+    speeds = [100 * np.exp(0.05 * i) for i in range(num_blocks)]  # as alike as can be
+    runs = table(
+        *(run("base", f"b{i}", 100, minute=i) for i in range(num_blocks)),
+        *(run("a", f"b{i}", s, minute=i) for i, s in enumerate(speeds)),
+    )
+    row = diagnostics(runs, {"a": "base", "base": "base"}).set_index("diagnostic")
+    assert not row.loc["autocorrelation of blocks", "threatens"]
+    more = table(
+        *(run("base", f"b{i}", 100, minute=i) for i in range(12)),
+        *(run("a", f"b{i}", 100 * np.exp(0.05 * i), minute=i) for i in range(12)),
+    )
+    row = diagnostics(more, {"a": "base", "base": "base"}).set_index("diagnostic")
+    assert row.loc["autocorrelation of blocks", "threatens"]
+    assert "perhaps no more than" in row.loc["autocorrelation of blocks", "sentence"]
+
+
+@pytest.mark.full
+def test_the_rates_of_the_diagnostic_of_neighbouring_blocks() -> None:
+    """Prints the rates of false alarms and of detection."""
+    kinds = {
+        "heavy tails": lambda g, shape: 0.03 / 3**0.5 * g.standard_t(3, shape),
+        "two modes": lambda g, shape: g.normal(0, 0.015, shape) - 0.065 * (g.random(shape) < 0.2),
+    }
+    false = {f"{kind}, {n}": alarms(n, 0.0, draw) for kind, draw in kinds.items() for n in (8, 20)}
+    false |= {f"normal, {n}": alarms(n, 0.0) for n in (8, 11, 20)}
+    found = {f"{r}, {n} blocks": alarms(n, r) for r in (0.3, 0.6) for n in (8, 11, 20)}
+    print("false alarms", false, "\ndetected", found)
+    assert max(false.values()) <= 0.05 + 3 * (0.05 * 0.95 / 100) ** 0.5
+    assert found["0.6, 20 blocks"] > 0.7
+
+
+def test_load_and_noise_stand_among_the_diagnostics() -> None:
+    spread = [1.0, 1.4, 0.7, 1.2, 0.9]
+    runs = table(
+        *(run("base", f"b{i}", 100, minute=i, validity={"shared_device": True}) for i in range(5)),
+        *(run("a", f"b{i}", 100 * s, minute=i, validity={"shared_device": i != 2})
+          for i, s in enumerate(spread)),
+    )  # fmt: skip
+    found = diagnostics(runs, {"a": "base", "base": "base"}).set_index("diagnostic")
+    assert found.loc["runs on a shared device", "estimate"] == pytest.approx(0.9)
+    assert "9 of 10 runs" in found.loc["runs on a shared device", "sentence"]
+    noise = found.loc["noise of a ratio"]
+    assert noise["estimate"] == pytest.approx(np.std(np.log(spread), ddof=1))
+    assert noise["threatens"]
+    quiet = table(*(run(c, f"b{i}", 100 + i % 2) for c in ("base", "a") for i in range(5)))
+    rows = diagnostics(quiet, {"a": "base", "base": "base"}).set_index("diagnostic")
+    assert "runs on a shared device" not in rows.index
+    assert not rows.loc["noise of a ratio", "threatens"]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
+from vitsweep.report.answer import answers
 from vitsweep.results.record import OtherSchemaError, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.tables.load import UnknownUnitWarning, from_wandb, load, tidy
@@ -29,6 +30,16 @@ def store(tmp_path):
 def test_a_folder_gives_one_row_per_cell_or_per_run(store):
     assert load(store.root)["cell_id"].tolist() == ["base", "dead", "fast"]
     assert len(load(store.root, rows="runs")) == 7
+
+
+def test_without_the_log_of_commands_it_is_said_why_there_is_no_speedup(store):
+    (store.root / "commands.jsonl").unlink()
+    rows = load(store.root).set_index("cell_id")
+    assert rows["speedup"].isna().all()
+    note = rows.loc["fast", "speedup_note"]
+    assert note.startswith("no speedup: `commands.jsonl` of the sweep is missing or empty")
+    assert rows.loc["dead", "speedup_note"] != note
+    assert any("`commands.jsonl`" in sentence for sentence in answers(load(store.root)))
 
 
 def test_choices_are_ordered_as_in_the_menu(store):

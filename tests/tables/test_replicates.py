@@ -4,14 +4,14 @@ from math import exp, log, sqrt
 
 import numpy as np
 import pytest
-from pandas import DataFrame
+from pandas import DataFrame, Series
 from scipy.stats import t as student
 
 from tests.builders import run, table
 from tests.tables.test_render import printed
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.render import CellTable
+from vitsweep.tables.render import CellTable, _time_to_target
 from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
 
 SPEEDUPS = {1: 1.5, 2: 1.6, 3: 1.7}
@@ -122,3 +122,29 @@ def test_the_key_is_that_of_the_latest_command() -> None:
     assert replicate_key([{"replicate": None}, {"replicate": "seed"}]) == "seed"
     assert replicate_key([{"replicate": "seed"}, {"question": ""}]) == ""
     assert replicate_key([]) == ""
+
+
+def to_target(*seconds: float | None) -> Series:
+    """The row of one setting whose seeds reached the target after these seconds, or never."""
+    runs = [
+        run(f"fp32-{seed}", f"s{seed}b{block}", 100.0, precision="fp32", seed=seed,
+            metrics={"seconds_to_target": after}, **{"task.target_accuracy": 0.9})
+        for seed, after in enumerate(seconds)
+        for block in range(3)
+    ]  # fmt: skip
+    own = {f"fp32-{seed}": f"fp32-{seed}" for seed in range(len(seconds))}
+    return replicates(cells(table(*runs), own), "seed").iloc[0]
+
+
+def test_a_seed_that_never_arrived_is_not_left_out_of_the_time_to_the_target() -> None:
+    every = to_target(16.0, 20.0, 25.0)
+    assert every["seconds_to_target"] == pytest.approx(20.0), "the geometric mean"
+    some = to_target(17.0, 20.4, None)
+    assert some["reached_target"] == 2
+    assert some["seconds_to_target"] == pytest.approx(20.4), "the median, not the mean of the two"
+    few = to_target(17.0, None, None)
+    assert np.isnan(few["seconds_to_target"])
+    spreads = [c for c in some.index if str(c).startswith("seconds_to_target_")]
+    assert some[spreads].isna().all()
+    texts = [_time_to_target(row.to_dict()) for row in (every, some, few)]
+    assert texts == ["20.0", "median 20.4 (2 of 3)", "not reached by 2 of 3"]

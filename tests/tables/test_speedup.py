@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 from scipy import stats
 
 from tests.builders import run, table
-from vitsweep.results.record import Status
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.stats import holm
@@ -98,7 +98,7 @@ def test_a_failed_baseline_is_named():
     fast = one(speedup_over(table(*dead, *blocks("fast", 200, 200, 200)), BASELINES), "fast")
     assert math.isnan(fast["speedup"])
     assert fast["claim"] == ""
-    assert fast["speedup_note"] == "no speedup: its baseline base is out of memory"
+    assert fast["speedup_note"] == "no speedup: its baseline is out of memory"
 
 
 def test_a_missing_baseline_is_named():
@@ -240,3 +240,81 @@ def test_a_look_enters_no_median_of_a_cell_with_full_blocks():
     assert list(found["blocks"]) == [3, 0]
     assert one(found, "slow")["status"] == Status.measured
     assert one(found, "slow")["images_per_second"] == pytest.approx(100 / 3)
+
+
+def test_a_run_without_a_throughput_above_0_is_no_block_and_is_named() -> None:
+    speeds = {"base": (100, 100, 100, 100, 100), "fast": (130, 131, -5.0, float("nan"), 129)}
+    runs = table(
+        *(run(c, f"b{i}", s, minute=i) for c, of in speeds.items() for i, s in enumerate(of))
+    )
+    runs.loc[runs["run_id"] == "fast-b2-2", "images_per_second"] = -5.0
+    row = cells(runs, {"base": "base", "fast": "base"}).set_index("cell_id").loc["fast"]
+    assert (row["blocks"], row["num_pairs"]) == (3, 3)
+    assert row["speedup_note"] == "2 runs without a throughput above 0 left out"
+
+
+def lost(status: Status, base: int = 0, fast: int = 2) -> DataFrame:
+    """A cell that is 20 % faster in the blocks that are left of eight."""
+
+    def of(cell: str, speed: float, gone: int) -> list[RunRecord]:
+        return [
+            run(cell, f"b{i}", speed + i % 3, minute=i)
+            if i >= gone
+            else run(cell, f"b{i}", status=status, reason="gone", minute=i)
+            for i in range(8)
+        ]  # fmt: skip
+
+    return table(*of("base", 100, base), *of("fast", 120, fast))
+
+
+@pytest.mark.parametrize("status", [Status.timed_out, Status.killed, Status.out_of_memory])
+def test_a_cell_that_lost_runs_to_their_length_or_size_is_not_called_faster(status: Status) -> None:
+    row = one(speedup_over(lost(status), BASELINES), "fast")
+    assert row["speedup_low"] > 1
+    assert (row["claim"], row["num_blocks"]) == ("blocks lost", 6)
+    words = str(status).replace("_", " ")
+    assert row["speedup_note"] == f"it was {words} in 2 of 8 blocks, which are left out"
+    other = one(speedup_over(lost(status, base=2, fast=0), BASELINES), "fast")
+    assert other["claim"] == "faster", (
+        "a baseline that lost its slow runs looks too fast, not too slow"
+    )
+    assert other["speedup_note"] == f"its baseline was {words} in 2 of 8 blocks, which are left out"
+
+
+def test_a_run_that_was_repeated_in_its_block_or_failed_otherwise_is_no_selection() -> None:
+    again = table(*(run("fast", f"b{i}", 120 + i % 3, minute=30 + i) for i in range(2)))
+    both = pd.concat([lost(Status.timed_out), again])
+    assert one(speedup_over(both, BASELINES), "fast")["claim"] == "faster"
+    failed = one(speedup_over(lost(Status.preempted), BASELINES), "fast")
+    assert (failed["claim"], failed["speedup_note"]) == ("faster", "")
+
+
+def with_phases(
+    forward_ms: float, optimizer_ms: float, noise: float = 0.0, **spec: str
+) -> DataFrame:
+    """A cell whose phases take these milliseconds, beside a baseline of 1 + 10 + 20 + 9 ms."""
+    generator = np.random.default_rng(0)
+
+    def of(cell: str, phases: dict[str, float], block: int, **spec: str) -> RunRecord:
+        ms = {k: v * float(np.exp(generator.normal(0, noise))) for k, v in phases.items()}
+        return run(
+            cell, f"b{block}", 64_000 / sum(ms.values()), metrics=dict(ms), minute=block, **spec
+        )
+
+    plain = {"data_ms": 1.0, "forward_ms": 10.0, "backward_ms": 20.0, "optimizer_ms": 9.0}
+    own = plain | {"forward_ms": forward_ms, "optimizer_ms": optimizer_ms}
+    runs = [of("base", plain, b) for b in range(5)]
+    return table(*runs, *(of("fast", own, b, **spec) for b in range(5)))
+
+
+def test_a_claim_that_stems_from_phases_the_technique_does_not_touch_has_a_footnote() -> None:
+    # the fused update is 2.6x faster, but the forward pass doubled: it is another program
+    moved = with_phases(20.0, 3.5, noise=0.01, optimizer="adamw_fused")
+    row = one(speedup_over(moved, BASELINES), "fast")
+    assert row["claim"] == "slower"
+    assert row["speedup_note"].startswith("moved elsewhere: forward +")
+    assert row["speedup_note"].endswith("ms a step, which optimizer does not touch")
+    at_home = with_phases(10.0, 3.5, noise=0.01, optimizer="adamw_fused")
+    assert one(speedup_over(at_home, BASELINES), "fast")["speedup_note"] == ""
+    everywhere = with_phases(20.0, 3.5, noise=0.01, optimizer="adamw_fused", precision="O2")
+    assert one(speedup_over(everywhere, BASELINES), "fast")["speedup_note"] == ""

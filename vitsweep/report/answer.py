@@ -76,12 +76,18 @@ def _without_speedups(measured: DataFrame, compared: DataFrame, names: dict[str,
     noted = measured[measured["speedup"].isna() & measured["speedup_note"].fillna("").ne("")]
     keys = row_keys(noted, "baseline_cell_id")
     alone = ~keys.isin(row_keys(compared, "baseline_cell_id"))
-    return [
-        f"No speedup over {_the_baseline(names.get(base := str(rows['baseline_cell_id'].iloc[0]), base))}: "
-        f"{formatting.count(len(rows), 'cell')} measured, of which {names[rows['cell_id'].iloc[0]]} has "
-        f"{rows['speedup_note'].iloc[0]}."
-        for _, rows in noted[alone].groupby(keys[alone], sort=False)
-    ]
+    found = []
+    for _, rows in noted[alone].groupby(keys[alone], sort=False):
+        note, base = str(rows["speedup_note"].iloc[0]), rows["baseline_cell_id"].iloc[0]
+        if formatting.missing(base):
+            found.append(f"{note[:1].upper()}{note[1:]}.")
+            continue
+        found.append(
+            f"No speedup over {_the_baseline(names.get(base, str(base)))}: "
+            f"{formatting.count(len(rows), 'cell')} measured, of which "
+            f"{names[rows['cell_id'].iloc[0]]} has {note}."
+        )
+    return found
 
 
 def _the_same_everywhere(compared: DataFrame, cells: DataFrame) -> str:
@@ -132,6 +138,8 @@ def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where:
         f"{_among(best)}{selected}.",
         Claim.slower: f"Nothing beat {against}; the nearest is {name}, {size}.",
         Claim.probably_slower: f"Nothing beat {against}; the nearest is {name}, {size}.",
+        Claim.blocks_lost: f"{name} {_rank(best)}: {size} against {against}, {rates}; "
+        f"{best['speedup_note']}, so nothing is claimed.",
         Claim.too_few_blocks: f"{name} {_rank(best)}: {size} against {against}, {rates}; "
         "fewer than 3 blocks, so nothing is claimed.",
     }
@@ -148,13 +156,18 @@ def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where:
     return sentences.get(best["claim"], unshown)
 
 
+def _is_any_look(best: Series) -> bool:
+    looked = best.get("any_look")
+    return not formatting.missing(looked) and bool(looked)
+
+
 def _noise(best: Series) -> float:
     """Return the standard deviation of the log ratio of one block; NaN without an interval."""
     number = float(best["num_pairs"])
     half = log(best["speedup_high"] / best["speedup"])
     if not number or half != half:
         return nan
-    is_any_look = best.get("any_look") is True
+    is_any_look = _is_any_look(best)
     factor = (
         any_look_half_width(1.0, number) if is_any_look else half_width(number**-0.5, number - 1)
     )
@@ -177,6 +190,8 @@ def next_command(cells: DataFrame, typed: str) -> str:
     best = compared.nlargest(1, "speedup")
     if len(best) and best["claim"].iloc[0] in (Claim.faster, Claim.probably_faster):
         return _surer(best.iloc[0], typed) if best["claim"].iloc[0] != Claim.faster else ""
+    if len(best) and best["claim"].iloc[0] == Claim.blocks_lost:
+        return ""
     unsure = compared[compared["claim"].isin([Claim.no_difference_shown, Claim.too_few_blocks])]
     if len(unsure):
         return _surer(unsure.nlargest(1, "speedup").iloc[0], typed)
@@ -187,7 +202,7 @@ def next_command(cells: DataFrame, typed: str) -> str:
 
 def _surer(best: Series, typed: str) -> str:
     """Return the command that gives the cell more blocks: as many as show its present difference."""
-    if best.get("any_look") is True:
+    if _is_any_look(best):
         return f"To be surer, the same command goes on: `{typed}`."
     difference, done, noise = abs(log(best["speedup"])), int(best["num_pairs"]), _noise(best)
     wanted = 2 * done

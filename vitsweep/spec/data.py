@@ -149,6 +149,8 @@ class Loader(Technique):
         reads_in: processes or threads that read.
     """
 
+    touches: ClassVar[tuple[str, ...]] = ("data",)
+
     colour = 0
 
     reads_in: ClassVar[Literal["processes", "threads"]] = "processes"

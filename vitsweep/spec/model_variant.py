@@ -92,6 +92,8 @@ class Averaging(Technique):
     Itself the plain choice: no copy, evaluation reads the weights of the last step.
     """
 
+    touches: ClassVar[tuple[str, ...]] = ("optimizer",)
+
     colour = 4
     part_of_training = True
 

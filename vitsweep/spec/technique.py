@@ -55,6 +55,10 @@ SOFTMAX = AttentionPattern()
 DType = Literal["float64", "float32", "float16", "bfloat16"]
 
 
+PHASES = ("data", "forward", "backward", "optimizer")
+"""Phases of a step that are timed apart."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Technique(ABC):
     """One choice in a config group; its fields are the knobs, its methods the effect.
@@ -69,6 +73,9 @@ class Technique(ABC):
 
     part_of_training: ClassVar[bool] = False
     """True where every choice of the group decides what a training learns: a checkpoint is of one choice."""
+
+    touches: ClassVar[tuple[str, ...]] = PHASES
+    """Phases that the choices of the group change; where others move, tables say so beside the claim."""
 
     colour: ClassVar[int]
     """Place in the palette of charts (0 to 7) of a group's plain choice; the others of its menu follow."""
@@ -220,6 +227,8 @@ class OptimizerChoice(Technique):
     Norm weights and biases form a group of their own without weight decay.
     """
 
+    touches: ClassVar[tuple[str, ...]] = ("optimizer",)
+
     colour = 2
 
     learning_rate: Annotated[float, Gt(0)]
@@ -276,6 +285,8 @@ class Layout(Technique):
 class Classifier(Technique):
     """What the head reads: the class token or the mean over tokens."""
 
+    touches: ClassVar[tuple[str, ...]] = ("forward", "backward", "optimizer")
+
     colour = 4
     part_of_training = True
 
@@ -289,6 +300,8 @@ class Classifier(Technique):
 
 class AttentionKernel(Technique):
     """Which implementation computes softmax(q k^T) v."""
+
+    touches: ClassVar[tuple[str, ...]] = ("forward", "backward")
 
     colour = 5
 

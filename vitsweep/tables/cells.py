@@ -8,8 +8,9 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, columns, known_metrics, metrics_with
 from vitsweep.tables import names as col
+from vitsweep.tables.blocks import ROW
 from vitsweep.tables.cost import with_repayment
-from vitsweep.tables.speedup import ROW, Families, compare_rows
+from vitsweep.tables.speedup import Families, compare_rows
 from vitsweep.tables.valid_runs import (
     KeyedRuns,
     checked_cells,
@@ -167,11 +168,17 @@ def _medians(runs: DataFrame) -> DataFrame:
     medians[times] = 1 / medians[times]
     return (
         medians.join(_flags(used))
-        .join(good.groupby(ROW)["block"].nunique().rename("blocks"))
+        .join(_with_throughput(good).groupby(ROW)["block"].nunique().rename("blocks"))
         .assign(blocks=lambda t: t["blocks"].fillna(0).astype(int))
         .assign(throughput_spread=throughput.std() / throughput.mean())
         .reset_index()
     )
+
+
+def _with_throughput(good: DataFrame) -> DataFrame:
+    """Return the runs that have a throughput, and those of cells of which no run has one."""
+    known = good["images_per_second"].notna()
+    return good[known | ~known.groupby(good[ROW]).transform("any")]
 
 
 def _flags(used: DataFrame) -> DataFrame:

@@ -1,6 +1,6 @@
 """Do the blocks of a sweep support its intervals: position effect and autocorrelation of blocks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import exp, sqrt, tanh
 
 import numpy as np
@@ -8,21 +8,20 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from vitsweep.results.record import Status
-from vitsweep.tables.blocks import BLOCK, log_ratios, log_throughput_per_block
+from vitsweep.tables.blocks import BLOCK, ROW, first_run, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import count
-from vitsweep.tables.speedup import ROW
-from vitsweep.tables.stats import MIN_BLOCKS, half_width
+from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, half_width, two_sided
 from vitsweep.tables.valid_runs import checked_runs, counted, keyed
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
-SMALL_EFFECT = 0.005
-"""A position effect below this fraction changes no interval that matters."""
-CORRELATED = 0.3
-"""Autocorrelation from which on the 95 % interval of 5 to 20 blocks covers less than 90 %."""
-_SWEEPS = 60  # of alternating projections; a few suffice for complete blocks
+BLOCKS_TO_TELL = 8
+"""Fewer blocks cannot tell independent ones from others: independence is assumed."""
+HALF, NOISY = 0.5, 0.1
+"""Share of runs on a shared device, and noise of a block's ratio, above which a sentence says so."""
+DRAWS = 999
+"""Shuffles of the blocks: the smallest p-value is 0.001."""
 
 Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
 
 
 def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
@@ -33,9 +32,12 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
       cold, or turbo clocks that end, make it differ from 1.
     - `autocorrelation of blocks`: correlation of a cell's log ratio with that of the block before,
       over all cells, corrected for its bias of -1 / blocks (Marriott and Pope 1954). Blocks that
-      are alike contain less information than Student's t assumes.
+      are alike contain less information than Student's t assumes. Whether there is any is decided by
+      shuffling the blocks, from 8 blocks on; with fewer, independence is assumed and nothing said.
     - `blocks on several devices`: number of blocks that hold runs of several kinds of device, as where
       Slurm requeued a job onto other nodes. Such runs form no pairs. Only where there are any.
+    - `runs on a shared device`: share of the runs beside which other processes used the device.
+    - `noise of a ratio`: standard deviation of the log ratio of one block, over all cells.
 
     Args:
         runs: one row per run, with `position` (from 0) in its block and `started_at`.
@@ -52,33 +54,21 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
     checked = checked_runs(runs, "device", "position")
     known = keyed(checked, baselines)
     good = counted(known.runs, ROW)
-    rows = [_first_run(good), _autocorrelation(good, known.baselines), _mixed_devices(checked)]
+    rows = [
+        _first_run(good),
+        _autocorrelation(good, known.baselines),
+        _mixed_devices(checked),
+        _shared_device(good),
+        _noise(good, known.baselines),
+    ]
     return DataFrame([r for r in rows if r is not None], columns=list(COLUMNS))
 
 
 def _first_run(runs: DataFrame) -> dict[str, object] | None:
-    throughput = runs["images_per_second"].to_numpy(float, na_value=np.nan)
-    usable = runs[np.isfinite(throughput) & (throughput > 0) & runs["position"].notna()]
-    cell, block = (
-        usable.groupby(keys, observed=True, dropna=False).ngroup().to_numpy()
-        for keys in ([ROW], BLOCK)
-    )
-    if len(usable) == 0:
+    found = first_run(runs)
+    if found is None:
         return None
-    several = np.bincount(block)[block] > 1
-    cell, block = _codes(cell[several]), _codes(block[several])
-    first = (usable["position"].to_numpy(float)[several] == 0).astype(float)
-    logs = np.log(usable["images_per_second"].to_numpy(float)[several])
-    degrees = len(logs) - (cell.max(initial=-1) + 1) - (block.max(initial=-1) + 1)
-    if degrees < MIN_BLOCKS - 1:
-        return None
-    x, y = _within(first, cell, block), _within(logs, cell, block)
-    if x @ x < 1e-9:
-        return None
-    effect = float(x @ y / (x @ x))
-    error = sqrt(float(((y - effect * x) ** 2).sum()) / degrees / float(x @ x))
-    half = float(half_width(error, degrees))
-    threatens = abs(effect) > max(half, SMALL_EFFECT)
+    effect, half = found.effect, found.half
     ratio, low, high = exp(effect), exp(effect - half), exp(effect + half)
     sentence = (
         f"The first run of a block has {ratio:.3f} [{low:.3f}, {high:.3f}] times the throughput of "
@@ -86,42 +76,94 @@ def _first_run(runs: DataFrame) -> dict[str, object] | None:
         f"{'slower' if ratio < 1 else 'faster'} than they are. A longer warm-up helps, and so do as "
         "many blocks as cells, in which every cell is first once."
     )
-    return _row("first run of a block", ratio, low, high, len(logs), threatens, sentence)
+    return _row("first run of a block", ratio, low, high, found.num_runs, found.threatens, sentence)
 
 
 def _autocorrelation(
     runs: DataFrame, baselines: Mapping[int, int | None]
 ) -> dict[str, object] | None:
+    groups = [g for g in _ratios_in_time(runs, baselines) if g.shape[1] >= MIN_BLOCKS + 1]
+    groups = [g for g in groups if (g != 0).any()]
+    if not groups:
+        return None
+    blocks = max(g.shape[1] for g in groups)
+    pairs = sum(g.shape[0] * (g.shape[1] - 1) for g in groups)
+    estimate = _correlation(groups)
+    # cells of one block share the noise of its baseline: each group counts as one series
+    error = 1 / sqrt(max(sum(g.shape[1] for g in groups) - 3, 1))
+    low, high = (tanh(np.arctanh(estimate) + side * 1.96 * error) for side in (-1, 1))
+    enough = [g for g in groups if g.shape[1] >= BLOCKS_TO_TELL]
+    threatens = bool(enough) and estimate > 0 and _permuted(enough) <= LEVEL
+    covered = 100 * coverage_when_correlated(high, blocks)
+    sentence = (
+        f"Neighbouring blocks resemble each other (autocorrelation {estimate:.2f} "
+        f"[{low:.2f}, {high:.2f}] over {count(pairs, 'pair')}): the intervals cover the truth less "
+        f"often than 95 %, perhaps no more than {covered:.0f} % (at {high:.2f}). More time between blocks, "
+        "or blocks on several days, help."
+    )
+    return _row("autocorrelation of blocks", estimate, low, high, pairs, threatens, sentence)
+
+
+def _ratios_in_time(runs: DataFrame, baselines: Mapping[int, int | None]) -> list[Floats]:
+    """Return arrays cells x blocks of log ratios without each cell's mean, oldest block first.
+
+    One array per set of blocks that some cells share.
+    """
     ratios = log_ratios(log_throughput_per_block(runs, ROW), baselines, ROW)
     if ratios.empty:
-        return None
+        return []
     started = runs["started_at"] if "started_at" in runs else runs.index.to_series()
     begun = runs.assign(_begun=started.astype(str)).groupby(BLOCK, observed=True, dropna=False)
     order = begun["_begun"].min().rename("_begun").reset_index()
     order["device"] = order["device"].astype(object).where(order["device"].notna(), "")
     table = ratios.merge(order, on=BLOCK).sort_values("_begun", kind="stable")
-    groups = table.groupby(ROW, sort=False)["log_ratio"]
-    table = table.assign(_off=table["log_ratio"] - groups.transform("mean"))
-    table = table[groups.transform("count") > MIN_BLOCKS]
-    if table.empty or not (table["_off"] ** 2).sum() > 0:
-        return None
-    before = table.groupby(ROW, sort=False)["_off"].shift()
-    pairs = int(before.notna().sum())
-    blocks = len(table) / table[ROW].nunique()
-    raw = float((table["_off"] * before).sum() / (table["_off"] ** 2).sum())
-    estimate = float(np.clip((raw * blocks + 1) / (blocks - 3), -0.99, 0.99)) if blocks > 4 else raw
-    # cells of one baseline share its noise, so their pairs count for about half
-    independent = max(pairs / (1 if table[ROW].nunique() == 1 else 2), 4.0)
-    half = 1.96 / sqrt(independent - 1)
-    low, high = tanh(np.arctanh(estimate) - half), tanh(np.arctanh(estimate) + half)
-    threatens = low > 0 and estimate >= CORRELATED / 2
-    sentence = (
-        f"Neighbouring blocks resemble each other (autocorrelation {estimate:.2f} "
-        f"[{low:.2f}, {high:.2f}] over {count(pairs, 'pair')}): the intervals cover the truth less "
-        "often than 95 %, about 87 % at 0.3. More time between blocks, or blocks on several "
-        "days, help."
-    )
-    return _row("autocorrelation of blocks", estimate, low, high, pairs, threatens, sentence)
+    block = table.groupby(BLOCK, sort=False, dropna=False).ngroup()
+    own: dict[tuple[int, ...], list[Floats]] = {}
+    for _, rows in table.assign(_block=block).groupby(ROW, sort=False):
+        logs = rows["log_ratio"].to_numpy(float)
+        own.setdefault(tuple(rows["_block"]), []).append(logs - logs.mean())
+    return [np.stack(found) for found in own.values()]
+
+
+def _raw(groups: Sequence[Floats]) -> float:
+    """Return the lag-1 autocorrelation over all cells, before its bias is corrected."""
+    total = sum(float((g**2).sum()) for g in groups)
+    return sum(float((g[:, 1:] * g[:, :-1]).sum()) for g in groups) / total
+
+
+def _correlation(groups: Sequence[Floats]) -> float:
+    blocks = sum(g.size for g in groups) / sum(g.shape[0] for g in groups)
+    return float(np.clip((_raw(groups) * blocks + 1) / (blocks - 3), -0.99, 0.99))
+
+
+def _permuted(groups: Sequence[Floats]) -> float:
+    """Return the p-value of no order among blocks: how rarely shuffled blocks resemble as much.
+
+    All cells of a set of blocks are shuffled alike, so that what they share (the baseline's noise) stays.
+    The p-value (1 + as large) / (1 + draws) is exact for any noise (Phipson and Smyth 2010).
+    """
+    generator, seen, shuffled = np.random.default_rng(0), 0.0, np.zeros(DRAWS)
+    for group in groups:
+        blocks = np.arange(group.shape[1])
+        order = generator.permuted(np.tile(blocks, (DRAWS, 1)), axis=1)
+        for cell in group:
+            drawn = cell[order]
+            shuffled += (drawn[:, 1:] * drawn[:, :-1]).sum(axis=1)
+            seen += float(cell[1:] @ cell[:-1])
+    return float((1 + (shuffled >= seen - 1e-12).sum()) / (1 + DRAWS))
+
+
+def coverage_when_correlated(correlation: float, blocks: int) -> float:
+    """Return how often Student's 95 % interval over AR(1) blocks covers the mean, about.
+
+    The variance of the mean is f sigma^2 / n with f = 1 + 2 sum (1 - k/n) correlation^k, and the mean of
+    the sample variance is sigma^2 (n - f) / (n - 1).
+    """
+    lags = np.arange(1, blocks)
+    factor = 1 + 2 * float(((1 - lags / blocks) * correlation**lags).sum())
+    shrunk = (blocks - factor) / (blocks - 1)
+    limit = float(half_width(1.0, blocks - 1.0)) * sqrt(max(shrunk, 0.0) / max(factor, 1e-9))
+    return 1 - float(two_sided(limit, 1.0, blocks - 1.0))
 
 
 def _mixed_devices(runs: DataFrame) -> dict[str, object] | None:
@@ -141,25 +183,37 @@ def _mixed_devices(runs: DataFrame) -> dict[str, object] | None:
     return _row("blocks on several devices", number, number, number, len(measured), True, sentence)
 
 
+def _shared_device(runs: DataFrame) -> dict[str, object] | None:
+    if "shared_device" not in runs or not len(runs):
+        return None
+    shared = runs["shared_device"].eq(True).fillna(False).astype(bool)
+    if not shared.any():
+        return None
+    share = float(shared.mean())
+    sentence = (
+        f"Other processes used the device during {shared.sum()} of {count(len(runs), 'run')}. What slows a "
+        "whole block cancels in its ratios; what comes and goes within one is noise, and a technique that "
+        "suffers more from sharing looks slower than it is alone."
+    )
+    return _row("runs on a shared device", share, share, share, len(runs), share > HALF, sentence)
+
+
+def _noise(runs: DataFrame, baselines: Mapping[int, int | None]) -> dict[str, object] | None:
+    groups = _ratios_in_time(runs, baselines)
+    degrees = sum(g.shape[0] * (g.shape[1] - 1) for g in groups)
+    if degrees < MIN_BLOCKS - 1:
+        return None
+    spread = sqrt(sum(float((g**2).sum()) for g in groups) / degrees)
+    sentence = (
+        f"The ratio of one block varies by {100 * spread:.0f} % (standard deviation): differences much "
+        "smaller than that need many blocks. A quieter machine helps most."
+    )
+    pairs = sum(g.size for g in groups)
+    return _row("noise of a ratio", spread, spread, spread, pairs, spread > NOISY, sentence)
+
+
 def _row(
     name: str, estimate: float, low: float, high: float, runs: int, threatens: bool, sentence: str
 ) -> dict[str, object]:
     values = (name, estimate, low, high, runs, threatens, sentence if threatens else "")
     return dict(zip(COLUMNS, values, strict=True))
-
-
-def _codes(values: Codes) -> Codes:
-    return np.unique(values, return_inverse=True)[1]
-
-
-def _within(values: Floats, cell: Codes, block: Codes) -> Floats:
-    """Return what is left of values (runs,) without an effect of every cell and every block.
-
-    Alternating projections: subtract the means of cells and of blocks in turns until both vanish.
-    """
-    left = values.copy()
-    counts = [np.bincount(codes) for codes in (cell, block)]
-    for _ in range(_SWEEPS):
-        for codes, number in zip((cell, block), counts, strict=True):
-            left -= (np.bincount(codes, weights=left) / number)[codes]
-    return left

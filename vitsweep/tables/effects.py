@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 
 from vitsweep.tables.blocks import within_blocks
 from vitsweep.tables.effect_model import Effect, Factor, Grid, MixedFit, fit_mixed_model
-from vitsweep.tables.formatting import plain, times
+from vitsweep.tables.formatting import end, plain, times
 from vitsweep.tables.names import cell_names, varying
 from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, Claim, chosen, half_width, holm, two_sided
 from vitsweep.tables.valid_runs import checked_runs
@@ -89,7 +89,7 @@ def sentences(table: DataFrame, most: int = 8) -> list[str]:
     size = average["effect"].astype(float).map(np.log).abs()
     words = []
     for row in average.loc[size.sort_values(ascending=False).index].head(most).to_dict("records"):
-        interval = f" [{row['effect_low']:.2f}, {row['effect_high']:.2f}]"
+        interval = f" [{end(row['effect_low'])}, {end(row['effect_high'])}]"
         text = f"{row['technique']} gives {times(row['effect'])}"
         text += interval if row["effect_low"] == row["effect_low"] else ""
         text += " on average over the other choices"

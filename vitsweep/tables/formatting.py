@@ -64,8 +64,19 @@ def times(value: Any) -> str:
 
 def ratio(value: Any, low: Any, high: Any) -> str:
     """Return `1.51x [1.48, 1.55]`, without brackets where there is no interval."""
-    interval = "" if missing(low) or missing(high) else f" [{low:.2f}, {high:.2f}]"
+    interval = "" if missing(low) or missing(high) else f" [{end(low)}, {end(high)}]"
     return times(value) + interval
+
+
+def end(value: float) -> str:
+    """Return an end of the interval of a ratio, `1.48`; one near 1 with the digits that tell it from 1.
+
+    An interval [0.72, 0.997] excludes 1, and [0.72, 1.00] would not.
+    """
+    digits = 2
+    while value != 1 and digits < 6 and float(f"{value:.{digits}f}") == 1:
+        digits += 1
+    return f"{value:.{digits}f}"
 
 
 def speedup(row: Series) -> str:
@@ -128,7 +139,7 @@ def values(column: str, write: Callable[[Any], str] = plain) -> Column:
 def with_interval(
     column: str,
     write: Callable[[Any], str] = times,
-    end: Callable[[Any], str] = "{:.2f}".format,
+    end: Callable[[Any], str] = end,
     ends: str = "",
 ) -> Column:
     """Return texts such as `1.51x [1.48, 1.55]`, without brackets where there is no interval.

@@ -15,7 +15,7 @@ from pyarrow import ArrowInvalid
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import known_metrics
-from vitsweep.results.record import OtherSchemaError, RunRecord, check_schema, column_number
+from vitsweep.results.record import OtherSchemaError, RunRecord, Status, check_schema, column_number
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import attributes_of
 from vitsweep.tables import names as col
@@ -195,6 +195,12 @@ def cells_of(store: Store) -> DataFrame:
     return cells_from(store, runs_of(store), store.baselines())
 
 
+NO_COMMANDS = (
+    "no speedup: `commands.jsonl` of the sweep is missing or empty, so that no baseline is known; the same "
+    "command again writes it and measures nothing anew"
+)
+
+
 def cells_from(
     store: Store | None, runs: DataFrame, baselines: Mapping[str, str | None]
 ) -> DataFrame:
@@ -202,6 +208,9 @@ def cells_from(
     if store is None:
         return cells(runs, baselines)
     table = cells(runs, baselines, unrun_of(store), families_of(store))
+    if len(runs) and not store.commands():
+        alone = (table["status"] == Status.measured) & table["speedup"].isna()
+        table["speedup_note"] = table["speedup_note"].mask(alone, NO_COMMANDS)
     return with_comparisons(table, newest_code(runs), store.commands())
 
 

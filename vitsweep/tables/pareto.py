@@ -9,9 +9,16 @@ from pandas import DataFrame, Series
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
-from vitsweep.tables.blocks import WithinBlocks, log_ratios, log_throughput_per_block, within_blocks
+from vitsweep.tables.blocks import (
+    ROW,
+    WithinBlocks,
+    log_ratios,
+    log_throughput_per_block,
+    within_blocks,
+    without_first_run,
+)
 from vitsweep.tables.cost import measured_with_peak, peaks_gib
-from vitsweep.tables.speedup import ROW, selection_adjusted
+from vitsweep.tables.speedup import selection_adjusted
 from vitsweep.tables.valid_runs import checked_cells, checked_runs, counted, keyed, row_keys
 
 # How sure it is that a cell is on the Pareto front, given the noise of its measurement.
@@ -206,7 +213,8 @@ def _with_adjusted(
     if runs is not None and baselines is not None:
         note = "adjusted for the selection among the cells within the limits, by blocks left out"
         known = keyed(checked_runs(runs, "device"), baselines)
-        per_block = log_throughput_per_block(counted(known.runs, ROW), ROW)
+        good = without_first_run(counted(known.runs, ROW))
+        per_block = log_throughput_per_block(good, ROW)
         ratios = log_ratios(per_block, known.baselines, ROW)
         rows = known.numbers(table)
         compared = table[table["speedup"].notna() & (table["cell_id"] != table["baseline_cell_id"])]

@@ -24,6 +24,7 @@ from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import (
     Column,
     count,
+    end,
     missing,
     number,
     percent,
@@ -51,6 +52,9 @@ GAP = 2
 
 NARROWEST_NAME, NARROWEST_RESULT = 16, 13
 """Characters below which these columns are not folded, although the table becomes too wide."""
+
+FAR_FROM_OWN = 0.1
+"""Where paired images per second differ more from the median of the runs, a note says so."""
 
 LONGEST_REASON = 300
 """Characters of a footnote; `coverage.csv` of the report has the whole reason."""
@@ -111,7 +115,7 @@ def _families(table: DataFrame) -> list[str]:
     return [
         ""
         if missing(low) or missing(size) or size < 2
-        else f"[{low:.2f}, {high:.2f}] of {size:.0f}"
+        else f"[{end(low)}, {end(high)}] of {size:.0f}"
         for low, high, size in zip(*columns, strict=True)
     ]
 
@@ -131,12 +135,13 @@ def _times_to_target(table: DataFrame) -> list[str]:
 def _time_to_target(row: Mapping[Any, Any]) -> str:
     if missing(row["task.target_accuracy"]) or row["status"] != Status.measured:
         return ""
+    known = [row.get(c) for c in ("reached_target", "replicates")]
+    reached, all_ = (0.0 if missing(n) else float(n) for n in known)  # type: ignore[arg-type]
+    some = 0 < reached < all_
     if missing(row["seconds_to_target"]):
-        return "not reached"
+        return f"not reached by {all_ - reached:.0f} of {all_:.0f}" if some else "not reached"
     seconds = number(row["seconds_to_target"])
-    reached, all_ = row.get("reached_target"), row.get("replicates")
-    some = not missing(reached) and reached != all_
-    return f"{seconds} ({reached:.0f} of {all_:.0f})" if some else seconds
+    return f"median {seconds} ({reached:.0f} of {all_:.0f})" if some else seconds
 
 
 def _points(value: Any) -> str:
@@ -343,9 +348,25 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
         marks.append("".join(f" [{number}]" for number in found))
     notes = [f"[{number}] {text}" for text, number in numbers.items()]
     notes += [f"Note: {_explanation(flag)}" for flag in everywhere]
+    if note := _paired_note(shown):
+        notes.append(note)
     if (shown["claim"] == Claim.one_look).any():
         notes.append("Note: `measurement.blocks=5` measures cells of one look in full.")
     return marks, notes
+
+
+def _paired_note(shown: DataFrame) -> str:
+    """Say where images per second, which follow the speedup, are far from the runs' own median."""
+    if "unadjusted_images_per_second" not in shown:
+        return ""
+    own = shown["unadjusted_images_per_second"].astype(float)
+    apart = (shown["images_per_second"].astype(float) / own - 1).abs().max()
+    if not apart > FAR_FROM_OWN:
+        return ""
+    return (
+        "Note: img/s is paired, the speedup times the img/s of the baseline; the median of a cell's own "
+        f"runs (`unadjusted_images_per_second`) differs by up to {100 * apart:.0f} %."
+    )
 
 
 def _explanation(flag: str) -> str:

@@ -109,10 +109,16 @@ def _row(group: DataFrame, key: str) -> dict[str, Any]:
     }
     flags = {f: bool(good[f].eq(True).any()) for f in FLAGS if f in good}
     compared = columns("comparison")
-    means = {m: _mean(good[m], m) for m in metric_columns(group) if m not in compared}
+    censored = _is_censored(good)
+    means = {
+        m: _median(good[m]) if censored and m in TO_TARGET else _mean(good[m], m)
+        for m in metric_columns(group)
+        if m not in compared
+    }
     spreads: dict[str, Any] = {}
     for metric in metrics_with(spread=True):
-        spreads |= _spread(good[metric], metric)
+        known_ = good[metric].iloc[:0] if censored and metric in TO_TARGET else good[metric]
+        spreads |= _spread(known_, metric)
     return (
         head
         | _outcome(group, good, key)
@@ -148,6 +154,25 @@ def _reached(good: DataFrame) -> int | None:
     if target is None or target.isna().all() or "seconds_to_target" not in good:
         return None
     return int(good["seconds_to_target"].notna().sum())
+
+
+TO_TARGET = ("seconds_to_target", "epochs_to_target")
+
+
+def _is_censored(good: DataFrame) -> bool:
+    """Tell whether some repetitions never reached the target.
+
+    The mean over those that did leaves out the slowest: it is smaller than the truth, most of all where
+    fewest arrived. The median, with those that did not arrive as the slowest, is known where most did.
+    """
+    reached = _reached(good)
+    return reached is not None and reached < len(good)
+
+
+def _median(values: Series) -> float:
+    """Return the median with missing values as the largest; NaN where it is one of them."""
+    middle = float(values.astype(float).fillna(np.inf).median())
+    return middle if np.isfinite(middle) else np.nan
 
 
 def _mean(values: Series, metric: str) -> float:

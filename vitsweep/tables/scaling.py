@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
-from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
+from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
 from vitsweep.tables.communication import PURPOSES
 from vitsweep.tables.formatting import Column, number, percent, text_columns, values, with_interval
 from vitsweep.tables.names import cell_names, comparable, spec_columns, varying
-from vitsweep.tables.speedup import ROW
 from vitsweep.tables.stats import MIN_BLOCKS, contrast, estimate, mean_interval, samples
 from vitsweep.tables.valid_runs import checked_runs, counted, keyed, one_device
 

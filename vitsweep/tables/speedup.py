@@ -10,8 +10,15 @@ from pandas import DataFrame, Series, factorize
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables.blocks import BLOCK, log_ratios, log_throughput_per_block
+from vitsweep.tables.blocks import (
+    BLOCK,
+    ROW,
+    log_ratios,
+    log_throughput_per_block,
+    without_first_run,
+)
 from vitsweep.tables.formatting import count
+from vitsweep.tables.moved import moved_elsewhere
 from vitsweep.tables.stats import LEVEL, Claim, adjusted, any_look_keys, claims, estimate, interval
 from vitsweep.tables.valid_runs import (
     KeyedRuns,
@@ -27,7 +34,7 @@ Families = Sequence[Collection[str]]
 """The cells of each command of a sweep, oldest first."""
 
 Integers = NDArray[np.int64]
-ROW = "row"
+ITS_OWN, ITS_BASELINE = "it was", "its baseline was"
 OTHER_CODE = "compared with its baseline before that was measured anew with other code"
 
 
@@ -48,7 +55,9 @@ def speedup_over(
     - `faster`, `slower`: also among all cells of the family;
     - `probably faster`, `probably slower`: the cell's own interval excludes 1, but among so many
       cells that happens by chance;
-    - `no difference shown`: the cell's own interval holds 1.
+    - `no difference shown`: the cell's own interval holds 1;
+    - `blocks lost`: its interval excludes 1, but runs of some blocks timed out, were killed or ran out of
+      memory, and what is left flatters the side that lost them: nothing is claimed.
 
     Args:
         runs: one row per run.
@@ -80,25 +89,29 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
     table = known.rows[facts].rename_axis("row").reset_index()
     good = counted(runs, ROW)
     ratios = log_ratios(log_throughput_per_block(good, ROW), baselines, ROW)
+    alike = log_ratios(log_throughput_per_block(without_first_run(good), ROW), baselines, ROW)
     return (
         table.merge(estimate(ratios, ROW), on=ROW, how="left")
         .pipe(_with_unpaired, good, baselines)
         .pipe(_with_looks, runs, baselines)
         .pipe(_baseline_is_one, set(runs.loc[runs["status"] == Status.measured, ROW]))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
-        .pipe(_with_family, ratios, families)
+        .pipe(_with_family, ratios, families, SelectionAdjustment(alike, ROW))
+        .pipe(_with_lost_blocks, runs)
         .assign(claim=claims, speedup_note=lambda t: _notes(t, known))
         .loc[lambda t: t["is_listed"]]
-        .drop(columns=["_look", "baseline", "others", "is_listed"])
+        .drop(columns=["_look", "_lost", "_flatters", "baseline", "others", "is_listed"])
     )
 
 
-def _with_family(table: DataFrame, ratios: DataFrame, families: Families) -> DataFrame:
+def _with_family(
+    table: DataFrame, ratios: DataFrame, families: Families, selection: "SelectionAdjustment"
+) -> DataFrame:
     """Add what depends on the family: `p_holm, claim_low, claim_high, family_size` and the best."""
     columns = ["p_holm", "_level", "family_size", "selection_adjusted_speedup"]
     found = np.full((len(table), len(columns)), np.nan)
     p_value, speedup = (table[c].to_numpy(float, na_value=np.nan) for c in ("p_value", "speedup"))
-    selection, of_row = SelectionAdjustment(ratios, ROW), table[ROW].to_numpy()
+    of_row = table[ROW].to_numpy()
     for rows in _families(table, families):
         found[rows, 0], found[rows, 1] = adjusted(p_value[rows])
         found[rows, 2], found[rows, 3] = len(rows), np.nan
@@ -168,6 +181,44 @@ def _with_looks(
     return table.assign(speedup=table["speedup"].fillna(found), _look=found.notna())
 
 
+SELECTIVE = (Status.timed_out, Status.killed, Status.out_of_memory)
+"""Ends that a slow or large run meets more often than another: blocks without it are no random choice."""
+
+
+def _with_lost_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
+    """Add `_lost`, what is said of runs that some blocks lost, and `_flatters`.
+
+    `_flatters` is 1 where the blocks that are left make the cell look faster than it is (its own slow
+    runs are gone), -1 where they make it look slower (those of its baseline are), else 0.
+    """
+    full = runs[~is_look(runs)]
+    key = [ROW, "block"]
+    ended = DataFrame({
+        "good": (full["status"] == Status.measured).groupby([full[c] for c in key]).any(),
+        "lost": full["status"].isin([str(s) for s in SELECTIVE]).groupby([full[c] for c in key]).any(),
+        "last": full["status"].astype(str).groupby([full[c] for c in key]).last(),
+    })  # fmt: skip
+    lost = ended[ended["lost"] & ~ended["good"]]
+    number = lost.groupby(level=0).size()
+    how = lost.groupby(level=0)["last"].agg(lambda s: " or ".join(sorted(set(s))).replace("_", " "))
+    of_all = ended.groupby(level=0).size()
+    own, base = table[ROW].map(number).fillna(0), table["baseline"].map(number).fillna(0)
+    is_baseline = table["cell_id"] == table["baseline_cell_id"]
+    paired = (table["num_blocks"] > 0) & ~is_baseline
+    said = [
+        "; ".join(
+            f"{whose} {how[row]} in {lost_:.0f} of {count(of_all[row], 'block')}, which are left out"
+            for whose, row, lost_ in ((ITS_OWN, mine, mine_lost), (ITS_BASELINE, other, other_lost))
+            if shown and lost_
+        )
+        for mine, other, mine_lost, other_lost, shown in zip(
+            table[ROW], table["baseline"], own, base, paired, strict=True
+        )
+    ]
+    flatters = (own > 0).astype(int) - (base > 0).astype(int)
+    return table.assign(_lost=said, _flatters=flatters.where(paired, 0))
+
+
 def _baseline_is_one(table: DataFrame, measured: set[int]) -> DataFrame:
     is_baseline = table["cell_id"] == table["baseline_cell_id"]
     speedup = table["speedup"].mask(is_baseline & table[ROW].isin(measured), 1.0)
@@ -205,7 +256,14 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     without_pairs = table[compared & (table["num_blocks"] == 0)]
     earlier = compared & base.map(known.rows["is_earlier"]).eq(True)
     others = table["others"].where(compared & ~earlier, 0)
-    plain = others.map(_blocks_of_other_code).astype(object).mask(earlier, OTHER_CODE)
+    codes = others.map(_blocks_of_other_code).mask(earlier, OTHER_CODE)
+    good = counted(known.runs, ROW)
+    unusable, elsewhere = _without_throughput(good), moved_elsewhere(known, good)
+    own = (
+        table[ROW].map(lambda row, said=said: said.get(row, "")) for said in (unusable, elsewhere)
+    )
+    told = zip(codes, table["_lost"], *own, strict=True)
+    plain = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)
     if without_pairs.empty:
         return plain
     status = final_status(known.runs, ROW).set_index(ROW)["status"].map(str).to_dict()
@@ -217,20 +275,32 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
         if status.get(row) != Status.measured:
             return ""
         if speedup == speedup:
-            return f"unpaired: its baseline {baseline} ran in other jobs"
+            return "unpaired: its baseline ran in other jobs"
         elsewhere = sorted(devices.get(baseline, set()) - devices.get(cell, set()))
         other = status.get(base_row, "never run")
         if elsewhere and other in ("never run", Status.measured):
-            return f"no speedup: its baseline {baseline} ran on another device ({', '.join(elsewhere)})"
+            return f"no speedup: its baseline ran on another device ({', '.join(elsewhere)})"
+        if other == "never run":
+            return "no speedup: its baseline was never run"
         if other != Status.measured:
-            return f"no speedup: its baseline {baseline} is {other.replace('_', ' ')}"
-        return f"no speedup: it never shared a block with its baseline {baseline}"
+            return f"no speedup: its baseline is {other.replace('_', ' ')}"
+        return "no speedup: it never shared a block with its baseline"
 
     names = (ROW, "cell_id", "baseline_cell_id", "baseline", "speedup", "_look")
     columns = (without_pairs[c] for c in names)
     notes = [note(*row) for row in zip(*columns, strict=True)]
     found = Series(notes, without_pairs.index, dtype=object).reindex(table.index)
-    return found.fillna(plain).mask(earlier, OTHER_CODE)
+    return found.mask(earlier).fillna(plain)
+
+
+def _without_throughput(good: DataFrame) -> dict[int, str]:
+    """Say by row how many runs that count have no throughput above 0, although others have."""
+    lacks = good["images_per_second"].isna().groupby(good[ROW]).agg(["sum", "all"])
+    some = lacks[(lacks["sum"] > 0) & ~lacks["all"]]
+    return {
+        int(row): f"{count(number, 'run')} without a throughput above 0 left out"
+        for row, number in zip(some.index.to_numpy(int), some["sum"], strict=True)
+    }
 
 
 def _blocks_of_other_code(blocks: int) -> str:
@@ -263,6 +333,8 @@ def selection_adjusted(ratios: DataFrame, by: str = "cell_id") -> float:
     use different blocks: for every block, the best cell is chosen by the other blocks, and its ratio
     in this block counts (cross-validation of a selection: Stone 1974; Tibshirani and Tibshirani 2009).
     Where one cell is best in any case, the figure is its plain speedup. NaN where no block is left.
+    Blocks must not depend on one another: in balanced orders a slow first run would make the cell that
+    comes first in a block the best of the others (see `blocks.without_first_run`).
 
     Args:
         ratios: rows `<by>, sweep, device, block, log_ratio` of the cells that are compared.

@@ -235,6 +235,8 @@ def _sample(logs: DataFrame) -> DataFrame:
 
 def _logs(runs: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> DataFrame:
     """Return `cell_id, log`, one row per run or block that has a value."""
+    if runs.empty:
+        return DataFrame({"cell_id": [], "log": Series(dtype=float)})
     good = counted(runs)
     if metric == "speedup":
         ratios = log_ratios(log_throughput_per_block(good), baselines)

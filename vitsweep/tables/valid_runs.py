@@ -294,6 +294,8 @@ def keyed(runs: DataFrame, baselines: Mapping[str, str | None]) -> KeyedRuns:
         runs: one row per run, as `checked_runs` returns them.
         baselines: cell -> its baseline cell, or None.
     """
+    if not runs.index.is_unique:
+        runs = runs.reset_index(drop=True)
     at, is_one_place = _places(runs)
     newest = _is_newest(runs)
     at[CODE], at["newest"] = text(runs, CODE), True if newest is None else newest

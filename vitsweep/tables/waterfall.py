@@ -7,10 +7,9 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
-from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
+from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
 from vitsweep.tables.names import Changes, named, with_changes
-from vitsweep.tables.speedup import ROW
 from vitsweep.tables.stats import claims, contrast, estimate, holm, samples
 from vitsweep.tables.valid_runs import (
     KEY,
