@@ -161,9 +161,9 @@ def any_look_p_value(middle: Any, spread: Any, number: Any) -> Any:
     that of their squares. It is valid wherever one stops, so Holm's procedure may follow.
     """
     middle, number = np.asarray(middle, float), np.asarray(number, float)
-    squares = middle**2 + np.asarray(spread, float) ** 2 * (number - 1) / number
     total = number + PRIOR
     with np.errstate(divide="ignore", invalid="ignore"):
+        squares = middle**2 + np.asarray(spread, float) ** 2 * (number - 1) / number
         share = np.where(squares > 0, number * middle**2 / (total * squares), 0.0)
     log_evidence = np.log(PRIOR / total) / 2 - number / 2 * np.log1p(-share)
     return np.exp(-np.maximum(log_evidence, 0.0))

@@ -1,0 +1,157 @@
+"""How often intervals hold the truth and claims are wrong, over simulated sweeps (`full`).
+
+`python -m tests.tables.test_simulated_sweeps` prints the rates that docs/numbers.md states.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from vitsweep.tables.stats import (
+    LEVEL,
+    MIN_BLOCKS,
+    adjusted,
+    any_look_half_width,
+    any_look_p_value,
+    half_width,
+    two_sided,
+)
+
+Floats = NDArray[np.float64]
+Noise = Callable[[np.random.Generator, tuple[int, ...]], Floats]
+
+SD, SWEEPS, MOST_ROUNDS, FIXED = 0.03, 2000, 40, 5
+MISSING, CUT_SLOWDOWN = 0.1, 4.0
+"""Share of runs that are lost, and how many times slower a cell has to be in its look to stay at it."""
+CELLS = (4, 16, 64)
+
+
+def autocorrelated(generator: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    """Neighbouring blocks correlate by 0.3."""
+    found, fresh = np.empty(shape), generator.normal(0, SD, shape)
+    found[..., 0] = fresh[..., 0]
+    for block in range(1, shape[-1]):
+        found[..., block] = 0.3 * found[..., block - 1] + np.sqrt(1 - 0.09) * fresh[..., block]
+    return found
+
+
+NOISE: dict[str, Noise] = {
+    "gaussian": lambda g, shape: g.normal(0, SD, shape),
+    "lognormal": lambda g, shape: SD * (g.lognormal(0, 0.5, shape) - 1.133) / 0.604,
+    "t3": lambda g, shape: SD * g.standard_t(3, shape) / np.sqrt(3),
+}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one kind of sweep: shares from 0 to 1; `runs` are relative to five blocks of every cell."""
+
+    coverage: float
+    family_error: float
+    runs: float
+
+
+def sweeps(noise: Noise, num_cells: int, rounds: int, seed: int) -> tuple[Floats, Floats]:
+    """Return log ratios (sweeps x cells x blocks, NaN where a run was lost) and those of the looks.
+
+    The first quarter of the cells is 10 times slower than the baseline, the others are equal to it.
+    """
+    generator = np.random.default_rng(seed)
+    truth = np.where(np.arange(num_cells) < num_cells // 4, -np.log(10), 0.0)
+    shape = (SWEEPS, num_cells, rounds)
+    logs = noise(generator, shape) - noise(generator, (SWEEPS, 1, rounds)) + truth[:, None]
+    logs[generator.random(shape) < MISSING] = np.nan
+    looks = noise(generator, (*shape[:2], 1)) - noise(generator, (SWEEPS, 1, 1))
+    return logs, looks[..., 0] + truth
+
+
+def summed(logs: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return mean, standard deviation and number of the blocks of each cell."""
+    number = np.count_nonzero(~np.isnan(logs), axis=-1).astype(float)
+    with np.errstate(all="ignore"):
+        mean = np.nansum(logs, -1) / number
+        squares = np.nansum((logs - mean[..., None]) ** 2, -1)
+        return mean, np.sqrt(squares / (number - 1)), number
+
+
+def claimed(p_values: Floats, cut: NDArray[np.bool_], number: Floats) -> NDArray[np.bool_]:
+    """Return which cells are called faster or slower, by Holm's procedure among those not cut."""
+    tested = np.where(cut | (number < MIN_BLOCKS), np.nan, p_values)
+    return np.array([adjusted(row)[0] < LEVEL for row in tested])
+
+
+def fixed_blocks(noise: Noise, num_cells: int, seed: int = 0) -> Rates:
+    """Five blocks of every cell that its look did not cut."""
+    logs, looks = sweeps(noise, num_cells, FIXED, seed)
+    cut, (mean, spread, number) = -looks > np.log(CUT_SLOWDOWN), summed(logs)
+    with np.errstate(all="ignore"):
+        error = spread / np.sqrt(number)
+        half, p_values = half_width(error, number - 1), two_sided(mean, error, number - 1)
+    kept = ~cut & (number >= MIN_BLOCKS)
+    false = (
+        claimed(p_values, cut, number).any(axis=1).mean()
+    )  # what is kept is equal to the baseline
+    runs = (FIXED * (~cut).sum() + cut.size) / (FIXED * cut.size)
+    return Rates(float((np.abs(mean) <= half)[kept].mean()), float(false), float(runs))
+
+
+def until_decided(noise: Noise, num_cells: int, seed: int = 1) -> Rates:
+    """A block of each undecided cell, round after round: the interval at the end, and false claims ever."""
+    logs, looks = sweeps(noise, num_cells, MOST_ROUNDS, seed)
+    cut = -looks > np.log(CUT_SLOWDOWN)
+    decided, ends = cut.copy(), np.full(cut.shape, MOST_ROUNDS)
+    for rounds in range(MIN_BLOCKS, MOST_ROUNDS + 1):
+        mean, spread, number = summed(
+            np.where(np.arange(rounds) < ends[..., None], logs[..., :rounds], np.nan)
+        )
+        now = claimed(any_look_p_value(mean, spread, number), cut, number) & ~decided
+        ends[now], decided = rounds, decided | now
+    seen = np.where(np.arange(MOST_ROUNDS) < ends[..., None], logs, np.nan)
+    mean, spread, number = summed(seen)
+    kept = ~cut & (number >= MIN_BLOCKS)
+    half = any_look_half_width(spread, number)
+    false = (decided & ~cut).any(axis=1).mean()
+    runs = (ends * ~cut).sum() / (FIXED * cut.size)
+    return Rates(float((np.abs(mean) <= half)[kept].mean()), float(false), float(runs))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_cells", CELLS)
+@pytest.mark.parametrize("noise", NOISE)
+def test_five_blocks_with_cut_cells(noise: str, num_cells: int) -> None:
+    found = fixed_blocks(NOISE[noise], num_cells)
+    assert 0.93 <= found.coverage <= 0.97
+    assert found.family_error <= 0.055
+    assert found.runs < 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_cells", CELLS)
+@pytest.mark.parametrize("noise", NOISE)
+def test_blocks_until_a_cell_is_decided(noise: str, num_cells: int) -> None:
+    found = until_decided(NOISE[noise], num_cells)
+    assert found.coverage >= 0.94
+    assert found.family_error <= 0.055
+
+
+def main() -> None:
+    """Print the rates of every kind of sweep, those of correlated blocks too."""
+    out = sys.stdout.write
+    out("| noise | cells | five blocks: coverage | family-wise error | runs ")
+    out("| at any look: coverage | family-wise error |\n")
+    out("|---|---|---|---|---|---|---|\n")
+    for name, noise in {**NOISE, "blocks correlate by 0.3": autocorrelated}.items():
+        for num_cells in CELLS:
+            fixed, any_look = fixed_blocks(noise, num_cells), until_decided(noise, num_cells)
+            numbers = (fixed.coverage, fixed.family_error, fixed.runs)
+            numbers += (any_look.coverage, any_look.family_error)
+            out(f"| {name} | {num_cells} | {' | '.join(f'{100 * x:.1f} %' for x in numbers)} |\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
