@@ -93,7 +93,7 @@ def calibrate(console: Console) -> int:
                 cells_for,
                 _traces,
                 counts[:2],
-                lambda text: console.print(f"measuring {text}", highlight=False),
+                lambda text: console.print(text, highlight=False),
             )
     except RuntimeError as error:
         console.print(str(error), highlight=False, markup=False)

@@ -100,9 +100,9 @@ def calibrate_machine(
     measured = {}
     for ranks, trainings in cells.items():
         noun = f"rank{'s' * (ranks > 1)}"
-        say(f"{ranks} {noun}: operators, collectives, {len(trainings)} short trainings")
+        say(f"measuring {ranks} {noun}: operators, collectives, {len(trainings)} short trainings")
         measured[ranks] = part(trainings, slow, again=False)
-    say("the short trainings again")
+    say("measuring the short trainings again")
     again = {ranks: part(trainings, slow, again=True) for ranks, trainings in cells.items()}
     setups, resources = [], cells_for(1)[0].resources
     for ranks, trainings in cells.items():
