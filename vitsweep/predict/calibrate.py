@@ -112,6 +112,11 @@ def calibrate_machine(
             operators=measured[ranks]["operators"],
             collectives=measured[ranks]["collectives"],
         )
+        known = {(o["kind"], o["dtype"]) for o in setup.operators}
+        if not known >= {("matmul", "float32"), ("memory", "float32")}:
+            raise RuntimeError(
+                "Too little was measured in time to predict from: is the machine busy?"
+            )
         traces = list(traces_of(trainings))
         step_ms = [*measured[ranks]["step_ms"], *again[ranks]["step_ms"]]
         pairs = [(t, ms) for t, ms in zip([*traces, *traces], step_ms, strict=True) if ms]

@@ -93,7 +93,7 @@ def operator_times(
     found: list[dict[str, Any]] = []
     for dtype in dtypes:
         most = SLOW_FLOPS if dtype in slow else LARGEST_FLOPS[world.device.type]
-        for part in (_products, _attentions, _elementwise, _updates):
+        for part in (_elementwise, _products, _updates, _attentions):
             for operator, work in part(world.device, dtype, most):
                 if time.monotonic() > end:
                     return found
