@@ -39,6 +39,7 @@ from vitsweep.training.reference import (
 )
 from vitsweep.training.shards import Named, whole_tensors
 from vitsweep.training.trainer import MicroBatch, Trainer
+from vitsweep.training.update import names_in_blocks
 from vitsweep.world import World
 
 STEPS = 4
@@ -199,10 +200,11 @@ class _Leg:
         """The optimizer's equations; where these are unknown or rounded, its plain implementation."""
         choice, stored = self._twin.optimizer, self._stored_dtype
         known = type(choice.plain()) in EQUATIONS and not isinstance(choice, Muon)
+        implementation = PlainImplementation(choice, names_in_blocks(self._plain.model))
         if not known:
-            return [PlainImplementation(choice)]
+            return [implementation]
         if stored in HALF:
-            return [ByEquations(choice, torch.float32, stored), PlainImplementation(choice)]
+            return [ByEquations(choice, torch.float32, stored), implementation]
         return [ByEquations(choice, torch.float64)]
 
     @property

@@ -1,6 +1,6 @@
 """Optimizers by their defining equations, tensor by tensor: what implementations must equal."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from math import sin, sqrt
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.optimizer.lion import Lion
 from vitsweep.techniques.optimizer.muon import Muon
 from vitsweep.techniques.optimizer.sgd import SGD
-from vitsweep.training.update import parameter_groups
+from vitsweep.training.update import names_in_blocks, parameter_groups
 
 Named = dict[str, Tensor]
 
@@ -40,16 +40,21 @@ class ByEquations:
         choice: the optimizer and its settings.
         compute: dtype of the computation.
         store: dtype to which weights and state are rounded after each update.
+        in_blocks: names of weights that lie in the blocks, for Muon.
 
     Attributes:
         state: by the names of weights.
     """
 
     def __init__(
-        self, choice: OptimizerChoice, compute: torch.dtype, store: torch.dtype | None = None
+        self,
+        choice: OptimizerChoice,
+        compute: torch.dtype,
+        store: torch.dtype | None = None,
+        in_blocks: Set[str] = frozenset(),
     ) -> None:
         self._plain: Any = choice.plain()
-        self._update = EQUATIONS[type(self._plain)]
+        self._update, self._in_blocks = EQUATIONS[type(self._plain)], in_blocks
         self._compute, self._store = compute, store or compute
         self.state: dict[str, dict[str, Any]] = {}
 
@@ -62,7 +67,8 @@ class ByEquations:
         state = self.state.setdefault(name, {"step": 0})
         state["step"] += 1
         decay = self._plain.weight_decay if decays(name, weight) else 0.0
-        updated = self._update(self._plain, state, name, w, g, decay)
+        update = _adamw if self._update is _muon and name not in self._in_blocks else self._update
+        updated = update(self._plain, state, name, w, g, decay)
         for key in state.keys() - {"step"}:
             state[key] = state[key].to(self._store).to(self._compute)
         return updated.to(self._store)
@@ -76,8 +82,8 @@ def decays(name: str, weight: Tensor) -> bool:
 class PlainImplementation:
     """What `plain` of a choice builds, over copies of the weights in their own dtype."""
 
-    def __init__(self, choice: OptimizerChoice) -> None:
-        self._choice = choice.plain()
+    def __init__(self, choice: OptimizerChoice, in_blocks: Set[str]) -> None:
+        self._choice, self._in_blocks = choice.plain(), in_blocks
         self._optimizer: Optimizer | None = None
         self._copies: dict[str, nn.Parameter] = {}
 
@@ -88,7 +94,8 @@ class PlainImplementation:
             groups = []
             for decay in (True, False):
                 names = [n for n in gradients if decays(n, weights[n]) is decay]
-                held = {"params": [self._copies[n] for n in names], "names": names}
+                held: dict[str, Any] = {"params": [self._copies[n] for n in names], "names": names}
+                held["in_blocks"] = self._in_blocks & set(names)
                 groups += [held | {"weight_decay": decay * self._choice.weight_decay}] * bool(names)
             self._optimizer = self._choice.build(groups)
         for name, copy in self._copies.items():
@@ -112,8 +119,9 @@ def series_apart(model: nn.Module, choice: OptimizerChoice) -> str:
     named = _few(model)
     optimizer = choice.build(parameter_groups(model, choice.weight_decay))
     first = {n: p.detach().clone() for n, p in named.items()}
-    equations = ByEquations(choice, torch.float64) if type(choice.plain()) in EQUATIONS else None
-    update = equations or PlainImplementation(choice)
+    inside, known = names_in_blocks(model), type(choice.plain()) in EQUATIONS
+    equations = ByEquations(choice, torch.float64, in_blocks=inside) if known else None
+    update = equations or PlainImplementation(choice, inside)
     wanted = dict(first)
     generator = torch.Generator().manual_seed(0)
     for step in range(SERIES):
@@ -199,12 +207,12 @@ def _lion(o: Lion, state: dict[str, Any], name: str, w: Tensor, g: Tensor, decay
 
 
 def _muon(o: Muon, state: dict[str, Any], name: str, w: Tensor, g: Tensor, decay: float) -> Tensor:
-    if not (w.ndim == 2 and "blocks." in name and name.endswith("weight")):
+    if not (w.ndim == 2 and name.endswith("weight")):
         return _adamw(o, state, name, w, g, decay)  # type: ignore[arg-type]
     m = o.momentum * state.get("momentum_buffer", 0) + (1 - o.momentum) * g
     state["momentum_buffer"] = m
     ahead = (1 - o.momentum) * g + o.momentum * m if o.nesterov else m
-    parts = ahead.chunk(3 if name.endswith("attention.qkv.weight") else 1)
+    parts = ahead.chunk(3 if name.endswith((".qkv.weight", ".in_proj_weight")) else 1)
     update = torch.cat([_orthogonal(part, o.iterations) * _size(part) for part in parts])
     return (1 - o.learning_rate * decay) * w - o.learning_rate * update
 

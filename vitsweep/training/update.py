@@ -29,7 +29,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     Parts of matrices that are split over tensor ranks form groups of their own, marked by
     `split_over_tensor`: a norm over all parameters adds them up over these ranks.
     """
-    split, inside = split_over_ranks(model), _names_in_blocks(model)
+    split, inside = split_over_ranks(model), names_in_blocks(model)
     found: dict[tuple[bool, bool], dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -46,7 +46,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def _names_in_blocks(model: nn.Module) -> set[str]:
+def names_in_blocks(model: nn.Module) -> set[str]:
     """Return the names of parameters in the blocks that a user names, or in ours."""
     marked = [name for name, module in model.named_modules() if is_marked(module)]
     names = {name: plain_name(name) for name, _ in model.named_parameters()}
