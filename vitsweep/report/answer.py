@@ -174,10 +174,6 @@ def _noise(best: Series) -> float:
     return float(half / factor)
 
 
-def _is_any_look(best: Series) -> bool:
-    return str(best.get("any_look")) == "True"  # of any kind of boolean; it may be missing
-
-
 def next_command(cells: DataFrame, typed: str) -> str:
     """Return a sentence with the command that makes the answer surer, or finds a faster cell.
 
