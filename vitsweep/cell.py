@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 
+from vitsweep.collectives.messages import gathered
 from vitsweep.equivalence import not_proved, prove
 from vitsweep.errors import VitsweepError
 from vitsweep.measure.communication import (
@@ -111,7 +111,7 @@ def _measure(
     trainer = parallelize(first_model(cell), cell, world)
     reset_peak(world.device)  # the peak is that of training
     samples, contention = _collect_samples(trainer, batches, context, compiled_before)
-    ranks = _gather(samples, world)
+    ranks = _gather(samples)
     summary = summarize(cell, ranks, context.calibration)
     node = samples.environment["node"]
     own_seconds = sum(r.own_cpu_seconds for r in ranks if r.environment["node"] == node)
@@ -243,9 +243,5 @@ def _sync_ranks(world: World) -> None:
         torch.cuda.synchronize()
 
 
-def _gather(samples: RankSamples, world: World) -> list[RankSamples]:
-    if not dist.is_initialized():
-        return [samples]
-    gathered: list[Any] = [None] * world.size
-    dist.all_gather_object(gathered, samples)
-    return gathered
+def _gather(samples: RankSamples) -> list[RankSamples]:
+    return [RankSamples.from_plain(found) for found in gathered(asdict(samples))]

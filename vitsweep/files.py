@@ -8,6 +8,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -179,11 +180,15 @@ def _write(handle: BinaryIO, text: str | bytes, *, durable: bool) -> None:
 
 
 @contextmanager
-def _draft(folder: int, name: str) -> Iterator[tuple[BinaryIO, str]]:
-    """Yield a new hidden file beside `name`, and its own name; it is removed if it is left there."""
-    draft = f".{name}.{secrets.token_hex(8)}.draft"
+def _draft(folder: int, path: Path) -> Iterator[tuple[BinaryIO, str]]:
+    """Yield a new hidden file beside `path`, and its name; it is removed if it is left there."""
+    draft = f".{path.name}.{secrets.token_hex(8)}.draft"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(draft, flags, 0o666, dir_fd=folder), "w+b") as handle:
+    try:
+        descriptor = os.open(draft, flags, 0o666, dir_fd=folder)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+    with open(descriptor, "w+b") as handle:
         try:
             yield handle, draft
         finally:
@@ -197,7 +202,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     A file that has the same content already is left alone, with its time of change.
     """
-    with parent_of(path, make=True) as (folder, name), _draft(folder, name) as (handle, draft):
+    with parent_of(path, make=True) as (folder, name), _draft(folder, path) as (handle, draft):
         _refuse_link(folder, name, path)
         yield handle
         handle.flush()
@@ -235,7 +240,7 @@ def write_if_changed(path: Path, text: str, *, durable: bool = True) -> bool:
 
 def write_once(path: Path, text: str) -> bool:
     """Write atomically unless the file exists; False if it does. One of several writers wins."""
-    with parent_of(path, make=True) as (folder, name), _draft(folder, name) as (handle, draft):
+    with parent_of(path, make=True) as (folder, name), _draft(folder, path) as (handle, draft):
         _write(handle, text, durable=True)
         places = {"src_dir_fd": folder, "dst_dir_fd": folder}
         try:
@@ -280,12 +285,22 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
 
 
+_CONTROL = re.compile(
+    r"(\\\\)|\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])|\\[bfr]|[\x7f-\x9f]", re.IGNORECASE
+)
+
+
+def without_controls(text: str) -> str:
+    """Return JSON without the control characters that would steer a terminal, but for line ends and tabs."""
+    return _CONTROL.sub(lambda found: found[1] or "?", text)
+
+
 def parsed_lines(text: bytes) -> list[dict[str, Any]]:
     """Return the JSON objects of a text with one per line, without the lines that hold none."""
     entries = []
     for line in text.split(b"\n"):
         with contextlib.suppress(ValueError, RecursionError):  # also where it is no UTF-8
-            entries.append(json.loads(line))
+            entries.append(json.loads(without_controls(line.decode())))
     return [entry for entry in entries if isinstance(entry, dict)]
 
 

@@ -21,8 +21,12 @@ from vitsweep.files import (
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.results import provenance
 from vitsweep.results import store as store_module
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.record_index import FILE
+from vitsweep.results.secrets import masked_word
 from vitsweep.results.store import DamagedRecordWarning, Store
+from vitsweep.tables.formatting import csv_text
+from vitsweep.tables.load import cells_of
 
 
 @pytest.fixture
@@ -188,3 +192,28 @@ def test_commands_know_who_typed_them(store: Store, monkeypatch, tmp_path) -> No
     text = (store.root / "commands.jsonl").read_text().replace("theirs", "changed")
     (store.root / "commands.jsonl").write_text(text)
     assert len(Store(store.root).foreign_commands()) == 2
+
+
+def test_no_text_of_a_record_steers_the_terminal_or_a_spreadsheet(store: Store) -> None:
+    store.save_run(
+        run("bb", status=Status.failed, reason="=cmd|' /C calc'!A0 \x1b[2J\x9b1m\r\\bin")
+    )
+    text = csv_text(cells_of(store))
+    assert "'=cmd|' /C calc'!A0 ?[2J?1m?\\bin" in text
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+
+
+def test_typed_secrets_are_masked() -> None:
+    words = {
+        "model.arguments.api_key=abc": "model.arguments.api_key=***",
+        "data.root=https://me:word@host/x": "data.root=https://***@host/x",
+        "+x=hf_abcdefghijklmnop": "+x=***",
+        "tokens=all": "tokens=all",
+        "classifier=token": "classifier=token",
+        "-m": "-m",
+    }
+    assert {word: masked_word(word) for word in words} == words
+    record = run("aa", **{"model.arguments.token": "abc", "tokens": "all", "num_tokens": 17})
+    spec = RunRecord.from_json(record.to_json()).spec
+    found = (spec["model.arguments.token"], spec["tokens"], spec["num_tokens"])
+    assert found == ("***", "all", 17)

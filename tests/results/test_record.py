@@ -140,3 +140,48 @@ def test_reading_records_does_not_load_pandas(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'pandas', 'numpy', 'torch'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+@pytest.mark.parametrize("place", [0.1, 0.4, 0.6, 0.9])
+def test_a_byte_that_changed_is_seen(place: float) -> None:
+    text = MEASURED.to_json()
+    digit = text.index("1", int(place * text.rindex("checksum")) // 2)
+    with pytest.raises(ValueError, match="checksum"):
+        RunRecord.from_json(f"{text[:digit]}7{text[digit + 1 :]}")
+
+
+def test_a_record_without_checksum_is_read() -> None:
+    tree = json.loads(MEASURED.to_json())
+    del tree["checksum"]
+    assert RunRecord.from_json(json.dumps(tree)) == MEASURED
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_id": 7},
+        {"attempt": "1"},
+        {"failed_rank": "x"},
+        {"reason": None},
+        {"status": []},
+        {"metrics": {"mfu": "high"}},
+        {"metrics": {"mfu": [1]}},
+        {"spec": {"world_size": "two"}},
+        {"samples": {"step_time_ms": 3}},
+        {"samples": {"step_time_ms": [["a"]]}},
+    ],
+)
+def test_a_value_of_another_type_is_a_value_error(change: dict[str, object]) -> None:
+    tree = json.loads(MEASURED.to_json()) | change
+    with pytest.raises(ValueError, match=r"record|is not a valid"):
+        RunRecord.from_json(json.dumps(tree))
+
+
+def test_numbers_of_any_length_and_any_depth_end_well() -> None:
+    text = MEASURED.to_json().rpartition(',\n "checksum"')[0]
+    huge = RunRecord.from_json(text.replace('"mfu": null', f'"mfu": {"9" * 400}') + "}")
+    assert huge.metrics["mfu"] is None
+    for digits, depth in ((5000, 0), (1, 100_000)):
+        number = "[" * depth + "9" * digits + "]" * depth
+        with pytest.raises(ValueError, match=r"nested|digits"):
+            RunRecord.from_json(text.replace('"mfu": null', f'"mfu": {number}') + "}")

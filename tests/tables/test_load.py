@@ -12,7 +12,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers
 from vitsweep.results.record import OtherSchemaError, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
-from vitsweep.tables.load import UnknownUnitWarning, from_wandb, load, tidy
+from vitsweep.tables.load import UnknownUnitWarning, cells_of, from_wandb, load, tidy
 from vitsweep.tables.valid_runs import one_device
 
 
@@ -137,6 +137,7 @@ def many_records(folder: Path, num_cells: int) -> Path:
     metrics = {"peak_rss_gib": 1.0, "data_ms": 0.1, "forward_ms": 1.0, "backward_ms": 2.0}
     text = run("CELL", "BLOCK", 100.0, metrics=metrics, **spec).to_json()
     tree = json.loads(text) | {"samples": {"step_time_ms": [[1.2345] * 30] * 2}}
+    del tree["checksum"]
     text = json.dumps(tree, indent=1)
     for cell in (f"{i:012x}" for i in range(num_cells)):
         runs = folder / "cells" / cell / "runs"
@@ -192,3 +193,19 @@ def test_100_000_records_and_their_parquet_are_read_within_1_gib(tmp_path):
         )
         rows, kib = map(int, done.stdout.split())
         assert (rows, kib < 2**20) == (100_000, True)
+
+
+def test_a_damaged_run_hides_no_other_and_a_cell_without_an_intact_one_says_so(tmp_path) -> None:
+    store = Store(tmp_path / "s").create()
+    paths = [store.save_run(run("aa", f"b{n}", 100.0)) for n in range(5)]
+    paths += [store.save_run(run("bb", "b0", 100.0))]
+    store.keep_row({"cell_id": "bb", "status": "measured", "images_per_second": 100.0})
+    for path in (paths[2], paths[5]):
+        path.write_text(path.read_text().replace("100.0", "900.0"))
+    with pytest.warns(DamagedRecordWarning, match="checksum"):
+        table = cells_of(store).set_index("cell_id")
+    assert list(table["damaged_runs"]) == [1, 1]
+    assert list(table["status"]) == ["measured", "damaged"]
+    assert table.loc["aa", ["images_per_second", "blocks"]].tolist() == [100.0, 4]
+    assert "same command" in table.loc["bb", "reason"]
+    assert table.loc["bb", "images_per_second"] != 100.0

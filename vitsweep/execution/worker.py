@@ -59,13 +59,12 @@ def run_rank_in_process(request: RunRequest, cell: CellSpec, rank: int, local_ra
 
     There is no supervisor: an exception ends the process, and the launcher of the ranks sees it.
     """
-    import torch.distributed as dist
+    from vitsweep.collectives.messages import from_first
 
     _set_up(cell, local_rank)
     with joined_process_group(cell, rank, local_rank, request.init_method) as world:
-        name = [f"in-place-{secrets.token_hex(4)}"]
-        dist.broadcast_object_list(name)
-        record = _run(replace(request, run_id=name[0], block=name[0]), cell, world, None)
+        name = from_first(f"in-place-{secrets.token_hex(4)}")
+        record = _run(replace(request, run_id=name, block=name), cell, world, None)
         if record is not None:
             Store(request.sweep_folder).publish(record)
 

@@ -1,7 +1,7 @@
 """From the samples of all ranks to the metrics of one run."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -165,6 +165,17 @@ class RankSamples:
     own_cpu_seconds: float
     environment: dict[str, Any]
     machine: str
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "RankSamples":
+        """Read what `dataclasses.asdict` made of it, also where JSON has been between."""
+        parts = {
+            "device_state": DeviceState(**plain["device_state"]),
+            "sent": SentBytes(**plain["sent"]),
+        }
+        if plain["collectives"] is not None:
+            parts["collectives"] = [(name, ms) for name, ms in plain["collectives"]]
+        return cls(**{**plain, **parts})
 
 
 @dataclass(kw_only=True)

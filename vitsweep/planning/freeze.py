@@ -19,6 +19,7 @@ from vitsweep.execution.run_request import frozen_document
 from vitsweep.files import make_folder, remove
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, make_sweep_plan
 from vitsweep.results.record import Status, utc_now
+from vitsweep.results.secrets import masked_word
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.resources import Machine
@@ -32,10 +33,10 @@ _TYPED = tuple(sys.argv)  # Hydra is given other arguments later
 
 
 def command_line() -> str:
-    """Return the command as typed, quoted so that it can be typed again."""
+    """Return the command as typed, without secrets, quoted so that it can be typed again."""
     program = Path(_TYPED[0])
     typed = "python -m vitsweep" if program.name == "__main__.py" else program.name
-    return " ".join([typed, *map(shlex.quote, _TYPED[1:])])
+    return " ".join([typed, *(shlex.quote(masked_word(word)) for word in _TYPED[1:])])
 
 
 def code_state() -> dict[str, Any]:

@@ -28,7 +28,15 @@ from vitsweep.results.store import Store
 from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.cost import peaks_gib, repayments, with_peak
 from vitsweep.tables.diagnostics import diagnostics
-from vitsweep.tables.formatting import any_value, markdown, missing, plain, text_columns, values
+from vitsweep.tables.formatting import (
+    any_value,
+    csv_text,
+    markdown,
+    missing,
+    plain,
+    text_columns,
+    values,
+)
 from vitsweep.tables.limits import limit_answer, limits_text
 from vitsweep.tables.names import CHOICES, cell_names, environment_columns, metric_columns, varying
 from vitsweep.tables.notes import empty_metrics, half_precision_note
@@ -101,22 +109,22 @@ def write_report(source: SweepTables | Store | Path) -> Path:
         raise VitsweepError(f"`{store.root}` holds no records: nothing to report.")
     folder = store.root / "report"
     charts = [_saved(folder, *found) for found in drawn(tables)]
-    write_atomically(folder / "cells.csv", cells.to_csv(index=False))
-    write_atomically(folder / "coverage.csv", coverage(cells).to_csv(index=False))
+    write_atomically(folder / "cells.csv", csv_text(cells))
+    write_atomically(folder / "coverage.csv", csv_text(coverage(cells)))
     repeated = tables.replicates
     shown = [repeated, cells] if len(repeated) else [cells]
     write_atomically(folder / "table.md", "\n".join(markdown(cell_text(t)) for t in shown))
     if tables.limit_key:
-        write_atomically(folder / "limits.csv", tables.limits.to_csv(index=False))
+        write_atomically(folder / "limits.csv", csv_text(tables.limits))
     if tables.race:
-        write_atomically(folder / "race.csv", race_table(tables.race).to_csv(index=False))
+        write_atomically(folder / "race.csv", csv_text(race_table(tables.race)))
     if len(repeated):
-        write_atomically(folder / "replicates.csv", repeated.to_csv(index=False))
+        write_atomically(folder / "replicates.csv", csv_text(repeated))
     else:
         remove(folder / "replicates.csv")  # of an earlier command
     exposed = _exposed(tables)
     if len(exposed):
-        write_atomically(folder / "exposed_communication.csv", exposed.to_csv(index=False))
+        write_atomically(folder / "exposed_communication.csv", csv_text(exposed))
     page = folder / "index.html"
     write_atomically(page, render(store.name, tables, charts, exposed))
     return page

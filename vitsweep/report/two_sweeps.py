@@ -13,6 +13,7 @@ from vitsweep.files import write_atomically
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import (
     Column,
+    csv_text,
     markdown,
     number,
     status_words,
@@ -55,7 +56,7 @@ def write_comparison_report(store_a: Store | Path, store_b: Store | Path) -> Pat
     names = _names(sweeps)
     folder = b.root / "report" / f"against_{a.name}"
     text = changes_text(changes, names)
-    write_atomically(folder / "changes.csv", changes.to_csv(index=False))
+    write_atomically(folder / "changes.csv", csv_text(changes))
     write_atomically(folder / "changes.md", markdown(text))
     context = {
         "names": {"A": a.name, "B": b.name},

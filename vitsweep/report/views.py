@@ -11,6 +11,7 @@ from pandas import DataFrame
 from vitsweep.files import remove, replacing, write_if_changed
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
+from vitsweep.tables.formatting import csv_text
 from vitsweep.tables.sweep_tables import SweepTables, tables_of
 
 
@@ -28,11 +29,11 @@ def collect(source: SweepTables | Store) -> SweepTables:
     _write_parquet(tables.every_run, store.root / "runs.parquet")
     _write_parquet(samples(records), store.root / "samples.parquet")
     _write_parquet(table, store.root / "cells.parquet")
-    write_if_changed(store.root / "cells.csv", table.to_csv(index=False))
+    write_if_changed(store.root / "cells.csv", csv_text(table))
     if tables.replicate_key:
         repeated = tables.replicates
         _write_parquet(repeated, store.root / "replicates.parquet")
-        write_if_changed(store.root / "replicates.csv", repeated.to_csv(index=False))
+        write_if_changed(store.root / "replicates.csv", csv_text(repeated))
     else:  # of an earlier command
         for name in ("replicates.parquet", "replicates.csv"):
             remove(store.root / name)

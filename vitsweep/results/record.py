@@ -2,12 +2,17 @@
 
 import json
 import re
+import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
+from math import isinf
 from typing import Any
 
 from vitsweep.errors import VitsweepError
+from vitsweep.files import without_controls
+from vitsweep.results.secrets import masked_setting
 
 SCHEMA_VERSION = 4
 """Raised when a reader could misread an earlier record: a column gets another meaning or name."""
@@ -44,6 +49,7 @@ class Status(StrEnum):
     killed = "killed"  # by a signal from outside
     failed = "failed"  # anything else, with its reason
     invalid = "invalid"  # refused by a rule, never started
+    damaged = "damaged"  # of a cell: none of the files of its runs can be read
 
 
 STOPPED_FROM_OUTSIDE = (Status.killed, Status.preempted)
@@ -89,8 +95,11 @@ class RunRecord:
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
-        """Return the record as JSON; non-finite numbers become null."""
-        return json.dumps(_finite(asdict(self)), indent=1)
+        """Return the record as JSON with a checksum at its end; non-finite numbers become null."""
+        tree = asdict(self)
+        tree["spec"] = {key: masked_setting(key, value) for key, value in self.spec.items()}
+        text = json.dumps(_finite(tree), indent=1).removesuffix("\n}")
+        return f'{text}{_CHECKSUM}{_checksum(text)}"\n}}'
 
     @classmethod
     def from_json(cls, text: str) -> "RunRecord":
@@ -98,8 +107,12 @@ class RunRecord:
 
         Raises:
             OtherSchemaError: the record is of another schema.
-            ValueError: the text is not a whole record.
+            ValueError: the text is not a whole record, or not as it was written. One without a
+                checksum, or in which it is no longer the last line, was written by another program.
         """
+        content, is_checked, end = text.rpartition(_CHECKSUM)
+        if is_checked and end.rstrip() != f'{_checksum(content)}"\n}}':
+            raise ValueError("not a whole run record: its checksum is another one")
         tree = parsed_json(text)
         if not isinstance(tree, dict) or type(tree.get("schema_version")) is not int:
             raise ValueError("not a run record")
@@ -120,9 +133,14 @@ class RunRecord:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a whole run record: {error}") from error
+        for part, kind in _KINDS.items():
+            if type(getattr(record, part)) not in kind:
+                raise ValueError(f"not a whole run record: `{part}` is of another type")
         for part in ("spec", "metrics", "validity", "environment", "samples"):
             if not isinstance(getattr(record, part), dict):
                 raise ValueError(f"not a whole run record: `{part}` is no section")
+        if wrong := [*_wrong_numbers(record)]:
+            raise ValueError(f"not a whole run record: `{wrong[0]}` holds no number")
         return record
 
     def row(self) -> dict[str, Any]:
@@ -142,6 +160,38 @@ class RunRecord:
         return head | self.spec | self.metrics | self.validity | self.environment
 
 
+_NUMBER = {int, float, type(None)}
+_CHECKSUM = ',\n "checksum": "'
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("run_id", "sweep", "cell_id", "block", "reason"), (str,)),
+    **dict.fromkeys(("position", "attempt"), (int,)),
+    "failed_rank": (int, type(None)),
+}
+_COUNTS = "nodes ranks_per_node world_size images_per_step num_tokens resolution_px seed".split()
+"""Columns of a spec with which tables compute."""
+
+
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _wrong_numbers(record: RunRecord) -> Iterator[str]:
+    """Yield the parts of a record that tables compute with and that hold something else."""
+    numbers = record.metrics | {key: record.spec.get(key) for key in _COUNTS}
+    yield from (key for key, value in numbers.items() if not _is_number(value))
+    samples = record.samples
+    if times := samples.get("step_time_ms"):
+        lists = isinstance(times, list) and all(isinstance(of_rank, list) for of_rank in times)
+        if not lists or not all(set(map(type, t)) <= _NUMBER for t in times):
+            yield "samples.step_time_ms"
+        elif "warm_up_steps" in samples and type(samples["warm_up_steps"]) is not int:
+            yield "samples.warm_up_steps"
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in _NUMBER
+
+
 def parsed_json(text: str) -> Any:
     """Read JSON; numbers that are not finite are None, integers that no column holds are floats.
 
@@ -149,13 +199,19 @@ def parsed_json(text: str) -> Any:
         ValueError: the text is no JSON.
     """
     parse_int = column_number if _MANY_DIGITS.search(text) else None  # it makes reading slower
-    return json.loads(text, parse_constant=lambda _: None, parse_int=parse_int)
+    try:
+        return json.loads(
+            without_controls(text), parse_constant=lambda _: None, parse_int=parse_int
+        )
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
-def column_number(digits: str) -> int | float:
-    """Return an integer, or a float where it has more than the 64 bits of a column."""
-    number = int(digits)
-    return number if abs(number) < 2**63 else float(number)
+def column_number(digits: str) -> int | float | None:
+    """Return an integer, a float where it has more than the 64 bits of a column, None beyond that."""
+    if len(digits) < 19 or abs(int(digits)) < 2**63:
+        return int(digits)
+    return None if isinf(number := float(digits)) else number
 
 
 def utc_now() -> str:

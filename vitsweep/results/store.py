@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ from vitsweep.files import (
     write_once,
 )
 from vitsweep.results.provenance import MARK, is_own, is_own_text, marked, marked_text
-from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, parsed_json
+from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, Status, parsed_json
 from vitsweep.results.record_index import MIN_NEW_RECORDS, RecordIndex, Version
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -39,6 +40,8 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's where PyYAML has them: thousands of cells are frozen at once."""
 
 
+NO_SECTION = (TypeError, KeyError, AttributeError, RecursionError)
+"""What reading a part of a document raises that is of another type, or nested without end."""
 MOST_KEPT_RECORDS = 20_000
 """More records of a store are parsed anew each time: some 10 KiB each would fill the memory."""
 
@@ -79,6 +82,7 @@ class Store:
         self._parsed: dict[str, tuple[tuple[int, int, int], RunRecord]] = {}
         self._index: RecordIndex | None = None
         self._not_indexed: dict[str, Version] = {}
+        self._damaged: dict[str, str] = {}
         self._commands: tuple[int, list[dict[str, Any]]] | None = None
 
     @property
@@ -128,6 +132,24 @@ class Store:
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
+    @contextmanager
+    def only_race(self) -> Iterator[None]:
+        """Be the only command that races in this sweep, until the block ends or the process dies.
+
+        Raises:
+            VitsweepError: another one does. Two would choose from each other's fresh runs.
+        """
+        descriptor = open_safely(self.root / ".race.lock", os.O_RDWR | os.O_CREAT)
+        with open(descriptor, "r+", encoding="utf-8") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise VitsweepError(
+                    f"Another command races in `{self.root}`: wait for it, or end it with Ctrl-C and type "
+                    "this one, which goes on with its race."
+                ) from None
+            yield
+
     def is_locked(self) -> bool:
         """Whether a command of this machine or of another one holds the folder."""
         try:
@@ -173,11 +195,10 @@ class Store:
         path = self.cell(cell_id) / "cell.yaml"
         try:
             document = yaml.load(read_text(path), Loader=_Loader)  # a safe one
-            if not isinstance(document["cell"], dict) or not isinstance(
-                document["overrides"], list
-            ):
+            overrides = document.setdefault("overrides", [])
+            if not isinstance(document["cell"], dict) or not isinstance(overrides, list):
                 raise TypeError("a section is missing")
-        except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, yaml.YAMLError, *NO_SECTION) as error:
             raise VitsweepError(
                 f"`{path}` is missing or damaged ({type(error).__name__}): the command that made the cell "
                 "writes it anew, typed once more."
@@ -239,7 +260,7 @@ class Store:
             row: dict[str, Any] = parsed_json(read_text(self.cell(cell_id) / "record.json"))
         except (OSError, ValueError):
             return {}
-        return row
+        return row if isinstance(row, dict) else {}
 
     def keep_prediction(self, cell_id: str, columns: Mapping[str, float | None]) -> None:
         """Write a cell's `prediction.json`: metric -> value that was predicted for it.
@@ -273,8 +294,26 @@ class Store:
         return any(self._run_paths(cell_id))
 
     def cells_without_runs(self) -> Iterator[str]:
-        """Yield the ids of the cells that have no run record, in order."""
-        return (cell_id for cell_id in self.cell_ids() if not self.has_runs(cell_id))
+        """Yield the ids of the cells without a run record that `runs` could read, in order."""
+        for cell_id in self.cell_ids():
+            if all(path in self._damaged for path in self._run_paths(cell_id)):
+                yield cell_id
+
+    def damaged_runs(self) -> dict[str, int]:
+        """Return cell -> how many of its run records `runs` could not read; without those of none."""
+        return Counter(Path(path).parent.parent.name for path in self._damaged)
+
+    def damaged_row(self, cell_id: str) -> dict[str, str]:
+        """Return status and reason of a cell whose run records are all damaged; {} otherwise."""
+        found = [path for path in self._run_paths(cell_id) if path in self._damaged]
+        if not found:
+            return {}
+        reason = (
+            f"None of its {len(found)} run records can be read (`{found[0]}`: "
+            f"{self._damaged[found[0]]}). Restore them from a backup, or measure the cell again with "
+            "the same command."
+        )
+        return {"status": str(Status.damaged), "reason": reason}
 
     def runs(self, cell_id: str = "*") -> Iterator[RunRecord]:
         """Yield every readable run record; damaged ones are named in a warning and left out.
@@ -289,10 +328,13 @@ class Store:
         """
         for path in self._run_paths(cell_id):
             try:
-                yield self._parse(path)
+                record = self._parse(path)
+                self._damaged.pop(path, None)
+                yield record
             except OtherSchemaError as error:
                 raise OtherSchemaError(f"{path}: {error}") from error
             except (ValueError, OSError) as error:
+                self._damaged[path] = str(error)
                 warnings.warn(
                     f"{path} is damaged and left out ({error})", DamagedRecordWarning, stacklevel=2
                 )
@@ -388,12 +430,31 @@ RACE = "race.json"
 
 
 def read_race(folder: Path) -> dict[str, Any]:
-    """Return what a race wrote into a sweep folder; {} where there was none, or the file is damaged."""
+    """Return what a race wrote into a sweep folder; {} where there was none.
+
+    Raises:
+        VitsweepError: the file is damaged. Nobody may go on as if there were none: it says which runs
+            chose, and which measured what was chosen.
+    """
+    path = folder / RACE
     try:
-        document = json.loads(read_text(folder / RACE))
-    except (OSError, ValueError):
+        document = parsed_json(read_text(path))
+        cells, fresh = document.get("cells", []), document.get("confirmations", [])
+        is_whole = all(isinstance(cell["cell_id"], str) for cell in cells) and all(
+            isinstance(blocks, dict) for blocks in fresh
+        )
+    except FileNotFoundError:
         return {}
-    return document if isinstance(document, dict) else {}
+    except UnsafeFileError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise VitsweepError(
+            f"`{path}` is damaged: it is not known which runs chose and which are fresh. Restore it from a "
+            "backup, or remove it: then all runs choose, and the race measures fresh blocks again."
+        )
+    return dict(document)
 
 
 # Where the sweeps are that a command names.

@@ -1,6 +1,7 @@
 """Text of values, columns and tables, the same in terminal, Markdown and HTML."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -206,3 +207,15 @@ def markdown(text: DataFrame) -> str:
     ]
     cells = [[value.replace("|", "\\|") for value in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
+
+
+def csv_text(table: DataFrame) -> str:
+    """Return a table as CSV; a text that a spreadsheet would compute (`=cmd|...`) gets an apostrophe."""
+    texts = table.select_dtypes(["object", "string"])
+    plain = table.assign(**{str(c): texts[c].map(_no_formula) for c in texts})
+    return str(plain.rename(columns=_no_formula).to_csv(index=False))
+
+
+def _no_formula(value: Any) -> Any:
+    is_formula = isinstance(value, str) and re.match(r"[=@\t\r]|[+-][^\d\s.]", value)
+    return f"'{value}" if is_formula else value

@@ -14,8 +14,9 @@ from pandas import CategoricalDtype, DataFrame, Series
 from pyarrow import ArrowInvalid
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.metrics import known_metrics
+from vitsweep.results.metrics import METRICS, columns, known_metrics
 from vitsweep.results.record import OtherSchemaError, RunRecord, Status, check_schema, column_number
+from vitsweep.results.record import OtherSchemaError, RunRecord, check_schema, column_number
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import attributes_of
 from vitsweep.tables import names as col
@@ -116,6 +117,7 @@ def unrun_of(store: Store) -> DataFrame:
     rows = [
         {"cell_id": cell_id, "sweep": None, "status": None}
         | _known(store, cell_id)
+        | store.damaged_row(cell_id)
         | {"sweep": store.name}
         for cell_id in store.cells_without_runs()
     ]
@@ -147,6 +149,9 @@ def from_rows(
 def _known(store: Store, cell_id: str) -> dict[str, Any]:
     """Return the row of a cell that never ran: its kept row, with its frozen choices if it has none."""
     row = store.kept_row(cell_id)
+    if store.damaged_row(cell_id):  # it was measured once, and is not any more
+        measured = {*METRICS, *columns("comparison"), "blocks"}
+        row = {key: value for key, value in row.items() if key not in measured}
     if "model" in row or not (store.cell(cell_id) / "cell.yaml").exists():
         return row
     try:
@@ -208,9 +213,12 @@ def cells_from(
     if store is None:
         return cells(runs, baselines)
     table = cells(runs, baselines, unrun_of(store), families_of(store))
+from vitsweep.results.metrics import METRICS, columns, known_metrics
     if len(runs) and not store.commands():
         alone = (table["status"] == Status.measured) & table["speedup"].isna()
         table["speedup_note"] = table["speedup_note"].mask(alone, NO_COMMANDS)
+    if damaged := store.damaged_runs():
+        table["damaged_runs"] = [damaged.get(cell_id, 0) for cell_id in table["cell_id"]]
     return with_comparisons(table, newest_code(runs), store.commands())
 
 

@@ -1,5 +1,6 @@
 """SweepTables: the tables of one or several sweeps, each computed when it is first asked for, and once."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ from pandas import DataFrame
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import Metrics, known_metrics
 from vitsweep.results.record import RunRecord
-from vitsweep.results.store import Store, read_race
+from vitsweep.results.store import DamagedRecordWarning, Store, read_race
 from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.effects import effects
 from vitsweep.tables.limits import limit_key, limits
@@ -182,7 +183,11 @@ class SweepTables:
     @cached_property
     def race(self) -> dict[str, Any]:
         """`race.json` of the sweep; empty where there was no race."""
-        return read_race(self.stores[0].root) if len(self.stores) == 1 else {}
+        try:
+            return read_race(self.stores[0].root) if len(self.stores) == 1 else {}
+        except VitsweepError as error:  # the other tables are whole
+            warnings.warn(str(error), DamagedRecordWarning, stacklevel=2)
+            return {}
 
     @cached_property
     def evaluations(self) -> DataFrame:

@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.optim import Optimizer
 
+from vitsweep.collectives.messages import gathered
 from vitsweep.errors import VitsweepError
 from vitsweep.files import make_folder, refuse_links
 from vitsweep.training.checkpoint_files import (
@@ -298,11 +299,7 @@ def _described_trainer(trainer: Trainer) -> str:
 
 def first_of_all_ranks(reason: str) -> str:
     """Return the reason of the first rank that has one; "" where none has."""
-    reasons: list[Any] = [reason]
-    if dist.is_initialized():
-        reasons = [None] * dist.get_world_size()
-        dist.all_gather_object(reasons, reason)
-    return next((found for found in reasons if found), "")
+    return next((found for found in gathered(reason) if found), "")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from vitsweep.collectives.messages import from_first
 from vitsweep.errors import VitsweepError
 from vitsweep.files import write_atomically
 from vitsweep.training import checkpoint
@@ -116,7 +117,7 @@ class CheckpointManager:
     def load_measurement(self) -> dict[str, Any] | None:
         """Return what an earlier attempt measured before it trained; the same on every rank."""
         found = newest(self.earlier, MEASUREMENT_FILE)
-        return _broadcast_from_rank_0(read_json(found / MEASUREMENT_FILE) if found else None)
+        return from_first(read_json(found / MEASUREMENT_FILE) if found else None)
 
     def save_measurement(self, measured: dict[str, Any], world: World) -> None:
         """Save the measurement before training begins, so that no attempt measures again."""
@@ -139,7 +140,11 @@ class CheckpointManager:
         folders = (*self.earlier, *self.trainings)
         own = [path for folder in folders for path in whole_checkpoints(folder)]
         others = checkpoints_in(self.resume_from) if self.resume_from else []
-        own, others = _broadcast_from_rank_0((own, others))
+        # shared disks show a new file to some nodes earlier than to others: rank 0 decides
+        own, others = (
+            [Path(path) for path in from_first([str(path) for path in paths])]
+            for paths in (own, others)
+        )
         refused: list[str] = []
         half_loaded = False
         for path in (*own, *others):
@@ -216,11 +221,3 @@ class CheckpointManager:
         self.resumed = " ".join([f"Training went on {where}.", *refused])
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(self.resumed)
-
-
-def _broadcast_from_rank_0(value: Any) -> Any:
-    """Shared disks show a new file to some nodes earlier than to others: rank 0 decides."""
-    values = [value]
-    if dist.is_initialized():
-        dist.broadcast_object_list(values)
-    return values[0]

@@ -11,10 +11,10 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from vitsweep.collectives.messages import gathered_tensors
 from vitsweep.collectives.parallel_linear import (
     Block,
     ColumnParallelLinear,
@@ -290,8 +290,7 @@ def whole_tensors(trainer: Trainer, read: Callable[[nn.Parameter], Tensor | None
     for stage in model if isinstance(model, nn.ModuleList) else [model]:
         found |= _whole_stage(stage, read, world)
     if world.shape.pipeline > 1:
-        stages: list[Any] = [None] * world.shape.pipeline
-        dist.all_gather_object(stages, found, group=world.axis("pipeline").get_group())
+        stages = gathered_tensors(found, world.axis("pipeline").get_group())
         found = {name: value for stage in stages for name, value in stage.items()}
     return found
 
@@ -329,8 +328,8 @@ def _whole_stage(
 
 
 def _joined(part: Tensor, linear: nn.Module, world: World) -> Tensor:
-    pieces: list[Any] = [None] * world.shape.tensor
-    dist.all_gather_object(pieces, part, group=world.axis("tensor").get_group())
+    group = world.axis("tensor").get_group()
+    pieces = [found["part"] for found in gathered_tensors({"part": part}, group)]
     if not isinstance(linear, ColumnParallelLinear):
         return torch.cat(pieces, 1)
     # What is fused (q, k and v) is cut for itself.

@@ -13,6 +13,7 @@ import yaml
 
 from tests.launchers.slurm.test_packing import settings
 from vitsweep.errors import VitsweepError
+from vitsweep.launchers.slurm.state.jobs import job_arrays
 from vitsweep.launchers.slurm.submit import sbatch
 from vitsweep.launchers.slurm.submit.packing import PlannedJob
 from vitsweep.launchers.slurm.submit.sbatch import without_secrets
@@ -83,6 +84,53 @@ def test_a_submitit_without_the_private_method_is_refused_by_version(
         sbatch.submit(store, CPU, jobs, settings(), 1000, Path("/code"), {})
 
 
+LOST_REPLY = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+
+
+@pytest.mark.parametrize(
+    ("reply", "squeue", "left"),
+    [
+        (LOST_REPLY, 'echo "42 |$(cat {taken})"', "taken"),
+        (LOST_REPLY, "exit 0", "unknown"),
+        (LOST_REPLY, "exit 1", "unknown"),
+        ("sbatch: error: Invalid account", "exit 0", "refused"),
+    ],
+)
+def test_an_array_whose_reply_is_lost_is_looked_up_and_never_forgotten(
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reply: str,
+    squeue: str,
+    left: str,
+) -> None:
+    """Slurm may have taken it: whoever forgets it submits its runs twice."""
+    taken = tmp_path / "taken"
+    (tmp_path / "bin" / "sbatch").write_text(
+        f'#!/bin/sh\nfor last; do :; done; echo "$last" > {taken}; echo "{reply}" >&2; exit 1\n'
+    )
+    (tmp_path / "bin" / "squeue").write_text(f"#!/bin/sh\n{squeue.format(taken=taken)}\n")
+    (tmp_path / "bin" / "squeue").chmod(0o755)
+    monkeypatch.setattr(sbatch, "LOOK_UP_AFTER_S", (0, 0))
+    arguments = (
+        store,
+        CPU,
+        [PlannedJob(blocks=(), minutes=1.0)],
+        settings(),
+        1000,
+        Path("/code"),
+        {},
+    )
+    if left == "taken":
+        [array] = sbatch.submit(*arguments)
+        assert array.slurm_id == "42"
+        return
+    said = "did not say whether" if left == "unknown" else "refuses the job array"
+    with pytest.raises(VitsweepError, match=said):
+        sbatch.submit(*arguments)
+    assert len(job_arrays(store)) == (left == "unknown")
+
+
 SECRETS = {
     "WANDB_API_KEY": "planted",
     "AWS_SECRET_ACCESS_KEY": "planted",
@@ -93,22 +141,35 @@ SECRETS = {
     "SENTRY": "https://planted@sentry.example.org/1",
     **dict.fromkeys(("PGPASSWORD", "SSHPASS", "MYSQL_PWD", "MYTOKEN", "GITHUB_AUTH"), "planted"),
 }
-HARMLESS = {
-    "KEYBOARD": "us",
-    "TOKENIZERS_PARALLELISM": "false",
-    "URL": "http://proxy:3128/a@b",
-    "OLDPWD": "/home",
-    "PWD": "/home",
-    "PASSIVE": "1",
-    "XAUTHORITY": "/run",
+PASSED = {
+    "PATH": "/usr/bin:/bin",
+    "LD_LIBRARY_PATH": "/opt/lib",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "NCCL_SOCKET_IFNAME": "ib0",
+    "OMP_NUM_THREADS": "4",
+    "MODULEPATH": "/modules",
+    "LMOD_CMD": "/lmod",
+    "CONDA_PREFIX": "/conda",
+    "https_proxy": "http://proxy:3128",
+    "SLURM_CONF": "/etc/slurm.conf",
+}
+UNKNOWN = {
+    "MYCREDS": "a",
+    "BEARER": "b",
+    "DB_PW": "c",
+    "ALERTS": "https://hooks.slack.com/services/T0/B0/x",
+    "CONDA_TOKEN": "d",
+    "http_proxy": "http://me:word@proxy:3128",
+    "ANYTHING": "e",
 }
 
 
-def test_jobs_do_not_get_what_looks_like_a_secret(monkeypatch):
-    for name, value in (SECRETS | HARMLESS).items():
+def test_jobs_get_what_programs_need_and_no_secret(monkeypatch):
+    for name, value in (SECRETS | PASSED | UNKNOWN).items():
         monkeypatch.setenv(name, value)
     with without_secrets(["HF_TOKEN"]):
         visible = dict(os.environ)
     assert {name for name in SECRETS if name in visible} == {"HF_TOKEN"}
-    assert HARMLESS.items() <= visible.items()
+    assert PASSED.items() <= visible.items()
+    assert not UNKNOWN.keys() & visible.keys()
     assert SECRETS.items() <= os.environ.items()

@@ -16,6 +16,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
 )
 
+from vitsweep.collectives.messages import from_first
 from vitsweep.collectives.primitives import sent_as
 from vitsweep.model.block import become
 from vitsweep.world import World
@@ -98,11 +99,11 @@ class PipelineRunner:
             owner = stage % self._ranks
             if owner == self._rank:
                 x = self.stages[stage // self._ranks](x).contiguous()
-            meta: list[Any] = [(x.shape, x.dtype)]
             source = dist.get_global_rank(group, owner)
-            dist.broadcast_object_list(meta, source, group=group)
+            own = [list(x.shape), str(x.dtype).removeprefix("torch.")]
+            shape, dtype = from_first(own, group, owner)
             if owner != self._rank:
-                x = torch.empty(meta[0][0], dtype=meta[0][1], device=images.device)
+                x = torch.empty(shape, dtype=getattr(torch, dtype), device=images.device)
             dist.broadcast(x, source, group=group)
             found.append(x)
         return found

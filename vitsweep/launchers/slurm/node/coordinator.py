@@ -239,11 +239,12 @@ class Coordinator:
 
     def _place(self, nodes: Nodes) -> JobPlace:
         """Return the nodes of the job, and what every record of it says."""
+        queued_s = self._started_at - self.facts["time"]
         facts = {
             **self.facts.get("code", {}),
             "launcher": "slurm",
             "slurm_job_id": self.env.shown_id,
-            "queued_s": round(self._started_at - self.facts["time"], 1),
+            "queued_s": None if queued_s < 0 else round(queued_s, 1),  # two clocks
             **({} if self.facts.get("pair", True) else {"paired": False}),
         }
         return JobPlace(self.store, self.folder, self.env, nodes, facts)

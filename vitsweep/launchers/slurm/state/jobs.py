@@ -12,7 +12,6 @@ Only the job's first node writes its events, so the file stays whole on file sys
 several nodes mix.
 """
 
-import json
 import os
 import re
 from collections import Counter
@@ -27,7 +26,7 @@ from typing import Any
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
 from vitsweep.files import open_safely, parsed_lines, read_bytes, read_lines, read_text
-from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
+from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status, parsed_json
 from vitsweep.results.store import Store
 
 # Events that a job writes about itself: its starts, runs, heartbeats, signals and end.
@@ -214,7 +213,13 @@ class JobArray:
     def jobs(self) -> Iterator["ArrayJob"]:
         """Yield the jobs of the array, by index."""
         path = self.folder / "tasks.jsonl"
-        for index, line in enumerate(read_bytes(path).splitlines()):
+        lines = read_bytes(path).splitlines()
+        if len(lines) != self.facts.get("num_jobs", len(lines)):
+            raise VitsweepError(
+                f"`{path}` is damaged: it has {len(lines)} of {self.facts['num_jobs']} lines, one per job. "
+                f"Restore it from a backup, or remove `{self.folder}` once Slurm runs none of its jobs."
+            )
+        for index, line in enumerate(lines):
             yield ArrayJob(self, index, self._parsed(path, line))
 
     def job(self, index: int) -> "ArrayJob":
@@ -226,7 +231,9 @@ class JobArray:
 
     def _parsed(self, path: Path, text: bytes) -> dict[str, Any]:
         try:
-            parsed: dict[str, Any] = json.loads(text)
+            parsed = parsed_json(text.decode())
+            if not isinstance(parsed, dict):
+                raise ValueError("it holds no section")
         except ValueError as error:
             raise VitsweepError(
                 f"`{path}` is damaged ({error}): it is not known what this job array has to run. "
@@ -234,7 +241,7 @@ class JobArray:
                 f"{self.slurm_id or '(id unknown)'} any more, remove the folder `{path.parent}`: what "
                 "was measured lies in `cells/` and is kept."
             ) from error
-        return parsed
+        return dict(parsed)
 
 
 @dataclass(frozen=True)

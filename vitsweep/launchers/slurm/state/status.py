@@ -121,6 +121,8 @@ def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outco
     for cell_id in store.cells_without_runs():
         if cell_id in coming:
             outcomes[cell_id] = Outcome(RUNNING if cell_id in running else WAITING)
+        elif damaged := store.damaged_row(cell_id):
+            outcomes[cell_id] = Outcome(damaged["status"], damaged["reason"])
         elif kept := store.kept_row(cell_id):
             status = str(kept.get("status") or WAITING)
             outcomes[cell_id] = Outcome(status, str(kept.get("reason") or ""), kept)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from vitsweep.errors import BadValueError, VitsweepError
@@ -84,8 +84,18 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
     summarized, not while the jobs run.
 
     Raises:
-        VitsweepError: a value is wrong, Slurm refuses, or jobs of a race end without a single run.
+        VitsweepError: a value is wrong, Slurm refuses, jobs of a race end without a single run, or
+            another command races in the sweep.
     """
+    with ExitStack() as held, _launched(request, settings, held) as result:
+        yield result
+
+
+@contextmanager
+def _launched(
+    request: LaunchRequest, settings: SlurmSettings, held: ExitStack
+) -> Iterator[LaunchResult]:
+    """Do what `launch` says; `held` is what the command keeps until its end."""
     is_race = request.settings.search == "race"
     if is_race:
         check_race(settings)
@@ -97,6 +107,8 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
     require_slurm()
     console = request.console
     with prepared(request, machine_of(settings)) as sweep:
+        if is_race:
+            held.enter_context(sweep.store.only_race())
         submission = (_RaceSubmission if is_race else _GridSubmission)(sweep, request, settings)
         arrays = submission.next()
     store, plan = sweep.store, sweep.plan

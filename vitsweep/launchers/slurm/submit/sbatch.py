@@ -14,24 +14,32 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import make_folder, write_atomically
-from vitsweep.launchers.slurm.commands import controller_settings
+from vitsweep.files import make_folder, remove, write_atomically
+from vitsweep.launchers.slurm.commands import controller_settings, submitted_scripts
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.launchers.slurm.submit.packing import PlannedJob
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings
+from vitsweep.results.secrets import SECRET_NAME, SECRET_VALUE
 from vitsweep.results.store import Store
 
 TESTED_SUBMITIT = "1.5"
 KEPT_IN_A_JOB = ("SLURM_CONF",)
 """Variables that do not describe the job in which a command is typed."""
-SECRET_NAME = re.compile(
-    r"SECRET|PASSW|PASSPHRASE|CREDENTIAL|TOKEN(?!I[SZ])"  # anywhere: PGPASSWORD, MYTOKEN
-    r"|(^|_)(API_?)?(KEY|PASS|PAT|AUTH|DSN)S?(_|$)|[A-Z]PASS$|_PWD$",
+PASSED_ON = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|PWD|TZ|TERM|TMPDIR|TMP|TEMP|HOSTNAME|LANG|LANGUAGE|LC_\w+|XDG_\w+|"
+    r"\w*LIBRARY_PATH|LD_PRELOAD|MANPATH|CPATH|CC|CXX|PYTHON\w*|VIRTUAL_ENV|(CONDA|MAMBA)_\w+|_?LMFILES_|"
+    r"LOADEDMODULES|MODULE\w*|LMOD_\w+|__LMOD_\w+|BASH_FUNC_\S+|BASH_ENV|"
+    r"(CUDA|NVIDIA|NCCL|ROCR|ROCM|HIP|HSA|RCCL|GLOO|UCX|FI|IB|OMPI|PMI|PMIX|I_MPI|MPI|OFI)_?\w*|"
+    r"(TORCH|PYTORCH|TORCHINDUCTOR|TRITON|ATEN|ONEDNN|DNNL|OMP|GOMP|KMP|MKL|OPENBLAS|NUMEXPR)_?\w*|"
+    r"(SLURM|SLURMD|SBATCH|SRUN|MUNGE|VITSWEEP|HYDRA|SINGULARITY|APPTAINER)_\w+|"
+    r"MALLOC_\w+|(HF|TRANSFORMERS|TIMM)_(HOME|CACHE|\w*_CACHE|\w*OFFLINE)|"
+    r"((https?|ftp|no|all)_proxy)",
     re.I,
 )
-"""Names of variables that hold secrets: WANDB_API_KEY, SSHPASS, GITHUB_PAT; not TOKENIZERS_PARALLELISM."""
-SECRET_URL = re.compile(r"://[^/@\s]+@")
-"""A URL with a password or a key in it."""
+"""Names of variables that jobs get: where programs and libraries lie, and how they compute."""
+UNCERTAIN = re.compile(r"timed? ?out|unable to contact|connection|communication|zero bytes", re.I)
+"""What sbatch says where its request may have arrived and only the answer is lost."""
+LOOK_UP_AFTER_S = (0, 1, 2, 4)
 AGENT = "vitsweep.launchers.slurm.node.agent"
 """The module that runs on every node; a text, because nothing here needs it."""
 
@@ -122,13 +130,34 @@ def _sbatch(
         with outside_any_job(), without_secrets(settings.export):
             return _submit_command(folder, options, command(folder, settings))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
-        (folder / "array.json").unlink()  # there is no such array
+        if UNCERTAIN.search(str(error)):
+            return _id_if_taken(folder, request, error)
+        remove(folder / "array.json")  # there is no such array
         lines = str(error).strip().splitlines()
         message = next((line for line in lines[::-1] if "sbatch: error" in line), lines[-1])
         raise VitsweepError(
             f"Slurm refuses the job array of group {request.name} ({message.strip()}). Requested: "
             f"{request.sbatch(settings)}; the batch script is in `{folder}`."
         ) from error
+
+
+def _id_if_taken(folder: Path, request: Request, error: Exception) -> str:
+    """Return the id of an array whose submission may have failed, if Slurm has it.
+
+    Raises:
+        VitsweepError: it is not known. The array stays written down: the next command looks it up by
+            its batch script, and submits its runs again only where Slurm says that it has none.
+    """
+    for wait_s in LOOK_UP_AFTER_S:
+        time.sleep(wait_s)
+        for script, array_id in (submitted_scripts({os.getuid()}) or {}).items():
+            if JobArray(folder).owns(script):
+                return array_id
+    raise VitsweepError(
+        f"Slurm did not say whether it took the job array of group {request.name} "
+        f"({str(error).strip().splitlines()[-1]}). The same command, typed in a minute, finds out and "
+        "submits nothing twice."
+    ) from error
 
 
 def _submit_command(folder: Path, options: dict[str, Any], shell_command: str) -> str:
@@ -207,16 +236,22 @@ def outside_any_job() -> contextlib.AbstractContextManager[None]:
 
 
 def without_secrets(exported: Sequence[str]) -> contextlib.AbstractContextManager[None]:
-    """Hide variables that look like secrets, so that Slurm neither keeps nor passes them on.
+    """Hide the variables that no job needs, so that Slurm neither keeps nor passes them on.
 
-    Slurm stores the environment of `sbatch` with the job. Nothing on the nodes needs such a variable:
-    trackers upload from where the command is typed.
+    Slurm stores the environment of `sbatch` with the job. `--export=NAMES` would be no way: with it
+    Slurm loads the environment of a login shell on the node.
 
     Args:
         exported: names that jobs get nevertheless.
     """
-    secret = {k for k, v in os.environ.items() if SECRET_NAME.search(k) or SECRET_URL.search(v)}
-    return _hidden(secret - set(exported))
+    return _hidden(
+        {name for name, v in os.environ.items() if not _is_passed_on(name, v)} - {*exported}
+    )
+
+
+def _is_passed_on(name: str, value: str) -> bool:
+    is_known = PASSED_ON.fullmatch(name) is not None and not SECRET_NAME.search(name)
+    return is_known and not SECRET_VALUE.search(value)
 
 
 @contextlib.contextmanager
