@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -302,6 +302,21 @@ def parsed_lines(text: bytes) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError, RecursionError):  # also where it is no UTF-8
             entries.append(json.loads(without_controls(line.decode())))
     return [entry for entry in entries if isinstance(entry, dict)]
+
+
+def fits(
+    entry: dict[str, Any], kinds: Mapping[str, tuple[type, ...]], needed: Iterable[str]
+) -> bool:
+    """Whether the values of an entry are of the types that its readers compute with.
+
+    Args:
+        entry: a JSON object of a file that somebody else may have written.
+        kinds: key -> types of its value, where it is there.
+        needed: keys that must be there.
+    """
+    return all(key in entry for key in needed) and all(
+        type(entry[key]) in kind for key, kind in kinds.items() if key in entry
+    )
 
 
 # Files that save work between commands, in the user's cache folder: losing one costs time alone.

@@ -24,7 +24,7 @@ from vitsweep.execution.run_request import (
     read_cell_safely,
     request_for,
 )
-from vitsweep.files import append_line, read_lines, read_text
+from vitsweep.files import append_line, fits, read_lines, read_text
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
@@ -78,9 +78,18 @@ class Attempt:
             return False
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("event", "run_id", "name", "block", "node"), (str,)),
+    **dict.fromkeys(("attempt", "position"), (int,)),
+    **dict.fromkeys(("pid", "saved_step"), (int, type(None))),
+    **{"time": (int, float), "exit_codes": (list,), "code_hash": (str, type(None))},
+}
+
+
 def attempts(store: Store, cell_id: str) -> list[Attempt]:
     """Return the attempts at runs of a cell, in the order in which they began."""
-    events = read_lines(store.cell(cell_id) / FILE)
+    found = read_lines(store.cell(cell_id) / FILE)
+    events = [event for event in found if fits(event, _KINDS, ("event", "run_id", "attempt"))]
     ends = {event["run_id"]: event for event in events if event["event"] == "end"}
     return [
         _attempt(cell_id, event, ends.get(event["run_id"]))

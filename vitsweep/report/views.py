@@ -58,6 +58,7 @@ def samples(records: Iterable[RunRecord]) -> DataFrame:
                 "skipped": record.samples["skipped"][step],
             }
             for record in records
+            if {"skipped", "warm_up_steps"} <= record.samples.keys()
             for rank, times in enumerate(record.samples.get("step_time_ms", []))
             for step, time_ms in enumerate(times)
         ]

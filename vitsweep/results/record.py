@@ -139,8 +139,8 @@ class RunRecord:
         for part in ("spec", "metrics", "validity", "environment", "samples"):
             if not isinstance(getattr(record, part), dict):
                 raise ValueError(f"not a whole run record: `{part}` is no section")
-        if wrong := [*_wrong_numbers(record)]:
-            raise ValueError(f"not a whole run record: `{wrong[0]}` holds no number")
+        if wrong := [*_wrong_parts(record)]:
+            raise ValueError(f"not a whole run record: `{wrong[0]}` is of another type")
         return record
 
     def row(self) -> dict[str, Any]:
@@ -171,12 +171,19 @@ _COUNTS = "nodes ranks_per_node world_size images_per_step num_tokens resolution
 """Columns of a spec with which tables compute."""
 
 
+_SCALARS = "device device_type torch host git_commit code_hash started_at launcher".split()
+"""Columns of an environment by which tables group."""
+
+
 def _checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-def _wrong_numbers(record: RunRecord) -> Iterator[str]:
-    """Yield the parts of a record that tables compute with and that hold something else."""
+def _wrong_parts(record: RunRecord) -> Iterator[str]:
+    """Yield the parts of a record with which tables compute or group, and that cannot serve for it."""
+    choices = {key: value for key, value in record.spec.items() if "." not in key}
+    choices |= {key: record.environment.get(key) for key in _SCALARS}
+    yield from (key for key, value in choices.items() if isinstance(value, dict | list))
     numbers = record.metrics | {key: record.spec.get(key) for key in _COUNTS}
     yield from (key for key, value in numbers.items() if not _is_number(value))
     samples = record.samples
@@ -184,8 +191,10 @@ def _wrong_numbers(record: RunRecord) -> Iterator[str]:
         lists = isinstance(times, list) and all(isinstance(of_rank, list) for of_rank in times)
         if not lists or not all(set(map(type, t)) <= _NUMBER for t in times):
             yield "samples.step_time_ms"
-        elif "warm_up_steps" in samples and type(samples["warm_up_steps"]) is not int:
+        elif type(samples.get("warm_up_steps", 0)) is not int:
             yield "samples.warm_up_steps"
+        elif len(samples.get("skipped", times[0])) < max(map(len, times)):
+            yield "samples.skipped"
 
 
 def _is_number(value: object) -> bool:

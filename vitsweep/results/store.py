@@ -21,6 +21,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.files import (
     UnsafeFileError,
     append_line,
+    fits,
     guard,
     make_folder,
     open_safely,
@@ -278,7 +279,7 @@ class Store:
     def prediction(self, cell_id: str) -> dict[str, float | None]:
         """Return `predicted_<metric>` -> value of a cell; empty where nothing was predicted."""
         try:
-            tree = json.loads(read_text(self.cell(cell_id) / "prediction.json"))
+            tree = parsed_json(read_text(self.cell(cell_id) / "prediction.json"))
             return {
                 str(name): None if value is None else float(value) for name, value in tree.items()
             }
@@ -403,7 +404,7 @@ class Store:
         path = self.root / "commands.jsonl"
         size = path.stat().st_size if path.exists() else 0
         if self._commands is None or self._commands[0] != size:
-            self._commands = (size, read_lines(path))
+            self._commands = (size, [entry for entry in read_lines(path) if _is_command(entry)])
         return list(self._commands[1])
 
     def foreign_commands(self) -> list[dict[str, Any]]:
@@ -414,8 +415,24 @@ class Store:
         """Return cell -> baseline cell (None where there is none), the latest command winning."""
         merged: dict[str, str | None] = {}
         for command in self.commands():
-            merged |= command.get("baselines", {})
+            merged |= command.get("baselines") or {}
         return merged
+
+
+_NOTHING = type(None)
+_COMMAND: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("command", "time"), (str,)),
+    **dict.fromkeys(("question", "search", "replicate"), (str, _NOTHING)),
+    **dict.fromkeys(("metrics", "limit", "baselines"), (dict, _NOTHING)),
+    "cells": (list,),
+}
+
+
+def _is_command(entry: dict[str, Any]) -> bool:
+    if not fits(entry, _COMMAND, ()):
+        return False
+    ids = (*entry.get("cells", ()), *(entry.get("baselines") or {}).values())
+    return all(isinstance(cell_id, str | None) for cell_id in ids)
 
 
 def _sorted_paths(folder: str | Path) -> list[str]:

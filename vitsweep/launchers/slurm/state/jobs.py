@@ -25,9 +25,9 @@ from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
-from vitsweep.files import open_safely, parsed_lines, read_bytes, read_lines, read_text
+from vitsweep.files import fits, open_safely, parsed_lines, read_bytes, read_lines, read_text
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status, parsed_json
-from vitsweep.results.store import Store
+from vitsweep.results.store import NAME, Store
 
 # Events that a job writes about itself: its starts, runs, heartbeats, signals and end.
 
@@ -41,6 +41,26 @@ CAUSE_REQUEUED = "requeued"
 CAUSE_CANCELLED = "cancelled"
 CAUSE_DONE = "done"
 """Causes of a `job_end` event that others act on."""
+
+
+_TEXT, _NUMBER = (str,), (int, float)
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("event", "run", "run_id", "cell_id", "status", "cause"), _TEXT),
+    **dict.fromkeys(("reason",), (str, type(None))),
+    **{"time": _NUMBER, "restart": (int,), "cells": (list,), "saved_step": (int, type(None))},
+}
+_NEEDED = {
+    "job_start": ("restart",),
+    "job_end": ("cause",),
+    "run_start": ("run",),
+    "run_end": ("run", "status", "will_repeat"),
+    "taken_over": ("cells",),
+}
+
+
+def _is_event(entry: dict[str, Any]) -> bool:
+    kind = entry.get("event")
+    return isinstance(kind, str) and fits(entry, _KINDS, _NEEDED.get(kind, ()))
 
 
 @dataclass(frozen=True)
@@ -276,15 +296,25 @@ class ArrayJob:
 
     def events(self) -> JobEvents:
         """Return the events it has written by now."""
-        return JobEvents(read_lines(self.events_path))
+        return JobEvents([event for event in read_lines(self.events_path) if _is_event(event)])
 
     def runs(self) -> list[Run]:
         """Return the runs it has to do, in order."""
-        return [
-            Run(block["name"], position, run["cell_id"], run["run_id"])
-            for block in self.task["blocks"]
-            for position, run in enumerate(block["runs"])
-        ]
+        try:
+            runs = [
+                Run(block["name"], position, run["cell_id"], run["run_id"])
+                for block in self.task["blocks"]
+                for position, run in enumerate(block["runs"])
+            ]
+            is_whole = all(NAME.fullmatch(r.cell_id) and NAME.fullmatch(r.name) for r in runs)
+        except (TypeError, KeyError):
+            is_whole = False
+        if not is_whole:
+            path = self.array.folder / "tasks.jsonl"
+            raise VitsweepError(
+                f"`{path}` is damaged: line {self.index + 1} names no runs of cells."
+            )
+        return runs
 
 
 def cells_submitted_since(store: Store, since: float) -> set[str]:

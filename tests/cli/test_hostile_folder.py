@@ -1,0 +1,214 @@
+"""A sweep folder made by somebody who means harm: every reader ends in words, and touches nothing else."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import run
+from vitsweep.cli import main
+from vitsweep.files import append_line, remove
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store
+
+Trick = Callable[[Path, Path], Any]
+TRICKS: dict[str, Trick] = {}
+CELL = "cells/aa"
+RUN = f"{CELL}/runs/aa-b0-0.json"
+JOB = "jobs/a"
+
+
+def trick(made: Trick) -> Trick:
+    TRICKS[made.__name__] = made
+    return made
+
+
+def linked(name: str, target: str = "") -> None:
+    """A trick that replaces a file by a link to the file, or the folder, that must stay as it is."""
+
+    def link(sweep: Path, outside: Path) -> None:
+        remove(sweep / name)
+        (sweep / name).parent.mkdir(parents=True, exist_ok=True)
+        (sweep / name).symlink_to(
+            target or (outside if "." not in name[1:] else outside / "profile")
+        )
+
+    TRICKS[f"link {name}{target}"] = link
+
+
+for path in ("runs.index", ".lock", "report", "report/index.html", "cells.csv", "runs.parquet",
+             f"{CELL}/record.json", f"{CELL}/runs", "cells", "jobs", "commands.jsonl", "race.json",
+             f"{JOB}/slurm_id", f"{JOB}/tasks.jsonl", f"{CELL}/attempts.jsonl"):  # fmt: skip
+    linked(path)
+linked(RUN, "/dev/zero")
+
+
+def text(name: str, content: str | bytes, called: str = "") -> None:
+    """A trick that writes a file."""
+
+    def write(sweep: Path, outside: Path) -> None:
+        (sweep / name).parent.mkdir(parents=True, exist_ok=True)
+        raw = content if isinstance(content, bytes) else content.encode()
+        (sweep / name).write_bytes(raw.replace(b"OUTSIDE", str(outside).encode()))
+
+    TRICKS[f"{called or str(content)[:40]} in {name}"] = write
+
+
+EVIL = "model: {_target_: os.system, command: 'touch OUTSIDE/executed'}"
+for name in (
+    RUN,
+    f"{CELL}/record.json",
+    f"{CELL}/prediction.json",
+    "race.json",
+    f"{JOB}/array.json",
+):
+    text(name, "[" * 100_000, "deep nesting")
+    text(name, '[{"cell_id": 7}]')
+text(RUN, b"\xff\xfe\x00", "no UTF-8")
+text("race.json", '{"cells": [{"cell_id": []}], "rounds": 3, "leader": {}, "level": "x"}')
+text(
+    f"{CELL}/record.json",
+    '{"cell_id": "/tmp/vitsweep-hostile", "status": [], "images_per_second": "fast"}',
+)
+text(f"{CELL}/cell.yaml", "")
+text(f"{CELL}/cell.yaml", f"overrides: []\ncell: {{{EVIL}}}\n", "foreign class")
+text(f"{CELL}/cell.yaml", "!!python/object/apply:os.system ['touch OUTSIDE/executed']")
+text(f"{CELL}/cell.yaml", "a: &a [x]\ncell: {model: *a}\noverrides: [*a]\n", "aliases")
+text(f"{JOB}/slurm_id", "--user=root")
+text(f"{JOB}/tasks.jsonl", '{"blocks": 3}\n')
+text(
+    f"{JOB}/tasks.jsonl",
+    '{"blocks": [{"name": 1, "runs": [{"cell_id": "/tmp/vitsweep-hostile", "run_id": []}]}]}\n',
+)
+text(
+    f"{JOB}/0.jsonl",
+    '{"event": "run_start"}\n{"event": []}\n{}\n{"event": "job_end", "time": "x"}\n',
+)
+text(
+    f"{CELL}/attempts.jsonl",
+    '{"event": "start"}\n{"event": "start", "run_id": [], "attempt": "x"}\n',
+)
+text("commands.jsonl", '{"cells": 3, "baselines": [1], "metrics": {"a": 1}, "command": []}\n')
+text("commands.jsonl", '{"cells": [[]], "baselines": {"aa": []}, "question": 3, "time": {}}\n')
+text("commands.jsonl", '{"command": "x", "metrics": {"a": {"function": "os.system", "unit": "", '
+     '"label": "a", "better": null}}}\n')  # fmt: skip
+
+
+def changed(called: str, **changes: Any) -> None:
+    """A trick that changes the record of a run."""
+
+    def change(sweep: Path, outside: Path) -> None:
+        tree = json.loads((sweep / RUN).read_text()) | changes
+        (sweep / RUN).write_text(json.dumps(tree))
+
+    TRICKS[called] = change
+
+
+changed("absolute cell id", cell_id="/tmp/vitsweep-hostile")
+changed("run id with a path", run_id="../../x")
+changed("record of types", spec={"world_size": "four", "model": ["x"]}, environment={"device": {}})
+changed("long integers", metrics={"images_per_second": 10**300, "step_time_ms": float("inf")})
+changed("odd samples", samples={"step_time_ms": [[1.0]], "warm_up_steps": 7, "skipped": []})
+changed("formula and escapes", status="failed", reason="=cmd|' /C calc'!A0 \x1b]0;x\x07\x1b[2J")
+changed(
+    "page", status="failed", reason="</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+)
+
+
+@trick
+def pipe_as_record(sweep: Path, outside: Path) -> None:
+    remove(sweep / RUN)
+    os.mkfifo(sweep / RUN)
+
+
+@trick
+def pipe_as_commands(sweep: Path, outside: Path) -> None:
+    remove(sweep / "commands.jsonl")
+    os.mkfifo(sweep / "commands.jsonl")
+
+
+@trick
+def endless_record(sweep: Path, outside: Path) -> None:
+    with (sweep / RUN).open("wb") as handle:
+        handle.truncate(2**40)
+
+
+@trick
+def folder_as_record(sweep: Path, outside: Path) -> None:
+    remove(sweep / RUN)
+    (sweep / RUN).mkdir()
+
+
+@trick
+def cell_with_escapes(sweep: Path, outside: Path) -> None:
+    (sweep / "cells" / "\x1b[2J -x").mkdir()
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "theirs"))
+    store = Store(tmp_path / "results" / "sweep").create()
+    for cell_id in ("aa", "bb"):
+        for block in ("b0", "b1"):
+            store.save_run(run(cell_id, block, 100, precision="O1" if cell_id == "bb" else "fp32"))
+        store.freeze(cell_id, {"cell_id": cell_id, "overrides": [], "cell": {"seed": 0}})
+    store.save_run(run("cc", "b0", status=Status.failed, reason="x"))
+    store.append_command(
+        {"command": "python -m vitsweep x", "cells": ["aa", "bb", "cc"], "baselines": {"bb": "aa"}}
+    )
+    (store.root / JOB).mkdir(parents=True)
+    block = {"name": "b0", "runs": [{"cell_id": "aa", "run_id": "aa-b9"}]}
+    (store.root / JOB / "tasks.jsonl").write_text(json.dumps({"blocks": [block]}) + "\n")
+    facts = {
+        "time": 0,
+        "num_jobs": 1,
+        "max_attempts": 3,
+        "request": {"nodes": 1, "ranks_per_node": 2},
+    }
+    (store.root / JOB / "array.json").write_text(json.dumps(facts))
+    (store.root / JOB / "slurm_id").write_text("7")
+    append_line(store.root / JOB / "0.jsonl", {"event": "job_start", "restart": 0, "array_id": "7"})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    monkeypatch.chdir(tmp_path)
+    return store.root
+
+
+LINES = {
+    "status": ["status", "sweep"],
+    "collect": ["collect", "sweep"],
+    "reconcile": ["collect", "sweep", "--reconcile"],
+    "cancel": ["cancel", "sweep"],
+    "retry": ["retry", "sweep", "--status", "killed"],
+    "report": ["report", "sweep"],
+    "all": ["status", "--all"],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TRICKS)
+def test_a_hostile_folder_executes_nothing_and_is_told_in_words(
+    sweep: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside = tmp_path / "home"
+    outside.mkdir()
+    (outside / "profile").write_text("mine")
+    TRICKS[name](sweep, outside)
+    verbs = [verb for verb in LINES if verb != "report" or name == "page"]  # it takes seconds
+    for verb in verbs:
+        assert main.run(LINES[verb], {}) in (0, 2, 3), verb
+        found = "".join(capsys.readouterr())
+        assert "Traceback" not in found
+        assert not any(letter in found for letter in "\x1b\x07\x9b"), (verb, found)
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"profile": "mine"}
+    assert not Path("/tmp/vitsweep-hostile").exists()
+    for csv in sweep.rglob("*.csv"):
+        assert ",=cmd" not in csv.read_text()
+    for page in sweep.rglob("index.html"):
+        assert "<script>alert(1)" not in page.read_text()
+
+
+def test_there_are_enough_tricks() -> None:
+    assert len(TRICKS) >= 40
