@@ -1,6 +1,7 @@
 """A sweep folder: the records under `cells/`, from which all tables and parquet files are made."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -127,11 +128,23 @@ class Store:
         descriptor = open_safely(self.root / ".lock", os.O_RDWR | os.O_CREAT)
         with open(descriptor, "r+", encoding="utf-8") as handle:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._flock(handle.fileno())
             except BlockingIOError:
                 on_wait()
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield
+
+    def _flock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
+                raise
+            raise VitsweepError(
+                f"The file system of `{self.root}` has no locks (flock: {error.strerror}), so that two "
+                "commands could measure the same runs: choose another with `sweep.folder=DIR`, or mount it "
+                "with them (Lustre: `-o flock`; NFS: without `nolock`)."
+            ) from error
 
     @contextmanager
     def only_race(self) -> Iterator[None]:
@@ -143,7 +156,7 @@ class Store:
         descriptor = open_safely(self.root / ".race.lock", os.O_RDWR | os.O_CREAT)
         with open(descriptor, "r+", encoding="utf-8") as handle:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._flock(handle.fileno())
             except BlockingIOError:
                 raise VitsweepError(
                     f"Another command races in `{self.root}`: wait for it, or end it with Ctrl-C and type "
