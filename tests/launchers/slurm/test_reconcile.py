@@ -20,6 +20,7 @@ from vitsweep.execution.run_request import attempt_folder
 from vitsweep.execution.runner import Runner
 from vitsweep.files import append_line
 from vitsweep.launchers.slurm.commands import SlurmJob, expand_job_ids
+from vitsweep.launchers.slurm.node import coordinator
 from vitsweep.launchers.slurm.node.coordinator import Coordinator, JobPlace
 from vitsweep.launchers.slurm.node.remote_ranks import Nodes
 from vitsweep.launchers.slurm.node.transport import LOOPBACK, JobEnvironment
@@ -388,3 +389,14 @@ def test_a_start_that_ended_during_its_warm_up_is_known():
     assert not JobEvents([]).ended_in_warm_up
     assert JobEvents([begun]).ended_in_warm_up
     assert not JobEvents([begun, done]).ended_in_warm_up
+
+
+def test_a_record_names_the_code_that_ran_and_not_that_of_the_submission(tmp_path, monkeypatch):
+    of_submission = {"git_commit": "before", "git_dirty": False}
+    monkeypatch.setattr(coordinator, "code_state", lambda: {"git_commit": "now", "git_dirty": True})
+    assert coordinator.code_that_runs(tmp_path, of_submission)["git_commit"] == "now"
+    monkeypatch.setattr(coordinator, "code_state", lambda: {"git_commit": None, "git_dirty": None})
+    assert coordinator.code_that_runs(tmp_path, of_submission) == of_submission
+    monkeypatch.setattr(coordinator, "PACKAGE_FOLDER", tmp_path / "code" / "ab" / "vitsweep")
+    monkeypatch.setattr(coordinator, "code_state", lambda: pytest.fail("it is a copy"))
+    assert coordinator.code_that_runs(tmp_path, of_submission) == of_submission

@@ -11,6 +11,7 @@ from typing import Any
 from vitsweep.errors import DISK_FULL_ERRNOS, VitsweepError
 from vitsweep.execution.attempts import record_left
 from vitsweep.execution.calibration import calibrated, calibration_key
+from vitsweep.execution.code_hash import PACKAGE_FOLDER
 from vitsweep.execution.outcome import RunFailure, publish
 from vitsweep.execution.run_request import Run, RunRequest, needs_warm_up, read_cell
 from vitsweep.execution.runner import Runner
@@ -28,9 +29,28 @@ from vitsweep.launchers.slurm.state.jobs import (
     ArrayJob,
     cells_submitted_since,
 )
+from vitsweep.planning.freeze import code_state
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
+
+
+def code_that_runs(sweep: Path, of_submission: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `git_commit` and `git_dirty` of the code that this process has imported.
+
+    Args:
+        sweep: whose folder may hold a copy of the code, in no repository of its own.
+        of_submission: the same when the job was submitted, for such a copy and where git is missing.
+    """
+    if PACKAGE_FOLDER.is_relative_to(sweep.absolute()):
+        return of_submission
+    state = code_state()
+    return (
+        {key: state[key] for key in ("git_commit", "git_dirty")}
+        if state["git_commit"]
+        else of_submission
+    )
+
 
 # Writes the events of a job: the coordinator does, and nobody else while the job is alive.
 
@@ -241,7 +261,7 @@ class Coordinator:
         """Return the nodes of the job, and what every record of it says."""
         queued_s = self._started_at - self.facts["time"]
         facts = {
-            **self.facts.get("code", {}),
+            **code_that_runs(self.store.root, self.facts.get("code", {})),
             "launcher": "slurm",
             "slurm_job_id": self.env.shown_id,
             "queued_s": None if queued_s < 0 else round(queued_s, 1),  # two clocks
