@@ -187,6 +187,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TRICKS)
 def test_a_hostile_folder_executes_nothing_and_is_told_in_words(
