@@ -86,10 +86,15 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+def _is_whole(event: dict[str, Any]) -> bool:
+    needed = ("event", "run_id", *(("attempt",) if event.get("event") == "start" else ()))
+    return fits(event, _KINDS, needed)
+
+
 def attempts(store: Store, cell_id: str) -> list[Attempt]:
     """Return the attempts at runs of a cell, in the order in which they began."""
     found = read_lines(store.cell(cell_id) / FILE)
-    events = [event for event in found if fits(event, _KINDS, ("event", "run_id", "attempt"))]
+    events = [event for event in found if _is_whole(event)]
     ends = {event["run_id"]: event for event in events if event["event"] == "end"}
     return [
         _attempt(cell_id, event, ends.get(event["run_id"]))
