@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from vitsweep.collectives.messages import gathered
 from vitsweep.errors import VitsweepError
 from vitsweep.model.build import first_model
 from vitsweep.model.initialize import plain_name
@@ -180,7 +181,7 @@ def not_proved(cell: CellSpec) -> list[str]:
 
 def _prove_optimizer(twin: CellSpec, world: World) -> None:
     """Refuse an optimizer whose weights or state leave its equations in a long series of updates."""
-    _agree(series_apart(plain_model(twin, world.device), twin.optimizer), "alone", twin, world)
+    _agree(series_apart(plain_model(twin, world.device), twin.optimizer), "alone", twin)
 
 
 class _Leg:
@@ -267,7 +268,7 @@ class _Leg:
         return worst
 
     def _agree(self, faults: list[str], when: str) -> None:
-        _agree(next(filter(None, faults), ""), when, self._twin, self._world)
+        _agree(next(filter(None, faults), ""), when, self._twin)
 
     def _train(self, batch: MicroBatch, step: int) -> tuple[float, Named]:
         """Take one step; return the mean loss, and the gradients unless the step is replayed."""
@@ -417,13 +418,9 @@ class _Leg:
         return _furthest(what, found, wanted, {n: allowed * norms[n] for n in norms}, norms)
 
 
-def _agree(fault: str, when: str, twin: CellSpec, world: World) -> None:
+def _agree(fault: str, when: str, twin: CellSpec) -> None:
     """Raise on all ranks what the first of them found."""
-    told = [fault]
-    if dist.is_initialized() and world.size > 1:
-        told = [""] * world.size
-        dist.all_gather_object(told, fault)
-    for rank, text in enumerate(told):
+    for rank, text in enumerate(gathered(fault)):
         if text:
             raise WrongResultError(
                 f"The nano twin's {text} {when} in {twin.precision.name} (rank {rank}, "
