@@ -16,7 +16,6 @@ from pyarrow import ArrowInvalid
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS, columns, known_metrics
 from vitsweep.results.record import OtherSchemaError, RunRecord, Status, check_schema, column_number
-from vitsweep.results.record import OtherSchemaError, RunRecord, check_schema, column_number
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import attributes_of
 from vitsweep.tables import names as col
