@@ -212,7 +212,6 @@ def cells_from(
     if store is None:
         return cells(runs, baselines)
     table = cells(runs, baselines, unrun_of(store), families_of(store))
-from vitsweep.results.metrics import METRICS, columns, known_metrics
     if len(runs) and not store.commands():
         alone = (table["status"] == Status.measured) & table["speedup"].isna()
         table["speedup_note"] = table["speedup_note"].mask(alone, NO_COMMANDS)
