@@ -127,8 +127,17 @@ def checked(world: World, cell: CellSpec) -> tuple[float, dict[str, float]]:
     }
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("model", [*OF_TRANSFORMERS, *OF_OTHERS])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "with_batch_norm",  # the gradient of a bias before it is zero but for rounding
+        *(
+            pytest.param(model, marks=pytest.mark.full)
+            for model in (*OF_TRANSFORMERS, *OF_OTHERS)
+            if model != "with_batch_norm"
+        ),
+    ],
+)
 def test_a_model_of_others_is_computed_as_plain_pytorch_does_or_refused(
     model: str, tmp_path: Path
 ) -> None:

@@ -233,7 +233,7 @@ class _Leg:
         choice, stored = self._twin.optimizer, self._stored_dtype
         own = 15 * choice.relative_tolerance()
         if stored == torch.float64:
-            return max(EXACT, own), 0.0
+            return max(EXACT, own), torch.finfo(stored).eps
         if stored == torch.float32:  # decay and step are rounded
             return max(1e-4, own), 2 * ROUNDOFF[stored]
         times = 2.0 if getattr(choice, "stochastic_rounding", False) else 0.5
