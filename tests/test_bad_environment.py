@@ -174,6 +174,8 @@ def _opens_text(call: ast.Call) -> bool:
     if name in ("run", "Popen") and "text" in words:
         return "encoding" not in words
     of_os = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in ("os", "Image")
+    if isinstance(call.func, ast.Name) and name == "read_text":
+        return False  # `vitsweep.files.read_text`, which reads UTF-8
     opens = name in OPENERS and not (of_os and name == "open") and not _is_of_data(call)
     modes = [a.value for a in call.args if isinstance(a, ast.Constant)]
     binary = any(isinstance(mode, str) and "b" in mode and len(mode) < 4 for mode in modes)

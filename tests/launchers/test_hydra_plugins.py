@@ -52,8 +52,9 @@ class Calls:
             for cell in self.requests[-1].cells
         ]
 
-    def plan(self, cells: list[ComposedCell], *_: Any) -> None:
+    def plan(self, cells: list[ComposedCell], *_: Any) -> list[dict[str, Any]]:
         self.planned.append(cells)
+        return [{"state": "runnable"} for _ in cells]
 
     def task(self, config: Any) -> float:
         self.tasks.append(running_cell()[0])

@@ -112,8 +112,8 @@ def plant_overflow(trainer: Trainer, in_step: int) -> None:
     """Let the backward pass of one step overflow; the loss itself stays what it was."""
     honest, calls = trainer.loss, iter(range(1_000_000))
 
-    def loss(images: Tensor, labels: Tensor) -> Tensor:
-        value = honest(images, labels)
+    def loss(batch: Any) -> Tensor:
+        value = honest(batch)
         return Overflow.apply(value) if next(calls) == in_step else value
 
     trainer.loss = loss  # type: ignore[method-assign]

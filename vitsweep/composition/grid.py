@@ -114,6 +114,10 @@ def _axis(override: Override, composer: Composer) -> Axis:
         )
     try:
         values = [(each,) for each in hydra.axis_texts(override)]
+        if set(values) == {(f"{key}=null",)}:
+            values = values[
+                :1
+            ]  # `cli.hydra_detour` names it twice, since Hydra refuses `choice(null)`
     except ValueError as error:  # of Python's `range`
         raise BadValueError(f"`{text}` cannot be enumerated: {error}.") from error
     if not values:

@@ -163,7 +163,7 @@ def matmul_rates(device: str, *, measure: bool = False) -> dict[str, float]:
         return {}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=120
+            [sys.executable, "-c", MEASURE], capture_output=True, check=True, timeout=120
         )
         rates = {name: float(rate) for name, rate in json.loads(done.stdout).items()}
     except (OSError, ValueError, subprocess.SubprocessError):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pandas import DataFrame
+from pandas import DataFrame, to_numeric
 
 from vitsweep.results.record import Status
 
@@ -27,6 +27,10 @@ def with_wrong_losses(runs: DataFrame, baselines: Mapping[str, str | None]) -> D
     if not {"block", *COLUMNS} <= set(runs.columns):
         return runs
     told = runs.loc[runs["status"] == Status.measured, ["cell_id", "block", *COLUMNS]]
+    losses = [f"loss_step_{step}" for step in SAME]
+    told = told.assign(
+        **{name: to_numeric(told[name]) for name in losses}
+    )  # a column may be all None
     base = told.drop_duplicates(["cell_id", "block"])
     told = told.assign(place=told.index)
     pairs = told.assign(baseline=told["cell_id"].map(baselines)).merge(

@@ -163,12 +163,13 @@ def _told(what: str, found: Tensor, wanted: Any, allowed: float, rounding: float
 
 
 def _few(model: nn.Module) -> Named:
-    """Freeze all of a model but its largest matrix, its last one, and the last vector."""
+    """Freeze all of a model but its largest matrix, the last ones in and after blocks, and a vector."""
     named = {plain_name(n): p for n, p in model.named_parameters() if p.requires_grad}
     matrices = [n for n, p in named.items() if p.ndim == 2]
     largest = sorted(matrices, key=lambda n: named[n].numel())
     vectors = [n for n, p in named.items() if p.ndim == 1]
-    chosen = {*largest[-1:], *matrices[-1:], *vectors[-1:]} or set(named)
+    inside = [n for n in matrices if n in names_in_blocks(model)]
+    chosen = {*largest[-1:], *matrices[-1:], *inside[-1:], *vectors[-1:]} or set(named)
     for name, parameter in named.items():
         parameter.requires_grad_(name in chosen)
     return {n: p for n, p in named.items() if n in chosen}
