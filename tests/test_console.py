@@ -109,6 +109,21 @@ def test_the_time_left_is_that_of_each_cells_own_runs(monkeypatch: pytest.Monkey
     assert "about 0 min 16 s left" in progress.line(), "a run that hangs does not add to the rest"
 
 
+def test_after_a_look_the_time_left_is_that_of_a_run_without_the_start_of_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    cell = entry("measurement.warmup_min_seconds=1", "measurement.min_seconds=2")
+    progress = Progress(Console(file=io.StringIO()), {cell.cell_id: "a"}, 0)
+    progress.expects({cell.cell_id: 6})
+    progress.started(cell)
+    now += 60
+    facts = {"look": True, "run_seconds": 4.0}
+    progress.ended(cell, run(cell.cell_id, "look", 1.0, environment=facts))
+    assert "about 0 min 35 s left" in progress.line(), "5 runs of 4 + 1 + 2 s"
+
+
 def test_loggers_are_quiet_within_the_block_only(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("torchao.some_kernel")
     with quiet_loggers("torchao"):

@@ -324,7 +324,7 @@ def test_the_looks_at_what_the_machine_is_slow_at_come_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rates: dict[str, float] = {}
-    monkeypatch.setattr(rounds_module, "matmul_rates", lambda device: rates)
+    monkeypatch.setattr(rounds_module, "matmul_rates", lambda device, measure: rates)
     plan = sweep("precision=O1,fp32", "sharding=ddp,fsdp")
     settings = sweep_settings(composer().compose().tree)
     rounds = grid(plan, settings, (), CODE)
@@ -336,6 +336,24 @@ def test_the_looks_at_what_the_machine_is_slow_at_come_last(
     assert chosen[:2] == [("fp32", "ddp"), ("fp32", "fsdp")]
     assert {precision for precision, _ in chosen[2:]} == {"O1"}
     assert [look.first_position for look in looks] == [0, 1, 2, 3]
+
+
+def test_the_sentence_before_a_run_counts_looks_and_knows_what_the_machine_is_slow_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates = {"float32": 80.0, "bfloat16": 0.4}
+    monkeypatch.setattr(rounds_module, "matmul_rates", lambda device, measure: rates)
+    plan = sweep("precision=fp32,O1,bf16", "sharding=ddp,fsdp")
+    settings = sweep_settings(composer().compose().tree)
+    first = "6 looks first, one short run of each cell, then "
+    said = grid(plan, settings, (), CODE).notice
+    assert said.startswith(
+        first + "30 runs in blocks. On this machine products of precision=O1,bf16 "
+    )
+    assert said.endswith("take 200 times as long as in float32 (measured).")
+    rates["bfloat16"] = 80.0
+    bounded = grid(plan, replace(settings, minutes=3.0), (), CODE)
+    assert bounded.notice == first + "blocks for 3 min."
 
 
 def test_what_needs_no_look_gets_none() -> None:

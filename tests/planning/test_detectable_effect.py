@@ -42,6 +42,14 @@ def test_the_effect_is_shown_in_four_of_five_sweeps(
     assert share_of_claims(effect, num_blocks, num_comparisons, sd) == pytest.approx(0.8, abs=0.01)
 
 
+def test_looks_are_no_noise() -> None:
+    speeds = {"base": 100.0, "a": 120.0}
+    runs = [run(c, f"b{n}", v + n) for n in range(6) for c, v in speeds.items()]
+    looks = [run(c, "b6", v, environment={"look": True}) for c, v in (("base", 10.0), ("a", 99.0))]
+    pairs = {"a": "base", "base": "base"}
+    assert noise_of([*runs, *looks], pairs) == noise_of(runs, pairs)
+
+
 def test_known_figures() -> None:
     assert minimum_detectable_effect(5, 16, 0.03) == pytest.approx(0.113, abs=0.001)
     assert minimum_detectable_effect(11, 16, 0.03) == pytest.approx(0.045, abs=0.001)

@@ -4,7 +4,13 @@ import pytest
 
 from tests.cells import TINY, cell
 from tests.predict.traces import trace_of
-from vitsweep.predict.prediction import SETUP_SECONDS, CellPrediction, run_seconds, training_seconds
+from vitsweep.predict.prediction import (
+    CPU_SETUP_SECONDS,
+    INSTRUMENTED_STEPS,
+    CellPrediction,
+    run_seconds,
+    training_seconds,
+)
 from vitsweep.predict.step_time import PARTS, StepTimePrediction
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -62,8 +68,16 @@ def test_a_training_of_unknown_length_has_no_hours_and_no_cost() -> None:
     assert columns["step_time_ms"] == STEP_MS
 
 
+def test_a_run_whose_steps_are_slow_ends_by_its_limit_of_time() -> None:
+    spec = cell(
+        "resources.ranks_per_node=1", "measurement.max_seconds=5", "measurement.phase_steps=0"
+    )
+    warm_up_and_window = (run_seconds(spec, 4000.0, 0.0) or 0.0) - 4 * INSTRUMENTED_STEPS
+    assert warm_up_and_window == 5 + 8, "and two steps of the window at least"
+
+
 def test_the_interval_holds_that_the_set_up_is_assumed() -> None:
     short = prediction(cell("measurement=smoke", "resources.ranks_per_node=1"))
     expected, low, high = short.run_device_hours or (0.0, 0.0, 0.0)
-    assert low * 3600 < expected * 3600 - SETUP_SECONDS / 2
+    assert low * 3600 < expected * 3600 - CPU_SETUP_SECONDS[0] / 2
     assert high > 1.5 * expected

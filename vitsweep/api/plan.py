@@ -13,7 +13,7 @@ from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, did_you_mean
-from vitsweep.planning.blocks import look_blocks, runs_per_cell
+from vitsweep.planning.blocks import looks_per_cell, runs_per_cell
 from vitsweep.planning.detectable_effect import (
     describe_detectable_effect,
     noise_of,
@@ -30,6 +30,7 @@ from vitsweep.tables.formatting import (
     Column,
     any_value,
     count,
+    duration,
     number,
     plain,
     text_columns,
@@ -213,6 +214,7 @@ def sums(rows: Sequence[Mapping[str, Any]], device: str) -> list[str]:
             for end in ("", "_low", "_high")
         )
         line = f"Predicted for the missing runs: {total} hours of {device} ({low} to {high})"
+        line += f", {duration(3600 * sum(row['hours'] for row in counted))} one run after the other"
         if all(row["cost_low_usd"] is not None for row in counted):
             cost = [
                 number(sum(row[f"cost_{end}_usd"] for row in counted), 2) for end in ("low", "high")
@@ -347,7 +349,7 @@ def _predicted(
             specs, hardware, residuals, progress, gib_per_device=machine.gib_per_device
         )
     kept = without_left_out(plan, settings, predictions, missing)
-    runs = runs_per_cell(kept, missing, settings.cells_per_block)
+    runs = found.looks + runs_per_cell(kept, missing, settings.cells_per_block)
     return with_predictions(found.rows, plan, kept, predictions, runs)
 
 
@@ -380,6 +382,7 @@ class PlanOverview:
         store: of the sweep; its folder need not exist.
         detectable_effect: a sentence on how small a difference the sweep could show, or ""; of a race,
             how it would proceed.
+        looks: cell id -> looks before its blocks, which count among its runs.
     """
 
     rows: list[dict[str, Any]]
@@ -387,6 +390,7 @@ class PlanOverview:
     state: ResumeState
     store: Store
     detectable_effect: str
+    looks: "Counter[str]"
 
 
 def overview(
@@ -410,10 +414,12 @@ def overview(
     store = store_of(settings)
     runs = list(store.runs()) if store.cells.is_dir() else []
     state = resume_state(sweep_plan, runs, settings, code_state())
-    rows = plan_rows(sweep_plan, state, settings.cells_per_block)
+    is_here = machine.described_by == HERE
+    looks = looks_per_cell(sweep_plan, state, settings) if is_here else Counter[str]()
+    rows = plan_rows(sweep_plan, state, settings.cells_per_block, looks)
     baselines = (store.baselines() if runs else {}) | sweep_plan.baselines
     noise = noise_of(runs, baselines)
-    if not noise.num_ratios and sweep_plan.runnable and machine.described_by == HERE:
+    if not noise.num_ratios and sweep_plan.runnable and is_here:
         noise = noise_of_other_sweep(store, device_name(machine.device))
     if settings.search == "race":
         from vitsweep.racing.rounds import RaceRounds, describe_race
@@ -421,21 +427,25 @@ def overview(
         outlook = describe_race(RaceRounds(sweep_plan, settings, store, code_state(), runs))
     else:
         outlook = describe_detectable_effect(sweep_plan, noise) or ""
-        is_here = machine.described_by == HERE
-        if looks := sum(1 for _ in look_blocks(sweep_plan, state, settings)) if is_here else 0:
-            budget = f", then blocks for {settings.minutes:g} min" if settings.minutes else ""
-            outlook += (
-                f" Before these runs, {count(looks, 'look')}: one short run of each cell{budget}."
-            )
+        if num := looks.total():
+            then = f"blocks for {settings.minutes:g} min" if settings.minutes else "the blocks"
+            outlook += f" First {count(num, 'look')}, one short run of each cell, then {then}."
     return PlanOverview(
-        rows=rows, plan=sweep_plan, state=state, store=store, detectable_effect=outlook
+        rows=rows,
+        plan=sweep_plan,
+        state=state,
+        store=store,
+        detectable_effect=outlook,
+        looks=looks,
     )
 
 
-def plan_rows(plan: SweepPlan, state: ResumeState, cells_per_block: int) -> list[dict[str, Any]]:
+def plan_rows(
+    plan: SweepPlan, state: ResumeState, cells_per_block: int, looks: "Counter[str]"
+) -> list[dict[str, Any]]:
     """Return one row per cell: id, label, settings, state, runs it lacks, reasons why it is not run."""
     settings, labels = cell_settings(plan), cell_labels(plan)
-    runs = runs_per_cell(plan, state.missing_blocks, cells_per_block)
+    runs = looks + runs_per_cell(plan, state.missing_blocks, cells_per_block)
     return [
         {
             "cell_id": entry.cell_id,

@@ -12,9 +12,10 @@ from rich.live import Live
 from rich.table import Table
 
 from vitsweep.console import can_be_redrawn, periodic_status
+from vitsweep.planning.blocks import least_seconds_beyond_look
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.tables.formatting import count, number
+from vitsweep.tables.formatting import count, duration, number
 from vitsweep.tables.speedup import one_look
 
 WAITING, RUNNING = "waiting", "running"
@@ -88,8 +89,10 @@ class Progress:
             label = self._labels[entry.cell_id]
             self.console.print(f"{label}: {resumed}", highlight=False, markup=False)
         is_look = bool(record.environment.get("look"))
-        speed = record.metrics.get("images_per_second")
-        self.reported(entry, record.status, record.reason, speed, is_look)
+        speed, seconds = record.metrics.get("images_per_second"), 0.0
+        if own := record.environment.get("run_seconds"):  # the clock counts the server's start, too
+            seconds = own + (least_seconds_beyond_look(entry) if is_look else 0.0)
+        self.reported(entry, record.status, record.reason, speed, is_look, seconds)
 
     def reported(
         self,
@@ -98,6 +101,7 @@ class Progress:
         reason: str,
         speed: float | None,
         is_look: bool = False,
+        seconds: float = 0.0,
     ) -> None:
         """Note how a run of this cell ended that another process measured.
 
@@ -107,11 +111,13 @@ class Progress:
             reason: why it was not measured.
             speed: images per second.
             is_look: the run is a look: it counts for no median, and its ratio is shown at once.
+            seconds: that the next run of the cell will take; 0 for as long as this one took.
         """
         self._done += 1
         cell_id, text = entry.cell_id, ""
         self._left[cell_id] -= 1
-        self._seconds[cell_id] = time.monotonic() - self._started.pop(cell_id, time.monotonic())
+        took = time.monotonic() - self._started.pop(cell_id, time.monotonic())
+        self._seconds[cell_id] = seconds or took
         if is_look and speed:
             self._looks[cell_id] = speed
             if (base := self._looks.get(entry.baseline_id or "")) and cell_id != entry.baseline_id:
@@ -166,11 +172,11 @@ class Progress:
 
     def _title(self) -> str:
         if self._budget < inf:
-            left = _duration(max(self.seconds_of_budget_left, 0.0))
+            left = duration(max(self.seconds_of_budget_left, 0.0))
             return f"{count(self._done, 'run')}, at most {left} left"
         left = ""
         if self._done:
-            left = f", about {_duration(self._seconds_left())} left"
+            left = f", about {duration(self._seconds_left())} left"
         return f"{self._done} of {self._total} runs{left}"
 
     def _seconds_left(self) -> float:
@@ -182,9 +188,3 @@ class Progress:
         seconds = {cell: self._seconds.get(cell, mean) for cell in left}
         running = (min(now - t, seconds.get(c, 0.0)) for c, t in list(self._started.items()))
         return sum(n * seconds[cell] for cell, n in left.items()) - sum(running)
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"

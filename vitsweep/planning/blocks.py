@@ -160,6 +160,11 @@ def look_blocks(plan: SweepPlan, state: ResumeState, settings: SweepSettings) ->
             yield Block(name, (entry,), position, is_look=True)
 
 
+def looks_per_cell(plan: SweepPlan, state: ResumeState, settings: SweepSettings) -> "Counter[str]":
+    """Return cell id -> 1 for each cell that gets a look first, the baselines among them."""
+    return Counter(e.cell_id for look in look_blocks(plan, state, settings) for e in look.entries)
+
+
 def seconds_of_block(block: Block, records: Iterable[RunRecord]) -> float:
     """Return how long a block takes, by the latest run of each of its cells; 0 of a cell without one.
 
@@ -172,11 +177,15 @@ def seconds_of_block(block: Block, records: Iterable[RunRecord]) -> float:
         kept[run.cell_id] = float(run.environment.get("run_seconds") or 0.0)
 
     def seconds(entry: PlannedCell) -> float:
-        least = entry.spec.measurement.warmup_min_seconds + entry.spec.measurement.min_seconds
         look = looks.get(entry.cell_id, 0.0)
-        return full.get(entry.cell_id, look + least if look else 0.0)
+        return full.get(entry.cell_id, look + least_seconds_beyond_look(entry) if look else 0.0)
 
     return sum(map(seconds, block.entries))
+
+
+def least_seconds_beyond_look(entry: PlannedCell) -> float:
+    """Return by how much a run is longer than a look at most, where its steps are short."""
+    return entry.spec.measurement.warmup_min_seconds + entry.spec.measurement.min_seconds
 
 
 def within_minutes(plan: SweepPlan, minutes: float) -> SweepPlan:

@@ -94,7 +94,7 @@ def noise_of(runs: Iterable[RunRecord], baselines: Mapping[str, str | None]) -> 
             "nodes_used": run.environment.get("nodes_used"),
         }
         for run in runs
-        if run.status == Status.measured
+        if run.status == Status.measured and not run.environment.get("look")
     ]
     if not rows:
         return Noise()
@@ -125,8 +125,7 @@ def noise_of_other_sweep(store: Store, device: str | None) -> Noise:
     for path in latest[:MOST_SWEEPS] if device else ():
         other = Store(path.parent)
         try:
-            facts = ((run, run.environment) for run in other.runs())
-            runs = [r for r, of in facts if of.get("device") == device and not of.get("look")]
+            runs = [run for run in other.runs() if run.environment.get("device") == device]
             noise = noise_of(runs, other.baselines())
         except VitsweepError:  # of a later version
             continue

@@ -24,11 +24,14 @@ from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.rates.calibration import matmul_rates
 from vitsweep.rates.device import device_name
 from vitsweep.results.record import RunRecord
+from vitsweep.tables.formatting import count, number
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.stats import Claim
 
 EXTRA_ROUNDS = 3
 """So many rounds more than planned make up for pairs that were lost to runs that were stopped."""
+SLOW_PRODUCTS = 1.5
+"""How many times slower than in float32 products are where a command says so before it runs."""
 
 
 class Rounds(Protocol):
@@ -81,8 +84,8 @@ def blocks_in_turn(
     """
     blocks = first or rounds.next(records)
     while blocks:
-        for number, block in enumerate(blocks):
-            chosen = Counter(entry.cell_id for b in blocks[number:] for entry in b.entries)
+        for index, block in enumerate(blocks):
+            chosen = Counter(entry.cell_id for b in blocks[index:] for entry in b.entries)
             coming = rounds.num_runs(records) + (chosen if block.is_look else Counter())
             expect(max(coming, chosen, key=Counter.total))
             num_before = len(records)
@@ -144,8 +147,30 @@ class _Grid:
 
     @property
     def notice(self) -> str:
-        """That nothing is missing, or ""."""
-        return self._notice
+        """That nothing is missing; or how many looks and runs come, and in which format products are slow."""
+        if not self._looks:
+            return self._notice
+        looks, minutes = len(self._looks), self._settings.minutes
+        runs = count(self.num_runs(()).total() - looks, "run")
+        then = f"blocks for {minutes:g} min" if minutes else f"{runs} in blocks"
+        return (
+            f"{count(looks, 'look')} first, one short run of each cell, then {then}.{self._slow()}"
+        )
+
+    def _slow(self) -> str:
+        """Say which choices compute products more slowly than in float32, by this machine's rates."""
+        slow: dict[str, float] = {}
+        for look in self._looks:
+            slow[look.entries[0].spec.precision.name] = _slowness(look.entries[0], measure=True)
+        by_factor: dict[str, list[str]] = {}
+        for choice, factor in slow.items():
+            if factor > SLOW_PRODUCTS:
+                by_factor.setdefault(number(factor, 2), []).append(choice)
+        return "".join(
+            f" On this machine products of precision={','.join(choices)} take {factor} times as long as "
+            "in float32 (measured)."
+            for factor, choices in by_factor.items()
+        )
 
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the command with what is measured."""
@@ -192,13 +217,21 @@ class _Grid:
         """Do nothing: the records say how far a grid came."""
 
 
-def _slowness(entry: PlannedCell) -> float:
-    """Return how many times slower than float32 the cell's products are on this machine, as far as known."""
+def _slowness(entry: PlannedCell, *, measure: bool = False) -> float:
+    """Return how many times slower than float32 the cell's products are on this machine, as far as known.
+
+    Args:
+        entry: the cell; 0 for a baseline.
+        measure: rates that are not known, which takes two seconds once per machine.
+    """
     if entry.cell_id == entry.baseline_id:
         return 0.0
     plan, device = entry.spec.precision.plan(), entry.spec.resources.device
-    rates = matmul_rates(str(device_name(device))) if device == "cpu" else {}
-    own = rates.get(plan.autocast_dtype or plan.param_dtype)
+    dtype = plan.autocast_dtype or plan.param_dtype
+    if device != "cpu" or dtype == "float32":
+        return 1.0
+    rates = matmul_rates(str(device_name(device)), measure=measure)
+    own = rates.get(dtype)
     return rates["float32"] / own if own and "float32" in rates else 1.0
 
 

@@ -126,6 +126,9 @@ SETUP_SECONDS = 15.0
 SETUP_INTERVAL_SECONDS = (5.0, 45.0)
 """80 % of runs are meant to lie between: from a small model on one node to many nodes that import from a
 network file system (assumed)."""
+CPU_SETUP_SECONDS = (1.5, 0.5, 10.0)
+"""The same and its interval on one node without a GPU: 0.65 to 0.9 s a run, with the proof 2 to 5 s, on two
+cores of a Xeon; the processes are forked from one that has imported all."""
 INSTRUMENTED_STEPS = 4
 """Steps after the timed ones that measure memory and communication."""
 FORWARD_SHARE = 1 / 3
@@ -146,6 +149,9 @@ def run_seconds(
     m, step = cell.measurement, step_time_ms / 1e3
     warm_up = max(m.warmup_steps * step, m.warmup_min_seconds)
     window = max(m.measured_steps * step, m.min_seconds)
+    if m.max_seconds < max(warm_up, window):
+        warm_up = min(warm_up, max(m.max_seconds, step))
+        window = min(window, max(m.max_seconds, 2 * step))
     after = (m.phase_steps + INSTRUMENTED_STEPS) * step
     training = training_seconds(cell, step_time_ms)
     return None if training is None else setup_seconds + warm_up + window + after + training
@@ -266,15 +272,15 @@ class CellPrediction:
         """
         if self.step_time is None:
             return None
-        ends = (
-            (self.step_time.step_time_ms, SETUP_SECONDS),
-            (self.step_time.low_ms, SETUP_INTERVAL_SECONDS[0]),
-            (self.step_time.high_ms, SETUP_INTERVAL_SECONDS[1]),
-        )
-        expected, low, high = (run_seconds(self.cell, *each) for each in ends)
+        step, resources = self.step_time, self.cell.resources
+        is_light = resources.device == "cpu" and resources.nodes == 1
+        setup = CPU_SETUP_SECONDS if is_light else (SETUP_SECONDS, *SETUP_INTERVAL_SECONDS)
+        steps = (step.step_time_ms, step.low_ms, step.high_ms)
+        each = zip(steps, setup, strict=True)
+        expected, low, high = (run_seconds(self.cell, ms, start) for ms, start in each)
         if expected is None or low is None or high is None:
             return None
-        ranks = self.cell.resources.world_size
+        ranks = resources.world_size
         return expected / 3600 * ranks, low / 3600 * ranks, high / 3600 * ranks
 
     def columns(self, runs: int = 0) -> dict[str, float | str | bool | None]:

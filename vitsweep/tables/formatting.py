@@ -51,6 +51,13 @@ def count(how_many: Any, noun: str) -> str:
     return f"{int(how_many):,} {noun}{'' if int(how_many) == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """Return `1 h 05 min` or `2 min 07 s`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
+
+
 def percent(value: Any) -> str:
     """Return a fraction as a percentage with one decimal."""
     return "" if missing(value) else f"{100 * float(value):.1f} %"
