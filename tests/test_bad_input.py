@@ -6,6 +6,8 @@ traceback, hang, or lose what was measured. A new way of failing gets a line her
 
 import json
 import math
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +61,14 @@ REFUSED_BEFORE_HYDRA = [
     ("", "hydra.job_logging.version=2", "would change nothing"),
     ("", "hydra.launcher.partition=gpu", "need `hydra/launcher=slurm` beside them"),
     ("", "hydra.sweeper.n_trials=5", "add `hydra/sweeper=optuna`"),
+    ("", "sweep.minute=3", "Did you mean `sweep.minutes=3`?"),
+    ("", "+sweep=first sweep.baselin=null", "Did you mean `sweep.baseline=null`?"),
+    ("", "hydra/launcher=slrm", "Did you mean `hydra/launcher=slurm`?"),
+    (
+        "",
+        "hydra/launcher=slurm hydra.launcher.partion=x",
+        "Did you mean `hydra.launcher.partition=x`?",
+    ),
     ("", "hydra.searchpath=[file:///nosuch]", "`/nosuch` is no folder"),
     ("plan", "--html /nosuch/x.html precision=O1", "`mkdir -p /nosuch` makes it"),
     ("plan", "--parquet / precision=O1", "`--parquet /` is a folder"),
@@ -352,3 +362,13 @@ def test_text_in_brackets_and_colons_is_printed_as_it_is(
 
     open_console().print("pip install 'vitsweep[fp8]' :smile: [/b]")
     assert capsys.readouterr().out.strip() == "pip install 'vitsweep[fp8]' :smile: [/b]"
+
+
+def test_a_wrong_value_waits_for_no_heavy_import() -> None:
+    code = (
+        "import sys; from vitsweep.cli.main import run; run(['batch.images_per_step=abc'], {});"
+        "print({'torch', 'matplotlib'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert "a whole number is needed" in done.stderr
+    assert done.stdout == "set()\n"

@@ -59,8 +59,12 @@ class SweepStopped(KeyboardInterrupt):
 
 
 def did_you_mean(word: str, valid: Iterable[str], as_typed: Callable[[str], str]) -> str:
-    """Return ` Did you mean ...?`, or nothing where no name is close; `lr` is close to `learning_rate`."""
-    lower = {name.lower(): name for name in valid}
-    initials = [x for x in lower if "".join(part[:1] for part in x.split("_")) == word.lower()]
-    close = get_close_matches(word.lower(), lower, n=1) or initials
+    """Return ` Did you mean ...?`, or nothing where no name is close.
+
+    `lr` is close to `learning_rate`, and `ranks` to `ranks_per_node`.
+    """
+    lower, typed = {name.lower(): name for name in valid}, word.lower()
+    initials = [x for x in lower if "".join(part[:1] for part in x.split("_")) == typed]
+    longer = [x for x in lower if x.startswith(f"{typed}_")]
+    close = get_close_matches(typed, lower, n=1) or initials or longer
     return f" Did you mean `{as_typed(lower[close[0]])}`?" if close else ""

@@ -190,21 +190,22 @@ def test_every_group_node_carries_its_choice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        ("precison=O1", "`precison=O1`: there is no group or key `precison`; there are `model`, "),
-        ("precison=O1", "Did you mean `precision=O1`?"),
-        ("precision=o1", "`precision` has no choice `o1`; it has `O0`, `O1`, "),
-        ("precision=o1", "Did you mean `precision=O1`?"),
+        (
+            "precison=O1",
+            "no group or key `precison`. Did you mean `precision=O1`? There are `model`, ",
+        ),
+        ("precision=o1", "no choice `o1`. Did you mean `precision=O1`? It has `O0`, `O1`, "),
         ("precision=3", "`precision=3`: `precision` has no choice `3`"),
         ("precision=O1.yaml", "`precision` has no choice `O1.yaml`"),
         (
             "batch.image_per_step=3",
-            "`batch=base` has no key `image_per_step`; there are `images_per_step`",
+            "no key `image_per_step`. Did you mean `batch.images_per_step=3`? There are `images_per_step`",
         ),
+        ("resources.ranks=2", "Did you mean `resources.ranks_per_node=2`?"),
         (
             "schedule.growth_epochs=0.7",
             "`schedule=constant` has no key `growth_epochs`, nor any other: give",
         ),
-        ("batch.image_per_step=3", "Did you mean `batch.images_per_step=3`?"),
         ("+precison=O1", "`+precison=O1`: there is no group or key `precison`"),
         (
             "+seed=1",

@@ -60,7 +60,10 @@ def test_what_is_allowed_is_taken(override: str) -> None:
         ("sweep.match=model", "`sweep.match=model`: must be a list, like `[a,b]`"),
         ("sweep.limit=5", "`sweep.limit` is a section; set one of its keys: `sweep.limit.key`"),
         ("sweep.limit.first=x", "`sweep.limit.first=x`: a whole number is needed"),
-        ("+sweep.nmae=x", "`sweep.nmae` does not exist; `sweep` has `name`"),
+        (
+            "+sweep.nmae=x",
+            "`sweep.nmae` does not exist. Did you mean `sweep.name`? `sweep` has `name`",
+        ),
         ("sweep.search=fastest", "`sweep.search=fastest`: must be"),
         ("sweep.indifference=1", "`sweep.indifference=1`: must be less than 1"),
         ("sweep.indifference=0", "`sweep.indifference=0`: must be greater than 0"),

@@ -181,8 +181,9 @@ def _known(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequenc
     for name in columns:
         if name not in known:
             raise BadValueError(
-                f"`--columns {name}`: there is no such column; there are {', '.join(known)}."
+                f"`--columns {name}`: there is no such column."
                 + did_you_mean(name, list(known), lambda other: f"--columns {other}")
+                + f" There are {', '.join(known)}."
             )
     return columns
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from vitsweep.composition import hydra
-from vitsweep.composition.composer import ComposedCell, Composer, belongs_to_the_sweep
+from vitsweep.composition.composer import (
+    ComposedCell,
+    Composer,
+    belongs_to_the_sweep,
+    is_plain_value,
+    set_value,
+)
 from vitsweep.composition.grid import expand
 from vitsweep.composition.overrides import (
     parse_overrides,
@@ -18,6 +24,7 @@ from vitsweep.composition.overrides import (
     sweep_override,
     value_override,
 )
+from vitsweep.composition.suggestions import unknown_choice
 from vitsweep.composition.sweep_name import AUTO
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
@@ -153,7 +160,11 @@ def open_session(
     parsed = dict(zip(overrides, parse_overrides(overrides, loader), strict=True))
     of_hydra = [text for text, override in parsed.items() if override.is_hydra_override()]
     of_sweep = [text for text, override in parsed.items() if belongs_to_the_sweep(override)]
-    config = hydra.compose_sweep(loader, config_name, of_sweep)
+    try:
+        config = hydra.compose_sweep(loader, config_name, of_sweep)
+    except BadValueError:
+        _name_what_there_is([parsed[text] for text in of_sweep], loader, config_name)
+        raise
     if (sweeper := hydra.choice(config, "sweeper")) != "vitsweep":
         raise NotOursError(f"hydra/sweeper={sweeper}")
     kind = target_class(dict(config.hydra.launcher), "hydra/launcher")
@@ -174,6 +185,23 @@ def open_session(
         console=console,
         command=shlex.join(words) if command is None else command,
     )
+
+
+def _name_what_there_is(overrides: Sequence[Any], loader: Any, config_name: str) -> None:
+    """Refuse the first choice or key that does not exist, with those that do; Hydra's error names none.
+
+    Raises:
+        BadValueError: there is one.
+    """
+    texts = {str(o.input_line): o for o in overrides if "." not in o.key_or_group}
+    for override in texts.values():
+        group, choice = override.key_or_group, hydra.own_text(override)
+        if (known := sorted(loader.get_group_options(group))) and choice not in known:
+            raise unknown_choice(group, choice, known)
+    tree = hydra.with_own_node(hydra.compose_sweep(loader, config_name, [*texts]))
+    for override in overrides:
+        if "." in override.key_or_group and is_plain_value(override):
+            set_value(tree, override)
 
 
 # Settings given in Python, written as the overrides that the command line takes.

@@ -124,9 +124,10 @@ def finish(session: Session) -> int:
         summarize_limits(session, searches.key)
         ended = all(not search.failure for search in found)
         return ExitCode.ok if ended else ExitCode.not_all_measured
+    rows = run_cells(session)
     from vitsweep.cli.summary import exit_code
 
-    return exit_code(run_cells(session))
+    return exit_code(rows)
 
 
 def run_cells(session: Session) -> list[Any]:
@@ -136,9 +137,10 @@ def run_cells(session: Session) -> list[Any]:
         SweepStopped: the user stopped it.
     """
     from vitsweep.api.functions import measured
-    from vitsweep.cli.summary import summarize
 
     with measured(session) as result:
+        from vitsweep.cli.summary import summarize  # loads the charts, for which no mistake waits
+
         return summarize(
             result, session.console, session.tracker, with_report=session.settings.report
         )
@@ -179,8 +181,9 @@ def _refuse_words(arguments: Sequence[str]) -> None:
             raise VitsweepError(f"`{word}` {hint}")
         known = ", ".join(f"`{verb}`" for verb in VERBS)
         raise VitsweepError(
-            f"`{word}` is neither an override (`key=value`) nor a verb; the verbs are {known} and "
-            "come first." + did_you_mean(word, VERBS, lambda verb: f"python -m vitsweep {verb}")
+            f"`{word}` is neither an override (`key=value`) nor a verb."
+            + did_you_mean(word, VERBS, lambda verb: f"python -m vitsweep {verb}")
+            + f" The verbs are {known} and come first."
         )
 
 

@@ -154,8 +154,13 @@ def completions(
 
 def plain(config: DictConfig) -> dict[str, Any]:
     """Return a composed configuration as plain containers, without Hydra's own node."""
+    return {key: node for key, node in with_own_node(config).items() if key != "hydra"}
+
+
+def with_own_node(config: DictConfig) -> dict[str, Any]:
+    """Return a composed configuration as plain containers, that of Hydra itself included."""
     tree: Any = OmegaConf.to_container(config, resolve=False)
-    return {str(key): node for key, node in tree.items() if key != "hydra"}
+    return {str(key): node for key, node in tree.items()}
 
 
 def plain_resolved(config: DictConfig) -> dict[str, Any]:

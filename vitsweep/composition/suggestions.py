@@ -13,8 +13,9 @@ def unknown_choice(group: str, choice: str, valid: Iterable[str]) -> BadValueErr
     """Say which choices a group has."""
     names = list(valid)
     return BadValueError(
-        f"`{group}={choice}`: `{group}` has no choice `{choice}`; it has {_listed(names)}."
+        f"`{group}={choice}`: `{group}` has no choice `{choice}`."
         + did_you_mean(choice, names, lambda name: f"{group}={name}")
+        + f" It has {_listed(names)}."
     )
 
 
@@ -48,8 +49,9 @@ def unknown_key(
     _, _, value = typed.partition("=")
     rest = override.key_or_group.split(".")[len(path) + 1 :]
     return BadValueError(
-        f"`{typed}`: {fault}; there are {_listed(names)}."
+        f"`{typed}`: {fault}."
         + did_you_mean(key, names, lambda name: ".".join([*path, name, *rest]) + f"={value}")
+        + f" There are {_listed(names)}."
     )
 
 

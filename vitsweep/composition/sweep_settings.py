@@ -193,9 +193,8 @@ def _objective_problem(objective: str | tuple[str, ...]) -> str:
             f"`sweep.objective={PEAK_MEMORY}` alone needs no race, since one run shows it: use "
             f"`sweep.objective=[throughput,{PEAK_MEMORY}]`, or `sweep.memory_limit_gib`."
         )
-    return f"`sweep.objective={objective}` is no objective of a race: {listed}." + did_you_mean(
-        objective, OBJECTIVES, lambda name: f"sweep.objective={name}"
-    )
+    hint = did_you_mean(objective, OBJECTIVES, lambda name: f"sweep.objective={name}")
+    return f"`sweep.objective={objective}` is no objective of a race.{hint} These are {listed}."
 
 
 def _race_problems(settings: SweepSettings) -> list[str]:
@@ -240,7 +239,7 @@ def _retry_problem(statuses: tuple[str, ...], status: str) -> str:
     if status in RETRIABLE:
         return ""
     return (
-        f"`sweep.retry=[{','.join(statuses)}]`: `{status}` is no status after which a cell can run "
-        f"again; these are {', '.join(f'`{s}`' for s in RETRIABLE)}."
+        f"`sweep.retry=[{','.join(statuses)}]`: `{status}` is no status after which a cell can run again."
         + did_you_mean(status, RETRIABLE, lambda name: f"sweep.retry=[{name}]")
+        + f" These are {', '.join(f'`{s}`' for s in RETRIABLE)}."
     )

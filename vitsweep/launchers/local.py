@@ -65,9 +65,9 @@ def check_objective(objective: str) -> None:
     """
     if objective not in METRICS:
         raise BadValueError(
-            f"`hydra.launcher.objective={objective}` is no measured column, such as "
-            "`images_per_second`, `speedup` or `peak_gib`."
+            f"`hydra.launcher.objective={objective}` is no measured column."
             + did_you_mean(objective, METRICS, lambda name: f"hydra.launcher.objective={name}")
+            + " Such are `images_per_second`, `speedup` and `peak_gib`."
         )
 
 

@@ -231,8 +231,9 @@ def profile_named(name: str) -> Profile:
     known = profile_names()
     if name.lower() not in known:
         raise BadValueError(
-            f"`--hardware {name}`: unknown device; known are {', '.join(known)}."
+            f"`--hardware {name}`: unknown device."
             + did_you_mean(name, known, lambda device: f"--hardware {device}")
+            + f" Known are {', '.join(known)}."
             + f" For another device write a profile file: copy one of {PROFILES}, change its figures and "
             "give its path, `--hardware my_gpu.yaml`; what you leave out is taken from "
             f"{GENERIC}.yaml there."

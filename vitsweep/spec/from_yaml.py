@@ -6,14 +6,13 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from vitsweep.errors import BadValueError
+from vitsweep.errors import BadValueError, did_you_mean
 from vitsweep.spec.cell_spec import CellSpec
 
 Tree = dict[str, Any]
@@ -135,7 +134,17 @@ def _leaf(kind: Any, value: Any, path: str) -> Any:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
         problems = "; or ".join(dict.fromkeys(sentence(problem) for problem in error.errors()))
+        if hint := _meant(value, path, error):
+            problems = f"{hint} It {problems}"
         raise BadValueError(f"`{path}={_typed(value)}`: {problems}.") from error
+
+
+def _meant(value: Any, path: str, error: ValidationError) -> str:
+    """Return `Did you mean ...?` for a text that is close to one of those that are allowed."""
+    listed = [p["ctx"]["expected"] for p in error.errors() if p["type"] == "literal_error"]
+    allowed = re.findall(r"'(.+?)'", " ".join(listed))
+    typed = value if isinstance(value, str) else ""
+    return did_you_mean(typed, allowed, lambda name: f"{path}={name}").strip() if typed else ""
 
 
 def _flat(value: Any) -> list[Any]:
@@ -192,9 +201,8 @@ def sentence(problem: Any) -> str:
 
 
 def _unknown_key(path: str, key: str, known: Mapping[str, Any]) -> str:
-    close = get_close_matches(key, known, n=1)
-    hint = f" Did you mean `{path}.{close[0]}`?" if close else ""
-    return f"`{path}.{key}` does not exist; `{path}` has {_quoted(known)}.{hint}"
+    hint = did_you_mean(key, known, lambda name: f"{path}.{name}")
+    return f"`{path}.{key}` does not exist.{hint} `{path}` has {_quoted(known)}."
 
 
 def _quoted(names: Any) -> str:
