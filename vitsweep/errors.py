@@ -13,6 +13,7 @@ class ExitCode(IntEnum):
     gate_failed = 1
     bad_input = 2
     not_all_measured = 3
+    gate_undecided = 4  # a cell is worse; whether beyond the tolerance is not shown
     interrupted = 130  # or detached from jobs that go on
 
 

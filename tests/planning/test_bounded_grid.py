@@ -28,12 +28,17 @@ class Bench:
         cells = expand([*TINY, f"optimizer={','.join(RATIOS)}", "measurement=standard"], composer())
         self.settings = replace(sweep_settings(cells[0].tree), minutes=minutes)
         self.plan = plan_of(cells, LAPTOP, composer())
-        self.now, self.records = 0.0, list[RunRecord]()
-        self.random = np.random.default_rng(0)
+        self.now, self.records, self.runs = 0.0, list[RunRecord](), Counter[str]()
         monkeypatch.setattr(rounds_module.time, "monotonic", lambda: self.now)
 
     def optimizer(self, cell_id: str) -> str:
         return self.plan.entries[cell_id].composed.choices["optimizer"]
+
+    def noise(self, cell_id: str) -> float:
+        """Return the factor of a cell's next run: the same in whichever order cells run."""
+        self.runs[cell_id] += 1
+        random = np.random.default_rng([int(cell_id, 16), self.runs[cell_id]])
+        return float(np.exp(random.normal(0, 0.02)))
 
     def command(self) -> list[RunRecord]:
         """Run the command once; return its records."""
@@ -46,7 +51,7 @@ class Bench:
                 begun = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)
                 facts = {"started_at": begun.isoformat(), "run_seconds": seconds}
                 facts |= {"look": True} if block.is_look else {"any_look": True}
-                speed = 100 * ratio * float(np.exp(self.random.normal(0, 0.02)))
+                speed = 100 * ratio * self.noise(entry.cell_id)
                 record = run(entry.cell_id, block.name, speed, environment=facts)
                 record = replace(record, run_id=f"{self.now}", position=position)
                 mine += of_present_code(self.plan, [record])

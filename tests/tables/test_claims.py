@@ -330,6 +330,7 @@ def test_few_blocks_cannot_tell_whether_they_are_independent(num_blocks) -> None
     )
     row = diagnostics(runs, {"a": "base", "base": "base"}).set_index("diagnostic")
     assert not row.loc["autocorrelation of blocks", "threatens"]
+    assert "fewer than 8 blocks" in row.loc["autocorrelation of blocks", "sentence"]
     more = table(
         *(run("base", f"b{i}", 100, minute=i) for i in range(12)),
         *(run("a", f"b{i}", 100 * np.exp(0.05 * i), minute=i) for i in range(12)),
@@ -367,6 +368,7 @@ def test_load_and_noise_stand_among_the_diagnostics() -> None:
     noise = found.loc["noise of a ratio"]
     assert noise["estimate"] == pytest.approx(np.std(np.log(spread), ddof=1))
     assert noise["threatens"]
+    assert noise[["low", "high"]].isna().all(), "no interval is known"
     quiet = table(*(run(c, f"b{i}", 100 + i % 2) for c in ("base", "a") for i in range(5)))
     rows = diagnostics(quiet, {"a": "base", "base": "base"}).set_index("diagnostic")
     assert "runs on a shared device" not in rows.index

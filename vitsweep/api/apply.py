@@ -128,9 +128,7 @@ class Applied:
         _PROCESS.set_flags(self)
         trainer, parts = self._trainer, self.cell.batch.accumulation_steps
         loss = trainer.step(iter(_split(batch, parts, self.world.device)))
-        del trainer.skipped[
-            :-1
-        ]  # a step of the product's is counted, one of a long training is not
+        del trainer.skipped[:-1]  # a long training does not count its skipped steps
         return loss
 
     def predict(self, inputs: "Tensor") -> "Tensor":

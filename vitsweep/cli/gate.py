@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitsweep.cli.verbs import VERBS, Options
-from vitsweep.errors import VitsweepError
+from vitsweep.errors import ExitCode, VitsweepError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from vitsweep.results.store import Store
-
-UNDECIDED = 4
-"""Exit code where a cell is worse, but whether beyond the tolerance is not shown."""
 
 HELP = """\
 Compare every cell of a sweep with a kept baseline; for continuous integration.
@@ -104,8 +101,8 @@ def run(arguments: Sequence[str]) -> int:
     print(verdict.verdict)
     if verdict.undecided:
         print(_measure_again(store, kept_runs, verdict.blocks_to_decide, list(arguments)))
-        return UNDECIDED
-    return 0 if verdict.passed else 1
+        return ExitCode.gate_undecided
+    return ExitCode.ok if verdict.passed else ExitCode.gate_failed
 
 
 def _measure_again(store: "Store", kept: "DataFrame", blocks: int, arguments: Sequence[str]) -> str:

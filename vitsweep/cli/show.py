@@ -33,7 +33,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def _shown(text: str) -> str:
     group, equals, choice = text.lstrip("+").partition("=")
-    folder = conf_dir() / group
     known = sorted(
         str(path.relative_to(conf_dir())) for path in conf_dir().rglob("*") if path.is_dir()
     )
@@ -45,7 +44,7 @@ def _shown(text: str) -> str:
         )
     if not equals:
         return shown_group(group)
-    if not (folder / f"{choice}.yaml").is_file() or choice not in choices(group):
+    if choice not in choices(group):
         raise BadValueError(
             f"`{text}`: `{group}` has no choice `{choice}`."
             + did_you_mean(choice, choices(group), lambda name: f"{group}={name}")

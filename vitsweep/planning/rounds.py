@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, Protocol
 
 from pandas import DataFrame
@@ -141,7 +142,10 @@ class _Grid:
         self._rounds_left = max(begin.missing_blocks.values(), default=0) + EXTRA_ROUNDS
         is_measured = plan.runnable and not (begin.missing_blocks or begin.not_measured or pending)
         self._notice = "Everything that was asked for is measured already." if is_measured else ""
-        self._looks = list(look_blocks(plan, begin, settings))
+        self._looks = list(
+            look_blocks(plan, _Grid.state(self, ()), settings)
+        )  # not of what is undecided
+        self._end = time.monotonic() + 60 * (settings.minutes or inf)
         self._looked: Counter[str] = Counter()
         self._members: Iterator[list[PlannedCell]] = iter(())
 
@@ -244,18 +248,6 @@ class _BoundedGrid(_Grid):
     """
 
     is_bounded = True
-
-    def __init__(
-        self,
-        plan: SweepPlan,
-        settings: SweepSettings,
-        earlier: Sequence[RunRecord],
-        code: Mapping[str, Any],
-        pending: Sequence[tuple[str, str]],
-    ) -> None:
-        super().__init__(plan, settings, earlier, code, pending)
-        self._end = time.monotonic() + 60 * (settings.minutes or 0.0)
-        self._looks = list(look_blocks(plan, super().state(()), settings))
 
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the command with what is measured; a cell that is undecided lacks a block."""

@@ -1,7 +1,7 @@
 """Do the blocks of a sweep support its intervals: position effect and autocorrelation of blocks."""
 
 from collections.abc import Mapping, Sequence
-from math import exp, sqrt, tanh
+from math import exp, nan, sqrt, tanh
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,8 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
     Returns:
         One row per diagnostic that can be estimated: `diagnostic, estimate, low, high, num_runs,
         threatens, sentence`. `threatens` says that the interval excludes the harmless value and the
-        estimate is large enough to matter; `sentence` then says what follows.
+        estimate is large enough to matter; `sentence` then says what follows. Of others it says
+        why nothing can be found, or "". A number that is only counted has no interval.
 
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
@@ -69,14 +70,14 @@ def _first_run(runs: DataFrame) -> dict[str, object] | None:
     if found is None:
         return None
     effect, half = found.effect, found.half
-    ratio, low, high = exp(effect), exp(effect - half), exp(effect + half)
+    ratio, interval = exp(effect), (exp(effect - half), exp(effect + half))
     sentence = (
-        f"The first run of a block has {ratio:.3f} [{low:.3f}, {high:.3f}] times the throughput of "
-        "the others: cells that ran first more often than their baseline look "
+        f"The first run of a block has {ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}] times the "
+        "throughput of the others: cells that ran first more often than their baseline look "
         f"{'slower' if ratio < 1 else 'faster'} than they are. A longer warm-up helps, and so do as "
         "many blocks as cells, in which every cell is first once."
     )
-    return _row("first run of a block", ratio, low, high, found.num_runs, found.threatens, sentence)
+    return _row("first run of a block", ratio, interval, found.num_runs, found.threatens, sentence)
 
 
 def _autocorrelation(
@@ -101,7 +102,11 @@ def _autocorrelation(
         f"often than 95 %, perhaps no more than {covered:.0f} % (at {high:.2f}). More time between blocks, "
         "or blocks on several days, help."
     )
-    return _row("autocorrelation of blocks", estimate, low, high, pairs, threatens, sentence)
+    assumed = "" if enough else f"independence is assumed: fewer than {BLOCKS_TO_TELL} blocks"
+    interval = low, high
+    return _row(
+        "autocorrelation of blocks", estimate, interval, pairs, threatens, sentence, assumed
+    )
 
 
 def _ratios_in_time(runs: DataFrame, baselines: Mapping[int, int | None]) -> list[Floats]:
@@ -180,7 +185,7 @@ def _mixed_devices(runs: DataFrame) -> dict[str, object] | None:
         "again: what is missing is measured."
     )
     number = float(len(mixed))
-    return _row("blocks on several devices", number, number, number, len(measured), True, sentence)
+    return _row("blocks on several devices", number, None, len(measured), True, sentence)
 
 
 def _shared_device(runs: DataFrame) -> dict[str, object] | None:
@@ -195,7 +200,7 @@ def _shared_device(runs: DataFrame) -> dict[str, object] | None:
         "whole block cancels in its ratios; what comes and goes within one is noise, and a technique that "
         "suffers more from sharing looks slower than it is alone."
     )
-    return _row("runs on a shared device", share, share, share, len(runs), share > HALF, sentence)
+    return _row("runs on a shared device", share, None, len(runs), share > HALF, sentence)
 
 
 def _noise(runs: DataFrame, baselines: Mapping[int, int | None]) -> dict[str, object] | None:
@@ -209,11 +214,19 @@ def _noise(runs: DataFrame, baselines: Mapping[int, int | None]) -> dict[str, ob
         "smaller than that need many blocks. A quieter machine helps most."
     )
     pairs = sum(g.size for g in groups)
-    return _row("noise of a ratio", spread, spread, spread, pairs, spread > NOISY, sentence)
+    return _row("noise of a ratio", spread, None, pairs, spread > NOISY, sentence)
 
 
 def _row(
-    name: str, estimate: float, low: float, high: float, runs: int, threatens: bool, sentence: str
+    name: str,
+    estimate: float,
+    interval: tuple[float, float] | None,
+    num_runs: int,
+    threatens: bool,
+    sentence: str,
+    otherwise: str = "",
 ) -> dict[str, object]:
-    values = (name, estimate, low, high, runs, threatens, sentence if threatens else "")
+    low, high = interval or (nan, nan)
+    said = sentence if threatens else otherwise
+    values = (name, estimate, low, high, num_runs, threatens, said)
     return dict(zip(COLUMNS, values, strict=True))

@@ -28,9 +28,7 @@ def with_wrong_losses(runs: DataFrame, baselines: Mapping[str, str | None]) -> D
         return runs
     told = runs.loc[runs["status"] == Status.measured, ["cell_id", "block", *COLUMNS]]
     losses = [f"loss_step_{step}" for step in SAME]
-    told = told.assign(
-        **{name: to_numeric(told[name]) for name in losses}
-    )  # a column may be all None
+    told[losses] = told[losses].apply(to_numeric)  # of runs without any, a column is all None
     base = told.drop_duplicates(["cell_id", "block"])
     told = told.assign(place=told.index)
     pairs = told.assign(baseline=told["cell_id"].map(baselines)).merge(
