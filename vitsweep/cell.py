@@ -25,6 +25,7 @@ from vitsweep.measure.environment import environment, machine
 from vitsweep.measure.kernels_used import AttentionKernels, Compiled, converted_layers
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
 from vitsweep.measure.monitors import ContentionMonitor, DeviceMonitor
+from vitsweep.measure.step_trace import RankTrace, TraceMarks, collective_ms, record_steps, reduced
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
@@ -36,7 +37,9 @@ from vitsweep.training.timed_steps import (
     endless,
     garbage_collector_off,
     instrumented_steps,
+    mean_step_ms,
     timed_steps,
+    undisturbed,
 )
 from vitsweep.training.trainer import MicroBatch, Trainer
 from vitsweep.world import World, process_flags_kept
@@ -182,6 +185,7 @@ def _collect_samples(
             "muon_matrices": ", ".join(getattr(trainer.optimizer, "matrix_names", ())),
         },
         machine=machine(),
+        trace=_traced_steps(trainer, stream, prefetched_steps),
     )
     _trace(trainer, stream, context)
     return samples, contention
@@ -227,6 +231,25 @@ def _refuse_skipped_graphs(cell: CellSpec, compiled: Compiled) -> None:
 def _trace(trainer: Trainer, stream: Iterator[MicroBatch], context: RunContext) -> None:
     if trainer.cell.measurement.trace:
         traced(lambda: trainer.step(stream), context.trace_folder, trainer.world)
+
+
+def _traced_steps(
+    trainer: Trainer, stream: Iterator[MicroBatch], prefetched_steps: int
+) -> RankTrace | None:
+    """Take plain and traced steps where asked; both empty the loader's queue first, which a pause fills."""
+    steps, lead_in = trainer.cell.measurement.traced_steps, prefetched_steps + 1
+    if not steps:
+        return None
+    marks = TraceMarks()
+    watched = marks.watched(stream)
+    with undisturbed(trainer):
+        _sync_ranks(trainer.world)
+        plain_ms = mean_step_ms(trainer, stream, steps, lead_in)
+        _sync_ranks(trainer.world)
+        events = record_steps(
+            lambda: trainer.step(watched, marks), lead_in + steps, trainer.world.device
+        )
+    return RankTrace(plain_ms, reduced(events, steps, gathered(collective_ms(events))))
 
 
 def _skipped(trainer: Trainer, steps: int) -> list[bool]:

@@ -30,6 +30,7 @@ FREE = {
     "measurement.prove",
     "measurement.timeout_min",
     "measurement.trace",
+    "measurement.traced_steps",
     "measurement.warmup_min_seconds",
     "resources.cores_per_node",
     "resources.device",

@@ -74,6 +74,7 @@ class ComparisonRequest:
         width: half of the interval that is narrow enough, relative: 0.05 is +- 5 %.
         minutes: budget of this command.
         mixed_hardware: whether blocks of different devices may be taken together.
+        traced_blocks: so many blocks with traced steps are measured, whatever the width; 0 for none.
     """
 
     variant: tuple[str, ...]
@@ -82,6 +83,7 @@ class ComparisonRequest:
     width: float = DEFAULT_WIDTH
     minutes: float = DEFAULT_MINUTES
     mixed_hardware: bool = False
+    traced_blocks: int = 0
 
     @property
     def names(self) -> tuple[str, str]:
@@ -116,7 +118,9 @@ def measured_pair(request: ComparisonRequest, console: Console) -> Iterator["Pai
     with locked(store, console):
         pair = PairedComparison(store, plan, settings, tracker, code_state(), request, console)
         pair.check_device()
-        freeze(store, plan, settings, pair.code, comparison=pair.facts)
+        # Traced blocks are a fixed number: they count like any block of their sweep.
+        facts = {} if request.traced_blocks else {"comparison": pair.facts}
+        freeze(store, plan, settings, pair.code, **facts)
         pair.measure()
         yield pair
 
@@ -241,10 +245,12 @@ class PairedComparison:
         if self._left_out_blocks and not self.settings.remeasure:
             self.console.print(
                 f"{count(len(self._left_out_blocks), 'earlier block')} left out, but kept: measured by "
-                "other code, with another torch, or without the proof or window that is wanted now.",
+                "other code, with another torch, or without the proof, window or traced steps that are "
+                "wanted now.",
                 highlight=False,
             )
-        runner = BlockRunner(self.store, self.code, earlier=earlier, any_look=True)
+        looks_between = not self.request.traced_blocks
+        runner = BlockRunner(self.store, self.code, earlier=earlier, any_look=looks_between)
         runner.skipped |= set(state.not_measured)
         progress = Progress(self.console, cell_labels(self.plan), 0, 60 * self.request.minutes)
         if runner.run(self._blocks(runner, state, progress), progress):
@@ -256,13 +262,14 @@ class PairedComparison:
         once = dict.fromkeys(self.plan.entries, 1)
         order = BalancedOrder.after(runner.earlier)
         yield from runner.resume(self.plan, once, 1, self.console)
-        yield from self._looks(runner, state, progress)
+        if not self.request.traced_blocks:
+            yield from self._looks(runner, state, progress)
         if self.stop_reason is StopReason.far_apart:
             return
         num_before = -1
         while True:
             logs = self.log_ratios()
-            wanted = blocks_wanted(logs, self.request.width)
+            wanted = self.request.traced_blocks or blocks_wanted(logs, self.request.width)
             block = next(blocks(self.plan, once, 1, order))
             if self.is_self_test:
                 block = replace(block, entries=2 * block.entries)

@@ -10,6 +10,7 @@ from vitsweep.results.store import Store, find_sweep
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from vitsweep.report.explained import Explained
     from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -73,6 +74,27 @@ class Sweep:
         columns = [*varying(cells), *SPEEDUP]
         ordered = ranked(cells.assign(cell=cell_names(cells)))
         return ordered.reindex(columns=["cell", *columns]).reset_index(drop=True)
+
+    def explain(self, a: str, b: str) -> "Explained":
+        """Say why cell A takes another time per step than cell B, from stored traces.
+
+        Args:
+            a: a cell, named as in `speedups`, by settings (`precision=O2`), or by its id.
+            b: the cell that it is compared with.
+
+        Returns:
+            `table`, one row per cause in milliseconds a step with 95 % intervals, `figure` and `sentence`.
+
+        Raises:
+            VitsweepError: a text names no cell, or no block has traced steps of both; the text says which
+                command measures some.
+        """
+        from vitsweep.report.explained import explain_stored, lacking
+
+        found = explain_stored(self._store, a, b)
+        if found is None:
+            raise lacking(self._store, a, b)
+        return found
 
     def race(self) -> "DataFrame":
         """Return how a race went: when and why each cell was dropped; empty where there was no race."""

@@ -56,6 +56,8 @@ _ALL = (
     Verb("cancel", "[SWEEP]", "end the jobs of a sweep; what was measured is kept"),
     Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30] [--mixed-hardware]",
          "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
+    Verb("explain", "A B [override ...] [--sweep SWEEP] [--blocks 5] [--steps 3] [--minutes 30] [--json]",
+         "say why A is faster than B: causes that add up to the measured difference", names_a_sweep=False),
     Verb("gate", "[SWEEP] --against KEPT [--tolerance 0.05] [--metric A,B] [--lenient] [--mixed-hardware]",
          "compare with a kept baseline; exit code 1 if a cell became worse"),
     Verb("check", "FOLDER", "test the choices of a configuration folder of your own, proofs included",

@@ -27,12 +27,14 @@ ABOVE_ALL = "6"
 """A level of Kineto's log above its highest, USDT (5): it prints every start and stop at that one."""
 
 
-def quiet_profile(activities: "Sequence[ProfilerActivity]") -> "profile":
+def quiet_profile(
+    activities: "Sequence[ProfilerActivity]", *, record_shapes: bool = False
+) -> "profile":
     """Return a profiler for a `with` block; Kineto reads its log level when the first one starts."""
     from torch.profiler import profile
 
     os.environ.setdefault("KINETO_LOG_LEVEL", ABOVE_ALL)
-    return profile(activities=activities)
+    return profile(activities=activities, record_shapes=record_shapes)
 
 
 RECEIVES = {torch.ops.c10d.recv_.default, torch.ops.c10d.recv_any_source_.default}

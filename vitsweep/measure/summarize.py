@@ -13,6 +13,7 @@ from vitsweep.collectives.primitives import Purpose
 from vitsweep.errors import VitsweepError
 from vitsweep.measure.communication import Collectives, SentBytes, transfer_and_wait_ms
 from vitsweep.measure.monitors import DeviceState
+from vitsweep.measure.step_trace import RankTrace, trace_samples
 from vitsweep.measure.utilization import throughput, utilization
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -144,6 +145,7 @@ class RankSamples:
         own_cpu_seconds: CPU time of the rank during the timed steps.
         environment: environment columns of the record.
         machine: equal for ranks that run on one kernel, whatever their nodes are called.
+        trace: of `measurement.traced_steps`; None where there are none.
     """
 
     step_times_ms: list[float]
@@ -165,6 +167,7 @@ class RankSamples:
     own_cpu_seconds: float
     environment: dict[str, Any]
     machine: str
+    trace: RankTrace | None = None
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "RankSamples":
@@ -175,6 +178,8 @@ class RankSamples:
         }
         if plain["collectives"] is not None:
             parts["collectives"] = [(name, ms) for name, ms in plain["collectives"]]
+        if plain["trace"] is not None:
+            parts["trace"] = RankTrace(**plain["trace"])
         return cls(**{**plain, **parts})
 
 
@@ -256,7 +261,8 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "data_wait_ms": [[round(t, 4) for t in rank.data_waits_ms] for rank in ranks],
             "warm_up_steps": window.warmup_steps,
             "collectives": ranks[0].sent.by_collective,
-        },
+        }
+        | trace_samples([rank.trace for rank in ranks]),
     )
 
 

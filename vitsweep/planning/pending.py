@@ -106,7 +106,7 @@ def usable_runs(
         if run.environment.get("look") and run.status == Status.measured:
             found.looks += [run] if is_own else []
             continue
-        if _had_less_time(run, entry):
+        if _had_less_time(run, entry) or _lacks_traced_steps(run, entry):
             continue
         if run.status == Status.measured and not is_own:
             found.other_code[cell_id] = code
@@ -153,6 +153,11 @@ def _had_less_time(run: RunRecord, entry: PlannedCell) -> bool:
         run.spec.get(f"measurement.{name}", inf) < getattr(wanted, name)
         for name in ("min_seconds", "warmup_min_seconds")
     )
+
+
+def _lacks_traced_steps(run: RunRecord, entry: PlannedCell) -> bool:
+    is_asked_for = entry.spec.measurement.traced_steps > 0
+    return is_asked_for and run.status == Status.measured and "trace" not in run.samples
 
 
 def _began(run: RunRecord) -> str:

@@ -21,6 +21,7 @@ NAMES = (
     "limits",
     "speedup",
     "waterfall",
+    "causes",
     "heat_map",
     "effects",
     "phases",

@@ -25,6 +25,7 @@ from vitsweep.report.figures import ChartWarning, drawn
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
+from vitsweep.tables.causes import explanations
 from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.cost import peaks_gib, repayments, with_peak
 from vitsweep.tables.diagnostics import diagnostics
@@ -160,6 +161,7 @@ def render(
         else other_answer
         or [*answers(cells), *filter(None, [half_precision_note(cells)]), *repayments(cells)],
         "comparisons": [sentence for pair in pairs for sentence in pair.sentences],
+        "causes": [(found.sentence, *found.notes) for found in explanations(tables)],
         "exposed": exposed_text(exposed).to_dict("split"),
         "limits": limits_text(tables.limits, key).to_dict("split") if key else None,
         "race": race_text(race_table(race)).to_dict("split") if race else None,

@@ -1,6 +1,7 @@
 """How a cell is measured: warm-up, steps, blocks, proof."""
 
 from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -15,6 +16,8 @@ MIN_BLOCKS = 3
 """With fewer blocks no interval is shown: Student's t with one degree of freedom is too wide."""
 
 MOST_BLOCKS = 10_000
+MOST_TRACED_STEPS = 100
+"""A profiler keeps every operation in memory."""
 MINUTES_PER_YEAR = 525_600
 AUTO_WARMUP_SECONDS = {"cpu": 0.2, "cuda": 3.0}
 AUTO_SECONDS = {"cpu": 0.5, "cuda": 5.0}
@@ -22,6 +25,23 @@ AUTO_MAX_SECONDS = {"cpu": 30.0, "cuda": 60.0}
 """Device type -> seconds where a choice says `auto`. Clocks and loaders of a GPU settle in seconds."""
 LOOK_SECONDS = 1.0
 """`max_seconds` of a look."""
+
+
+class TimeClass(StrEnum):
+    """What the time of a traced step is spent on; each instant belongs to one class."""
+
+    products = "matrix products"
+    attention = "attention"
+    elementwise = "normalization and element-wise"
+    copies = "casts and copies"
+    fused = "fused kernels"
+    other = "other operators"
+    recomputation = "recomputation"
+    optimizer = "optimizer"
+    communication = "exposed communication"
+    ranks = "waiting for ranks"
+    data = "waiting for data"
+    host = "launch gaps (host)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +61,8 @@ class Measurement:
         prove: `twin` trains a nano copy with the same techniques first and compares it with plain
             single-process training; `none` trusts the techniques.
         trace: keep a profiler trace of one step in the run's folder.
+        traced_steps: steps under the profiler at the end of a run, which its record keeps as a table of
+            operators by class of time; 0 for none.
         timeout_min: a run that takes longer is ended with status `timed_out`.
     """
 
@@ -54,13 +76,19 @@ class Measurement:
     blocks: Annotated[int, Ge(1), Le(MOST_BLOCKS)] = field(metadata=NOT_IDENTITY)
     prove: Literal["twin", "none"] = field(metadata=NOT_IDENTITY)
     trace: bool = field(metadata=NOT_IDENTITY)
+    traced_steps: Annotated[int, Ge(0), Le(MOST_TRACED_STEPS)] = field(metadata=NOT_IDENTITY)
     timeout_min: Annotated[float, Gt(0), Le(MINUTES_PER_YEAR)] = field(metadata=NOT_IDENTITY)
 
     def of_look(self) -> "Measurement":
         """Return it for a look: one run as short as can be, to tell whether a cell is worth its blocks."""
         longest = min(self.max_seconds, LOOK_SECONDS)
         return replace(
-            self, warmup_min_seconds=0.0, min_seconds=0.0, max_seconds=longest, trace=False
+            self,
+            warmup_min_seconds=0.0,
+            min_seconds=0.0,
+            max_seconds=longest,
+            trace=False,
+            traced_steps=0,
         )
 
     @property

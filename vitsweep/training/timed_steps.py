@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -93,11 +93,21 @@ def timed_steps(
         measurement: number of steps and seconds.
         prefetched_steps: steps that the loader's queue is enough for.
     """
-    if trainer.cell.runtime.collects_garbage == "automatic":
+    with undisturbed(trainer):
         return _timed_steps(trainer, stream, measurement, prefetched_steps)
-    # A collection of Python's own takes milliseconds, at any time: none may fall into a timed step.
-    with garbage_collector_off():
-        return _timed_steps(trainer, stream, measurement, prefetched_steps)
+
+
+def undisturbed(trainer: Trainer) -> AbstractContextManager[None]:
+    """Context of timed steps: none of Python's own collections, which take milliseconds, at any time."""
+    is_automatic = trainer.cell.runtime.collects_garbage == "automatic"
+    return nullcontext() if is_automatic else garbage_collector_off()
+
+
+def mean_step_ms(trainer: Trainer, stream: Iterator[MicroBatch], steps: int, lead_in: int) -> float:
+    """Return the mean time of some steps in milliseconds, after others that lead in."""
+    samples = TimedSteps()
+    _take(lead_in + steps, trainer, stream, samples)
+    return statistics.mean(samples.times_ms[lead_in:])
 
 
 def _timed_steps(

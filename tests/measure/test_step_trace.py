@@ -1,0 +1,242 @@
+"""Traced steps: every instant in one class, by the stated precedence; and what names are classed as."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from vitsweep.measure.kernel_kinds import kind_of_kernel, kind_of_operator
+from vitsweep.measure.step_trace import (
+    END,
+    STEP,
+    WAIT,
+    Event,
+    RankTrace,
+    TraceMarks,
+    critical_rank,
+    record_steps,
+    step_rows,
+    transfers_ms,
+)
+from vitsweep.spec.measurement import TimeClass
+
+MS = 1_000_000
+
+
+def event(name: str, start: float, end: float, **facts: Any) -> Event:
+    return Event(name=name, start=int(start * MS), end=int(end * MS), **facts)
+
+
+def step_mark(at: float) -> Event:
+    return event(STEP, at, at, is_range=True)
+
+
+def phase_end(phase: str, at: float) -> Event:
+    return event(END + phase, at, at, is_range=True)
+
+
+def by_class(events: list[Event], steps: int = 1, transfers: Any = None) -> dict[str, float]:
+    """Milliseconds by class over the last steps."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for rows in step_rows(events, steps, transfers):
+        for row in rows:
+            found[row["class"]] += row["ms"]
+    return {kind: round(ms, 6) for kind, ms in found.items() if ms}
+
+
+def test_each_instant_of_a_step_on_the_host_has_one_class() -> None:
+    found = by_class(
+        [
+            step_mark(0),
+            event(WAIT, 1, 4, is_range=True),
+            event("aten::linear", 5, 10),  # its own time counts with the product in it
+            event("aten::addmm", 6, 9, sequence=3),
+            event("aten::copy_", 7, 8),  # inside of the product
+            event("aten::view", 10, 11),  # computes nothing
+            event("aten::scaled_dot_product_attention", 11, 14),
+            event("aten::softmax", 12, 13),  # part of attention
+            phase_end("backward", 15),
+            event("aten::mul_", 16, 17),
+            phase_end("optimizer", 19),
+            step_mark(20),
+        ]
+    )
+    assert found == {
+        TimeClass.data: 3,
+        TimeClass.products: 4,
+        TimeClass.copies: 1,
+        TimeClass.attention: 3,
+        TimeClass.optimizer: 4,
+        TimeClass.host: 5,
+    }
+
+
+def test_what_the_backward_pass_computes_again_is_recomputation_with_the_time_between() -> None:
+    node = {"is_node": True, "sequence": 7}
+    found = by_class(
+        [
+            step_mark(0),
+            event("aten::mm", 0, 1, sequence=7),
+            event("autograd::engine::evaluate_function: MmBackward0", 1, 9, **node),
+            event("MmBackward0", 1, 9, **node),
+            event("aten::mm", 2, 3, sequence=11),
+            event("aten::gelu", 4, 5, sequence=12),
+            event("aten::mm", 6, 8),  # the gradient itself: autograd numbers no operator of it
+            step_mark(10),
+        ]
+    )
+    assert found == {TimeClass.products: 3, TimeClass.recomputation: 4, TimeClass.host: 3}
+
+
+def test_communication_is_what_no_computation_hides_and_begins_with_waiting_for_ranks() -> None:
+    events = [
+        step_mark(0),
+        event("aten::mm", 0, 6),
+        event("gloo:all_reduce", 2, 12, thread=9),
+        step_mark(12),
+    ]
+    assert by_class(events, transfers=[4.0]) == {
+        TimeClass.products: 6,
+        TimeClass.ranks: 2,
+        TimeClass.communication: 4,
+    }
+    assert by_class(events) == {TimeClass.products: 6, TimeClass.communication: 6}
+
+
+def test_transfers_are_the_shortest_over_the_ranks_and_unknown_where_collectives_differ() -> None:
+    late, waiting = [("gloo:all_reduce", 2.0)], [("gloo:all_reduce", 9.0)]
+    assert transfers_ms([late, waiting]) == [2.0]
+    assert transfers_ms([late, [("gloo:send", 1.0)]]) is None
+    rows = [
+        [[0, TimeClass.ranks, "", "", 0, 7.0, 0.0]],
+        [[0, TimeClass.ranks, "", "", 0, 0.1, 0.0]],
+    ]
+    assert critical_rank([RankTrace(30.0, own) for own in rows]) == 1
+
+
+def test_a_device_at_work_counts_before_the_host_and_steps_end_with_their_last_kernel() -> None:
+    """Two streams overlap; the host runs ahead of the device."""
+    gpu = {"on_device": True}
+    found = by_class(
+        [
+            step_mark(0),
+            event("aten::mm", 0, 1, id=1),
+            event("nvjet_sm90_tst", 2, 10, id=1, **gpu),  # ends the first step
+            step_mark(3),
+            event(WAIT, 3, 12, is_range=True),
+            event("aten::addmm", 12, 13, id=2),
+            event("ampere_bf16_s16816gemm", 14, 20, id=2, **gpu),
+            event("ncclDevKernel_AllReduce_Sum_f32", 18, 24, **gpu),
+            event("nccl:all_reduce", 18, 24, is_range=True, **gpu),  # a range, no kernel
+            phase_end("backward", 14),
+            event("aten::_foreach_mul_", 15, 16, id=3),
+            event("multi_tensor_apply_kernel<BinaryOpScalarFunctor>", 24, 26, id=3, **gpu),
+            event("Optimizer.step#AdamW.step", 24, 26, is_range=True, **gpu),
+            phase_end("optimizer", 17),
+            step_mark(18),
+        ]
+    )
+    assert found == {
+        TimeClass.data: 2,  # from 10, when the device became idle
+        TimeClass.host: 2,  # from 12 to the first kernel
+        TimeClass.products: 6,
+        TimeClass.communication: 4,
+        TimeClass.optimizer: 2,
+    }
+
+
+def test_streams_that_overlap_share_an_instant_and_the_rows_add_up_to_the_step() -> None:
+    generator = torch.Generator().manual_seed(3)
+    names = ("aten::mm", "aten::gelu", "aten::copy_", "gloo:all_reduce", WAIT, "aten::view")
+    events = [step_mark(at) for at in (0, 10, 20)]
+    for place in range(60):
+        start, long = (torch.rand(2, generator=generator) * torch.tensor([18.0, 3.0])).tolist()
+        name = names[place % len(names)]
+        events.append(event(name, start, start + long, thread=place, is_range=name == WAIT))
+    for rows in step_rows(events, 2, None):
+        assert sum(row["ms"] for row in rows) == pytest.approx(10, abs=1e-9)
+        assert all(row["ms"] >= 0 for row in rows)
+
+
+def test_a_real_step_puts_sleeps_recomputation_and_the_optimizer_where_they_belong() -> None:
+    """Sleeps last at least as long as they are asked to; nothing else is said of times."""
+    layer, seconds = nn.Linear(8, 8), 0.03
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    marks = TraceMarks()
+
+    def batches() -> Iterator[torch.Tensor]:
+        while True:
+            time.sleep(seconds)
+            yield torch.ones(4, 8)
+
+    stream = marks.watched(batches())
+
+    def slow(inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(seconds)
+        return torch.tanh(layer(inputs))
+
+    def step() -> None:
+        images = next(stream)
+        marks.end("data")
+        loss = checkpoint(slow, images, use_reentrant=False).sum()
+        marks.end("forward")
+        loss.backward()
+        marks.end("backward")
+        optimizer.step()
+        time.sleep(seconds)
+        marks.end("optimizer")
+
+    events = record_steps(step, 3, torch.device("cpu"))
+    found = by_class(events, steps=2)
+    kinds = (TimeClass.data, TimeClass.host, TimeClass.recomputation, TimeClass.optimizer)
+    assert all(found[kind] >= 2e3 * seconds for kind in kinds)
+    borders = sorted(e.start for e in events if e.name == STEP)
+    assert sum(found.values()) == pytest.approx((borders[-1] - borders[1]) / MS)
+
+
+KERNELS = {
+    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>": TimeClass.products,
+    "nvjet_sm90_hsh_128x256": TimeClass.products,
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float>": TimeClass.products,
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits>": TimeClass.attention,
+    "fmha_cutlassF_bf16_aligned_64x64_rf_sm80": TimeClass.attention,
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma": TimeClass.attention,
+    "void at::native::vectorized_layer_norm_kernel<float, float>": TimeClass.elementwise,
+    "void at::native::GammaBetaBackwardCUDAKernel_32x32<float>": TimeClass.elementwise,
+    "void at::native::vectorized_elementwise_kernel<4, GeluCUDAKernelImpl>": TimeClass.elementwise,
+    "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>": TimeClass.copies,
+    "Memcpy DtoD (Device -> Device)": TimeClass.copies,
+    "Memset (Device)": TimeClass.copies,
+    "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>": TimeClass.copies,
+    "multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>": TimeClass.optimizer,
+    "triton_per_fused_native_layer_norm_3": TimeClass.fused,
+    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL": TimeClass.communication,
+    "some_kernel_of_a_user": TimeClass.other,
+}
+OPERATORS = {
+    "aten::addmm": TimeClass.products,
+    "aten::bmm": TimeClass.products,
+    "aten::mkldnn_convolution": TimeClass.products,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": TimeClass.attention,
+    "aten::native_layer_norm_backward": TimeClass.elementwise,
+    "aten::gelu": TimeClass.elementwise,
+    "aten::add_": TimeClass.elementwise,
+    "aten::_to_copy": TimeClass.copies,
+    "aten::cat": TimeClass.copies,
+    "c10d::allreduce_": TimeClass.communication,
+    "mylib::thing": TimeClass.other,
+    "aten::transpose": None,
+    "aten::_unsafe_view": None,
+    "autograd::engine::evaluate_function: AddmmBackward0": None,
+    "DistributedDataParallel.forward": None,
+}
+
+
+def test_names_of_kernels_and_operators_are_classed_by_one_table() -> None:
+    assert {name: kind_of_kernel(name) for name in KERNELS} == KERNELS
+    assert {name: kind_of_operator(name) for name in OPERATORS} == OPERATORS

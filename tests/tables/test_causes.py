@@ -1,0 +1,132 @@
+"""Causes add up to the measured difference, in every block and in the table."""
+
+import numpy as np
+import pytest
+from pandas import DataFrame
+
+from vitsweep.charts import causes as chart
+from vitsweep.errors import BadValueError
+from vitsweep.spec.measurement import TimeClass
+from vitsweep.tables.causes import (
+    REST,
+    TRACING,
+    TracedRun,
+    cause_text,
+    explained,
+    find_cell,
+)
+
+PRODUCTS, OPTIMIZER, HOST = (
+    str(k) for k in (TimeClass.products, TimeClass.optimizer, TimeClass.host)
+)
+NAMES = ("adamw_foreach", "adamw_loop")
+
+
+def run(
+    step: float, plain: float, ms: dict[str, float], calls: int = 100, work: float = 1.0
+) -> TracedRun:
+    return TracedRun(
+        step_ms=step,
+        plain_ms=plain,
+        ms=ms,
+        calls={OPTIMIZER: calls},
+        work={PRODUCTS: work},
+        images_per_second=16e3 / step,
+        critical_rank=0,
+    )
+
+
+def pairs(blocks: int = 5, work: float = 1.0) -> list[tuple[TracedRun, TracedRun]]:
+    """A optimizer that is 8 ms faster, in blocks whose other times scatter."""
+    random = np.random.default_rng(5)
+
+    def one(optimizer: float, calls: int, work: float) -> TracedRun:
+        a, b, c, d, e = random.normal(0, 0.2, 5)
+        ms = {PRODUCTS: 20 + a, OPTIMIZER: optimizer + b, HOST: 5 + c}
+        traced = sum(ms.values())
+        return run(traced - 3 + d, traced - 3 + e, ms, calls, work)
+
+    return [(one(4, 60, work), one(12, 1960, 1.0)) for _ in range(blocks)]
+
+
+def test_the_sum_closes_to_rounding_in_every_block() -> None:
+    measured = pairs()
+    found = explained(measured, NAMES)
+    differences = [a.step_ms - b.step_ms for a, b in measured]
+    assert found.blocks.sum(axis=1).to_numpy() == pytest.approx(differences, abs=1e-12)
+    assert found.causes["ms"].sum() == pytest.approx(found.difference[0], abs=1e-12)
+    assert found.causes["cause"].tolist()[-2:] == [TRACING, REST]
+
+
+def test_the_sentence_names_what_is_shown_and_the_launches() -> None:
+    found = explained(pairs(), NAMES)
+    shown = found.causes.set_index("cause")["shown"]
+    assert shown.to_dict() == dict.fromkeys(shown.index, False) | {OPTIMIZER: True}
+    said = found.sentence
+    assert said.startswith("adamw_foreach is ")
+    assert "faster than adamw_loop" in said
+    assert "ms less in optimizer, 1,900 launches fewer; " in said
+    assert said.endswith("matrix products, launch gaps (host) not shown to differ.")
+
+
+def test_less_work_and_a_better_rate_add_up_to_the_change_of_their_class() -> None:
+    found = explained(pairs(work=0.5), NAMES).causes.set_index("cause")
+    row = found.loc[PRODUCTS]
+    assert row["less_work_ms"] + row["better_rate_ms"] == pytest.approx(row["ms"])
+    assert row["less_work_ms"] == pytest.approx(
+        -0.5 * 30, rel=0.05
+    )  # half the work at 20 and 40 ms
+    assert found.loc[[OPTIMIZER, HOST], ["less_work_ms", "better_rate_ms"]].isna().all(axis=None)
+
+
+def test_two_blocks_have_no_interval_and_show_nothing() -> None:
+    found = explained(pairs(2), NAMES)
+    assert found.causes[["low", "high"]].isna().all(axis=None)
+    assert not found.causes["shown"].any()
+    assert "too few for an interval" in found.sentence
+    assert found.json()["causes"][0]["low"] is None
+
+
+def test_the_picture_has_the_difference_first_and_the_rest_last() -> None:
+    found = explained(pairs(), NAMES)
+    rows = chart.rows_of([found])
+    assert rows["cause"].iloc[0] == "measured difference"
+    assert rows["cause"].iloc[-1] == REST
+    assert rows["ms"].iloc[1:].sum() == pytest.approx(rows["ms"].iloc[0])
+    axes = chart.draw(rows).axes[0]
+    assert [t.get_text() for t in axes.get_yticklabels()] == rows["cause"].tolist()
+    assert [p.get_width() for p in axes.patches] == pytest.approx(rows["ms"].tolist())
+    assert cause_text(found)["cause"].iloc[-1] == "measured difference"
+
+
+CELLS = DataFrame(
+    {
+        "cell_id": ["aa", "bb", "cc", "dd"],
+        "precision": ["fp32", "O2", "fp32", "O2"],
+        "sharding": ["ddp", "ddp", "fsdp", "fsdp"],
+        "model": "vit_nano",
+        "baseline_cell_id": "aa",
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("cc", "cc"),
+        ("O2 · fsdp", "dd"),
+        ("O2", "bb"),  # it changes least beside
+        ("fp32", "aa"),
+        ("sharding=fsdp", "cc"),
+        ("fsdp precision=O2", "dd"),
+    ],
+)
+def test_a_cell_is_named_by_id_name_or_settings(text: str, cell: str) -> None:
+    assert find_cell(CELLS, text) == cell
+
+
+def test_a_text_that_names_no_cell_or_several_is_refused_with_the_names() -> None:
+    with pytest.raises(BadValueError, match=r"`O3` names no cell .*`O2 · fsdp`"):
+        find_cell(CELLS, "O3")
+    with pytest.raises(BadValueError, match="`vit_nano` names several cells"):
+        find_cell(CELLS.assign(baseline_cell_id=None), "vit_nano")

@@ -1,0 +1,103 @@
+"""Why a cell is faster or slower than another: the measured difference, cause by cause."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from vitsweep.charts import style
+from vitsweep.charts.chart import NOTHING, Chart
+from vitsweep.tables.causes import REST, TRACING, Explanation, explanations, signed
+from vitsweep.tables.formatting import missing, number, times
+from vitsweep.tables.sweep_tables import SweepTables
+
+FASTER, SLOWER = "#009e73", "#d55e00"
+MOST_PANELS = 4
+SMALLEST = 0.01
+"""Causes below this share of the longest bar, of which no difference is shown, are drawn as one."""
+SMALL = "all smaller ones"
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the causes of the traced cells against their baselines, latest first."""
+    found = explanations(tables)[-MOST_PANELS:]
+    return rows_of(found) if found else NOTHING
+
+
+def rows_of(found: Sequence[Explanation]) -> DataFrame:
+    """Return the causes of several pairs in one table, with the measured difference of each."""
+    return pd.concat([_rows(one) for one in found], ignore_index=True)
+
+
+def _rows(found: Explanation) -> DataFrame:
+    """Return the rows of a panel: the difference, the causes by size, tracing and rest."""
+    ms, low, high = found.difference
+    total = {"cause": "measured difference", "ms": ms, "low": low, "high": high, "shown": True}
+    causes = found.causes
+    is_last = causes["cause"].isin([TRACING, REST])
+    longest = causes["ms"].abs().max()
+    is_small = ~is_last & ~causes["shown"] & (causes["ms"].abs() < SMALLEST * longest)
+    large = causes[~is_last & ~is_small].sort_values("ms", key=abs, ascending=False)
+    small = causes[is_small]
+    parts = [DataFrame([total]), large]
+    if len(small):
+        pooled = {"cause": SMALL, "ms": small["ms"].sum(), "shown": False}
+        parts.append(DataFrame([pooled]))
+    whole = pd.concat([*parts, causes[is_last]], ignore_index=True)
+    return whole.assign(a=found.names[0], b=found.names[1], speedup=found.speedup[0])
+
+
+def draw(table: DataFrame) -> Figure:
+    """Draw the table of `rows_of`: one panel per pair, one bar per cause, to the left what is faster.
+
+    Hatched bars are not shown to differ from 0; the bars below the line add up to the one above it.
+    """
+    panels = [rows for _, rows in table.groupby(["a", "b"], sort=False)]
+    heights = [style.height(len(rows)) for rows in panels]
+    figure = style.empty_figure(9.0, sum(heights))
+    every = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, rows in zip(every, panels, strict=True):
+        _panel(style.dress(axes), rows.reset_index(drop=True))
+    return figure
+
+
+def _panel(axes: Axes, rows: DataFrame) -> None:
+    a, b = str(rows.at[0, "a"]), str(rows.at[0, "b"])
+    ends = rows[["ms", "low", "high"]].to_numpy(float)
+    reach = max(float(pd.DataFrame(ends).abs().max().max()), 1e-9)
+    for position, row in rows.iterrows():
+        hue = FASTER if row["ms"] < 0 else SLOWER
+        if row["cause"] in (TRACING, REST, SMALL):
+            hue = style.BASELINE
+        look = style.fill(hue, bool(row["shown"]))
+        axes.barh(position, row["ms"], height=style.BAR, **look)  # type: ignore[arg-type]
+        style.whiskers(axes, position, row["ms"], row["low"], row["high"])  # type: ignore[arg-type]
+        right = max(0.0, *(v for v in (row["ms"], row["high"]) if not missing(v)))
+        style.value(axes, position, right, _label(row))  # type: ignore[arg-type]
+    axes.axhline(0.5, color=style.QUIET, linewidth=0.8)
+    axes.axvline(0, color=style.INK, linewidth=1)
+    axes.set_yticks(range(len(rows)), [str(c) for c in rows["cause"]])
+    axes.get_yticklabels()[0].set_fontweight("bold")
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(-1.1 * reach, 1.9 * reach)
+    axes.grid(axis="y", visible=False)
+    style.title(axes, f"{a} against {b}: {times(rows.at[0, 'speedup'])} the throughput")
+    axes.set_xlabel(f"Milliseconds a step.   ← {a} takes less        {a} takes more →")
+
+
+def _label(row: pd.Series) -> str:
+    known = "a_ms" in row and not missing(row["a_ms"]) and max(row["a_ms"], row["b_ms"]) > 0
+    spent = f"   {number(row['b_ms'])} → {number(row['a_ms'])} ms" if known else ""
+    return f"{signed(row['ms'])}{spent}"
+
+
+CHART = Chart(
+    "Why: the difference, cause by cause",
+    table_of,
+    draw,
+    "Milliseconds a step that a cell takes more or less than its baseline, with 95 % intervals over "
+    "blocks; the bars below the line add up to the one above. Hatched: not shown to differ from 0. Behind "
+    "a bar: the baseline's and the cell's own milliseconds in traced steps.",
+)

@@ -1,0 +1,131 @@
+"""`vitsweep explain`: why one cell is faster than another, cause by cause."""
+
+import json
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from vitsweep.api.compare import DEFAULT_MINUTES, StopReason
+from vitsweep.api.explain import DEFAULT_BLOCKS, DEFAULT_STEPS, ExplainRequest, explain
+from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.console import open_console, print_lines
+from vitsweep.errors import BadValueError, ExitCode, VitsweepError
+from vitsweep.report.explained import Explained
+from vitsweep.report.html import write_report
+from vitsweep.report.views import collect
+from vitsweep.spec.measurement import MIN_BLOCKS, MOST_BLOCKS, MOST_TRACED_STEPS
+from vitsweep.tables.causes import cause_text
+from vitsweep.tables.render import as_table
+
+HELP = f"""\
+Say why A takes another time per step than B: causes, with 95 % intervals, that add up to the
+measured difference.
+
+A and B are overrides, as in `compare`: those that follow hold for both, the runs go into
+results/compare. Or they are cells of a sweep, as its table names them: `O2`, `O2 fsdp`, with `--sweep`
+`precision=O2` too, or a cell id. Where the sweep holds traced blocks of both, nothing is measured. Else
+both run in turns, and each run ends, after its timed window, with steps under torch's profiler; at
+least {MIN_BLOCKS} blocks give intervals.
+
+  python -m vitsweep explain optimizer=adamw_foreach optimizer=adamw_loop
+  python -m vitsweep explain O2 fp32 --sweep vit_nano-precision
+  python -m vitsweep explain O2 fp32 --json
+"""
+
+
+def parser() -> Options:
+    """Return the parser."""
+    options = Options(VERBS["explain"], HELP)
+    options.add_argument("settings", nargs="*", metavar="A B [override ...]", help="see above")
+    options.add_argument("--sweep", metavar="SWEEP", help="A and B are cells of it (the latest)")
+    options.add_argument(
+        "--blocks",
+        type=int,
+        default=DEFAULT_BLOCKS,
+        help="blocks with traces (default %(default)s)",
+    )
+    options.add_argument(
+        "--steps",
+        type=int,
+        default=DEFAULT_STEPS,
+        help="traced steps per run (default %(default)s)",
+    )
+    options.add_argument(
+        "--minutes",
+        type=float,
+        default=DEFAULT_MINUTES,
+        help="budget of this command (default %(default)g)",
+    )
+    options.add_argument("--json", action="store_true", help="print JSON: difference_ms, causes")
+    return options
+
+
+def explain_request(arguments: Sequence[str]) -> tuple[ExplainRequest, bool]:
+    """Read a command line; also return whether JSON is wanted.
+
+    Raises:
+        VitsweepError: there are not two settings, an option is unknown or has a wrong value.
+    """
+    options = parser()
+    found = options.parse_intermixed_args([word for word in arguments if word != "--"])
+    if len(found.settings) < 2:
+        raise VitsweepError(
+            "`explain` needs two settings or cells, A and B; an empty one (`''`) is the default.\n"
+            + options.format_usage().strip()
+        )
+    limits = {"blocks": (1, MOST_BLOCKS), "steps": (1, MOST_TRACED_STEPS)}
+    for option, (least, most) in limits.items():
+        if not least <= getattr(found, option) <= most:
+            raise BadValueError(
+                f"`--{option} {getattr(found, option)}` must be from {least} to {most:,}."
+            )
+    if not 0 < found.minutes < math.inf:
+        raise BadValueError(f"`--minutes {found.minutes:g}` must be a number above 0.")
+    a, b, *common = found.settings
+    request = ExplainRequest(
+        a=a,
+        b=b,
+        common=tuple(common),
+        sweep=found.sweep,
+        blocks=found.blocks,
+        steps=found.steps,
+        minutes=found.minutes,
+    )
+    return request, bool(found.json)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Measure what lacks and say why A is faster than B.
+
+    Returns:
+        0 if it is explained, 3 if blocks were not measured, 130 after Ctrl-C.
+
+    Raises:
+        VitsweepError: what was typed is wrong, or nothing could be measured.
+    """
+    request, as_json = explain_request(arguments)
+    console = Console(stderr=True) if as_json else open_console()
+    found, stop_reason = explain(request, console)
+    if as_json:
+        print(json.dumps(found.explanation.json(), indent=1))
+    else:
+        _show(found, request, console)
+    codes = {
+        StopReason.not_measured: ExitCode.not_all_measured,
+        StopReason.interrupted: ExitCode.interrupted,
+    }
+    return codes.get(stop_reason, ExitCode.ok) if stop_reason else ExitCode.ok
+
+
+def _show(found: Explained, request: ExplainRequest, console: Console) -> None:
+    """Write the views and the report; show the table and the sentences."""
+    explanation = found.explanation
+    console.print()
+    console.print(as_table(cause_text(explanation)))
+    lines = [f"\n{found.sentence}", *explanation.notes]
+    if explanation.num_blocks < request.blocks:
+        more = f"{explanation.num_blocks} of {request.blocks} blocks have traces of both"
+        lines.append(f"{more}; the same command continues.")
+    lines.append(f"Report: {write_report(collect(found.store))}")
+    print_lines(console, lines)

@@ -1,0 +1,560 @@
+"""Traced steps: every instant of a step, on one rank, in exactly one class.
+
+Where operations overlap, on several streams or threads, an instant belongs to the first of them in this
+order: optimizer, recomputation, kinds of computation, communication (which is therefore what is *exposed*),
+waiting for ranks, waiting for data, and the host, in whose gaps nothing else runs. On a GPU, what the host
+does counts only while the device is idle.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch._C._autograd import DeviceType
+
+from vitsweep.measure.communication import quiet_profile
+from vitsweep.measure.kernel_kinds import kind_of_kernel, kind_of_operator
+from vitsweep.spec.measurement import TimeClass
+
+STEP = "vitsweep.step"
+"""Mark between two steps."""
+END = "vitsweep.end."
+"""Marks the end of a phase; its name follows."""
+WAIT = "vitsweep.data"
+"""Range in which the host waits for a micro-batch."""
+
+OF_COMPUTATION = (
+    TimeClass.optimizer,
+    TimeClass.recomputation,
+    TimeClass.products,
+    TimeClass.attention,
+    TimeClass.elementwise,
+    TimeClass.copies,
+    TimeClass.fused,
+    TimeClass.other,
+)
+LEVELS = (
+    *OF_COMPUTATION,
+    TimeClass.communication,
+    TimeClass.ranks,
+    TimeClass.data,
+    TimeClass.optimizer,  # the host between operators of the optimizer, where the host computes
+    TimeClass.recomputation,
+    TimeClass.host,
+)
+"""Class by place in the order of precedence."""
+_LEVEL = {kind: place for place, kind in reversed([*enumerate(LEVELS)])}
+_RANGE_LEVEL = {kind: place for place, kind in enumerate(LEVELS)}
+
+SMALL_SHARE = 0.002
+"""Operators below this share of a step are kept as one row of their class."""
+POOLED = "(smaller)"
+BETWEEN = "(between operators)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What a profiler recorded of one operator, kernel, range or collective.
+
+    Attributes:
+        name: of the operator or kernel.
+        start: in nanoseconds of the profiler's clock.
+        end: in the same.
+        thread: of the host.
+        on_device: a kernel or copy of the device.
+        is_range: named by Python, not an operator.
+        is_node: a node of autograd.
+        sequence: number that autograd gave an operator of a forward pass; -1 without.
+        id: correlation of a kernel with the operator that launched it; the same number at both.
+        shapes: of the inputs.
+        dtypes: of the inputs.
+    """
+
+    name: str
+    start: int
+    end: int
+    thread: int = 0
+    on_device: bool = False
+    is_range: bool = False
+    is_node: bool = False
+    sequence: int = -1
+    id: int = 0
+    shapes: Sequence[Any] = ()
+    dtypes: Sequence[str] = ()
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it is the transfer of a collective, waiting included."""
+        on_device = self.on_device and not self.is_range
+        return self.name.startswith("gloo:") or (on_device and self.name.startswith("nccl"))
+
+
+class TraceMarks:
+    """Marks of steps, phases and waiting for data, as the profiler records them."""
+
+    def end(self, phase: str) -> None:
+        """Mark the end of a phase."""
+        _mark(END + phase)
+
+    def watched(self, stream: Iterator[Any]) -> Iterator[Any]:
+        """Yield what a stream yields, its waiting marked."""
+        while True:
+            with torch.profiler.record_function(WAIT):
+                item = next(stream)
+            yield item
+
+
+def _mark(name: str) -> None:
+    with torch.profiler.record_function(name):
+        pass
+
+
+def record_steps(step: Callable[[], object], count: int, device: torch.device) -> list[Event]:
+    """Run steps under the profiler, one after the other, and return what it recorded.
+
+    Args:
+        step: runs one training step.
+        count: how many.
+        device: where they run.
+    """
+    from torch.profiler import ProfilerActivity
+
+    cuda = device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
+    with quiet_profile(activities, record_shapes=True) as profiled:
+        for _ in range(count):
+            _mark(STEP)
+            step()
+        _mark(STEP)
+        if cuda:
+            torch.cuda.synchronize()
+    assert profiled.profiler is not None
+    return [_event(e) for e in profiled.profiler.kineto_results.events()]
+
+
+def _event(found: Any) -> Event:
+    on_device = found.device_type() != DeviceType.CPU
+    is_range = found.is_user_annotation()
+    return Event(
+        name=found.name(),
+        start=found.start_ns(),
+        end=found.start_ns() + found.duration_ns(),
+        thread=found.start_thread_id(),
+        on_device=on_device,
+        is_range=is_range,
+        is_node=found.scope() == 1 or found.name().startswith("autograd::engine"),
+        sequence=found.sequence_nr(),
+        id=found.linked_correlation_id() if on_device else found.correlation_id(),
+        shapes=() if on_device else found.shapes(),
+        dtypes=() if on_device else found.dtypes(),
+    )
+
+
+def collective_ms(events: Sequence[Event]) -> list[tuple[str, float]]:
+    """Return (name, milliseconds) of the collectives in the order of their start."""
+    found = sorted((e for e in events if e.is_collective), key=lambda e: e.start)
+    return [(e.name.split("(")[0], (e.end - e.start) / 1e6) for e in found]
+
+
+def transfers_ms(ranks: Sequence[Sequence[tuple[str, float]]]) -> list[float] | None:
+    """Return how long each collective transfers: its shortest duration over the ranks.
+
+    The rank that enters it last does not wait. None where ranks run different collectives.
+    """
+    names = [[name for name, _ in rank] for rank in ranks]
+    if any(other != names[0] for other in names):
+        return None
+    return [min(ms) for ms in zip(*([ms for _, ms in rank] for rank in ranks), strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A stretch of time that an operation claims.
+
+    Attributes:
+        start: in nanoseconds.
+        end: in the same.
+        level: place in `LEVELS`.
+        label: operator and shapes.
+        calls: 1 for the first segment of an operation, else 0.
+        work: FLOPs of products and attention, bytes read by other operators; with `calls`.
+    """
+
+    start: int
+    end: int
+    level: int
+    label: tuple[str, str] = (BETWEEN, "")
+    calls: int = 0
+    work: float = 0.0
+
+
+Floats = NDArray[np.float64]
+
+
+def exclusive_ns(segments: Sequence[Segment], begin: int, end: int) -> tuple[Floats, float]:
+    """Return the nanoseconds that each segment gets between two times, and those that none claims.
+
+    Each instant goes to the lowest level that claims it; segments of one level that overlap share it
+    evenly. All together add up to `end - begin`.
+    """
+    starts = np.clip([s.start for s in segments], begin, end).astype(np.int64)
+    ends = np.clip([s.end for s in segments], begin, end).astype(np.int64)
+    levels = np.array([s.level for s in segments], np.int64)
+    times = np.unique(np.concatenate([starts, ends, [begin, end]]))
+    lengths = np.diff(times)
+    first, last = np.searchsorted(times, starts), np.searchsorted(times, ends)
+    active = np.zeros((len(LEVELS), len(times)))
+    np.add.at(active, (levels, first), 1)
+    np.add.at(active, (levels, last), -1)
+    active = active.cumsum(axis=1)[:, :-1]
+    winner = np.where((active > 0).any(axis=0), (active > 0).argmax(axis=0), -1)
+    own = np.zeros((len(LEVELS), len(times)))
+    for level in range(len(LEVELS)):
+        share = np.where(winner == level, lengths / np.maximum(active[level], 1), 0.0)
+        own[level, 1:] = share.cumsum()
+    got = own[levels, last] - own[levels, first]
+    return got, float(lengths[winner == -1].sum())
+
+
+def step_rows(
+    events: Sequence[Event], steps: int, transfers: Sequence[float] | None
+) -> list[list[dict[str, Any]]]:
+    """Return the last `steps` steps of a trace, each as rows `class, operator, shapes, calls, ms, work`.
+
+    The milliseconds of a step's rows add up to its duration.
+
+    Args:
+        events: of one rank.
+        steps: how many of the last are wanted; those before led in.
+        transfers: of `transfers_ms`; None where waiting for ranks cannot be told apart.
+    """
+    found = _Reader(events)
+    segments = [*found.segments(), *_of_collectives(events, transfers)]
+    return [
+        _rows(segments, begin, end)
+        for begin, end in zip(found.borders[:-1], found.borders[1:], strict=True)
+    ][-steps:]
+
+
+def _rows(segments: Sequence[Segment], begin: int, end: int) -> list[dict[str, Any]]:
+    inside = [s for s in segments if s.start < end and s.end > begin]
+    times, unclaimed = exclusive_ns(inside, begin, end)
+    spent: defaultdict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    spent[TimeClass.host, BETWEEN, ""][1] += unclaimed
+    for segment, time in zip(inside, times, strict=True):
+        row = spent[LEVELS[segment.level], *segment.label]
+        counts = segment.calls if segment.start >= begin else 0
+        row[0], row[1], row[2] = row[0] + counts, row[1] + time, row[2] + counts * segment.work
+    kept: defaultdict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for (kind, operator, shapes), values in spent.items():
+        is_small = values[1] < SMALL_SHARE * (end - begin)
+        row = kept[(kind, POOLED, "") if is_small else (kind, operator, shapes)]
+        row[:] = [a + b for a, b in zip(row, values, strict=True)]
+    return [
+        {"class": str(kind), "operator": operator, "shapes": shapes}
+        | {"calls": int(calls), "ms": time / 1e6, "work": work}
+        for (kind, operator, shapes), (calls, time, work) in kept.items()
+        if time or calls
+    ]
+
+
+def _of_collectives(
+    events: Sequence[Event], transfers: Sequence[float] | None
+) -> Iterator[Segment]:
+    """Yield waiting for the last rank and transfer of each collective, one after the other."""
+    found = sorted((e for e in events if e.is_collective), key=lambda e: e.start)
+    for place, event in enumerate(found):
+        transfer = event.end - event.start
+        if transfers is not None:
+            transfer = min(transfer, int(1e6 * transfers[place]))
+        label, begun = (event.name.split("(")[0], ""), event.end - transfer
+        waiting = {"start": event.start, "end": begun, "level": _LEVEL[TimeClass.ranks]}
+        sending = {"start": begun, "end": event.end, "level": _LEVEL[TimeClass.communication]}
+        yield Segment(**waiting, label=label)
+        yield Segment(**sending, label=label, calls=1)
+
+
+@dataclass(slots=True)
+class _Operator:
+    """An operator of the host, with what it inherits from those around it."""
+
+    event: Event
+    owner: "_Operator | None" = None  # the innermost around it that has a kind, itself included
+    kind: TimeClass | None = None
+    in_backward: bool = False
+    recomputes: bool = False
+    counted: bool = False
+
+
+class _Reader:
+    """Reads the operators, phases and kernels of a trace."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._kernels = [
+            e for e in events if e.on_device and not e.is_range and not e.is_collective
+        ]
+        self._waits = [e for e in events if e.name == WAIT and not e.on_device]
+        marks = [e for e in events if e.is_range and not e.on_device]
+        self._steps = sorted(e.start for e in marks if e.name == STEP)
+        self._phases = self._phases_of([e for e in marks if e.name.startswith(END)])
+        self._threads: defaultdict[int, list[Event]] = defaultdict(list)
+        for event in events:
+            if not (event.on_device or event.is_collective or event.name.startswith("vitsweep.")):
+                self._threads[event.thread].append(event)
+        self._operators: dict[int, _Operator] = {}
+        self._again: list[tuple[int, int]] = []
+        self._of_host = [s for ops in self._threads.values() for s in self._walk(ops)]
+        self.borders = self._borders()
+
+    def segments(self) -> list[Segment]:
+        """Return what claims time beside collectives."""
+        waits = [
+            Segment(start=e.start, end=e.end, level=_LEVEL[TimeClass.data]) for e in self._waits
+        ]
+        if self._kernels:
+            return [*waits, *map(self._of_kernel, self._kernels)]
+        between = [
+            Segment(start=start, end=end, level=_RANGE_LEVEL[kind])
+            for kind, spans in (
+                (TimeClass.optimizer, [s for p, *s in self._phases if p == "optimizer"]),
+                (TimeClass.recomputation, self._again),
+            )
+            for start, end in spans
+        ]
+        return [*waits, *between, *self._of_host]
+
+    def _phases_of(self, ends: Sequence[Event]) -> list[tuple[str, int, int]]:
+        """Return (phase, start, end): a phase begins where the one before it ends, or the step."""
+        marks = sorted([*((e.start, e.name.removeprefix(END)) for e in ends)])
+        starts = sorted([*self._steps, *(start for start, _ in marks)])
+        before = np.searchsorted(starts, [start for start, _ in marks]) - 1
+        return [
+            (phase, starts[max(int(place), 0)], start)
+            for (start, phase), place in zip(marks, before, strict=True)
+        ]
+
+    def _borders(self) -> list[int]:
+        """Return where steps end: on a GPU when the last kernel has that the step launched."""
+        if not self._kernels:
+            return self._steps
+        launched = np.array([self._launch(k) for k in self._kernels])
+        ends = np.array([k.end for k in self._kernels])
+        begin = min(k.start for k in self._kernels)
+        return [max([begin, *ends[launched < mark]]) for mark in self._steps]
+
+    def _launch(self, kernel: Event) -> int:
+        operator = self._operators.get(kernel.id)
+        return operator.event.start if operator else kernel.start
+
+    def _walk(self, events: list[Event]) -> list[Segment]:
+        """Return the time of each operator of a thread in which it is the innermost with a kind."""
+        stack: list[_Operator] = []
+        found: list[Segment] = []
+        cursor = 0
+
+        def until(time: int) -> None:
+            if stack and stack[-1].owner and time > cursor:
+                found.append(self._claimed(stack[-1].owner, cursor, time))
+
+        for event in sorted(events, key=lambda e: (e.start, -e.end)):
+            while stack and stack[-1].event.end <= event.start:
+                until(stack[-1].event.end)
+                cursor = max(cursor, stack.pop().event.end)
+            until(event.start)
+            cursor = event.start
+            stack.append(self._entered(event, stack[-1] if stack else None))
+        while stack:
+            until(stack[-1].event.end)
+            cursor = max(cursor, stack.pop().event.end)
+        return found
+
+    def _entered(self, event: Event, parent: _Operator | None) -> _Operator:
+        """Note an operator that begins within another, or within none."""
+        operator = _Operator(event, parent.owner if parent else None)
+        operator.in_backward = event.is_node or bool(parent and parent.in_backward)
+        # autograd numbers operators of forward passes only
+        is_forward = event.sequence >= 0 and not (event.is_node or event.is_range)
+        if parent and operator.in_backward:
+            operator.recomputes = parent.recomputes or is_forward
+            if is_forward and not parent.recomputes:
+                self._note_recomputation(event, parent.event)
+        kind = None if event.is_range or event.is_node else kind_of_operator(event.name)
+        in_attention = parent and parent.owner and parent.owner.kind is TimeClass.attention
+        if kind is not None and not in_attention:
+            operator.owner, operator.kind = operator, kind
+        if event.id:
+            self._operators[event.id] = operator
+        return operator
+
+    def _note_recomputation(self, event: Event, node: Event) -> None:
+        """Widen the range in which a node of autograd computes a forward pass again."""
+        if self._again and self._again[-1][0] >= node.start:
+            self._again[-1] = (self._again[-1][0], event.end)
+        else:
+            self._again.append((node.start, event.end))
+
+    def _claimed(self, owner: _Operator, start: int, end: int) -> Segment:
+        event, calls = owner.event, not owner.counted
+        owner.counted = True
+        return Segment(
+            start=start,
+            end=end,
+            level=self._level(owner, owner.kind or TimeClass.other),
+            label=(event.name, _text(event.shapes)),
+            calls=int(calls),
+            work=work_of(event) if calls else 0.0,
+        )
+
+    def _level(self, operator: _Operator | None, kind: TimeClass) -> int:
+        """Return the level of what an operator computes or launches."""
+        if operator is None or kind is TimeClass.communication:
+            return _LEVEL[kind]
+        if self._phase(operator.event.start) == "optimizer":
+            return _LEVEL[TimeClass.optimizer]
+        if operator.recomputes:
+            return _LEVEL[TimeClass.recomputation]
+        if any(w.start <= operator.event.start < w.end for w in self._waits):
+            return _LEVEL[TimeClass.data]
+        return _LEVEL[kind]
+
+    def _phase(self, time: int) -> str:
+        return next((phase for phase, start, end in self._phases if start <= time < end), "")
+
+    def _of_kernel(self, kernel: Event) -> Segment:
+        operator = self._operators.get(kernel.id)
+        kind = kind_of_kernel(kernel.name)
+        owner = operator.owner if operator else None
+        if owner and (owner.kind is TimeClass.attention or kind is TimeClass.other):
+            kind = owner.kind or kind
+        shapes = _text(owner.event.shapes) if owner else ""
+        return Segment(
+            start=kernel.start,
+            end=kernel.end,
+            level=self._level(operator, kind),
+            label=(owner.event.name if owner else kernel.name.split("<")[0], shapes),
+            calls=1,
+            work=self._work_once(owner),
+        )
+
+    def _work_once(self, owner: _Operator | None) -> float:
+        if owner is None or owner.counted:
+            return 0.0
+        owner.counted = True
+        return work_of(owner.event)
+
+
+def _text(shapes: Sequence[Any]) -> str:
+    return " ".join("x".join(map(str, s)) for s in shapes if s and not isinstance(s[0], list))
+
+
+_BYTES = {
+    "double": 8,
+    "long": 8,
+    "long int": 8,
+    "float": 4,
+    "int": 4,
+    "bool": 1,
+    "unsigned char": 1,
+}
+_BYTES |= {"c10::Half": 2, "c10::BFloat16": 2}
+
+
+def work_of(event: Event) -> float:
+    """Return the FLOPs of a product or of attention, by torch's own formulas; else the bytes it reads.
+
+    0 where torch has no formula for it.
+    """
+    kind = kind_of_operator(event.name)
+    try:
+        if kind is TimeClass.attention:
+            return _attention_flops(event)
+        if kind is TimeClass.products:
+            formula = _formula(event.name)
+            return float(formula(*event.shapes, out_val=None)) if formula else 0.0
+    except (TypeError, ValueError, AssertionError, IndexError):  # of another signature
+        return 0.0
+    pairs = zip(event.shapes, event.dtypes, strict=False)
+    return float(sum(prod(s) * _BYTES.get(d, 0) for s, d in pairs if s and isinstance(s[0], int)))
+
+
+def _attention_flops(event: Event) -> float:
+    from torch.utils import flop_counter
+
+    if "backward" in event.name:
+        return float(flop_counter.sdpa_backward_flop_count(*event.shapes[:4]))
+    return float(flop_counter.sdpa_flop_count(*event.shapes[:3]))
+
+
+@cache
+def _formula(name: str) -> Callable[..., Any] | None:
+    from torch.utils.flop_counter import flop_registry
+
+    space, _, operator = name.partition("::")
+    packet = getattr(getattr(torch.ops, space, None), operator, None)
+    found: Callable[..., Any] | None = flop_registry.get(packet)
+    return found
+
+
+COLUMNS = ("step", "class", "operator", "shapes", "calls", "ms", "work")
+"""Of the rows of a trace."""
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """Traced steps of one rank.
+
+    Attributes:
+        plain_ms: mean duration of as many steps without the profiler, just before them.
+        rows: of `COLUMNS`.
+    """
+
+    plain_ms: float
+    rows: list[list[Any]]
+
+
+def reduced(
+    own: Sequence[Event], steps: int, ranks: Sequence[Sequence[tuple[str, float]]]
+) -> list[list[Any]]:
+    """Return the rows of one rank, of `COLUMNS`.
+
+    Args:
+        own: events of this rank.
+        steps: how many of the last steps are kept.
+        ranks: collectives of every rank, see `collective_ms`.
+    """
+    found = step_rows(own, steps, transfers_ms(ranks))
+    return [[step, *row.values()] for step, rows in enumerate(found) for row in rows]
+
+
+def trace_samples(ranks: Sequence[RankTrace | None]) -> dict[str, Any]:
+    """Return what a run's record keeps of the traced steps of its ranks; {} without any."""
+    known = [rank for rank in ranks if rank is not None]
+    if not known:
+        return {}
+    rows = [[rank, *row] for rank, trace in enumerate(known) for row in trace.rows]
+    return {
+        "trace": {
+            "columns": ["rank", *COLUMNS],
+            "rows": [[round(v, 5) if isinstance(v, float) else v for v in row] for row in rows],
+            "plain_ms": max(rank.plain_ms for rank in known),
+            "critical_rank": critical_rank(known),
+        }
+    }
+
+
+def critical_rank(ranks: Sequence[RankTrace]) -> int:
+    """Return the rank that the others wait for: that which waits least, then communicates least."""
+
+    def spent(rank: RankTrace) -> tuple[float, float]:
+        by_class: Counter[str] = Counter()
+        for _, kind, _, _, _, ms, _ in rank.rows:
+            by_class[kind] += ms
+        return by_class[TimeClass.ranks], by_class[TimeClass.communication]
+
+    return min(range(len(ranks)), key=lambda rank: spent(ranks[rank]))

@@ -1,0 +1,393 @@
+"""Why one cell is faster than another: causes that add up to the measured difference (`vitsweep explain`)."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import nan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pandas import DataFrame, Series
+
+from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.spec.measurement import TimeClass
+from vitsweep.tables.blocks import ROW
+from vitsweep.tables.formatting import (
+    Column,
+    as_text,
+    count,
+    missing,
+    number,
+    text_columns,
+    times,
+    values,
+    with_interval,
+)
+from vitsweep.tables.moved import moved_elsewhere
+from vitsweep.tables.names import CHOICES, cell_names, varying
+from vitsweep.tables.stats import mean_interval
+from vitsweep.tables.sweep_tables import SweepTables
+from vitsweep.tables.valid_runs import checked_runs, counted, keyed
+
+Floats = NDArray[np.float64]
+
+TRACING, REST = "tracing itself", "rest"
+MOST_NAMED = 3
+"""Causes that the sentence names."""
+FEWER_CALLS = 0.05
+"""A change of the number of launches below this share is not worth a word."""
+LARGE_REST = 0.05
+"""A rest above this share of a step is said."""
+COUNTED = (TimeClass.products, TimeClass.attention, TimeClass.elementwise, TimeClass.copies)
+"""Classes whose work is of one unit."""
+NO_LAUNCH = {TimeClass.communication, TimeClass.ranks, TimeClass.data, TimeClass.host}
+
+
+@dataclass(frozen=True)
+class TracedRun:
+    """A run with traced steps, on its critical rank; all per step.
+
+    Attributes:
+        step_ms: over the untraced window.
+        plain_ms: of steps without the profiler just before the traced ones.
+        ms: by class; together the duration of a traced step.
+        calls: operators or kernels by class.
+        work: FLOPs of products and attention, bytes read by other classes.
+        images_per_second: over the untraced window.
+        critical_rank: the rank that the others wait for.
+    """
+
+    step_ms: float
+    plain_ms: float
+    ms: Mapping[str, float]
+    calls: Mapping[str, float]
+    work: Mapping[str, float]
+    images_per_second: float
+    critical_rank: int
+
+
+def traced_run(record: RunRecord) -> TracedRun | None:
+    """Return what a record keeps of traced steps; None where it has none, or none that can be read."""
+    trace, step_ms = record.samples.get("trace"), record.metrics.get("step_time_ms")
+    if record.status != Status.measured or not trace or not step_ms:
+        return None
+    try:
+        critical = int(trace["critical_rank"])
+        rows = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
+        rows = [row for row in rows if row["rank"] == critical]
+        steps = len({row["step"] for row in rows})
+        sums: dict[str, dict[str, float]] = {c: defaultdict(float) for c in ("ms", "calls", "work")}
+        for row in rows:
+            for column, by_class in sums.items():
+                by_class[str(row["class"])] += float(row[column]) / steps
+        return TracedRun(
+            step_ms=step_ms,
+            plain_ms=float(trace["plain_ms"]),
+            **sums,
+            images_per_second=float(record.metrics.get("images_per_second") or nan),
+            critical_rank=critical,
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+Pair = tuple[TracedRun, TracedRun]
+
+
+def traced_pairs(records: Iterable[RunRecord], variant: str, baseline: str) -> list[Pair]:
+    """Return the traced runs of both cells in each block that traced both, in order.
+
+    Of several devices or states of the code, the pairs of the latest one count.
+    """
+    found: dict[tuple[str, ...], dict[str, TracedRun]] = {}
+    for record in sorted(records, key=lambda r: str(r.environment.get("started_at") or "")):
+        traced = traced_run(record) if record.cell_id in (variant, baseline) else None
+        if traced:
+            place = str(record.environment.get("device")), record.sweep, record.block
+            found.setdefault(place, {})[record.cell_id] = traced
+    whole = {k: runs for k, runs in found.items() if {variant, baseline} <= runs.keys()}
+    device = [*whole][-1][0] if whole else ""
+    return [(r[variant], r[baseline]) for key, r in whole.items() if key[0] == device]
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Why cell A takes another time per step than cell B.
+
+    Attributes:
+        names: of A and B.
+        difference: milliseconds per step, A minus B, over the untraced windows, with its 95 % interval.
+        speedup: throughput of A over that of B in the same blocks, with its interval.
+        num_blocks: blocks that traced both.
+        causes: one row per cause, `tracing itself` and `rest` last: `cause, ms, low, high, shown`, the
+            milliseconds of A and B, `less_work_ms` and `better_rate_ms` where work is counted, and the
+            change of the number of `launches`. `ms` adds up to the difference.
+        blocks: the milliseconds of each cause, one row per block.
+        notes: what else is known, in sentences.
+    """
+
+    names: tuple[str, str]
+    difference: tuple[float, float, float]
+    speedup: tuple[float, float, float]
+    num_blocks: int
+    causes: DataFrame
+    blocks: DataFrame
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        (a, b), (ms, low, high) = self.names, self.difference
+        if missing(low):
+            few = f"over {count(self.num_blocks, 'block')}, too few for an interval"
+            return f"{a}: {signed(ms)} ms a step against {b}, {few}."
+        if low <= 0 <= high:
+            head = f"No difference shown between {a} and {b}: {signed(ms)} ms [{signed(low)}, {signed(high)}]"
+        else:
+            size = sorted((abs(low), abs(high)))
+            word = "faster" if ms < 0 else "slower"
+            head = (
+                f"{a} is {number(abs(ms))} ms [{number(size[0])}, {number(size[1])}] a step {word} than "
+                f"{b} ({times(self.speedup[0])} its throughput)"
+            )
+        causes = self.causes[~self.causes["cause"].isin([TRACING, REST])]
+        shown = causes[causes["shown"]].sort_values("ms", key=abs, ascending=False)
+        parts = [_said(row) for row in shown.head(MOST_NAMED).to_dict("records")]
+        others = causes[~causes["shown"]]["cause"].tolist()
+        if not parts:
+            return f"{head}; no cause is shown to differ."
+        rest = f"; {', '.join(others)} not shown to differ" if others else ""
+        return f"{head}: {', '.join(parts)}{self._launches(causes)}{rest}."
+
+    def _launches(self, causes: DataFrame) -> str:
+        known = causes[~causes["cause"].isin(NO_LAUNCH)]
+        change = known["launches"].sum()
+        if abs(change) < max(FEWER_CALLS * known["b_launches"].sum(), 1):
+            return ""
+        return f", {abs(change):,.0f} launches {'fewer' if change < 0 else 'more'}"
+
+    def json(self) -> dict[str, Any]:
+        """Return it as plain values for `--json`."""
+        ms, low, high = self.difference
+        columns = ["cause", "ms", "low", "high", "less_work_ms", "better_rate_ms", "launches"]
+        rows = self.causes[columns].astype(object).where(self.causes[columns].notna(), None)
+        ends = [None if missing(v) else v for v in (low, high)]
+        return {
+            "a": self.names[0],
+            "b": self.names[1],
+            "difference_ms": ms,
+            "difference_low_ms": ends[0],
+            "difference_high_ms": ends[1],
+            "speedup": self.speedup[0],
+            "blocks": self.num_blocks,
+            "causes": rows.to_dict("records"),
+            "notes": list(self.notes),
+        }
+
+
+def signed(value: float) -> str:
+    """Return milliseconds with their sign, `+1.2` or `-8.4`."""
+    return f"{'-' if value < 0 else '+'}{number(abs(value))}" if number(value) != "0" else "0"
+
+
+def _said(row: Mapping[Any, Any]) -> str:
+    return f"{number(abs(row['ms']))} ms {'less' if row['ms'] < 0 else 'more'} in {row['cause']}"
+
+
+def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
+    """Return why A takes another time per step than B, with paired intervals over blocks.
+
+    In each block, with U the time of a step in the untraced window, P that of plain steps beside the
+    traced ones, and T that of traced steps, which the classes partition:
+
+        U_A - U_B = sum of (class_A - class_B)  +  [(P - T)_A - (P - T)_B]  +  [(U - P)_A - (U - P)_B],
+
+    the classes, what tracing itself adds, and the rest. Each is averaged over blocks with Student's t. A
+    class of time t with work w splits into less work, mean(t / w) times the change of w, and a better rate,
+    mean(w) times the change of t / w; their sum is the change of t.
+
+    Args:
+        pairs: traced runs of A and B by block.
+        names: of A and B.
+
+    Raises:
+        VitsweepError: there is no pair.
+    """
+    if not pairs:
+        raise VitsweepError(f"No block has traced steps of both {names[0]} and {names[1]}.")
+    kinds = [str(k) for k in TimeClass if any(r.ms.get(k) for pair in pairs for r in pair)]
+    changes = {
+        kind: _array(a.ms.get(kind, 0.0) - b.ms.get(kind, 0.0) for a, b in pairs) for kind in kinds
+    }
+    changes[TRACING] = _array(_added(b) - _added(a) for a, b in pairs)
+    changes[REST] = _array((a.step_ms - a.plain_ms) - (b.step_ms - b.plain_ms) for a, b in pairs)
+    rows = [_row(cause, values, pairs) for cause, values in changes.items()]
+    logs = _array(np.log(a.images_per_second / b.images_per_second) for a, b in pairs)
+    return Explanation(
+        names=names,
+        difference=mean_interval(_array(a.step_ms - b.step_ms for a, b in pairs)),
+        speedup=tuple(float(np.exp(v)) for v in mean_interval(logs)),  # type: ignore[arg-type]
+        num_blocks=len(pairs),
+        causes=DataFrame(rows),
+        blocks=DataFrame(changes),
+    )
+
+
+def _added(run: TracedRun) -> float:
+    """Return what tracing adds to a step."""
+    return sum(run.ms.values()) - run.plain_ms
+
+
+def _array(values: Iterable[float]) -> Floats:
+    return np.array([*values], float)
+
+
+def _row(cause: str, changes: Floats, pairs: Sequence[Pair]) -> dict[str, Any]:
+    ms, low, high = mean_interval(changes)
+
+    def mean(side: int, part: str) -> float:
+        return float(np.mean([getattr(pair[side], part).get(cause, 0.0) for pair in pairs]))
+
+    a_launches, b_launches = mean(0, "calls"), mean(1, "calls")
+    less_work, better_rate = _split(cause, pairs)
+    return {
+        "cause": cause,
+        "ms": ms,
+        "low": low,
+        "high": high,
+        "shown": bool(low > 0 or high < 0),
+        "a_ms": mean(0, "ms"),
+        "b_ms": mean(1, "ms"),
+        "less_work_ms": less_work,
+        "better_rate_ms": better_rate,
+        "launches": a_launches - b_launches,
+        "a_launches": a_launches,
+        "b_launches": b_launches,
+    }
+
+
+def _split(cause: str, pairs: Sequence[Pair]) -> tuple[float, float]:
+    """Return milliseconds by a change of work and by a change of its rate; NaN where work is not counted."""
+    t, w = (
+        np.array([[run.__dict__[part].get(cause, 0.0) for run in pair] for pair in pairs])
+        for part in ("ms", "work")
+    )
+    if cause not in COUNTED or not (w > 0).all():
+        return nan, nan
+    per_work = t / w
+    by_work = (w[:, 0] - w[:, 1]) * per_work.mean(axis=1)
+    by_rate = w.mean(axis=1) * (per_work[:, 0] - per_work[:, 1])
+    return float(by_work.mean()), float(by_rate.mean())
+
+
+def explain_cells(
+    tables: SweepTables, variant: str, baseline: str, names: tuple[str, str]
+) -> Explanation:
+    """Return why one cell of a sweep is faster than another, from its stored traces.
+
+    Raises:
+        VitsweepError: no block has traced steps of both.
+    """
+    newest = set(tables.runs["run_id"]) if len(tables.runs) else set()
+    records = [record for record in tables.records if record.run_id in newest]
+    found = explained(traced_pairs(records, variant, baseline), names)
+    return replace(found, notes=tuple(_notes(tables, variant, baseline, found)))
+
+
+def explanations(tables: SweepTables) -> list[Explanation]:
+    """Return why each traced cell of a sweep is faster or slower than its baseline."""
+    traced = {r.cell_id for r in tables.records if "trace" in r.samples}
+    names = dict(zip(tables.cells["cell_id"], cell_names(tables.cells), strict=True))
+    found = []
+    for cell_id, baseline in tables.baselines.items():
+        if baseline not in (None, cell_id) and {cell_id, baseline} <= traced & names.keys():
+            with suppress(VitsweepError):
+                pair = names[cell_id], names[str(baseline)]
+                found.append(explain_cells(tables, cell_id, str(baseline), pair))
+    return found
+
+
+def _notes(tables: SweepTables, variant: str, baseline: str, found: Explanation) -> Iterator[str]:
+    """Yield what a reader must know beside the causes."""
+    measured = keyed(checked_runs(tables.runs), {variant: baseline})
+    moved = moved_elsewhere(measured, counted(measured.runs, ROW))
+    yield from (f"{sentence[:1].upper()}{sentence[1:]}." for sentence in moved.values())
+    traced = found.causes["a_ms"].sum(), found.causes["b_ms"].sum()
+    rest = found.causes.loc[found.causes["cause"] == REST, "ms"].abs().max()
+    if rest > LARGE_REST * max(traced):
+        yield (
+            f"The rest is more than {100 * LARGE_REST:.0f} % of a step: the timed window and the steps "
+            "beside the traced ones differ, as where steps are uneven or the machine was busy."
+        )
+
+
+def find_cell(cells: DataFrame, text: str) -> str:
+    """Return the id of the cell that a text names: an id, a name as in tables, or settings.
+
+    Of several cells that have the settings, the one counts that changes least beside them.
+
+    Args:
+        cells: one row per cell.
+        text: such as `3f2a9c`, `O2 · fsdp`, `precision=O2`, `O2 fsdp`; the empty text for a baseline.
+
+    Raises:
+        BadValueError: it names no cell, or several.
+    """
+    labels = cell_names(cells)
+    ids = cells["cell_id"].astype(str)
+    for hits in (ids == text, labels == text):
+        if hits.any():
+            return str(ids[hits].iloc[0])
+    columns = varying(cells) or ["model"]
+    words = [word for word in text.replace("·", " ").replace("+", " ").split() if word]
+    rows = as_text(cells[[c for c in cells if c in columns or c in CHOICES]])
+    records = [{str(k): str(v) for k, v in row.items()} for row in rows.to_dict("records")]
+    keep = Series(
+        [all(_has(row, word) for word in words) for row in records], cells.index, dtype=bool
+    )
+    found = cells[keep]
+    known = dict(zip(ids, records, strict=True))
+    changes = {
+        str(cell): sum(known[str(cell)].get(c) != known.get(str(base), {}).get(c) for c in columns)
+        for cell, base in zip(found["cell_id"], found["baseline_cell_id"], strict=True)
+    }
+    least = [cell for cell, number in changes.items() if number == min(changes.values())]
+    if len(least) == 1:
+        return least[0]
+    listed = ", ".join(f"`{name}`" for name in (labels[keep] if len(found) else labels).head(12))
+    fault = "names several cells" if len(found) else "names no cell"
+    raise BadValueError(f"`{text}` {fault} of the sweep: type one of {listed}, or a cell id.")
+
+
+def _has(row: Mapping[str, str], word: str) -> bool:
+    """Return whether a row has a setting, `precision=O2`, or a choice, `O2`."""
+    key, is_setting, value = word.partition("=")
+    return row.get(key) == value if is_setting else word in row.values()
+
+
+def cause_text(found: Explanation) -> DataFrame:
+    """Return the table that terminal and report show, the measured difference last."""
+    columns: dict[str, Column] = {
+        "cause": values("cause"),
+        "ms a step": with_interval("ms", signed, signed),
+        found.names[0]: values("a_ms", number),
+        found.names[1]: values("b_ms", number),
+        "by less work": values("less_work_ms", _signed_or_empty),
+        "by a better rate": values("better_rate_ms", _signed_or_empty),
+        "launches": values("launches", lambda n: f"{n:+,.0f}" if round(n) else ""),
+        "differs from 0": lambda table: ["" if shown else "not shown" for shown in table["shown"]],
+    }
+    ms, low, high = found.difference
+    total = {"cause": "measured difference", "ms": ms, "low": low, "high": high, "shown": True}
+    total |= {"launches": 0.0}
+    table = pd.concat([found.causes, DataFrame([total])], ignore_index=True)
+    table = table.rename(columns={"low": "ms_low", "high": "ms_high"})
+    return text_columns(table, columns)
+
+
+def _signed_or_empty(value: float) -> str:
+    return "" if missing(value) else signed(value)
