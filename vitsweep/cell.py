@@ -33,6 +33,7 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.training.checkpoint_manager import CheckpointManager
 from vitsweep.training.epochs import EpochSizes, Training, described, train_epochs
+from vitsweep.training.kept_weights import WeightKeeper
 from vitsweep.training.timed_steps import (
     endless,
     garbage_collector_off,
@@ -59,7 +60,7 @@ class RunContext:
     Attributes:
         calibration: rates of this machine (see `measure.calibrate`).
         proved: how the cell was proved equal to plain training before ("" where it was not).
-        trace_folder: where a profiler trace goes if `measurement.trace` is true.
+        trace_folder: where weights go, and a profiler trace if `measurement.trace` is true.
         proved_exactly: whether a cell that differs from it in its precision alone was proved.
         checkpoints: resumes from earlier attempts of the run and lets this one be interrupted; None
             where nobody supervises the ranks.
@@ -95,9 +96,10 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
         if checkpoints:
             checkpoints.save_measurement(asdict(summary), world)
         if cell.task.epochs:
-            training = _train(cell, world, batches, checkpoints)
+            keeper = _weight_keeper(cell, context)
+            training = _train(cell, world, batches, checkpoints, keeper)
             summary.metrics |= training.metrics
-            summary.environment |= training.reasons
+            summary.environment |= training.reasons | keeper.facts()
             summary.samples |= {"training": training.curve}
             if sizes := described(cell):
                 summary.environment |= {"schedule_epochs": sizes}
@@ -191,8 +193,18 @@ def _collect_samples(
     return samples, contention
 
 
+def _weight_keeper(cell: CellSpec, context: RunContext) -> WeightKeeper:
+    folder, checkpoints = context.trace_folder, context.checkpoints
+    earlier = (*checkpoints.earlier, *checkpoints.trainings) if checkpoints else ()
+    return WeightKeeper(folder, cell.task.keep, tuple(path.parent for path in earlier))
+
+
 def _train(
-    cell: CellSpec, world: World, batches: Batches, checkpoints: CheckpointManager | None
+    cell: CellSpec,
+    world: World,
+    batches: Batches,
+    checkpoints: CheckpointManager | None,
+    keeper: WeightKeeper,
 ) -> Training:
     """Train for `task.epochs` from new weights: the timed steps had no learning-rate schedule."""
     if cell.task.resume_from and checkpoints is None:
@@ -208,7 +220,7 @@ def _train(
     )
     scheduled = cell.runtime.collects_garbage == "scheduled"
     with garbage_collector_off() if scheduled else contextlib.nullcontext():
-        training = train_epochs(trainer, batches, checkpoints, sizes)
+        training = train_epochs(trainer, batches, checkpoints, sizes, keeper)
     _refuse_divergence(trainer, f"{training.curve[-1]['epoch']:g} epochs of {cell.task.epochs}")
     return training
 

@@ -36,6 +36,7 @@ FREE = {
     "resources.device",
     "resources.devices_per_node",
     "task.checkpoint_minutes",
+    "task.keep",
 }
 """Fields that say how sure a number is, or where it was measured, or that techniques set: no identity."""
 

@@ -25,6 +25,7 @@ from vitsweep.rates.calibration import load_calibration, matmul_rates
 from vitsweep.rates.device import device_name
 from vitsweep.rates.profile import Profile, generic_gpu, profile_named, profile_of
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.model_parallel import BYTES
 
 # The step time of a cell: its trace, the rates of the machine it would run on, and what records taught.
 
@@ -313,6 +314,7 @@ class CellPrediction:
             "activation_gib": memory.activations / GIB,
             "gathered_parameter_gib": memory.gathered / GIB,
             "buffer_gib": memory.buffers / GIB,
+            "kept_weights_gib": runs * self._kept_bytes / GIB,
             "limit_gib": self.limit_bytes / GIB if self.limit_bytes else None,
             "fits": self.fits,
             **sent,
@@ -320,6 +322,15 @@ class CellPrediction:
             **self._time_columns(runs),
             "notes": " ".join(self.step_time.notes if self.step_time else self.trace.notes),
         }
+
+    @property
+    def _kept_bytes(self) -> int:
+        """Bytes of the weights that a run leaves in files."""
+        cell = self.cell
+        if self.trace is None or not cell.task.epochs or cell.task.keep == "none":
+            return 0
+        copies = 1 if cell.averaging.name == "none" else 2
+        return copies * self.trace.parameters * BYTES[cell.precision.plan().param_dtype]
 
     def _time_columns(self, runs: int) -> dict[str, float | str | bool | None]:
         if self.step_time is None:

@@ -99,7 +99,8 @@ def _build(node: Any, path: str, kind: Any) -> Any:
 def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
     hints = _hints(cls)
     problems = [_unknown_key(path, key, hints) for key in node if key not in hints]
-    problems += [f"`{path}.{key}` is missing." for key in hints if key not in node]
+    given = {field.name for field in dataclasses.fields(cls) if _needs_value(field)}
+    problems += [f"`{path}.{key}` is missing." for key in hints if key not in node and key in given]
     values: Tree = {}
     for key in hints.keys() & node.keys():
         try:
@@ -109,6 +110,11 @@ def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
     if problems:
         raise BadValueError("\n".join(problems))
     return cls(**values)
+
+
+def _needs_value(field: "dataclasses.Field[Any]") -> bool:
+    """Return whether a cell that was frozen before there was the field says too little."""
+    return field.default is dataclasses.MISSING
 
 
 def _field(kind: Any, value: Any, path: str) -> Any:

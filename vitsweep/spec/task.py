@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 WITHOUT_EFFECT = {
     "evaluate_every_epochs": 1, "target_accuracy": None, "checkpoint_minutes": 10.0,
+    "keep": "none",
 }  # fmt: skip
 """Settings that nothing reads without a training, as `task=measure` has them."""
 
@@ -31,6 +32,8 @@ class Task:
         checkpoint_minutes: time between two checkpoints; None writes one only when interrupted.
         resume_from: folder of a checkpoint of another cell (see `training.course.checkpoints_in`), from which
             the training goes on; its ranks, mesh, sharding and precision may be others.
+        keep: the weights that a training leaves in a file: those after the last epoch, those that were
+            best in an evaluation, or none.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Task:
     target_accuracy: Annotated[float, Gt(0), Le(1)] | None
     checkpoint_minutes: Annotated[float, Gt(0)] | None = field(metadata={"identity": False})
     resume_from: str | None
+    keep: Literal["final", "best", "none"] = field(default="none", metadata={"identity": False})
 
     def conflicts(self) -> Iterator[str]:
         """Yield which settings of a training have no effect, where there is none, and where epochs are."""
@@ -56,7 +60,7 @@ class Task:
         for key, default in WITHOUT_EFFECT.items():
             value = getattr(self, key)
             if value != default:
-                shown = "null" if value is None else f"{value:g}"
+                shown = "null" if value is None else value if key == "keep" else f"{value:g}"
                 yield (
                     f"`task.{key}={shown}` has no effect with `task={self.name}`, which does not train: "
                     "use `task=train`, or leave it out."
@@ -69,6 +73,11 @@ class Task:
                 f"`task.warmup_epochs={self.warmup_epochs:g}` is not shorter than "
                 f"`task.epochs={self.epochs}`: the learning rate never reaches its peak. Give a shorter "
                 f"one, as `task.warmup_epochs={self.epochs / 6:.2g}`."
+            )
+        if self.keep == "best" and self.epochs > 1 and not self.evaluate_every_epochs:
+            yield (
+                "`task.keep=best` chooses among evaluations, and `task.evaluate_every_epochs=0` evaluates "
+                "the trained model only: use `task.evaluate_every_epochs=1`, or `task.keep=final`."
             )
         if self.target_accuracy is not None and self.epochs > 1:
             every = self.evaluate_every_epochs

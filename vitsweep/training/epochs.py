@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -23,6 +24,7 @@ from vitsweep.spec.model_variant import EpochSize
 from vitsweep.training.augment import augmented
 from vitsweep.training.checkpoint import Position
 from vitsweep.training.checkpoint_manager import CheckpointManager, Decision
+from vitsweep.training.kept_weights import WeightKeeper
 from vitsweep.training.trainer import MicroBatch, Trainer
 
 # Epochs of a training with smaller images and fewer patches than the cell has.
@@ -101,12 +103,16 @@ class Evaluation:
         accuracy_top1: share of images whose largest logit is their label.
         accuracy_top5: share of images whose label is among the five largest logits (all, where there
             are fewer classes).
+        accuracy_choosing: top-1 on the first, third, ... of the images of each replica.
+        accuracy_reporting: top-1 on the others; 0 where there are none.
     """
 
     epoch: float
     seconds: float
     accuracy_top1: float
     accuracy_top5: float
+    accuracy_choosing: float
+    accuracy_reporting: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +135,7 @@ def train_epochs(
     batches: Batches,
     checkpoints: CheckpointManager | None = None,
     sizes: EpochSizes | None = None,
+    keeper: WeightKeeper | None = None,
 ) -> Training:
     """Train for `task.epochs`, and evaluate on the held-out images every so many of them.
 
@@ -140,6 +147,7 @@ def train_epochs(
         checkpoints: with it, training resumes from a checkpoint of an earlier attempt, writes
             checkpoints while it runs, and can be interrupted between two steps.
         sizes: with it, epochs have the sizes of `schedule`.
+        keeper: with it, weights are kept in files.
 
     Raises:
         TrainingInterrupted: a stop was requested; a checkpoint of all steps so far is on disk.
@@ -149,6 +157,8 @@ def train_epochs(
     total = cell.task.epochs * per_epoch
     done = checkpoints.resume(trainer) if checkpoints else Position()
     trainer.steps_taken = done.step
+    if keeper and done.step:
+        keeper.resume()
     begin = time.perf_counter() - done.seconds
 
     def at(step: int) -> Position:
@@ -184,12 +194,21 @@ def train_epochs(
             done = replace(done, curve=(*done.curve, asdict(point)))
             if bool(trainer.non_finite):
                 break
+            if keeper:
+                keeper.after(trainer, point)
     save_if_agreed(step)
     if checkpoints:
         checkpoints.finish()
     if dist.is_initialized():
         dist.barrier()
-    return summarized(cell, list(done.curve), time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    training = summarized(cell, list(done.curve), seconds)
+    if trainer.average is not None:
+        raw = evaluate(trainer, batches, cell.task.epochs, seconds, averaged=False)
+        training.metrics["accuracy_top1_raw"] = raw.accuracy_top1
+    if keeper and not bool(trainer.non_finite):
+        training.metrics.update(keeper.finish(trainer, training.curve))
+    return training
 
 
 def summarized(cell: CellSpec, curve: list[dict[str, float]], seconds: float) -> Training:
@@ -255,27 +274,47 @@ def set_learning_rate(optimizer: Optimizer, cell: CellSpec, step: int, total_ste
         group["lr"] = learning_rate(cell, step, total_steps)
 
 
-def evaluate(trainer: Trainer, batches: Batches, epoch: float, seconds: float) -> Evaluation:
+def evaluate(
+    trainer: Trainer, batches: Batches, epoch: float, seconds: float, *, averaged: bool = True
+) -> Evaluation:
     """Return top-1 and top-5 accuracy on the held-out images, each of which counts once over all ranks.
 
     Every replica has the same number of test batches, since a forward pass of a sharded model gathers
     parameters from all ranks. Afterwards `trainer.non_finite` is the same on all ranks.
+
+    Args:
+        trainer: its model is evaluated.
+        batches: of the held-out images.
+        epoch: epochs trained.
+        seconds: training time.
+        averaged: with the averaged weights, where there are any.
     """
-    counts = torch.zeros(4, device=trainer.world.device, dtype=torch.float64)
-    counts[3] = trainer.non_finite.double()
+    right = torch.zeros(
+        2, 2, device=trainer.world.device, dtype=torch.float64
+    )  # top-1, all; by half
+    top5, non_finite, seen = torch.zeros_like(right[:1, 0]), trainer.non_finite.double()[None], 0
     trainer.model.eval()
-    with trainer.averaged_weights():
+    with trainer.averaged_weights() if averaged else nullcontext():
         for images, labels in batches.test():
             logits = trainer.predict(images)
             best = logits.topk(min(5, logits.shape[-1]), dim=-1).indices == labels[:, None]
-            counts[0] += best[:, 0].sum()
-            counts[1] += best.sum()
-            counts[2] += len(labels)
+            half = (torch.arange(len(labels), device=labels.device) + seen) % 2
+            right[0].index_add_(0, half, best[:, 0].double())
+            right[1].index_add_(0, half, torch.ones_like(half, dtype=right.dtype))
+            top5 += best.sum()
+            seen += len(labels)
     trainer.model.train()
+    counts = torch.cat([right.flatten(), top5, non_finite])
     if dist.is_initialized():
         dist.all_reduce(counts)  # ranks that share an image count it equally often
-    trainer.non_finite |= counts[3] > 0
-    top1, top5, total, _ = counts.tolist()
+    trainer.non_finite |= counts[-1] > 0
+    choosing, reporting, num_choosing, num_reporting, in_top5, _ = counts.tolist()
+    total = num_choosing + num_reporting
     return Evaluation(
-        epoch=epoch, seconds=seconds, accuracy_top1=top1 / total, accuracy_top5=top5 / total
+        epoch=epoch,
+        seconds=seconds,
+        accuracy_top1=(choosing + reporting) / total,
+        accuracy_top5=in_top5 / total,
+        accuracy_choosing=choosing / max(num_choosing, 1),
+        accuracy_reporting=reporting / max(num_reporting, 1),
     )

@@ -285,6 +285,7 @@ def whole_tensors(trainer: Trainer, read: Callable[[nn.Parameter], Tensor | None
     Every rank must call it: shards are gathered over their ranks, parts of split matrices over the
     tensor-parallel ones, and stages over the pipeline. What `read` gives None for is left out.
     """
+    trainer.reshard()  # `state_dict` would free gathered parameters that were read before
     model, world = trainer.model, trainer.world
     found: Named = {}
     for stage in model if isinstance(model, nn.ModuleList) else [model]:

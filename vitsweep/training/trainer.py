@@ -230,9 +230,13 @@ class Trainer:
         finally:
             self.average.leave()
             self.publish()
-            for module in self.model.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()  # units that a forward pass alone leaves gathered hold averages
+            self.reshard()  # what is still gathered holds averages
+
+    def reshard(self) -> None:
+        """Free what FSDP left gathered: a forward pass without a backward leaves its root so."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def publish(self) -> None:
         """Hand what the optimizer holds, masters or slices, to the model; every rank calls it."""

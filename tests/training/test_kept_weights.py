@@ -1,0 +1,115 @@
+"""The file of weights that a training leaves gives the recorded accuracy in plain PyTorch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.cells import cell
+from tests.data.cells_and_worlds import world as one_rank
+from tests.ranks import on_ranks, placed
+from vitsweep.model.build import build_model
+from vitsweep.parallelize import parallelize
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.epochs import train_epochs
+from vitsweep.training.kept_weights import AVERAGED_FILE, FILE, WeightKeeper
+from vitsweep.world import World
+
+TRAINING = (
+    "data=digits", "task=train", "recipe=digits", "batch.images_per_step=64", "task.epochs=2",
+    "task.warmup_epochs=0.5", "optimizer=adamw_fused",
+)  # fmt: skip
+
+
+def trained(world: World, cells: dict[str, CellSpec], folder: Path) -> dict[str, Any]:
+    """Train each cell; return the columns of what it kept."""
+    found = {}
+    for name, spec in cells.items():
+        here = placed(world, spec)
+        torch.manual_seed(spec.seed)
+        trainer = parallelize(build_model(spec), spec, here)
+        keeper = WeightKeeper(folder / name, spec.task.keep)
+        training = train_epochs(trainer, spec.data.open(spec, here), keeper=keeper)
+        found[name] = training.metrics | {"curve": training.curve}
+    return found
+
+
+def accuracy(spec: CellSpec, file: Path, *, every: slice = slice(None)) -> float:
+    """Return the top-1 of a file's weights in the plain model, in float32."""
+    model = build_model(spec).eval()
+    weights = load_file(file)
+    model.load_state_dict({name: value.float() for name, value in weights.items()})
+    right = []
+    with torch.no_grad():
+        for images, labels in spec.data.open(spec, one_rank()).test():
+            right += (model(images).argmax(1) == labels).tolist()
+    return sum(right[every]) / len(right[every])
+
+
+def plain_cell() -> CellSpec:
+    return cell(*TRAINING, "resources.ranks_per_node=1", "sharding=none")
+
+
+def test_the_best_epoch_is_chosen_by_images_that_its_accuracy_does_not_count(
+    tmp_path: Path,
+) -> None:
+    spec = cell(*TRAINING, "resources.ranks_per_node=1", "sharding=none", "task.keep=best")
+    found = trained(one_rank(), {"best": spec}, tmp_path)["best"]
+    best = max(found["curve"], key=lambda point: point["accuracy_choosing"])
+    assert found["kept_epoch"] == best["epoch"]
+    assert found["kept_accuracy_top1"] == best["accuracy_reporting"]
+    file = tmp_path / "best" / FILE
+    assert accuracy(spec, file, every=slice(1, None, 2)) == pytest.approx(
+        best["accuracy_reporting"]
+    )
+    assert accuracy(spec, file, every=slice(0, None, 2)) == pytest.approx(best["accuracy_choosing"])
+
+
+def test_a_resumed_training_keeps_the_best_of_its_earlier_attempt(tmp_path: Path) -> None:
+    spec = cell(*TRAINING, "resources.ranks_per_node=1", "sharding=none", "task.keep=best")
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    facts = {"choosing": "0.99", "epoch": "1.0", "accuracy_top1": "0.5"}
+    save_file({"x": torch.ones(2)}, earlier / FILE, facts)
+    keeper = WeightKeeper(tmp_path / "now", "best", (earlier,))
+    keeper.resume()
+    trainer = parallelize(build_model(spec), spec, one_rank())
+    training = train_epochs(trainer, spec.data.open(spec, one_rank()), keeper=keeper)
+    assert training.metrics["kept_accuracy_top1"] == 0.5
+    assert load_file(tmp_path / "now" / FILE)["x"].sum() == 2
+
+
+KINDS = {
+    "ddp": ("sharding=ddp",),
+    "fsdp": ("sharding=fsdp", "averaging=ema"),
+    "zero1": ("sharding=zero1",),
+}
+MORE = {
+    "zero1 O2": ("sharding=zero1", "precision=O2", "precision.half_dtype=bfloat16"),
+    "fsdp contiguous": ("sharding=fsdp", "memory=recompute_blocks"),
+    "megatron": ("tensor_parallel=megatron", "mesh.tensor=2"),
+    "gpipe": ("pipeline_parallel=gpipe", "mesh.pipeline=2", "sharding=ddp"),
+}
+
+
+@pytest.mark.parametrize(
+    "kinds", [pytest.param(KINDS, id="shardings"), pytest.param(MORE, id="more", marks=pytest.mark.full)]
+)  # fmt: skip
+def test_on_two_ranks_the_file_gives_the_recorded_accuracy(
+    tmp_path: Path, kinds: dict[str, tuple[str, ...]]
+) -> None:
+    cells = {name: cell(*TRAINING, *kind) for name, kind in kinds.items()}
+    [found, _] = on_ranks(2, trained, cells[next(iter(cells))], cells, tmp_path, folder=tmp_path)
+    for name, spec in cells.items():
+        metrics = found[name]
+        assert metrics["accuracy_top1"] > 0.15, "better than chance"
+        assert metrics["kept_accuracy_top1"] == metrics["accuracy_top1"]
+        rounding = 0.02 if spec.precision.name == "O2" else 0.003
+        kept = {FILE: metrics["accuracy_top1"]}
+        if spec.averaging.name == "ema":
+            kept = {FILE: metrics["accuracy_top1_raw"], AVERAGED_FILE: metrics["accuracy_top1"]}
+        for file, wanted in kept.items():
+            got = accuracy(plain_cell(), tmp_path / name / file)
+            assert got == pytest.approx(wanted, abs=rounding), (name, file)
