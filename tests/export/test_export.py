@@ -1,0 +1,174 @@
+"""An exported file is plain PyTorch, and trains as its cell does."""
+
+import ast
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.cells import GPU_NODE, TINY, entry
+from vitsweep.cli.export import chosen
+from vitsweep.errors import BadValueError, ImpossibleCellError
+from vitsweep.export.prove import Throughput, compared_leg, prove, start
+from vitsweep.export.write import written
+from vitsweep.spec.cell_spec import CellSpec
+
+OWN = ("model=module", "model.target=tests.user_modules.build", "batch.images_per_step=16")
+TWO, HALF = "resources.ranks_per_node=2", "precision.half_dtype=float16"
+CELLS = (
+    ("sharding=none", "precision=O2", "optimizer.clip_norm=0.1", "batch.accumulation_steps=2"),
+    (
+        "sharding=fsdp",
+        "precision=O2",
+        HALF,
+        "memory=recompute_blocks",
+        "optimizer.clip_norm=0.1",
+        TWO,
+    ),
+)
+KNOBS = {
+    "precision": ("fp32", "bf16", "O1", "O2", "O3", "bf16_masters"),
+    "sharding": ("ddp", "zero2", "fsdp"),
+    "optimizer": ("adamw_loop", "adamw_foreach", "adamw_fused", "sgd_foreach"),
+    "memory": ("keep_all", "recompute_blocks", "recompute_selected"),
+    "compilation": ("eager", "eager", "eager", "compile_blocks"),
+    "batch.accumulation_steps": ("1", "2"),
+    "optimizer.clip_norm": ("null", "0.1"),
+}  # fmt: skip
+
+
+def cell(*overrides: str, ranks: int = 1) -> CellSpec:
+    model = () if overrides[0].startswith("model=") else TINY
+    size = (f"resources.ranks_per_node={ranks}", "resources.threads_per_rank=1")
+    found = entry(*model, *size, *overrides)
+    assert not found.reasons
+    return found.spec
+
+
+def drawn(ranks: int, count: int) -> list[CellSpec]:
+    rng, found = random.Random(ranks), []
+    while len(found) < count:
+        choice = [f"{knob}={rng.choice(values)}" for knob, values in KNOBS.items()]
+        size = (f"resources.ranks_per_node={ranks}", "resources.threads_per_rank=1")
+        one = entry(*rng.choice((TINY, OWN)), *size, *choice)
+        if not one.reasons:
+            found.append(one.spec)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", CELLS, ids=["one_rank", "two_ranks"])
+def test_the_file_alone_trains_as_the_cell_and_a_fault_in_it_is_found(
+    overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    spec, at = cell(*overrides), tmp_path / "own"
+    leg = compared_leg("own size", spec, at)
+    assert leg.equal, str(leg)
+    assert set(leg.differences) == {"losses", "gradients", "weights", "masters"}
+    if overrides is CELLS[0]:
+        file = at / "train.py"
+        file.write_text(file.read_text().replace("betas=(0.9, 0.999)", "betas=(0.9, 0.99)"))
+        (at / "file.pt").unlink()
+        start("file", spec, at, 0.0)
+        assert not compared_leg("own size", spec, at).equal
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_twenty_drawn_cells_do(ranks: int, tmp_path: Path) -> None:
+    for number, spec in enumerate(drawn(ranks, 20)):
+        for leg in prove(spec, turns=0, seconds=0.0, margin=0.05).legs:
+            assert leg.equal, (number, str(leg), {g: t.name for g, t in spec.techniques.items()})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "typed"),
+    [
+        (("tensor_parallel=megatron", TWO), "tensor_parallel=megatron"),
+        (("sequence_parallel=ulysses", TWO), "sequence_parallel=ulysses"),
+        (("pipeline_parallel=gpipe", TWO, "batch.images_per_step=32"), "pipeline_parallel=gpipe"),
+        (("sharding=zero1", TWO), "sharding=zero1"),
+        (("sharding=ddp", "sharding.gradient_dtype=bfloat16", TWO), "sharding.gradient_dtype=bfloat16"),
+        (("optimizer=lion",), "optimizer=lion"),
+        (("optimizer=adamw_contiguous",), "optimizer=adamw_contiguous"),
+        (("averaging=ema",), "averaging=ema"),
+        (("tokens=drop",), "tokens=drop"),
+        (("vit_block=parallel",), "vit_block=parallel"),
+        (("attention=linear",), "attention=linear"),
+        (("precision=fp8", "precision.emulate=true"), "precision=fp8"),
+        (("layout=batch_second",), "layout=batch_second"),
+        (("model.position=rotary",), "model.position=rotary"),
+        (("model=resnet_nano",), "model=resnet_nano"),
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_pytorch_is_refused_by_name(
+    overrides: tuple[str, ...], typed: str
+) -> None:
+    spec = entry(*(() if "model=" in overrides[0] else TINY), *overrides).spec
+    with pytest.raises(ImpossibleCellError) as no:
+        written(spec, "train.py", [])
+    assert [r for r in no.value.reasons if f"`{typed}`" in r and "vitsweep.apply" in r]
+
+
+WRITTEN = (
+    ("sharding=none", "precision=O2", HALF),
+    ("precision=O1", "compilation=compile_blocks", "batch.accumulation_steps=2", TWO),
+    ("precision=O2", "sharding=fsdp", "memory=recompute_blocks", TWO, "optimizer.clip_norm=1", HALF),
+    ("precision=O3", "sharding=zero2", "memory=recompute_selected", TWO, "sharding.prefetch_forward=1"),
+    ("precision=O2", "sharding=hsdp", "resources.ranks_per_node=4", "sharding.blocks_per_unit=2"),
+    ("compilation=compile_model", "memory=budget", "classifier=pooled", "attention=sdpa_math",
+     "layout.channels_last=true", "model.registers=4", "model.layer_scale=0.1", "model.mlp=swiglu"),
+    ("task=train", "data=digits", "optimizer=sgd_fused", "precision=O2", "sharding=ddp"),
+    (*OWN, "memory=recompute_blocks", "sharding=fsdp", "precision=O3", TWO),
+    ("model=transformers", "model.name=vit", "++model.arguments.patch_size=2", "memory=recompute_selected"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_files_are_short_clean_and_know_nothing_of_vitsweep(device: str, tmp_path: Path) -> None:
+    machine = {"machine": GPU_NODE} if device == "cuda" else {}
+    for number, overrides in enumerate(WRITTEN):
+        model = () if overrides[0].startswith("model=") else TINY
+        size = ("resources.ranks_per_node=1",) if overrides[0] == "sharding=none" else ()
+        spec = entry(*model, *size, *overrides, **machine).spec
+        text = written(spec, "train.py", ["Header."])
+        file = tmp_path / f"{number}.py"
+        file.write_text(text)
+        assert len(text.splitlines()) < 370
+        nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
+        imported = [getattr(n, "module", None) or n.names[0].name for n in nodes]
+        assert not [name for name in imported if name.startswith("vitsweep")]
+    for command in (("check", "--select", "E,F,W,I,UP,B"), ("format", "--diff")):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, "--isolated", str(tmp_path)],
+                              capture_output=True, text=True)  # fmt: skip
+        assert done.returncode == 0, done.stdout
+
+
+def test_cells_are_named_by_best_id_and_settings() -> None:
+    cells = pd.DataFrame({
+        "cell_id": ["a", "b", "c"], "precision": ["O1", "O2", "O2"], "sharding": ["ddp", "ddp", "fsdp"],
+        "speedup": [1.0, 1.5, None], "images_per_second": [10.0, 15.0, None],
+        "status": ["measured", "measured", "failed"], "baseline_cell_id": ["a", "a", "a"],
+    })  # fmt: skip
+    found = {
+        words: chosen(cells, words.split())["cell_id"]
+        for words in ("best", "a", "precision=O2 sharding=fsdp", "best precision=O1")
+    }
+    assert list(found.values()) == ["b", "a", "c", "a"]
+    for words, said in (
+        ("precision=O2", "2 cells"),
+        ("precison=O2", "no column"),
+        ("d", "no such cell"),
+    ):
+        with pytest.raises(BadValueError, match=said):
+            chosen(cells, words.split())
+
+
+def test_equivalent_is_an_interval_within_the_margin() -> None:
+    within = Throughput(ratio=1.0, low=0.96, high=1.04, turns=5, margin=0.05)
+    beside = Throughput(ratio=1.0, low=0.94, high=1.04, turns=5, margin=0.05)
+    unknown = Throughput(ratio=1.0, low=float("nan"), high=float("nan"), turns=2, margin=0.05)
+    assert [each.equivalent for each in (within, beside, unknown)] == [True, False, False]

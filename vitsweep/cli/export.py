@@ -1,0 +1,145 @@
+"""`vitsweep export`: a cell of a sweep as one file of plain PyTorch, proved equal to it."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitsweep.cli.verbs import VERBS, Options, require_writable
+from vitsweep.errors import BadValueError, ExitCode, ImpossibleCellError, VitsweepError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+HELP = """\
+Write a cell as one file of plain PyTorch that trains as it does, and prove that it does.
+
+The file needs torch alone (and timm, transformers or your package, where the model is theirs). It is
+started beside the cell from equal weights and batches, on a small twin and in its own size; losses,
+gradients and weights are compared, then both are timed in turns. What was found stands in its header.
+
+  python -m vitsweep export first --cell best --to train.py
+  python -m vitsweep export first --cell precision=O2 sharding=fsdp --to train.py
+  python -m vitsweep export first --cell best sharding=ddp --to train.py --turns 0
+"""
+TURNS, SECONDS, MARGIN = 5, 2.0, 0.05
+
+
+def parser() -> Options:
+    """Return the parser."""
+    options = Options(VERBS["export"], HELP)
+    options.add_sweep()
+    options.add_argument(
+        "--cell", nargs="+", required=True, metavar="CELL",
+        help="`best`, an id, or settings that one cell has; `best` with settings: the best of those",
+    )  # fmt: skip
+    options.add_argument("--to", required=True, type=Path, metavar="FILE", help="file to write")
+    options.add_argument(
+        "--no-prove", action="store_true", help="write the file, and start nothing"
+    )
+    options.add_argument(
+        "--turns",
+        type=int,
+        default=TURNS,
+        help="of file and cell for throughput; 0: none (%(default)s)",
+    )
+    options.add_argument(
+        "--seconds", type=float, default=SECONDS, help="of timed steps in a turn (%(default)g)"
+    )
+    options.add_argument(
+        "--margin", type=float, default=MARGIN,
+        help="equivalent where the 95 %% interval of the ratio lies so near to 1 (%(default)g)",
+    )  # fmt: skip
+    return options
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Write and prove; return 0, or 1 where the file is not equal to the cell.
+
+    Raises:
+        VitsweepError: there is no such cell, it is no plain PyTorch, or the file exists.
+    """
+    typed = parser().parse_intermixed_args(list(arguments))
+    _check(typed)
+    from vitsweep.execution.run_request import read_cell_safely
+    from vitsweep.export.header import header
+    from vitsweep.export.prove import not_provable, prove
+    from vitsweep.export.write import written
+    from vitsweep.results.store import find_sweep
+    from vitsweep.tables.sweep_tables import SweepTables
+
+    store = find_sweep(typed.sweep)
+    cells = SweepTables.of(store).cells
+    row: dict[str, Any] = {str(k): v for k, v in chosen(cells, typed.cell).items()}
+    cell = read_cell_safely(store, str(row["cell_id"]))
+    known = row.get("baseline_cell_id")
+    baseline = read_cell_safely(store, known) if isinstance(known, str) else None
+    unproved = (
+        "Not proved: it was written with `--no-prove`." if typed.no_prove else not_provable(cell)
+    )
+
+    def text(proof: Any) -> str:
+        return written(cell, typed.to.name, header(store, row, cell, baseline, proof))
+
+    try:
+        first = text(unproved or "Not proved: `vitsweep export` did not come to its end.")
+    except ImpossibleCellError as error:
+        raise VitsweepError("\n".join(error.reasons)) from error
+    typed.to.write_text(first, encoding="utf-8")
+    print(f"Wrote cell {cell.cell_id} to {typed.to} ({len(first.splitlines())} lines).", flush=True)
+    if unproved:
+        print(unproved)
+        return ExitCode.ok
+    found = prove(
+        cell, turns=typed.turns, seconds=typed.seconds, margin=typed.margin,
+        say=lambda line: print(f"  {line}", flush=True),
+    )  # fmt: skip
+    typed.to.write_text(text(found), encoding="utf-8")
+    if found.equal:
+        return ExitCode.ok
+    print(f"{typed.to} does not train as the cell does: use `vitsweep.apply`.", file=sys.stderr)
+    return ExitCode.gate_failed
+
+
+def _check(typed: Any) -> None:
+    require_writable("--to", typed.to)
+    if typed.to.exists():
+        raise BadValueError(f"`--to {typed.to}` exists: choose another name, or remove it.")
+    if typed.to.suffix != ".py":
+        raise BadValueError(f"`--to {typed.to}` must end in `.py`.")
+    for option, least in (("turns", 0), ("seconds", 0.01), ("margin", 0.0)):
+        if not getattr(typed, option) >= least:
+            raise BadValueError(f"`--{option} {getattr(typed, option)}` must be at least {least}.")
+
+
+def chosen(cells: "DataFrame", words: Sequence[str]) -> "dict[Any, Any]":
+    """Return the row of the cell that words name.
+
+    Raises:
+        BadValueError: none does, or several.
+    """
+    from vitsweep.tables.names import cell_names
+    from vitsweep.tables.render import ranked
+
+    named = cells.assign(cell=cell_names(cells))
+    typed = f"`--cell {' '.join(words)}`"
+    for word in words:
+        if word == "best":
+            named = named[named["speedup"].notna() | named["images_per_second"].notna()]
+        elif "=" in word:
+            key, _, value = word.partition("=")
+            if key not in named:
+                raise BadValueError(f"{typed}: the table of the sweep has no column `{key}`.")
+            named = named[named[key].map(str) == value]
+        else:
+            named = named[named["cell_id"] == word]
+    if named.empty:
+        raise BadValueError(f"{typed}: the sweep has no such cell. `vitsweep collect` lists them.")
+    ordered = ranked(named)
+    if len(ordered) > 1 and "best" not in words:
+        found = ", ".join(f"{row.cell_id} ({row.cell})" for row in ordered.head(5).itertuples())
+        raise BadValueError(
+            f"{typed} is true of {len(ordered)} cells, such as {found}: give an id, or `best` as well."
+        )
+    row: dict[Any, Any] = ordered.iloc[0].to_dict()
+    return row

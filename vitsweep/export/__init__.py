@@ -1,0 +1,1 @@
+"""One file of plain PyTorch that trains as a cell does, and the proof that it does."""

@@ -1,0 +1,91 @@
+"""The product's side of a proof: the cell, as a run of it trains."""
+
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from vitsweep.execution.process import joined_process_group
+from vitsweep.execution.rank_processes import rendezvous
+from vitsweep.export.rank import STEPS, Named, run
+from vitsweep.launchers.external_ranks import init_method
+from vitsweep.model.build import first_model
+from vitsweep.parallelize import parallelize
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.epochs import set_learning_rate
+from vitsweep.training.shards import plain_weights, whole_tensors
+from vitsweep.world import World, environment_rank
+
+
+class Cell:
+    """A cell in this process."""
+
+    def __init__(self, cell: CellSpec, world: World) -> None:
+        self.device, self._steps, self._updates = world.device, 0, 0
+        self._cell, self._gradients = cell, Named()
+        trained = replace(cell, optimizer=cell.recipe.optimizer(cell)) if cell.task.epochs else cell
+        self._trainer = parallelize(first_model(cell), trained, world)
+        self._trainer.before_update = self._keep
+        sizes = cell.data.split_sizes()
+        self._total = sizes[0] // cell.images_per_step * cell.task.epochs if sizes else 0
+
+    def step(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Train on one batch of this rank; return its mean loss."""
+        trainer, parts = self._trainer, self._cell.batch.accumulation_steps
+        if self._cell.task.epochs:
+            set_learning_rate(trainer.optimizer, trainer.cell, self._steps, self._total)
+        loss = trainer.step(zip(images.chunk(parts), labels.chunk(parts), strict=True))
+        self._steps += 1
+        if self._updates < STEPS:
+            self._updates += not (trainer.skipped and bool(trainer.skipped[-1]))
+        return loss
+
+    def updates(self) -> int:
+        """Return how many steps changed the weights."""
+        return self._updates
+
+    def gradients(self) -> Named:
+        """Return whole gradients of the last update."""
+        return self._gradients
+
+    def weights(self) -> Named:
+        """Return whole weights and buffers."""
+        return plain_weights(self._trainer)
+
+    def masters(self) -> Named:
+        """Return whole weights as the optimizer updates them."""
+        masters = self._trainer.masters
+        return self._whole(lambda p: masters.of(p) if masters else p)
+
+    def _keep(self) -> None:
+        overflowed = self._trainer.skipped and bool(self._trainer.skipped[-1])
+        if self._updates < STEPS and not overflowed:
+            self._gradients = self._whole(self._trainer.gradient_of)
+
+    def _whole(self, read: Callable[[nn.Parameter], Tensor | None]) -> Named:
+        names = self._trainer.names
+        found = whole_tensors(self._trainer, read)
+        return {
+            names.get(n, n): value.detach().to("cpu", copy=True).contiguous()
+            for n, value in found.items()
+        }
+
+
+def main(folder: Path, seconds: float) -> None:
+    """Do this rank's part."""
+    cell = pickle.loads(
+        (folder / "cell.pickle").read_bytes()
+    )  # written by the command that started it
+    rank, local_rank, size = environment_rank() or (0, 0, 1)
+    cell.runtime.set_up(cell, local_rank)
+    with rendezvous() as alone:
+        method = init_method() if size > 1 else alone
+        with joined_process_group(cell, rank, local_rank, method) as world:
+            run(lambda: Cell(cell, world), folder, "cell", seconds)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,242 @@
+"""Is an exported file the cell? Both train alone from the same weights, and are timed in turns."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import exp, inf, log
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from vitsweep.equivalence import exact_twin, twin_of
+from vitsweep.errors import VitsweepError
+from vitsweep.export import rank as exported
+from vitsweep.export.write import written
+from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.resources import count_gpus
+from vitsweep.tables.stats import mean_interval
+
+EXACT, WIDE, IN_HALF = 1e-8, 1e-4, 5e-2
+"""Relative differences that rounding may leave in float64, float32 and half precision."""
+LEAST = 1e-2
+"""A tensor's difference is measured by its norm, a nearly vanishing one by this share of a typical norm."""
+KINDS = ("losses", "gradients", "weights", "masters")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """The file and the cell in one size and precision.
+
+    Attributes:
+        name: what it shows.
+        differences: kind of tensor -> largest relative difference (L2, tensor by tensor).
+        allowed: the most that rounding explains.
+    """
+
+    name: str
+    differences: Mapping[str, float]
+    allowed: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs by more than rounding."""
+        return all(difference <= self.allowed for difference in self.differences.values())
+
+    def __str__(self) -> str:
+        found = ", ".join(f"{kind} {value:.1e}" for kind, value in self.differences.items())
+        return f"{self.name}: {found} (at most {self.allowed:g})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """The file's throughput over the cell's.
+
+    Attributes:
+        ratio: geometric mean over turns.
+        low: end of the 95 % interval; nan with fewer than three turns.
+        high: the other end.
+        turns: of the file and the cell, one after another.
+        margin: how far from 1 counts as equivalent.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    turns: int
+    margin: float
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether the interval lies within the margin."""
+        return self.low >= 1 - self.margin and self.high <= 1 + self.margin
+
+    def __str__(self) -> str:
+        verdict = "equivalent" if self.equivalent else "not shown equal"
+        return (
+            f"{verdict}: {self.ratio:.3f}x the cell's (95 % interval {self.low:.3f} to {self.high:.3f} over "
+            f"{self.turns} turns; equivalent within +-{self.margin:.0%})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What was found; `throughput` is None where it was not measured."""
+
+    legs: tuple[Leg, ...]
+    throughput: Throughput | None
+
+    @property
+    def equal(self) -> bool:
+        """Whether the file computes what the cell computes."""
+        return all(leg.equal for leg in self.legs)
+
+
+def not_provable(cell: CellSpec) -> str:
+    """Return why the ranks of a cell cannot be started here; "" where they can."""
+    resources = cell.resources
+    if resources.nodes > 1:
+        return f"Not proved: the cell is for {resources.nodes} nodes, and this is one."
+    if resources.device == "cuda" and (gpus := count_gpus()) < resources.ranks_per_node:
+        return f"Not proved: the cell is for {resources.ranks_per_node} GPUs, and this machine has {gpus}."
+    return ""
+
+
+def prove(
+    cell: CellSpec, *, turns: int, seconds: float, margin: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> Proof:  # fmt: skip
+    """Start the file that is written for a cell, and the cell; compare losses, gradients, weights, speed.
+
+    First on the cell's twin (see `equivalence`) in float64 and in its own precision, then in its own size.
+
+    Args:
+        cell: expressible, with ranks on this machine alone.
+        turns: of both for their throughput; 0 for none.
+        seconds: of timed steps in a turn.
+        margin: how far the ratio of throughputs may lie from 1.
+        say: told what was found as it comes.
+
+    Raises:
+        VitsweepError: a side failed; its last words are in the text.
+    """
+    twin = twin_of(cell)
+    legs = []
+    with TemporaryDirectory(prefix="vitsweep-export-") as folder:
+        specs = {"twin in float64": exact_twin(twin), "twin": twin, "own size": cell}
+        if exact_twin(twin).precision.plan().param_dtype != "float64":
+            specs = {"twin in float32": exact_twin(twin), "twin": twin, "own size": cell}
+        for name, spec in specs.items():
+            at = Path(folder, name.replace(" ", "-"))
+            legs.append(compared_leg(name, spec, at))
+            say(str(legs[-1]))
+        throughput = _throughput(cell, at, turns, seconds, margin) if turns else None
+        if throughput:
+            say(f"throughput {throughput}")
+    return Proof(legs=tuple(legs), throughput=throughput)
+
+
+def compared_leg(name: str, cell: CellSpec, folder: Path) -> Leg:
+    """Start both sides, unless they have left their results in the folder; compare these."""
+    if not folder.exists():
+        _prepare(folder, cell)
+    for side in ("file", "cell"):
+        if not (folder / f"{side}.pt").exists():
+            start(side, cell, folder, 0.0)
+    return _compared(name, cell, folder)
+
+
+def _prepare(folder: Path, cell: CellSpec) -> None:
+    """Write the file, its first weights and the batches of all ranks."""
+    import torch
+
+    from vitsweep.model.build import build_model, first_model
+
+    folder.mkdir()
+    (folder / "train.py").write_text(written(cell, "train.py", []), encoding="utf-8")
+    (folder / "cell.pickle").write_bytes(pickle.dumps(cell))
+    torch.manual_seed(cell.seed)
+    model = first_model(cell) if isinstance(cell.model, ModuleSpec) else build_model(cell)
+    torch.save(model.state_dict(), folder / "init.pt")
+    generator = torch.Generator().manual_seed(cell.seed)
+    shape = (cell.images_per_step, *cell.model.input_shape(cell.batch.resolution_px))
+    batches = [
+        (
+            torch.randn(shape, generator=generator),
+            torch.randint(cell.model.num_classes, shape[:1], generator=generator),
+        )
+        for _ in range(exported.STEPS)
+    ]
+    torch.save(batches, folder / "batches.pt")
+
+
+def start(side: str, cell: CellSpec, folder: Path, seconds: float) -> float:
+    """Let one side train in processes of its own; return milliseconds per step, nan without timed ones."""
+    arguments = [str(folder), str(seconds)]
+    if side == "file":
+        arguments = [exported.__file__, str(folder / "train.py"), *arguments]
+    else:
+        arguments = ["-m", "vitsweep.export.cell_rank", *arguments]
+    launcher = []
+    if cell.sharding.name != "none":
+        launcher = ["-m", "torch.distributed.run", "--standalone"]
+        launcher += [f"--nproc-per-node={cell.resources.world_size}"]
+    paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, *launcher, *arguments],
+        env={**os.environ, **cell.runtime.environment(), "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True, text=True, timeout=60 * cell.measurement.timeout_min,
+    )  # fmt: skip
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-25:])
+        what = "The exported file" if side == "file" else "The cell"
+        raise VitsweepError(f"{what} failed while it was proved:\n{last}")
+    found = json.loads((folder / f"{side}.json").read_text(encoding="utf-8"))["step_ms"]
+    return float("nan") if found is None else float(found)
+
+
+def _compared(name: str, cell: CellSpec, folder: Path) -> Leg:
+    import torch
+
+    found, wanted = (torch.load(folder / f"{side}.pt") for side in ("file", "cell"))
+    for each in (found, wanted):
+        losses = torch.tensor(each["losses"], dtype=torch.float64)
+        each["losses"] = {str(step): loss for step, loss in enumerate(losses)}
+    plan = cell.precision.plan()
+    coarsest = plan.autocast_dtype or plan.param_dtype
+    allowed = {"float64": EXACT, "float32": WIDE}.get(coarsest, IN_HALF)
+    apart = {kind: _apart(found[kind], wanted[kind]) for kind in KINDS if wanted[kind]}
+    return Leg(name=name, differences=apart, allowed=allowed)
+
+
+def _apart(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
+    """Return the largest relative difference of a tensor; inf where one is missing or has another shape."""
+    shapes = [{name: tuple(t.shape) for name, t in each.items()} for each in (found, wanted)]
+    if shapes[0] != shapes[1]:
+        return inf
+    norms = {name: float(t.double().norm()) for name, t in wanted.items()}
+    typical = float(np.sqrt(np.mean(np.square(list(norms.values())))))
+    return max(
+        float((found[name].double() - t.double()).norm())
+        / (max(norms[name], LEAST * typical) or 1.0)
+        for name, t in wanted.items()
+    )
+
+
+def _throughput(
+    cell: CellSpec, folder: Path, turns: int, seconds: float, margin: float
+) -> Throughput:
+    """Time both in turns, each first in every other."""
+    ratios = []
+    for turn in range(turns):
+        order = ("file", "cell") if turn % 2 else ("cell", "file")
+        times = {side: start(side, cell, folder, seconds) for side in order}
+        ratios.append(log(times["cell"] / times["file"]))
+    middle, low, high = map(exp, mean_interval(np.array(ratios)))
+    return Throughput(ratio=middle, low=low, high=high, turns=turns, margin=margin)

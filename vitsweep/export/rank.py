@@ -1,0 +1,183 @@
+"""One rank of a proof: train from given weights on given batches, write what came of it, time steps.
+
+It is started as `rank.py FILE FOLDER SECONDS` with an exported file, and needs nothing but torch then.
+`export.cell_rank` starts the product's side with the same loop.
+"""
+
+import gc
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS, MOST_STEPS = 4, 24
+"""Updates that are compared, and steps that may be taken for them: overflows skip the first ones."""
+WINDOWS, WARM_STEPS = 5, 3
+
+Named = dict[str, Tensor]
+
+
+class Side(Protocol):
+    """What is compared: an exported file, or the product."""
+
+    device: torch.device
+
+    def step(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Train on one batch of this rank; return its mean loss."""
+
+    def updates(self) -> int:
+        """Return how many steps changed the weights."""
+
+    def gradients(self) -> Named:
+        """Return whole gradients of the last update, unscaled and clipped; none where they are hidden."""
+
+    def weights(self) -> Named:
+        """Return whole weights and buffers as the forward pass reads them."""
+
+    def masters(self) -> Named:
+        """Return whole weights as the optimizer updates them."""
+
+
+class ExportedFile:
+    """The exported file as its own `main` uses it."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        spec = importlib.util.spec_from_file_location("exported", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["exported"] = module
+        spec.loader.exec_module(module)
+        self.device = module.start()
+        model = module.build_model()
+        if (folder / "init.pt").exists():
+            model.load_state_dict(torch.load(folder / "init.pt"))
+        self._training = module.Training(model, self.device)
+        self._count, self._gradients = 0, Named()
+        if not hasattr(self._training, "update"):  # a compiled update takes no hook
+            self._training.optimizer.register_step_pre_hook(self._keep)
+        assert not any(name.partition(".")[0] == "vitsweep" for name in sys.modules)
+
+    def step(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Train on one batch of this rank; return its mean loss."""
+        loss: Tensor = self._training.step(images, labels)
+        self._count += hasattr(self._training, "update")
+        return loss
+
+    def updates(self) -> int:
+        """Return how many steps changed the weights."""
+        return self._count
+
+    def gradients(self) -> Named:
+        """Return whole gradients of the last update."""
+        return self._gradients
+
+    def weights(self) -> Named:
+        """Return whole weights and buffers."""
+        return {n: _whole(t) for n, t in self._model().state_dict().items()}
+
+    def masters(self) -> Named:
+        """Return whole weights as the optimizer updates them."""
+        return {n: _whole(p) for n, p in self._updated()}
+
+    def _keep(self, *_: Any) -> None:
+        self._count += 1
+        if self._count <= STEPS:
+            found = {n: p.grad for n, p in self._updated() if p.grad is not None}
+            self._gradients = {name: _whole(gradient) for name, gradient in found.items()}
+
+    def _updated(self) -> list[tuple[str, Any]]:
+        """Return what the optimizer updates by name; DTensors where it updates their parts."""
+        parameters = dict(self._model().named_parameters())
+        groups = self._training.optimizer.param_groups
+        pairs = [p for g in groups for p in zip(g["param_names"], g["params"], strict=True)]
+        sharded = {n for n, p in parameters.items() if hasattr(p, "full_tensor")}
+        return [(n, parameters[n] if n in sharded else tensor) for n, tensor in pairs]
+
+    def _model(self) -> nn.Module:
+        """Return the model inside of DDP, whose names are plain."""
+        model: nn.Module = self._training.model
+        return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _whole(tensor: Any) -> Tensor:
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole.detach().to("cpu", copy=True).contiguous()
+
+
+def run(open_side: Callable[[], Side], folder: Path, name: str, seconds: float) -> None:
+    """Train, write `NAME.pt` (the first time) and `NAME.json`, on rank 0.
+
+    Args:
+        open_side: builds the side; it joins the other ranks.
+        folder: with `batches.pt`.
+        name: of the side.
+        seconds: of timed steps; 0 for none.
+    """
+    side = open_side()
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    batches = [
+        (images.chunk(ranks)[rank].to(side.device), labels.chunk(ranks)[rank].to(side.device))
+        for images, labels in torch.load(folder / "batches.pt")
+    ]
+    losses: list[float] = []
+    while side.updates() < STEPS and len(losses) < MOST_STEPS:
+        losses.append(float(side.step(*batches[len(losses) % len(batches)])))
+    if not (folder / f"{name}.pt").exists():
+        found = {
+            "gradients": side.gradients(),
+            "weights": side.weights(),
+            "masters": side.masters(),
+        }
+        if rank == 0:
+            torch.save({"losses": losses, **found}, folder / f"{name}.pt")
+    step_ms = _step_ms(side, batches[0], seconds) if seconds else None
+    if rank == 0:
+        (folder / f"{name}.json").write_text(json.dumps({"step_ms": step_ms}))
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _step_ms(side: Side, batch: tuple[Tensor, Tensor], seconds: float) -> float:
+    """Return the median over windows of the time of a step, with Python's collector off."""
+    gc.collect()
+    gc.disable()
+    _timed(side, batch, WARM_STEPS)
+    number = max(1, round(seconds / WINDOWS * 1e3 / _timed(side, batch, WARM_STEPS)))
+    if dist.is_initialized():
+        agreed = torch.tensor(number, device=side.device)
+        dist.broadcast(agreed, 0)
+        number = int(agreed)
+    return statistics.median(_timed(side, batch, number) for _ in range(WINDOWS))
+
+
+def _timed(side: Side, batch: tuple[Tensor, Tensor], steps: int) -> float:
+    """Return milliseconds per step."""
+    _wait(side.device)
+    begin = time.perf_counter()
+    for _ in range(steps):
+        side.step(*batch)
+    _wait(side.device)
+    return (time.perf_counter() - begin) * 1e3 / steps
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    path, to = Path(sys.argv[1]), Path(sys.argv[2])
+    run(lambda: ExportedFile(path, to), to, "file", float(sys.argv[3]))
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,98 @@
+"""Which cells cannot be written as plain PyTorch, by the names of their techniques (no torch)."""
+
+from collections.abc import Iterator
+
+from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.model_spec import ViTSpec
+from vitsweep.spec.model_variant import Averaging, BlockVariant, Schedule, TokenVariant
+from vitsweep.spec.technique import Compilation, Memory, Runtime
+from vitsweep.techniques.attention.sdpa import ScaledDotProduct
+from vitsweep.techniques.compilation.torch_compile import TorchCompile
+from vitsweep.techniques.memory.recompute import (
+    RecomputeBlocks,
+    RecomputeByBudget,
+    RecomputeSelected,
+)
+from vitsweep.techniques.optimizer.adamw import AdamW
+from vitsweep.techniques.optimizer.sgd import SGD
+from vitsweep.techniques.precision.full import FullPrecision
+from vitsweep.techniques.precision.opt_level import OptLevel
+from vitsweep.techniques.runtime.memory import CudaAllocator, HugePages
+from vitsweep.techniques.sharding.ddp import Ddp
+from vitsweep.techniques.sharding.fsdp import Fsdp, Hsdp
+from vitsweep.techniques.sharding.none import Unsharded
+
+WRITTEN = {
+    "precision": (OptLevel, FullPrecision),
+    "sharding": (Unsharded, Ddp, Fsdp, Hsdp),
+    "optimizer": (AdamW, SGD),
+    "memory": (Memory, RecomputeBlocks, RecomputeSelected, RecomputeByBudget),
+    "attention": (ScaledDotProduct,),
+    "runtime": (Runtime, CudaAllocator, HugePages),
+    "vit_block": (BlockVariant,),
+    "tokens": (TokenVariant,),
+    "averaging": (Averaging,),
+    "schedule": (Schedule,),
+}
+"""Group -> classes of choices that a template is there for; their subclasses do something else."""
+PARALLEL = ("sequence_parallel", "tensor_parallel", "pipeline_parallel")
+NOT_WRITTEN = {
+    "sharding": {"gradient_dtype": (Ddp,), "whole_norms": (Fsdp, Hsdp), "symmetric_memory": (Fsdp, Hsdp)},
+    "layout": {"patch_embedding": "convolution", "batch_first": True},
+}  # fmt: skip
+
+
+def refusals(cell: CellSpec) -> list[str]:
+    """Return one sentence for each thing of a cell that is no plain PyTorch."""
+    way_out = "use `vitsweep.apply(cell, model)`, which trains with it."
+    return [f"`{typed}` is not written as plain PyTorch: {way_out}" for typed in _typed(cell)]
+
+
+def _typed(cell: CellSpec) -> Iterator[str]:
+    for group, kinds in WRITTEN.items():
+        choice = getattr(cell, group)
+        if type(choice) not in kinds:
+            yield f"{group}={choice.name}"
+    for group in PARALLEL:
+        if getattr(cell, group).name != "none":
+            yield f"{group}={getattr(cell, group).name}"
+    compilation = cell.compilation
+    if type(compilation) is not Compilation and not isinstance(compilation, TorchCompile):
+        yield f"compilation={compilation.name}"
+    yield from _knobs(cell)
+    yield from _of_model(cell)
+    if cell.task.epochs and (cell.recipe.augments or cell.recipe.drop_path):
+        yield f"recipe={cell.recipe.name}"
+
+
+def _knobs(cell: CellSpec) -> Iterator[str]:
+    for knob in ("gradient_dtype", "whole_norms", "symmetric_memory"):
+        value = getattr(cell.sharding, knob, None)
+        if value and not (knob == "gradient_dtype" and isinstance(cell.sharding, Fsdp)):
+            yield f"sharding.{knob}={str(value).lower() if value is True else value}"
+    if not cell.layout.batch_first:
+        yield f"layout={cell.layout.name}"
+    if cell.layout.patch_embedding != "convolution":
+        yield f"layout.patch_embedding={cell.layout.patch_embedding}"
+    if getattr(cell.attention, "flash_kernel", "torch") != "torch":
+        yield f"attention.flash_kernel={cell.attention.flash_kernel}"  # type: ignore[attr-defined]
+
+
+def _of_model(cell: CellSpec) -> Iterator[str]:
+    model = cell.model
+    if isinstance(model, ModuleSpec):
+        if model.seams and cell.attention.name != "sdpa_auto":
+            yield f"attention={cell.attention.name}"
+        return
+    if not isinstance(model, ViTSpec):
+        yield f"model={model.name}"
+        return
+    for knob, plain in (
+        ("head", "classify"),
+        ("tokens_per_channel", False),
+        ("position", "learned"),
+    ):
+        value = getattr(model, knob)
+        if value != plain:
+            yield f"model.{knob}={str(value).lower()}"

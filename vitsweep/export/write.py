@@ -1,0 +1,412 @@
+"""From a cell to the text of a file that trains as it does: what the templates are given."""
+
+import re
+import sys
+from collections.abc import Mapping
+from pprint import pformat
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from vitsweep.errors import ImpossibleCellError, VitsweepError
+from vitsweep.export.refusals import refusals
+from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.model_spec import ViTSpec
+from vitsweep.techniques.optimizer.adamw import AdamW
+from vitsweep.techniques.sharding.fsdp import Hsdp
+
+HALF = ("float16", "bfloat16")
+IMPORTS = {
+    "Iterator": "collections.abc", "nullcontext": "contextlib", "partial": "functools",
+    "Tensor": "torch", "nn": "torch", "init_device_mesh": "torch.distributed.device_mesh",
+    "MixedPrecisionPolicy": "torch.distributed.fsdp", "fully_shard": "torch.distributed.fsdp",
+    "ShardedGradScaler": "torch.distributed.fsdp.sharded_grad_scaler",
+    "Shard": "torch.distributed.tensor", "GradScaler": "torch.amp",
+    "SDPBackend": "torch.nn.attention", "sdpa_kernel": "torch.nn.attention",
+    "DistributedDataParallel": "torch.nn.parallel", "clip_grad_norm_": "torch.nn.utils",
+    "CheckpointPolicy": "torch.utils.checkpoint", "checkpoint": "torch.utils.checkpoint",
+    "create_selective_checkpoint_contexts": "torch.utils.checkpoint",
+    "AutoConfig": "transformers", "AutoModelForImageClassification": "transformers",
+}  # fmt: skip
+"""Name -> module that it is imported from, where a file has the name."""
+MODULES = {
+    "math": "math", "os": "os", "timm": "timm", "torch": "torch",
+    "dist": "torch.distributed as dist", "F": "torch.nn.functional as F",
+    "functorch": "torch._functorch.config as functorch",
+}  # fmt: skip
+KEPT = {
+    "linear": ("mm", "addmm"),
+    "attention": (
+        "bmm", "baddbmm", "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    ),
+    "norm": ("native_layer_norm",),
+    "activation": ("gelu", "silu"),
+}  # fmt: skip
+"""Kind of operation -> those of torch's (see `techniques.memory.checkpointed_blocks`)."""
+
+
+def written(cell: CellSpec, name: str, header: list[str]) -> str:
+    """Return the text of the file.
+
+    Args:
+        cell: what the file does.
+        name: of the file, for the command that starts it.
+        header: lines of its docstring.
+
+    Raises:
+        ImpossibleCellError: the cell has techniques that are no plain PyTorch; all are named.
+    """
+    if reasons := refusals(cell):
+        raise ImpossibleCellError(reasons)
+    environment = Environment(
+        loader=PackageLoader("vitsweep.export"), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    known = _known(cell)
+    code = environment.get_template("train.py.j2").render(known)
+    settings = [line for key, line in _settings(cell).items() if re.search(rf"\b{key}\b", code)]
+    command = _command(cell, name)
+    docstring = "\n".join([_title(cell), "", f"    {command}", "", *header]).rstrip()
+    text = environment.get_template("file.py.j2").render(
+        docstring=docstring, environment=known["environment"], code=code,
+        settings="\n".join(settings), imports=_imports(code, known["own_import"]),
+    )  # fmt: skip
+    return re.sub(r"\n{4,}", "\n\n\n", text).rstrip() + "\n"
+
+
+def _title(cell: CellSpec) -> str:
+    ranks = cell.resources.world_size
+    return f"Train {cell.model.name} on {ranks} rank{'s' if ranks > 1 else ''}, in plain PyTorch."
+
+
+def _command(cell: CellSpec, name: str) -> str:
+    resources = cell.resources
+    if cell.sharding.name == "none":
+        return f"python {name}"
+    nodes = f" --nnodes={resources.nodes}" if resources.nodes > 1 else ""
+    return f"torchrun --nproc-per-node={resources.ranks_per_node}{nodes} {name}"
+
+
+def _imports(code: str, own: str | None) -> list[list[str]]:
+    """Return the lines of imports that the code needs: the standard library's, others, and the user's."""
+    used = {name for name in (*IMPORTS, *MODULES) if re.search(rf"\b{name}\b", code)}
+    plain = [MODULES[name] for name in used & MODULES.keys()]
+    origins = {IMPORTS[name] for name in used & IMPORTS.keys()}
+    named = {o: sorted((n for n in used if IMPORTS.get(n) == o), key=_order) for o in origins}
+    lines = {f"import {module}": module for module in plain}
+    lines |= {_wrapped(origin, names): origin for origin, names in named.items()}
+    ordered = sorted(lines, key=lambda line: (line.startswith("from"), lines[line]))
+    standard = [line for line in ordered if _root(lines[line]) in sys.stdlib_module_names]
+    others = [line for line in ordered if line not in standard]
+    return list(filter(None, [standard, others, [f"from {own}"] if own else []]))
+
+
+def _order(name: str) -> tuple[bool, str]:
+    return not name[0].isupper(), name
+
+
+def _root(module: str) -> str:
+    return re.split(r"[ .]", module)[0]
+
+
+def _wrapped(origin: str, names: list[str]) -> str:
+    line = f"from {origin} import {', '.join(names)}"
+    if len(line) <= 88:
+        return line
+    return f"from {origin} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
+
+
+def _settings(cell: CellSpec) -> dict[str, str]:
+    """Return constant -> the line that sets it."""
+    model, batch, optimizer = cell.model, cell.batch, cell.optimizer
+    if cell.task.epochs:
+        optimizer = cell.recipe.optimizer(cell)
+    replicas = max(1, cell.mesh.data_parallel_size)
+    found: dict[str, tuple[object, str]] = {
+        "SEED": (cell.seed, ""),
+        "IMAGES_PER_RANK": (
+            cell.images_per_step // replicas,
+            f"of one optimizer step: {cell.images_per_step} over all ranks",
+        ),
+        "ACCUMULATION_STEPS": (batch.accumulation_steps, "parts of these, one after another"),
+        "IMAGE_SIDE": (batch.resolution_px, "pixels"),
+        "CHANNELS": (model.in_channels, ""),
+        "CLASSES": (model.num_classes, ""),
+    }
+    if isinstance(model, ViTSpec):
+        found |= {
+            "PATCH_SIDE": (model.patch_px, "pixels"),
+            "DEPTH": (model.depth, "blocks"),
+            "WIDTH": (model.width, "numbers per token"),
+            "HEADS": (model.num_heads, ""),
+            "MLP_WIDTH": (model.mlp_width, ""),
+            "NORM_EPS": (model.norm_eps, ""),
+            "LAYER_SCALE": (model.layer_scale, "first value of the factors"),
+            "REGISTERS": (model.registers, "tokens that the head does not read"),
+        }
+    found |= {
+        "SHARDS": (cell.mesh.state_shards, "ranks that share one copy of the state"),
+        "LEARNING_RATE": (optimizer.learning_rate, "peak" if cell.task.epochs else ""),
+        "WEIGHT_DECAY": (optimizer.weight_decay, "of matrices"),
+        "CLIP_NORM": (optimizer.clip_norm, "of all gradients together"),
+        "LABEL_SMOOTHING": (cell.task.label_smoothing, ""),
+    }
+    lines = {k: f"{k} = {v}" + (f"  # {why}" if why else "") for k, (v, why) in found.items()}
+    return lines | _length(cell)
+
+
+def _length(cell: CellSpec) -> dict[str, str]:
+    sizes = cell.data.split_sizes()
+    if not cell.task.epochs or sizes is None:
+        return {"STEPS": "STEPS = 100  # optimizer steps"}
+    per_epoch = sizes[0] // cell.images_per_step
+    steps = cell.task.epochs * per_epoch
+    warm = cell.task.warmup_epochs / cell.task.epochs * steps
+    return {
+        "STEPS": f"STEPS = {steps}  # {cell.task.epochs} epochs of {per_epoch}",
+        "WARMUP_STEPS": f"WARMUP_STEPS = {warm:g}  # {cell.task.warmup_epochs:g} epochs",
+    }
+
+
+def _known(cell: CellSpec) -> dict[str, Any]:
+    """Return what the templates of model, parallelism and training are given."""
+    plan, sharding = cell.precision.plan(), cell.sharding
+    compilation: Any = cell.compilation
+    arguments = getattr(compilation, "arguments", {})
+    is_fsdp, on_cpu = sharding.shards_parameters, cell.resources.device == "cpu"
+    separate, half = plan.norm_dtype != plan.param_dtype, plan.norm_dtype in HALF
+    shards_are_masters = is_fsdp and plan.master_weights
+    cast = None if shards_are_masters or plan.param_dtype == "float32" else plan.param_dtype
+    norms = ("half on cpu" if on_cpu else None) if half else ("float32" if separate else None)
+    model, own_import = _model(cell)
+    is_vit = model["kind"] == "vit"
+    masters = plan.master_weights and not is_fsdp
+    norms_back, norm_units = bool(cast and separate), is_fsdp and separate
+    return {
+        "model": model,
+        "own_import": own_import,
+        "environment": dict(cell.runtime.environment()),
+        "device": cell.resources.device,
+        "threads": cell.resources.threads_per_rank if on_cpu else None,
+        "tf32": plan.tf32,
+        "cudnn_benchmark": cell.layout.cudnn_benchmark,
+        "ranks": cell.resources.world_size,
+        "cast": cast,
+        "cast_images": None if plan.param_dtype == "float32" else plan.param_dtype,
+        "autocast": plan.autocast_dtype,
+        "logits": "logits.float()" if plan.autocast_dtype or plan.param_dtype in HALF else "logits",
+        "norms": norms,
+        "norm": "LayerNorm" if norms else "nn.LayerNorm",
+        "norms_back": norms_back,
+        "norm_units": norm_units,
+        "norm_list": norms_back or norm_units or bool(norms and not is_vit),
+        "masters": masters,
+        "scaler": _scaler(plan.loss_scale, cell, is_fsdp=is_fsdp),
+        "constant_scale": plan.loss_scale if isinstance(plan.loss_scale, float) else "",
+        "memory": _memory(cell),
+        "kept": [name for kind in getattr(cell.memory, "keep", ()) for name in KEPT[kind]],
+        "budget": getattr(cell.memory, "share", None),
+        "compile": None if compilation.scope == "nothing" else compilation.scope,
+        "compile_arguments": ", ".join(f"{k}={v!r}".replace("'", '"') for k, v in arguments.items()),
+        "compile_update": getattr(compilation, "optimizer_step", False),
+        "cudagraphs": compilation.replays_graphs,
+        "clip": _optimizer(cell).clip_norm is not None,
+        "optimizer": _built(cell),
+        "label_smoothing": cell.task.label_smoothing,
+        "schedule": bool(cell.task.epochs),
+        "accumulation_steps": cell.batch.accumulation_steps,
+    } | _sharding(cell)  # fmt: skip
+
+
+def _memory(cell: CellSpec) -> str | None:
+    kinds = {"RecomputeBlocks": "blocks", "RecomputeSelected": "selected"}
+    return kinds.get(type(cell.memory).__name__)
+
+
+def _optimizer(cell: CellSpec) -> Any:
+    return cell.recipe.optimizer(cell) if cell.task.epochs else cell.optimizer
+
+
+def _built(cell: CellSpec) -> str:
+    """Return the call that makes the optimizer."""
+    choice = _optimizer(cell)
+    given: dict[str, object] = {"lr": "LEARNING_RATE"}
+    if isinstance(choice, AdamW):
+        given |= {"betas": (choice.beta1, choice.beta2), "eps": choice.eps}
+    else:
+        given |= {"momentum": choice.momentum}
+        given |= {"nesterov": True} if choice.nesterov else {}
+    loop = choice.implementation == "loop"
+    given |= {"foreach": False} if loop else {choice.implementation: True}
+    lines = "".join(f"            {name}={value},\n" for name, value in given.items())
+    name = "AdamW" if isinstance(choice, AdamW) else "SGD"
+    return f"torch.optim.{name}(\n            groups,\n{lines}        )"
+
+
+def _scaler(scale: object, cell: CellSpec, *, is_fsdp: bool) -> str | None:
+    if scale is None:
+        return None
+    first = 2.0**16 if scale == "dynamic" else scale
+    kind = "ShardedGradScaler" if is_fsdp else "GradScaler"
+    return f'{kind}("{cell.resources.device}", init_scale={first})'
+
+
+def _sharding(cell: CellSpec) -> dict[str, Any]:
+    choice: Any = cell.sharding
+    plan, is_fsdp = cell.precision.plan(), choice.shards_parameters
+    kind = "fsdp" if is_fsdp else ("none" if choice.name == "none" else "ddp")
+    reduced = getattr(choice, "gradient_dtype", None) or (
+        "float32" if plan.master_weights else None
+    )
+    of_norms = {"reduce_dtype": reduced} if reduced else {}
+    policy = ({"param_dtype": plan.param_dtype} if plan.master_weights else {}) | of_norms
+    reshard = getattr(choice, "reshard_after_forward", None)
+    return {
+        "sharding": kind,
+        "local_rank": kind != "none" and cell.resources.device == "cuda",
+        "hsdp": isinstance(choice, Hsdp),
+        "policy": _policy("    policy = ", policy) + "\n",
+        "norm_policy": _policy("", of_norms),
+        "placement": is_fsdp and isinstance(cell.model, ModuleSpec),
+        "reshard": reshard,
+        "blocks_per_unit": getattr(choice, "blocks_per_unit", 1),
+        "prefetch_forward": getattr(choice, "prefetch_forward", 0),
+        "prefetch_backward": getattr(choice, "prefetch_backward", 0),
+        "bucket_mib": getattr(choice, "bucket_mib", None),
+        "bucket_view": getattr(choice, "gradient_as_bucket_view", None),
+        "static_graph": getattr(choice, "static_graph", False),
+        "unused": kind == "ddp" and _has_unused(cell),
+    }
+
+
+def _policy(start: str, given: Mapping[str, str]) -> str:
+    named = [f"{name}=torch.{dtype}" for name, dtype in given.items()]
+    line = f"{start}MixedPrecisionPolicy({', '.join(named)})"
+    if len(line) <= 88:
+        return line
+    return f"{start}MixedPrecisionPolicy(\n        {', '.join(named)}\n    )"
+
+
+def _has_unused(cell: CellSpec) -> bool:
+    if not isinstance(cell.model, ModuleSpec):
+        return False
+    from vitsweep.model.user_module import look_of
+
+    return bool(look_of(cell.model, cell.batch.resolution_px).unused)
+
+
+BACKENDS = {
+    "math": "SDPBackend.MATH",
+    "flash": "SDPBackend.FLASH_ATTENTION",
+    "efficient": "SDPBackend.EFFICIENT_ATTENTION",
+    "cudnn": "SDPBackend.CUDNN_ATTENTION",
+}
+
+
+def _model(cell: CellSpec) -> tuple[dict[str, Any], str | None]:
+    """Return what the templates say of the model, and what is imported for it."""
+    model = cell.model
+    if isinstance(model, ModuleSpec):
+        return _imported(model, cell.batch.resolution_px)
+    assert isinstance(model, ViTSpec), "refused before"
+    return {
+        "kind": "vit",
+        "swiglu": model.mlp == "swiglu",
+        "layer_scale": model.layer_scale,
+        "registers": model.registers,
+        "class_token": model.has_class_token(cell.classifier.pooling),
+        "channels_last": cell.layout.channels_last,
+        "backend": BACKENDS.get(getattr(cell.attention, "backend", "")),
+        "output": "",
+    }, None  # fmt: skip
+
+
+def _imported(spec: ModuleSpec, side: int) -> tuple[dict[str, Any], str | None]:
+    from vitsweep.model.user_module import without_weights
+
+    given = {"num_classes": "CLASSES", "in_channels": "CHANNELS", "resolution_px": "IMAGE_SIDE"}
+    shapes = {arg: given[shape] for arg, shape in spec.shape_arguments.items()}
+    named = shapes | {name: _literal(spec, value) for name, value in spec.arguments.items()}
+    module, own = without_weights(spec, side), None
+    if spec.package == "timm":
+        call = _call("timm.create_model", [f'"{spec.name}"', "pretrained=False"], named)
+    elif spec.package == "transformers":
+        call = _transformers(spec, module, named)
+    else:
+        assert spec.target is not None
+        path, _, function = spec.target.rpartition(".")
+        own = f"{path} import {function}"
+        call = _call(function, [], named)
+    return {
+        "kind": spec.package or "own",
+        "build": call.splitlines(),
+        "blocks": _blocks(module, spec),
+        "output": _output(module, spec, side),
+        "channels_last": False,
+    }, own  # fmt: skip
+
+
+def _transformers(spec: ModuleSpec, module: Any, named: Mapping[str, str]) -> str:
+    source = "from_pretrained" if "/" in spec.name else "for_model"
+    if isinstance(getattr(module.config, "image_size", None), (list, tuple)):
+        sides = len(module.config.image_size)
+        named = {**named, "image_size": f"[{', '.join(['IMAGE_SIDE'] * sides)}]"}
+    config = _call(f"config = AutoConfig.{source}", [f'"{spec.name}"'], named)
+    return f"{config}\nreturn AutoModelForImageClassification.from_config(config)"
+
+
+def _call(function: str, first: list[str], named: Mapping[str, str]) -> str:
+    start = "" if " = " in function else "return "
+    given = [*first, *(f"{name}={value}" for name, value in named.items())]
+    line = f"{start}{function}({', '.join(given)})"
+    if len(line) <= 84:
+        return line
+    return f"{start}{function}(\n" + "".join(f"    {part},\n" for part in given) + ")"
+
+
+def _literal(spec: ModuleSpec, value: object) -> str:
+    plain = (str, int, float, bool, type(None))
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, dict) or not all(isinstance(part, plain) for part in parts):
+        raise VitsweepError(
+            f"`{spec.typed}` has an argument {pformat(value)}, which is no plain value to write into a "
+            "file: use `vitsweep.apply(cell, model)`."
+        )
+    return (
+        repr(value).replace("'", '"')
+        if isinstance(value, (list, tuple))
+        else (f'"{value}"' if isinstance(value, str) else repr(value))
+    )
+
+
+def _blocks(module: Any, spec: ModuleSpec) -> str:
+    """Return the expression that lists the blocks of `model`."""
+    from torch import nn
+
+    from vitsweep.model.user_module import find_blocks
+
+    blocks, lists = set(find_blocks(module, spec)), []
+    for path, container in module.named_modules():
+        if blocks and (children := set(container.children())) and children <= blocks:
+            typed = re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")
+            iterates = isinstance(container, nn.ModuleList | nn.Sequential)
+            lists.append(typed if iterates else f"{typed}.children()")
+    return f"list({lists[0]})" if len(lists) == 1 else f"[{', '.join(f'*{one}' for one in lists)}]"
+
+
+def _output(module: Any, spec: ModuleSpec, side: int) -> str:
+    """Return what takes the logits out of what the model returns."""
+    if spec.output is None:
+        return ""
+    if isinstance(spec.output, str) and spec.package != "transformers":
+        import torch
+
+        module._forward_hooks.clear()  # of `build_module`, which takes them out
+        at = next(module.parameters()).device
+        with torch.no_grad():
+            returned = module(torch.zeros((2, *spec.input_shape(side)), device=at))
+        return f'["{spec.output}"]' if isinstance(returned, Mapping) else f".{spec.output}"
+    return f"[{spec.output}]" if isinstance(spec.output, int) else f".{spec.output}"
