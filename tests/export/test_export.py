@@ -12,7 +12,7 @@ import pytest
 from tests.cells import GPU_NODE, TINY, entry
 from vitsweep.cli.export import chosen
 from vitsweep.errors import BadValueError, ImpossibleCellError
-from vitsweep.export.prove import Throughput, compared_leg, prove, start
+from vitsweep.export.prove import Throughput, compared, sizes
 from vitsweep.export.write import written
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -65,23 +65,28 @@ def test_the_file_alone_trains_as_the_cell_and_a_fault_in_it_is_found(
     overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     spec, at = cell(*overrides), tmp_path / "own"
-    leg = compared_leg("own size", spec, at)
+    [leg] = compared({at: spec})
     assert leg.equal, str(leg)
     assert set(leg.differences) == {"losses", "gradients", "weights", "masters"}
     if overrides is CELLS[0]:
         file = at / "train.py"
         file.write_text(file.read_text().replace("betas=(0.9, 0.999)", "betas=(0.9, 0.99)"))
         (at / "file.pt").unlink()
-        start("file", spec, at, 0.0)
-        assert not compared_leg("own size", spec, at).equal
+        [leg] = compared({at: spec})
+        assert not leg.equal
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_twenty_drawn_cells_do(ranks: int, tmp_path: Path) -> None:
-    for number, spec in enumerate(drawn(ranks, 20)):
-        for leg in prove(spec, turns=0, seconds=0.0, margin=0.05).legs:
-            assert leg.equal, (number, str(leg), {g: t.name for g, t in spec.techniques.items()})
+    legs = {
+        tmp_path / str(number) / name: leg
+        for number, spec in enumerate(drawn(ranks, 20))
+        for name, leg in sizes(spec).items()
+    }
+    for leg, (folder, spec) in zip(compared(legs), legs.items(), strict=True):
+        print(folder.parent.name, leg)
+        assert leg.equal, (str(leg), {g: t.name for g, t in spec.techniques.items()})
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,8 @@ _ALL = (
          "say why A is faster than B: causes that add up to the measured difference", names_a_sweep=False),
     Verb("gate", "[SWEEP] --against KEPT [--tolerance 0.05] [--metric A,B] [--lenient] [--mixed-hardware]",
          "compare with a kept baseline; exit code 1 if a cell became worse"),
-    Verb("export", "[SWEEP] --cell best|ID|SETTING ... --to FILE [--no-prove] [--turns 5] [--margin 0.05]",
+    Verb("export", "[SWEEP] --cell best|ID|SETTING ... --to FILE [--no-prove] [--turns 5] [--seconds 2] "
+         "[--margin 0.05]",
          "write a cell as one file of plain PyTorch, proved equal to it"),
     Verb("check", "FOLDER", "test the choices of a configuration folder of your own, proofs included",
          names_a_sweep=False),

@@ -17,7 +17,7 @@ from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.epochs import set_learning_rate
 from vitsweep.training.shards import plain_weights, whole_tensors
-from vitsweep.world import World, environment_rank
+from vitsweep.world import World, device_mesh, environment_rank
 
 
 class Cell:
@@ -74,18 +74,31 @@ class Cell:
         }
 
 
-def main(folder: Path, seconds: float) -> None:
+def main(seconds: float, folders: list[Path]) -> None:
     """Do this rank's part."""
-    cell = pickle.loads(
-        (folder / "cell.pickle").read_bytes()
-    )  # written by the command that started it
+    cells = {folder: _read(folder) for folder in folders}
+    first = cells[folders[0]]
     rank, local_rank, size = environment_rank() or (0, 0, 1)
-    cell.runtime.set_up(cell, local_rank)
+    first.runtime.set_up(first, local_rank)
+
+    def opened(folder: Path) -> Cell:
+        cell = cells[folder]
+        if cell.mesh == world.shape:
+            return Cell(cell, world)
+        mesh = device_mesh(world.device.type, cell.mesh)
+        return Cell(cell, replace(world, shape=cell.mesh, mesh=mesh))
+
     with rendezvous() as alone:
         method = init_method() if size > 1 else alone
-        with joined_process_group(cell, rank, local_rank, method) as world:
-            run(lambda: Cell(cell, world), folder, "cell", seconds)
+        with joined_process_group(first, rank, local_rank, method) as world:
+            run(opened, folders, "cell", seconds)
+
+
+def _read(folder: Path) -> CellSpec:
+    """Return a cell that the command which started this process wrote."""
+    cell: CellSpec = pickle.loads((folder / "cell.pickle").read_bytes())
+    return cell
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    main(float(sys.argv[1]), [Path(word) for word in sys.argv[2:]])

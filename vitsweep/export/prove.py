@@ -5,8 +5,9 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import exp, inf, log
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +28,7 @@ EXACT, WIDE, IN_HALF = 1e-8, 1e-4, 5e-2
 """Relative differences that rounding may leave in float64, float32 and half precision."""
 LEAST = 1e-2
 """A tensor's difference is measured by its norm, a nearly vanishing one by this share of a typical norm."""
+OWN_SIZE = "own size"
 KINDS = ("losses", "gradients", "weights", "masters")
 
 
@@ -126,30 +128,44 @@ def prove(
     Raises:
         VitsweepError: a side failed; its last words are in the text.
     """
-    twin = twin_of(cell)
-    legs = []
     with TemporaryDirectory(prefix="vitsweep-export-") as folder:
-        specs = {"twin in float64": exact_twin(twin), "twin": twin, "own size": cell}
-        if exact_twin(twin).precision.plan().param_dtype != "float64":
-            specs = {"twin in float32": exact_twin(twin), "twin": twin, "own size": cell}
-        for name, spec in specs.items():
-            at = Path(folder, name.replace(" ", "-"))
-            legs.append(compared_leg(name, spec, at))
-            say(str(legs[-1]))
-        throughput = _throughput(cell, at, turns, seconds, margin) if turns else None
+        legs = compared({Path(folder, name): spec for name, spec in sizes(cell).items()})
+        for leg in legs:
+            say(str(leg))
+        own = Path(folder, OWN_SIZE)
+        throughput = _throughput(cell, own, turns, seconds, margin) if turns else None
         if throughput:
             say(f"throughput {throughput}")
     return Proof(legs=tuple(legs), throughput=throughput)
 
 
-def compared_leg(name: str, cell: CellSpec, folder: Path) -> Leg:
-    """Start both sides, unless they have left their results in the folder; compare these."""
-    if not folder.exists():
-        _prepare(folder, cell)
+def sizes(cell: CellSpec) -> dict[str, CellSpec]:
+    """Return what is compared of a cell: its twin, exact and in its own precision, and itself."""
+    twin = twin_of(cell)
+    exact = exact_twin(twin)
+    dtype = exact.precision.plan().param_dtype
+    return {f"twin in {dtype}": exact, "twin": twin, OWN_SIZE: cell}
+
+
+def compared(specs: Mapping[Path, CellSpec]) -> list[Leg]:
+    """Let both sides train in folders that are named after what they show, and compare them.
+
+    Folders that hold results already are not trained in again.
+
+    Args:
+        specs: folder -> cell, all with as many ranks.
+
+    Raises:
+        VitsweepError: a side failed; its last words are in the text.
+    """
+    for folder, spec in specs.items():
+        if not folder.exists():
+            _prepare(folder, spec)
     for side in ("file", "cell"):
-        if not (folder / f"{side}.pt").exists():
-            start(side, cell, folder, 0.0)
-    return _compared(name, cell, folder)
+        folders = [folder for folder in specs if not (folder / f"{side}.pt").exists()]
+        if folders:
+            start(side, specs[folders[0]], folders, 0.0)
+    return [_compared(folder.name, spec, folder) for folder, spec in specs.items()]
 
 
 def _prepare(folder: Path, cell: CellSpec) -> None:
@@ -158,7 +174,7 @@ def _prepare(folder: Path, cell: CellSpec) -> None:
 
     from vitsweep.model.build import build_model, first_model
 
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "train.py").write_text(written(cell, "train.py", []), encoding="utf-8")
     (folder / "cell.pickle").write_bytes(pickle.dumps(cell))
     torch.manual_seed(cell.seed)
@@ -176,13 +192,10 @@ def _prepare(folder: Path, cell: CellSpec) -> None:
     torch.save(batches, folder / "batches.pt")
 
 
-def start(side: str, cell: CellSpec, folder: Path, seconds: float) -> float:
-    """Let one side train in processes of its own; return milliseconds per step, nan without timed ones."""
-    arguments = [str(folder), str(seconds)]
-    if side == "file":
-        arguments = [exported.__file__, str(folder / "train.py"), *arguments]
-    else:
-        arguments = ["-m", "vitsweep.export.cell_rank", *arguments]
+def start(side: str, cell: CellSpec, folders: Sequence[Path], seconds: float) -> None:
+    """Let one side train in processes of its own."""
+    code = [exported.__file__] if side == "file" else ["-m", "vitsweep.export.cell_rank"]
+    arguments = [*code, str(seconds), *map(str, folders)]
     launcher = []
     if cell.sharding.name != "none":
         launcher = ["-m", "torch.distributed.run", "--standalone"]
@@ -194,11 +207,12 @@ def start(side: str, cell: CellSpec, folder: Path, seconds: float) -> float:
         capture_output=True, text=True, timeout=60 * cell.measurement.timeout_min,
     )  # fmt: skip
     if done.returncode:
-        last = "\n".join(done.stderr.strip().splitlines()[-25:])
+        own = takewhile(
+            lambda line: "torch/distributed/elastic" not in line, done.stderr.splitlines()
+        )
+        last = "\n".join([*own][-15:])  # before torchrun's summary
         what = "The exported file" if side == "file" else "The cell"
         raise VitsweepError(f"{what} failed while it was proved:\n{last}")
-    found = json.loads((folder / f"{side}.json").read_text(encoding="utf-8"))["step_ms"]
-    return float("nan") if found is None else float(found)
 
 
 def _compared(name: str, cell: CellSpec, folder: Path) -> Leg:
@@ -236,7 +250,11 @@ def _throughput(
     ratios = []
     for turn in range(turns):
         order = ("file", "cell") if turn % 2 else ("cell", "file")
-        times = {side: start(side, cell, folder, seconds) for side in order}
+        times = {}
+        for side in order:
+            start(side, cell, [folder], seconds)
+            found = json.loads((folder / f"{side}.json").read_text(encoding="utf-8"))
+            times[side] = float(found["step_ms"])
         ratios.append(log(times["cell"] / times["file"]))
     middle, low, high = map(exp, mean_interval(np.array(ratios)))
     return Throughput(ratio=middle, low=low, high=high, turns=turns, margin=margin)

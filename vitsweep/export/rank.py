@@ -1,6 +1,6 @@
 """One rank of a proof: train from given weights on given batches, write what came of it, time steps.
 
-It is started as `rank.py FILE FOLDER SECONDS` with an exported file, and needs nothing but torch then.
+It is started as `rank.py SECONDS FOLDER ...` for the exported file in each folder, and needs torch alone.
 `export.cell_rank` starts the product's side with the same loop.
 """
 
@@ -50,17 +50,18 @@ class Side(Protocol):
 class ExportedFile:
     """The exported file as its own `main` uses it."""
 
-    def __init__(self, path: Path, folder: Path) -> None:
-        spec = importlib.util.spec_from_file_location("exported", path)
+    def __init__(self, folder: Path) -> None:
+        spec = importlib.util.spec_from_file_location("exported", folder / "train.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules["exported"] = module
         spec.loader.exec_module(module)
+        if dist.is_initialized():  # by the file of an earlier folder
+            dist.init_process_group = lambda *_, **__: None
         self.device = module.start()
         model = module.build_model()
-        if (folder / "init.pt").exists():
-            model.load_state_dict(torch.load(folder / "init.pt"))
+        model.load_state_dict(torch.load(folder / "init.pt"))
         self._training = module.Training(model, self.device)
         self._count, self._gradients = 0, Named()
         if not hasattr(self._training, "update"):  # a compiled update takes no hook
@@ -114,38 +115,41 @@ def _whole(tensor: Any) -> Tensor:
     return whole.detach().to("cpu", copy=True).contiguous()
 
 
-def run(open_side: Callable[[], Side], folder: Path, name: str, seconds: float) -> None:
-    """Train, write `NAME.pt` (the first time) and `NAME.json`, on rank 0.
+def run(open_side: Callable[[Path], Side], folders: list[Path], name: str, seconds: float) -> None:
+    """Train in each folder, and let rank 0 write `NAME.json`, and `NAME.pt` where it is missing.
 
     Args:
-        open_side: builds the side; it joins the other ranks.
-        folder: with `batches.pt`.
+        open_side: builds the side of a folder; it joins the other ranks.
+        folders: with `batches.pt`.
         name: of the side.
         seconds: of timed steps; 0 for none.
     """
-    side = open_side()
+    for folder in folders:
+        side = open_side(folder)
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        batches = _own_batches(side, folder)
+        losses: list[float] = []
+        while side.updates() < STEPS and len(losses) < MOST_STEPS:
+            losses.append(float(side.step(*batches[len(losses) % len(batches)])))
+        if not (folder / f"{name}.pt").exists():
+            found = {kind: getattr(side, kind)() for kind in ("gradients", "weights", "masters")}
+            if rank == 0:
+                torch.save({"losses": losses, **found}, folder / f"{name}.pt")
+        step_ms = _step_ms(side, batches[0], seconds) if seconds else None
+        if rank == 0:
+            (folder / f"{name}.json").write_text(json.dumps({"step_ms": step_ms}))
+        if dist.is_initialized():
+            dist.barrier()
+
+
+def _own_batches(side: Side, folder: Path) -> list[tuple[Tensor, Tensor]]:
+    """Return this rank's share of each batch."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
-    batches = [
+    return [
         (images.chunk(ranks)[rank].to(side.device), labels.chunk(ranks)[rank].to(side.device))
         for images, labels in torch.load(folder / "batches.pt")
     ]
-    losses: list[float] = []
-    while side.updates() < STEPS and len(losses) < MOST_STEPS:
-        losses.append(float(side.step(*batches[len(losses) % len(batches)])))
-    if not (folder / f"{name}.pt").exists():
-        found = {
-            "gradients": side.gradients(),
-            "weights": side.weights(),
-            "masters": side.masters(),
-        }
-        if rank == 0:
-            torch.save({"losses": losses, **found}, folder / f"{name}.pt")
-    step_ms = _step_ms(side, batches[0], seconds) if seconds else None
-    if rank == 0:
-        (folder / f"{name}.json").write_text(json.dumps({"step_ms": step_ms}))
-    if dist.is_initialized():
-        dist.barrier()
 
 
 def _step_ms(side: Side, batch: tuple[Tensor, Tensor], seconds: float) -> float:
@@ -177,7 +181,6 @@ def _wait(device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    path, to = Path(sys.argv[1]), Path(sys.argv[2])
-    run(lambda: ExportedFile(path, to), to, "file", float(sys.argv[3]))
+    run(ExportedFile, [Path(word) for word in sys.argv[2:]], "file", float(sys.argv[1]))
     if dist.is_initialized():
         dist.destroy_process_group()
