@@ -20,7 +20,14 @@ _purpose: ContextVar[Purpose | None] = ContextVar("purpose", default=None)
 
 @contextmanager
 def sent_as(purpose: Purpose) -> Iterator[None]:
-    """Count the bytes of all collectives inside under `purpose`."""
+    """Count the bytes of all collectives inside under `purpose`.
+
+    Compiled code leaves it out, since Dynamo would break the graph at it. Nothing is lost: the step that
+    is counted runs under a dispatch mode, and so uncompiled.
+    """
+    if torch.compiler.is_compiling():
+        yield
+        return
     token = _purpose.set(purpose)
     try:
         yield

@@ -9,7 +9,7 @@ from tests.cells import GPU_NODE, TINY, entry
 from tests.cells import cell as tiny
 from tests.choices import choice
 from tests.data.cells_and_worlds import world
-from tests.ranks import on_ranks
+from tests.ranks import on_ranks, placed
 from tests.shapes import CASES, build, step
 from vitsweep.cell import _refuse_skipped_graphs
 from vitsweep.equivalence import _global_batch, _my_share
@@ -17,6 +17,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.measure.kernels_used import Compiled, compiled_graphs
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.techniques.compilation.torch_compile import TorchCompile
 
 ALONE = world()
 COMPILED = ["compile_blocks", "compile_model"]
@@ -235,3 +236,34 @@ def test_a_cuda_graph_that_torch_leaves_out_fails_the_run_by_name():
     with pytest.raises(VitsweepError, match="left out 1 of them"):
         _refuse_skipped_graphs(planned.spec, compiled)
     _refuse_skipped_graphs(tiny("compilation=compile_model"), compiled)
+
+
+PARALLEL = {
+    "megatron": ("tensor_parallel=megatron", "mesh.tensor=2"),
+    "megatron_sp": ("sequence_parallel=megatron_sp", "mesh.tensor=2"),
+    "ulysses": ("sequence_parallel=ulysses", "mesh.ulysses=2"),
+    "ring": ("sequence_parallel=ring", "mesh.ring=2"),
+    "lasp": ("sequence_parallel=lasp", "attention=linear", "attention.causal=true", "classifier=pooled"),
+    "lasp2": ("sequence_parallel=lasp2", "attention=linear"),
+}  # fmt: skip
+
+
+def graphs_and_breaks(start, specs):
+    """Train a step of each cell whose blocks Dynamo traces; nothing is generated from the graphs."""
+    TorchCompile.arguments = {"dynamic": False, "backend": "eager"}
+    found = []
+    for spec in specs:
+        here = placed(start, spec)
+        torch._dynamo.reset()
+        counters.clear()
+        trainer = parallelize(build_model(spec), spec, here)
+        trainer.step(spec.data.open(spec, here).train(0))
+        found.append((counters["stats"]["unique_graphs"], dict(counters["graph_break"])))
+    return found
+
+
+def test_a_block_whose_ranks_share_tokens_or_matrices_is_one_graph(tmp_path):
+    common = ("compilation=compile_blocks", "sharding=ddp", "attention=sdpa_auto")
+    specs = [tiny(*common, *overrides) for overrides in PARALLEL.values()]
+    [found, _] = on_ranks(2, graphs_and_breaks, specs[0], specs, folder=tmp_path)
+    assert dict(zip(PARALLEL, found, strict=True)) == dict.fromkeys(PARALLEL, (1, {}))

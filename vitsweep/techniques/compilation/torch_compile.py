@@ -61,6 +61,16 @@ class TorchCompile(Compilation):
             return {"dynamic": False, "options": {"max_autotune": True}}
         return {"dynamic": False, "mode": self.mode.replace("_", "-")}
 
+    def compile(self, module: "nn.Module") -> None:
+        """Compile a module in place, with the sends and receives of a ring inside its graph."""
+        from torch._dynamo import config
+
+        if hasattr(
+            config, "enable_p2p_compilation"
+        ):  # torch 2.13; without it each hop cuts the graph
+            config.enable_p2p_compilation = True
+        module.compile(**self.arguments)
+
     def begin_step(self) -> None:
         """Let CUDA graphs reuse the memory of the step before."""
         if self.replays_graphs:
@@ -152,7 +162,7 @@ class CompileBlocks(TorchCompile):
         from vitsweep.model.block import blocks_of
 
         for block in blocks_of(model):
-            block.compile(**self.arguments)
+            self.compile(block)
         return model
 
 
@@ -168,5 +178,5 @@ class CompileModel(TorchCompile):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Compile the model in place: same module, same names."""
-        model.compile(**self.arguments)
+        self.compile(model)
         return model

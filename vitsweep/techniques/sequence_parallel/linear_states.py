@@ -79,10 +79,17 @@ def _along_chain(own: Tensor, decay: Decay, group: ProcessGroup, step: int) -> T
     earlier, later = group.rank() - step, group.rank() + step
     with sent_as("activation"):
         if 0 <= earlier < group.size():
-            dist.recv(before, group_src=earlier, group=group)
+            _wait_for(dist.irecv, before, earlier, group)
         if 0 <= later < group.size():
-            dist.send((scaled(before, decay) + own).contiguous(), group_dst=later, group=group)
+            _wait_for(dist.isend, (scaled(before, decay) + own).contiguous(), later, group)
     return before
+
+
+def _wait_for(operation: Any, tensor: Tensor, rank: int, group: ProcessGroup) -> None:
+    """Send or receive; a batch of one is what Dynamo takes into a graph."""
+    peer = dist.get_global_rank(group, rank)
+    for work in dist.batch_isend_irecv([dist.P2POp(operation, tensor, peer, group)]):
+        work.wait()
 
 
 class _Gathered(torch.autograd.Function):
