@@ -78,6 +78,20 @@ class Hang(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LateOutOfMemory(Fault):
+    """The rank lacks memory as soon as the timed steps of its run are on disk."""
+
+    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
+        def check(module: "nn.Module", inputs: object) -> None:
+            drafts = Path().glob("results/*/cells/*/attempts/*/draft.json")
+            if world.rank == self.rank and any(drafts):
+                raise MemoryError("cannot allocate memory: 4.00 GiB")
+
+        model.register_forward_pre_hook(check)
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shorter(Ulysses):
     """One rank loses a token of its share."""
 

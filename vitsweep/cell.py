@@ -4,9 +4,10 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -35,6 +36,7 @@ from vitsweep.training.checkpoint_manager import CheckpointManager
 from vitsweep.training.epochs import EpochSizes, Training, described, train_epochs
 from vitsweep.training.kept_weights import WeightKeeper
 from vitsweep.training.timed_steps import (
+    TimedSteps,
     endless,
     garbage_collector_off,
     instrumented_steps,
@@ -64,6 +66,7 @@ class RunContext:
         proved_exactly: whether a cell that differs from it in its precision alone was proved.
         checkpoints: resumes from earlier attempts of the run and lets this one be interrupted; None
             where nobody supervises the ranks.
+        keep: writes the timed steps to disk on rank 0 before any instrument runs.
     """
 
     calibration: dict[str, float]
@@ -71,6 +74,7 @@ class RunContext:
     trace_folder: Path
     proved_exactly: bool = False
     checkpoints: CheckpointManager | None = None
+    keep: Callable[[Summary], None] = lambda summary: None
 
 
 @process_flags_kept()
@@ -115,16 +119,24 @@ def _measure(
     compiled_before = Compiled.so_far()
     trainer = parallelize(first_model(cell), cell, world)
     reset_peak(world.device)  # the peak is that of training
-    samples, contention = _collect_samples(trainer, batches, context, compiled_before)
+    stream = endless(batches)
+    lead_in = math.ceil(batches.prefetched / cell.batch.accumulation_steps)
+    samples, timed, contention = _timed_samples(trainer, stream, lead_in, compiled_before)
     ranks = _gather(samples)
-    summary = summarize(cell, ranks, context.calibration)
     node = samples.environment["node"]
     own_seconds = sum(r.own_cpu_seconds for r in ranks if r.environment["node"] == node)
-    summary.validity |= {
-        "proved": proved,
-        "shared_device": contention.shared(own_seconds),
-    }
-    return summary
+    validity = {"proved": proved, "shared_device": contention.shared(own_seconds)}
+
+    def summary() -> Summary:
+        found = summarize(cell, ranks, context.calibration)
+        found.validity |= validity
+        return found
+
+    if not cell.task.epochs:  # a training saves its measurement when it begins
+        context.keep(summary())
+    instruments = gathered(_instruments(trainer, stream, lead_in, timed, context))
+    ranks = [rank.with_instruments(own) for rank, own in zip(ranks, instruments, strict=True)]
+    return summary()
 
 
 def _prove(cell: CellSpec, world: World, context: RunContext) -> str:
@@ -135,31 +147,19 @@ def _prove(cell: CellSpec, world: World, context: RunContext) -> str:
     return f"twin {difference:.1e}" + (f"; not proved: {', '.join(left_out)}" if left_out else "")
 
 
-def _collect_samples(
-    trainer: Trainer, batches: Batches, context: RunContext, compiled_before: Compiled
-) -> tuple[RankSamples, ContentionMonitor]:
-    """Take the timed steps, then those whose instruments would disturb the timing."""
+def _timed_samples(
+    trainer: Trainer, stream: Iterator[MicroBatch], lead_in: int, compiled_before: Compiled
+) -> tuple[RankSamples, TimedSteps, ContentionMonitor]:
     cell, world = trainer.cell, trainer.world
-    stream = endless(batches)
     _sync_ranks(world)
     setup_seconds = time.time() - psutil.Process().create_time()
     contention, monitor = ContentionMonitor(world.device), DeviceMonitor(world.device)
-    prefetched_steps = math.ceil(batches.prefetched / cell.batch.accumulation_steps)
-    timed = timed_steps(trainer, stream, cell.measurement, prefetched_steps)
+    timed = timed_steps(trainer, stream, cell.measurement, lead_in)
     steps, compiled = len(timed.times_ms), Compiled.so_far().since(compiled_before)
     own_seconds, device_state = contention.end(), monitor.end(timed.window_start)
     peak = peak_memory(world.device)
     _refuse_divergence(trainer, f"{steps} steps")
     _refuse_skipped_graphs(cell, compiled)
-    phase_steps = 0 if timed.cut_short else cell.measurement.phase_steps
-    phases = instrumented_steps(trainer, stream, phase_steps)
-    memory: dict[str, float | None] = {}
-    memory_reason, sent = TOO_SLOW, SentBytes(reason=TOO_SLOW)
-    kernels = AttentionKernels()
-    if not timed.over_time:
-        memory, memory_reason = memory_by_kind(trainer, stream)
-        with kernels:
-            sent = count_sent_bytes(lambda: trainer.step(stream))
     samples = RankSamples(
         step_times_ms=timed.times_ms,
         data_waits_ms=timed.data_waits_ms,
@@ -169,28 +169,54 @@ def _collect_samples(
         losses=torch.stack(timed.losses).tolist(),
         skipped=_skipped(trainer, steps),
         setup_seconds=setup_seconds,
-        phases_ms=phases,
         compiled_graphs=compiled.graphs,
         compile_seconds=compiled.seconds,
-        memory=peak | memory,
-        memory_reason=memory_reason,
-        sent=sent,
-        collectives=None
-        if timed.cut_short
-        else profile_collectives(lambda: trainer.step(stream), world.device),
+        memory=dict(peak),
         device_state=device_state,
         own_cpu_seconds=own_seconds,
         environment=environment(world.device)
         | {
-            "attention_kernel": kernels.name,
             "fp8_layers": converted_layers(trainer.model),
             "muon_matrices": ", ".join(getattr(trainer.optimizer, "matrix_names", ())),
         },
         machine=machine(),
-        trace=_traced_steps(trainer, stream, prefetched_steps),
     )
+    return samples, timed, contention
+
+
+def _instruments(
+    trainer: Trainer,
+    stream: Iterator[MicroBatch],
+    lead_in: int,
+    timed: TimedSteps,
+    context: RunContext,
+) -> dict[str, Any]:
+    """Take further steps with what would disturb the timing; return fields of `RankSamples`."""
+    phase_steps = 0 if timed.cut_short else trainer.cell.measurement.phase_steps
+    phases = instrumented_steps(trainer, stream, phase_steps)
+    memory: dict[str, float | None] = {}
+    memory_reason, sent = TOO_SLOW, SentBytes(reason=TOO_SLOW)
+    kernels = AttentionKernels()
+    if not timed.over_time:
+        memory, memory_reason = memory_by_kind(trainer, stream)
+        with kernels:
+            sent = count_sent_bytes(lambda: trainer.step(stream))
+    collectives = (
+        None
+        if timed.cut_short
+        else profile_collectives(lambda: trainer.step(stream), trainer.world.device)
+    )
+    trace = _traced_steps(trainer, stream, lead_in)
     _trace(trainer, stream, context)
-    return samples, contention
+    return {
+        "phases_ms": phases,
+        "memory": memory,
+        "memory_reason": memory_reason,
+        "sent": asdict(sent),
+        "collectives": collectives,
+        "environment": {"attention_kernel": kernels.name},
+        "trace": None if trace is None else asdict(trace),
+    }
 
 
 def _weight_keeper(cell: CellSpec, context: RunContext) -> WeightKeeper:

@@ -39,6 +39,7 @@ FAULTS = {
         "inf or NaN",
     ),
     "is refused": (["sharding=hsdp"], "invalid", "at least 2 replicas"),
+    "lacks memory under the instruments": (fault("LateOutOfMemory"), "measured", ""),
     "is well": (["optimizer=adamw_foreach"], "measured", ""),
 }
 """What happens to a cell: overrides, and the status and reason of its row."""
@@ -70,6 +71,16 @@ def test_whatever_happens_to_a_cell_is_its_own_row_with_the_reason(
 
 def test_a_cell_that_ran_out_of_memory_tells_its_peak(faults: Command) -> None:
     assert row_of(faults, FAULTS["eats memory"][0])["peak_rss_gib"] > 0.05
+
+
+def test_what_was_timed_stays_where_a_rank_fails_under_the_instruments(faults: Command) -> None:
+    row = row_of(faults, FAULTS["lacks memory under the instruments"][0])
+    assert row["images_per_second"] > 0
+    assert row["peak_rss_gib"] > 0.05
+    assert row.isna()[["forward_ms", "parameter_gib", "gradient_bytes_per_step"]].all()
+    (run,) = faults.store.runs(row.name)
+    assert "After the timed steps" in run.environment["instruments_reason"]
+    assert "4.00 GiB" in run.environment["instruments_reason"]
 
 
 def row_of(vitsweep: Command, overrides: list[str]) -> "pd.Series":

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "Ti
 """Texts of errors that a rank meets because another rank has died."""
 RECORD_DRAFT = "draft.json"
 """Where rank 0 leaves the record of its run, in the folder of the attempt."""
+NO_INSTRUMENTS = "instruments_reason"
+"""In the environment of a record: why a run that was timed lacks what instruments measure after that."""
 EXTERNAL_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 EXIT_SAVED = os.EX_TEMPFAIL
 """Exit code of a rank that was requested to stop and has saved a checkpoint to resume from."""
@@ -68,6 +70,9 @@ class RunFailure:
 def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> RunRecord:
     """Write the record of a run: the one rank 0 left, or one that says why there is none.
 
+    A rank that dies, hangs or lacks memory after the timed steps, under the instruments, takes the
+    columns of these alone.
+
     The first record of a run is final: a process that outlived its node or job and publishes late
     changes nothing.
 
@@ -82,13 +87,21 @@ def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> 
     Raises:
         OSError: the record cannot be written (a full disk).
     """
-    if failure is None:
-        try:
-            record = RunRecord.from_json(read_text(request.folder / RECORD_DRAFT))
-        except (OSError, ValueError) as error:
-            failure = RunFailure(Status.failed, f"Rank 0 ended without a record ({error}).", 0)
+    try:
+        record = RunRecord.from_json(read_text(request.folder / RECORD_DRAFT))
+    except (OSError, ValueError) as error:
+        missing = RunFailure(Status.failed, f"Rank 0 ended without a record ({error}).", 0)
+        return _publish_failure(request, cell, failure or missing)
     if failure is not None:
-        record = not_measured_record(request, failure, flatten(cell), cell.resources.device)
+        if NO_INSTRUMENTS not in record.environment:
+            return _publish_failure(request, cell, failure)
+        reason = {NO_INSTRUMENTS: f"After the timed steps: {failure.reason}"}
+        record = replace(record, environment=record.environment | reason)
+    return Store(request.sweep_folder).publish(record)
+
+
+def _publish_failure(request: RunRequest, cell: CellSpec, failure: RunFailure) -> RunRecord:
+    record = not_measured_record(request, failure, flatten(cell), cell.resources.device)
     return Store(request.sweep_folder).publish(record)
 
 

@@ -6,10 +6,17 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitsweep.errors import VitsweepError, disk_full_error
-from vitsweep.execution.outcome import EXIT_DISK_FULL, EXIT_SAVED, RECORD_DRAFT, write_failure
+from vitsweep.execution.outcome import (
+    EXIT_DISK_FULL,
+    EXIT_SAVED,
+    NO_INSTRUMENTS,
+    RECORD_DRAFT,
+    write_failure,
+)
 from vitsweep.execution.process import end_with_launcher, exit_now, joined_process_group, log_to
 from vitsweep.execution.rank_processes import STOP_SIGNAL
 from vitsweep.execution.run_request import RunRequest, read_cell
@@ -23,6 +30,7 @@ from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, TrainingInterr
 from vitsweep.world import World
 
 if TYPE_CHECKING:
+    from vitsweep.measure.summarize import Summary
     from vitsweep.training.checkpoint_manager import CheckpointManager
 
 _stop_requested = threading.Event()
@@ -42,9 +50,10 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
         cell = read_cell(Store(request.sweep_folder), request.cell_id, request.measurement)
         _set_up(cell, local_rank)
         with joined_process_group(cell, rank, local_rank, request.init_method) as world:
-            record = _run(request, cell, world, _checkpoint_manager(request, cell, world))
+            draft = request.folder / RECORD_DRAFT
+            record = _run(request, cell, world, _checkpoint_manager(request, cell, world), draft)
             if record is not None:
-                write_atomically(request.folder / RECORD_DRAFT, record.to_json())
+                write_atomically(draft, record.to_json())
     except TrainingInterrupted as interrupted:
         print(interrupted)
         exit_now(EXIT_SAVED)
@@ -81,38 +90,58 @@ def _set_up(cell: CellSpec, local_rank: int) -> None:
 
 
 def _run(
-    request: RunRequest, cell: CellSpec, world: World, checkpoints: "CheckpointManager | None"
+    request: RunRequest,
+    cell: CellSpec,
+    world: World,
+    checkpoints: "CheckpointManager | None",
+    draft: Path | None = None,
 ) -> RunRecord | None:
-    """Run the cell; return its record on rank 0, None on the others."""
+    """Run the cell; return its record on rank 0, None on the others.
+
+    Args:
+        request: the run.
+        cell: its cell.
+        world: its ranks.
+        checkpoints: of a training that is supervised.
+        draft: file for what was timed, before instruments run that may fail; None where nobody reads it.
+    """
     from vitsweep.cell import RunContext, run_cell
 
     started_at, begin = utc_now(), time.time()
+
+    def record_of(summary: "Summary", **more: str) -> RunRecord:
+        times = {"started_at": started_at, "run_seconds": round(time.time() - begin, 3)}
+        record = RunRecord(
+            run_id=request.run_id,
+            sweep=request.sweep_folder.name,
+            cell_id=request.cell_id,
+            block=request.block,
+            position=request.position,
+            attempt=request.attempt,
+            status=Status.measured,
+            spec=flatten(cell),
+            metrics=summary.metrics,
+            validity=summary.validity,
+            environment=summary.environment | dict(request.environment) | times | more,
+            samples=summary.samples,
+        )
+        return with_user_metrics(record, Store(request.sweep_folder))
+
+    def keep(timed: "Summary") -> None:
+        if draft and world.rank == 0:
+            record = record_of(timed, **{NO_INSTRUMENTS: "The run ended after the timed steps."})
+            write_atomically(draft, record.to_json())
+
     context = RunContext(
         calibration=request.calibration,
         proved=request.proved,
         proved_exactly=request.proved_exactly,
         trace_folder=request.folder,
         checkpoints=checkpoints,
+        keep=keep,
     )
     summary = run_cell(cell, world, context)
-    if world.rank:
-        return None
-    times = {"started_at": started_at, "run_seconds": round(time.time() - begin, 3)}
-    record = RunRecord(
-        run_id=request.run_id,
-        sweep=request.sweep_folder.name,
-        cell_id=request.cell_id,
-        block=request.block,
-        position=request.position,
-        attempt=request.attempt,
-        status=Status.measured,
-        spec=flatten(cell),
-        metrics=summary.metrics,
-        validity=summary.validity,
-        environment=summary.environment | dict(request.environment) | times,
-        samples=summary.samples,
-    )
-    return with_user_metrics(record, Store(request.sweep_folder))
+    return None if world.rank else record_of(summary)
 
 
 def _checkpoint_manager(request: RunRequest, cell: CellSpec, world: World) -> "CheckpointManager":

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 import numpy as np
@@ -123,7 +123,7 @@ def is_drifting(times_ms: list[float]) -> bool:
 
 @dataclass(kw_only=True)
 class RankSamples:
-    """What one rank measured.
+    """What one rank measured: in the timed steps, and with instruments after them.
 
     Attributes:
         step_times_ms: one per timed step, warm-up included.
@@ -156,17 +156,17 @@ class RankSamples:
     losses: list[float]
     skipped: list[bool]
     setup_seconds: float
-    phases_ms: dict[str, float]
-    collectives: Collectives | None
     device_state: DeviceState
-    sent: SentBytes
     compiled_graphs: int | None
     compile_seconds: float | None
     memory: dict[str, float | None]
-    memory_reason: str
     own_cpu_seconds: float
     environment: dict[str, Any]
     machine: str
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    collectives: Collectives | None = None
+    sent: SentBytes = field(default_factory=SentBytes)
+    memory_reason: str = ""
     trace: RankTrace | None = None
 
     @classmethod
@@ -181,6 +181,12 @@ class RankSamples:
         if plain["trace"] is not None:
             parts["trace"] = RankTrace(**plain["trace"])
         return cls(**{**plain, **parts})
+
+    def with_instruments(self, found: Mapping[str, Any]) -> "RankSamples":
+        """Add what instruments found after the timed steps, as plain values by the names here."""
+        plain = asdict(self)
+        both = {key: plain[key] | found[key] for key in ("memory", "environment")}
+        return self.from_plain(plain | dict(found) | both)
 
 
 @dataclass(kw_only=True)
