@@ -26,9 +26,15 @@ class Recorder(Protocol):
 class CudaRecorder:
     """CUDA graphs, as in torch's "whole-network capture" (pytorch.org/docs/stable/notes/cuda.html)."""
 
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+
     def warm_up(self, work: Callable[[], Tensor]) -> Tensor:
-        """Run on a side stream: a recording must not depend on work of the default one."""
-        stream = torch.cuda.Stream()
+        """Run on a side stream: a recording must not depend on work of the default one.
+
+        It is the same in all steps, since the allocator keeps the blocks of each stream apart.
+        """
+        stream = self._stream = self._stream or torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             result = work()
@@ -36,10 +42,14 @@ class CudaRecorder:
         return result
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        """Capture into one graph with a memory pool of its own."""
+        """Capture into one graph with a memory pool of its own.
+
+        Only calls of this thread can spoil the recording: a loader's thread that pins memory may go on.
+        """
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             result = work()
+        torch.cuda.empty_cache()  # of the warm-up, which the graph's own pool cannot use
         return graph.replay, result
 
 
