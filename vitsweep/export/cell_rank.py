@@ -58,7 +58,13 @@ class Cell:
     def masters(self) -> Named:
         """Return whole weights as the optimizer updates them."""
         masters = self._trainer.masters
-        return self._whole(lambda p: masters.of(p) if masters else p)
+
+        def read(parameter: nn.Parameter) -> Tensor | None:
+            if not parameter.requires_grad:
+                return None
+            return masters.of(parameter) if masters else parameter
+
+        return self._whole(read)
 
     def _keep(self) -> None:
         overflowed = self._trainer.skipped and bool(self._trainer.skipped[-1])

@@ -22,6 +22,7 @@ from vitsweep.techniques.runtime.memory import CudaAllocator, HugePages
 from vitsweep.techniques.sharding.ddp import Ddp
 from vitsweep.techniques.sharding.fsdp import Fsdp, Hsdp
 from vitsweep.techniques.sharding.none import Unsharded
+from vitsweep.techniques.tokens.registers import Registers
 
 WRITTEN = {
     "precision": (OptLevel, FullPrecision),
@@ -31,16 +32,12 @@ WRITTEN = {
     "attention": (ScaledDotProduct,),
     "runtime": (Runtime, CudaAllocator, HugePages),
     "vit_block": (BlockVariant,),
-    "tokens": (TokenVariant,),
+    "tokens": (TokenVariant, Registers),
     "averaging": (Averaging,),
     "schedule": (Schedule,),
 }
 """Group -> classes of choices that a template is there for; their subclasses do something else."""
 PARALLEL = ("sequence_parallel", "tensor_parallel", "pipeline_parallel")
-NOT_WRITTEN = {
-    "sharding": {"gradient_dtype": (Ddp,), "whole_norms": (Fsdp, Hsdp), "symmetric_memory": (Fsdp, Hsdp)},
-    "layout": {"patch_embedding": "convolution", "batch_first": True},
-}  # fmt: skip
 
 
 def refusals(cell: CellSpec) -> list[str]:
@@ -71,10 +68,6 @@ def _knobs(cell: CellSpec) -> Iterator[str]:
         value = getattr(cell.sharding, knob, None)
         if value and not (knob == "gradient_dtype" and isinstance(cell.sharding, Fsdp)):
             yield f"sharding.{knob}={str(value).lower() if value is True else value}"
-    if not cell.layout.batch_first:
-        yield f"layout={cell.layout.name}"
-    if cell.layout.patch_embedding != "convolution":
-        yield f"layout.patch_embedding={cell.layout.patch_embedding}"
     if getattr(cell.attention, "flash_kernel", "torch") != "torch":
         yield f"attention.flash_kernel={cell.attention.flash_kernel}"  # type: ignore[attr-defined]
 

@@ -121,7 +121,7 @@ def _wrapped(origin: str, names: list[str]) -> str:
 
 def _settings(cell: CellSpec) -> dict[str, str]:
     """Return constant -> the line that sets it."""
-    model, batch, optimizer = cell.model, cell.batch, cell.optimizer
+    model, batch, optimizer = cell.shape, cell.batch, cell.optimizer
     if cell.task.epochs:
         optimizer = cell.recipe.optimizer(cell)
     replicas = max(1, cell.mesh.data_parallel_size)
@@ -308,7 +308,7 @@ BACKENDS = {
 
 def _model(cell: CellSpec) -> tuple[dict[str, Any], str | None]:
     """Return what the templates say of the model, and what is imported for it."""
-    model = cell.model
+    model = cell.shape
     if isinstance(model, ModuleSpec):
         return _imported(model, cell.batch.resolution_px)
     assert isinstance(model, ViTSpec), "refused before"
@@ -318,7 +318,9 @@ def _model(cell: CellSpec) -> tuple[dict[str, Any], str | None]:
         "layer_scale": model.layer_scale,
         "registers": model.registers,
         "class_token": model.has_class_token(cell.classifier.pooling),
+        "batch_first": cell.layout.batch_first,
         "channels_last": cell.layout.channels_last,
+        "linear": cell.layout.patch_embedding == "linear",
         "backend": BACKENDS.get(getattr(cell.attention, "backend", "")),
         "output": "",
     }, None  # fmt: skip
