@@ -4,6 +4,7 @@ import ast
 import random
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -88,6 +89,46 @@ def test_twenty_drawn_cells_do(ranks: int, tmp_path: Path) -> None:
     for leg, (folder, spec) in zip(compared(legs), legs.items(), strict=True):
         print(folder.parent.name, leg)
         assert leg.equal, (str(leg), {g: t.name for g, t in spec.techniques.items()})
+
+
+DIGITS = ("data=digits", "batch.images_per_step=16", "++model.arguments.patch_size=2")
+RARER = {
+    1: (
+        ("compilation=compile_blocks", "compilation.optimizer_step=true", "optimizer=adamw_foreach"),
+        ("task=train", "data=digits", "task.epochs=2", "optimizer=sgd_fused"),
+        ("classifier=pooled", "attention=sdpa_math", "layout.channels_last=true", "model.registers=4",
+         "model.layer_scale=0.1", "model.mlp=swiglu", "sharding=none"),
+        ("layout=batch_second", "tokens=registers", "layout.patch_embedding=linear"),
+        ("layout=batch_second", "tokens=registers", "classifier=pooled", "precision=O2"),
+    ),
+    2: (
+        ("compilation=compile_model", "memory=budget", "sharding=fsdp", "precision=bf16_masters"),
+        ("precision=O2", HALF, "sharding=ddp", "optimizer.clip_norm=0.1"),
+        ("sharding=fsdp", "sharding.gradient_dtype=bfloat16", "sharding.prefetch_forward=1"),
+        ("model=transformers", "model.name=vit", *DIGITS, "precision=O3", "memory=recompute_selected",
+         "++model.arguments.num_hidden_layers=2", "++model.arguments.hidden_size=48",
+         "++model.arguments.num_attention_heads=3", "++model.arguments.intermediate_size=64"),
+        (*OWN[:1], "model.target=tests.user_modules.frozen", OWN[2], "precision=O2", "sharding=fsdp"),
+        (*OWN, "memory=recompute_blocks", "sharding=fsdp", "sharding.blocks_per_unit=2"),
+    ),
+    4: (("precision=O2", "sharding=hsdp", "batch.accumulation_steps=2"),),
+}  # fmt: skip
+TIMM = ("model=timm", "model.name=vit_tiny_patch16_224", *DIGITS, "++model.arguments.depth=2",
+        "++model.arguments.embed_dim=48", "sharding=fsdp", "precision=O2", "memory=recompute_blocks")  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", RARER)
+def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> None:
+    others = [TIMM] if ranks == 2 and find_spec("timm") else []
+    legs = {
+        tmp_path / str(number) / name: leg
+        for number, overrides in enumerate([*RARER[ranks], *others])
+        for name, leg in sizes(cell(*overrides, ranks=ranks)).items()
+    }
+    for leg, folder in zip(compared(legs), legs, strict=True):
+        print(folder.parent.name, leg)
+        assert leg.equal, (folder, str(leg))
 
 
 @pytest.mark.parametrize(

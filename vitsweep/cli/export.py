@@ -11,6 +11,8 @@ from vitsweep.errors import BadValueError, ExitCode, ImpossibleCellError, Vitswe
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from vitsweep.results.store import Store
+
 HELP = """\
 Write a cell as one file of plain PyTorch that trains as it does, and prove that it does.
 
@@ -84,7 +86,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         first = text(unproved or "Not proved: `vitsweep export` did not come to its end.")
     except ImpossibleCellError as error:
-        raise VitsweepError("\n".join(error.reasons)) from error
+        others = _written_ones(store, cells, typed.cell) if "best" in typed.cell else []
+        raise VitsweepError("\n".join([*error.reasons, *others])) from error
     typed.to.write_text(first, encoding="utf-8")
     print(f"Wrote cell {cell.cell_id} to {typed.to} ({len(first.splitlines())} lines).", flush=True)
     if unproved:
@@ -99,6 +102,17 @@ def run(arguments: Sequence[str]) -> int:
         return ExitCode.ok
     print(f"{typed.to} does not train as the cell does: use `vitsweep.apply`.", file=sys.stderr)
     return ExitCode.gate_failed
+
+
+def _written_ones(store: "Store", cells: "DataFrame", words: Sequence[str]) -> list[str]:
+    """Name the best cell of those that were meant which is plain PyTorch."""
+    from vitsweep.execution.run_request import read_cell_safely
+    from vitsweep.export.refusals import refusals
+
+    for row in _meant(cells, words).to_dict("records"):
+        if not refusals(read_cell_safely(store, row["cell_id"])):
+            return [f"The best cell that is: `--cell {row['cell_id']}` ({row['cell']})."]
+    return []
 
 
 def _check(typed: Any) -> None:
@@ -118,28 +132,34 @@ def chosen(cells: "DataFrame", words: Sequence[str]) -> "dict[Any, Any]":
     Raises:
         BadValueError: none does, or several.
     """
+    found, typed = _meant(cells, words), f"`--cell {' '.join(words)}`"
+    if found.empty:
+        raise BadValueError(f"{typed}: the sweep has no such cell. `vitsweep collect` lists them.")
+    if len(found) > 1 and "best" not in words:
+        some = ", ".join(f"{row.cell_id} ({row.cell})" for row in found.head(5).itertuples())
+        raise BadValueError(
+            f"{typed} is true of {len(found)} cells, such as {some}: give an id, or `best` as well."
+        )
+    row: dict[Any, Any] = found.iloc[0].to_dict()
+    return row
+
+
+def _meant(cells: "DataFrame", words: Sequence[str]) -> "DataFrame":
+    """Return the cells of which all words are true, the fastest first.
+
+    Raises:
+        BadValueError: a setting is no column of the table.
+    """
     from vitsweep.tables.names import cell_names
     from vitsweep.tables.render import ranked
 
     named = cells.assign(cell=cell_names(cells))
-    typed = f"`--cell {' '.join(words)}`"
     for word in words:
+        key, equals, value = word.partition("=")
         if word == "best":
             named = named[named["speedup"].notna() | named["images_per_second"].notna()]
-        elif "=" in word:
-            key, _, value = word.partition("=")
-            if key not in named:
-                raise BadValueError(f"{typed}: the table of the sweep has no column `{key}`.")
-            named = named[named[key].map(str) == value]
+        elif equals and key not in named:
+            raise BadValueError(f"`--cell {word}`: the table of the sweep has no column `{key}`.")
         else:
-            named = named[named["cell_id"] == word]
-    if named.empty:
-        raise BadValueError(f"{typed}: the sweep has no such cell. `vitsweep collect` lists them.")
-    ordered = ranked(named)
-    if len(ordered) > 1 and "best" not in words:
-        found = ", ".join(f"{row.cell_id} ({row.cell})" for row in ordered.head(5).itertuples())
-        raise BadValueError(
-            f"{typed} is true of {len(ordered)} cells, such as {found}: give an id, or `best` as well."
-        )
-    row: dict[Any, Any] = ordered.iloc[0].to_dict()
-    return row
+            named = named[named[key].map(str) == value if equals else named["cell_id"] == word]
+    return ranked(named) if len(named) else named

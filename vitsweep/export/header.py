@@ -28,12 +28,9 @@ def header(
         baseline: of the cell; None where it has none.
         proof: what was found, or why nothing was.
     """
-    paragraphs = [
-        " ".join(_origin(store, row, cell)),
-        " ".join(_measured(row)),
-        *(_proved(proof) if isinstance(proof, Proof) else [proof]),
-    ]
-    lines = [line for text in filter(None, paragraphs) for line in [*wrap(text, WIDTH), ""]]
+    lines = [*wrap(" ".join(_origin(store, row, cell)), WIDTH), ""]
+    lines += [*wrap(" ".join(_measured(row)), WIDTH), ""]
+    lines += [*(_proved(proof) if isinstance(proof, Proof) else wrap(proof, WIDTH)), ""]
     if baseline is not None:
         lines += [f"Against the baseline, cell {baseline.cell_id}:", *_diff(baseline, cell)]
     return [line.replace("\\", "/").replace('"""', "'''") for line in lines]
@@ -74,13 +71,17 @@ def _measured(row: Mapping[str, Any]) -> Iterator[str]:
 def _proved(proof: Proof) -> Iterator[str]:
     import torch
 
-    verdict = "Equal to the cell" if proof.equal else "NOT EQUAL TO THE CELL"
-    yield (
-        f"{verdict} by the largest relative difference after {STEPS} updates, started alone on "
-        f"{date.today()} with torch {torch.__version__}. {'; '.join(map(str, proof.legs))}."
+    verdict = "equal to the cell" if proof.equal else "NOT EQUAL TO THE CELL"
+    yield from wrap(
+        f"Started alone on {date.today()} with torch {torch.__version__}: {verdict} after {STEPS} "
+        "updates, by the largest relative difference of a tensor.",
+        WIDTH,
     )
+    for leg in proof.legs:
+        yield from wrap(f"- {leg}", WIDTH, subsequent_indent="  ")
     if proof.throughput:
-        yield f"Throughput without a data loader is {proof.throughput}."
+        text = f"- throughput without a data loader {proof.throughput}"
+        yield from wrap(text, WIDTH, subsequent_indent="  ")
 
 
 def _diff(baseline: CellSpec, cell: CellSpec) -> Iterator[str]:

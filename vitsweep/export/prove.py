@@ -107,6 +107,11 @@ def not_provable(cell: CellSpec) -> str:
         return f"Not proved: the cell is for {resources.nodes} nodes, and this is one."
     if resources.device == "cuda" and (gpus := count_gpus()) < resources.ranks_per_node:
         return f"Not proved: the cell is for {resources.ranks_per_node} GPUs, and this machine has {gpus}."
+    if isinstance(cell.model, ModuleSpec):
+        from vitsweep.model.user_module import look_of
+
+        if look_of(cell.model, cell.batch.resolution_px).draws:
+            return f"Not proved: `{cell.model.typed}` draws random numbers in training (dropout)."
     return ""
 
 

@@ -59,6 +59,8 @@ def _typed(cell: CellSpec) -> Iterator[str]:
         yield f"compilation={compilation.name}"
     yield from _knobs(cell)
     yield from _of_model(cell)
+    if cell.task.epochs and cell.data.split_sizes() is None:  # how many steps are there?
+        yield f"task={cell.task.name} data={cell.data.name}"
     if cell.task.epochs and (cell.recipe.augments or cell.recipe.drop_path):
         yield f"recipe={cell.recipe.name}"
 
