@@ -39,7 +39,7 @@ KNOBS = {
     "layout": ("batch_first", "batch_second"),
     "batch.accumulation_steps": ("1", "2"),
     "optimizer.clip_norm": ("null", "0.1"),
-}  # fmt: skip
+}
 
 
 def cell(*overrides: str, ranks: int = 1) -> CellSpec:
@@ -94,10 +94,21 @@ def test_twenty_drawn_cells_do(ranks: int, tmp_path: Path) -> None:
 DIGITS = ("data=digits", "batch.images_per_step=16", "++model.arguments.patch_size=2")
 RARER = {
     1: (
-        ("compilation=compile_blocks", "compilation.optimizer_step=true", "optimizer=adamw_foreach"),
+        (
+            "compilation=compile_blocks",
+            "compilation.optimizer_step=true",
+            "optimizer=adamw_foreach",
+        ),
         ("task=train", "data=digits", "task.epochs=2", "optimizer=sgd_fused"),
-        ("classifier=pooled", "attention=sdpa_math", "layout.channels_last=true", "model.registers=4",
-         "model.layer_scale=0.1", "model.mlp=swiglu", "sharding=none"),
+        (
+            "classifier=pooled",
+            "attention=sdpa_math",
+            "layout.channels_last=true",
+            "model.registers=4",
+            "model.layer_scale=0.1",
+            "model.mlp=swiglu",
+            "sharding=none",
+        ),
         ("layout=batch_second", "tokens=registers", "layout.patch_embedding=linear"),
         ("layout=batch_second", "tokens=registers", "classifier=pooled", "precision=O2"),
     ),
@@ -105,16 +116,38 @@ RARER = {
         ("compilation=compile_model", "memory=budget", "sharding=fsdp", "precision=bf16_masters"),
         ("precision=O2", HALF, "sharding=ddp", "optimizer.clip_norm=0.1"),
         ("sharding=fsdp", "sharding.gradient_dtype=bfloat16", "sharding.prefetch_forward=1"),
-        ("model=transformers", "model.name=vit", *DIGITS, "precision=O3", "memory=recompute_selected",
-         "++model.arguments.num_hidden_layers=2", "++model.arguments.hidden_size=48",
-         "++model.arguments.num_attention_heads=3", "++model.arguments.intermediate_size=64"),
-        (*OWN[:1], "model.target=tests.user_modules.frozen", OWN[2], "precision=O2", "sharding=fsdp"),
+        (
+            "model=transformers",
+            "model.name=vit",
+            *DIGITS,
+            "precision=O3",
+            "memory=recompute_selected",
+            "++model.arguments.num_hidden_layers=2",
+            "++model.arguments.hidden_size=48",
+            "++model.arguments.num_attention_heads=3",
+            "++model.arguments.intermediate_size=64",
+        ),
+        (
+            *OWN[:1],
+            "model.target=tests.user_modules.frozen",
+            OWN[2],
+            "precision=O2",
+            "sharding=fsdp",
+        ),
         (*OWN, "memory=recompute_blocks", "sharding=fsdp", "sharding.blocks_per_unit=2"),
     ),
     4: (("precision=O2", "sharding=hsdp", "batch.accumulation_steps=2"),),
-}  # fmt: skip
-TIMM = ("model=timm", "model.name=vit_tiny_patch16_224", *DIGITS, "++model.arguments.depth=2",
-        "++model.arguments.embed_dim=48", "sharding=fsdp", "precision=O2", "memory=recompute_blocks")  # fmt: skip
+}
+TIMM = (
+    "model=timm",
+    "model.name=vit_tiny_patch16_224",
+    *DIGITS,
+    "++model.arguments.depth=2",
+    "++model.arguments.embed_dim=48",
+    "sharding=fsdp",
+    "precision=O2",
+    "memory=recompute_blocks",
+)
 
 
 @pytest.mark.full
@@ -138,7 +171,10 @@ def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> N
         (("sequence_parallel=ulysses", TWO), "sequence_parallel=ulysses"),
         (("pipeline_parallel=gpipe", TWO, "batch.images_per_step=32"), "pipeline_parallel=gpipe"),
         (("sharding=zero1", TWO), "sharding=zero1"),
-        (("sharding=ddp", "sharding.gradient_dtype=bfloat16", TWO), "sharding.gradient_dtype=bfloat16"),
+        (
+            ("sharding=ddp", "sharding.gradient_dtype=bfloat16", TWO),
+            "sharding.gradient_dtype=bfloat16",
+        ),
         (("optimizer=lion",), "optimizer=lion"),
         (("optimizer=adamw_contiguous",), "optimizer=adamw_contiguous"),
         (("averaging=ema",), "averaging=ema"),
@@ -149,7 +185,7 @@ def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> N
         (("model.position=rotary",), "model.position=rotary"),
         (("model=resnet_nano",), "model=resnet_nano"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_plain_pytorch_is_refused_by_name(
     overrides: tuple[str, ...], typed: str
 ) -> None:
@@ -162,17 +198,43 @@ def test_what_is_no_plain_pytorch_is_refused_by_name(
 WRITTEN = (
     ("sharding=none", "precision=O2", HALF),
     ("precision=O1", "compilation=compile_blocks", "batch.accumulation_steps=2", TWO),
-    ("precision=O2", "sharding=fsdp", "memory=recompute_blocks", TWO, "optimizer.clip_norm=1", HALF),
-    ("precision=O3", "sharding=zero2", "memory=recompute_selected", TWO, "sharding.prefetch_forward=1"),
+    (
+        "precision=O2",
+        "sharding=fsdp",
+        "memory=recompute_blocks",
+        TWO,
+        "optimizer.clip_norm=1",
+        HALF,
+    ),
+    (
+        "precision=O3",
+        "sharding=zero2",
+        "memory=recompute_selected",
+        TWO,
+        "sharding.prefetch_forward=1",
+    ),
     ("precision=O2", "sharding=hsdp", "resources.ranks_per_node=4", "sharding.blocks_per_unit=2"),
-    ("compilation=compile_model", "memory=budget", "classifier=pooled", "attention=sdpa_math",
-     "layout.channels_last=true", "model.registers=4", "model.layer_scale=0.1", "model.mlp=swiglu"),
+    (
+        "compilation=compile_model",
+        "memory=budget",
+        "classifier=pooled",
+        "attention=sdpa_math",
+        "layout.channels_last=true",
+        "model.registers=4",
+        "model.layer_scale=0.1",
+        "model.mlp=swiglu",
+    ),
     ("layout=batch_second", "tokens=registers", "layout.patch_embedding=linear"),
     ("layout=batch_second", "tokens=registers", "classifier=pooled"),
     ("task=train", "data=digits", "optimizer=sgd_fused", "precision=O2", "sharding=ddp"),
     (*OWN, "memory=recompute_blocks", "sharding=fsdp", "precision=O3", TWO),
-    ("model=transformers", "model.name=vit", "++model.arguments.patch_size=2", "memory=recompute_selected"),
-)  # fmt: skip
+    (
+        "model=transformers",
+        "model.name=vit",
+        "++model.arguments.patch_size=2",
+        "memory=recompute_selected",
+    ),
+)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -190,17 +252,26 @@ def test_files_are_short_clean_and_know_nothing_of_vitsweep(device: str, tmp_pat
         imported = [getattr(n, "module", None) or n.names[0].name for n in nodes]
         assert not [name for name in imported if name.startswith("vitsweep")]
     for command in (("check", "--select", "E,F,W,I,UP,B"), ("format", "--diff")):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, "--isolated", str(tmp_path)],
-                              capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--isolated", str(tmp_path)],
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stdout
 
 
 def test_cells_are_named_by_best_id_and_settings() -> None:
-    cells = pd.DataFrame({
-        "cell_id": ["a", "b", "c"], "precision": ["O1", "O2", "O2"], "sharding": ["ddp", "ddp", "fsdp"],
-        "speedup": [1.0, 1.5, None], "images_per_second": [10.0, 15.0, None],
-        "status": ["measured", "measured", "failed"], "baseline_cell_id": ["a", "a", "a"],
-    })  # fmt: skip
+    cells = pd.DataFrame(
+        {
+            "cell_id": ["a", "b", "c"],
+            "precision": ["O1", "O2", "O2"],
+            "sharding": ["ddp", "ddp", "fsdp"],
+            "speedup": [1.0, 1.5, None],
+            "images_per_second": [10.0, 15.0, None],
+            "status": ["measured", "measured", "failed"],
+            "baseline_cell_id": ["a", "a", "a"],
+        }
+    )
     found = {
         words: chosen(cells, words.split())["cell_id"]
         for words in ("best", "a", "precision=O2 sharding=fsdp", "best precision=O1")

@@ -32,9 +32,12 @@ def parser() -> Options:
     options = Options(VERBS["export"], HELP)
     options.add_sweep()
     options.add_argument(
-        "--cell", nargs="+", required=True, metavar="CELL",
+        "--cell",
+        nargs="+",
+        required=True,
+        metavar="CELL",
         help="`best`, an id, or settings that one cell has; `best` with settings: the best of those",
-    )  # fmt: skip
+    )
     options.add_argument("--to", required=True, type=Path, metavar="FILE", help="file to write")
     options.add_argument(
         "--no-prove", action="store_true", help="write the file, and start nothing"
@@ -49,9 +52,11 @@ def parser() -> Options:
         "--seconds", type=float, default=SECONDS, help="of timed steps in a turn (%(default)g)"
     )
     options.add_argument(
-        "--margin", type=float, default=MARGIN,
+        "--margin",
+        type=float,
+        default=MARGIN,
         help="equivalent where the 95 %% interval of the ratio lies so near to 1 (%(default)g)",
-    )  # fmt: skip
+    )
     return options
 
 
@@ -94,9 +99,12 @@ def run(arguments: Sequence[str]) -> int:
         print(unproved)
         return ExitCode.ok
     found = prove(
-        cell, turns=typed.turns, seconds=typed.seconds, margin=typed.margin,
+        cell,
+        turns=typed.turns,
+        seconds=typed.seconds,
+        margin=typed.margin,
         say=lambda line: print(f"  {line}", flush=True),
-    )  # fmt: skip
+    )
     typed.to.write_text(text(found), encoding="utf-8")
     if found.equal:
         return ExitCode.ok

@@ -16,9 +16,12 @@ NOT_SETTINGS = ("name", "resources.", "measurement", "data", "tracker")
 
 
 def header(
-    store: Store, row: Mapping[str, Any], cell: CellSpec, baseline: CellSpec | None,
+    store: Store,
+    row: Mapping[str, Any],
+    cell: CellSpec,
+    baseline: CellSpec | None,
     proof: Proof | str,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Return the lines of the docstring, after what the file does and how it is started.
 
     Args:

@@ -116,9 +116,13 @@ def not_provable(cell: CellSpec) -> str:
 
 
 def prove(
-    cell: CellSpec, *, turns: int, seconds: float, margin: float,
+    cell: CellSpec,
+    *,
+    turns: int,
+    seconds: float,
+    margin: float,
     say: Callable[[str], None] = lambda text: None,
-) -> Proof:  # fmt: skip
+) -> Proof:
     """Start the file that is written for a cell, and the cell; compare losses, gradients, weights, speed.
 
     First on the cell's twin (see `equivalence`) in float64 and in its own precision, then in its own size.
@@ -209,8 +213,10 @@ def start(side: str, cell: CellSpec, folders: Sequence[Path], seconds: float) ->
     done = subprocess.run(
         [sys.executable, *launcher, *arguments],
         env={**os.environ, **cell.runtime.environment(), "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True, text=True, timeout=60 * cell.measurement.timeout_min,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60 * cell.measurement.timeout_min,
+    )
     if done.returncode:
         own = takewhile(
             lambda line: "torch/distributed/elastic" not in line, done.stderr.splitlines()

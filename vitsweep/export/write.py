@@ -18,33 +18,50 @@ from vitsweep.techniques.sharding.fsdp import Hsdp
 
 HALF = ("float16", "bfloat16")
 IMPORTS = {
-    "Iterator": "collections.abc", "nullcontext": "contextlib", "partial": "functools",
-    "Tensor": "torch", "nn": "torch", "init_device_mesh": "torch.distributed.device_mesh",
-    "MixedPrecisionPolicy": "torch.distributed.fsdp", "fully_shard": "torch.distributed.fsdp",
+    "Iterator": "collections.abc",
+    "nullcontext": "contextlib",
+    "partial": "functools",
+    "Tensor": "torch",
+    "nn": "torch",
+    "init_device_mesh": "torch.distributed.device_mesh",
+    "MixedPrecisionPolicy": "torch.distributed.fsdp",
+    "fully_shard": "torch.distributed.fsdp",
     "ShardedGradScaler": "torch.distributed.fsdp.sharded_grad_scaler",
-    "Shard": "torch.distributed.tensor", "GradScaler": "torch.amp",
-    "SDPBackend": "torch.nn.attention", "sdpa_kernel": "torch.nn.attention",
-    "DistributedDataParallel": "torch.nn.parallel", "clip_grad_norm_": "torch.nn.utils",
-    "CheckpointPolicy": "torch.utils.checkpoint", "checkpoint": "torch.utils.checkpoint",
+    "Shard": "torch.distributed.tensor",
+    "GradScaler": "torch.amp",
+    "SDPBackend": "torch.nn.attention",
+    "sdpa_kernel": "torch.nn.attention",
+    "DistributedDataParallel": "torch.nn.parallel",
+    "clip_grad_norm_": "torch.nn.utils",
+    "CheckpointPolicy": "torch.utils.checkpoint",
+    "checkpoint": "torch.utils.checkpoint",
     "create_selective_checkpoint_contexts": "torch.utils.checkpoint",
-    "AutoConfig": "transformers", "AutoModelForImageClassification": "transformers",
-}  # fmt: skip
+    "AutoConfig": "transformers",
+    "AutoModelForImageClassification": "transformers",
+}
 """Name -> module that it is imported from, where a file has the name."""
 MODULES = {
-    "math": "math", "os": "os", "timm": "timm", "torch": "torch",
-    "dist": "torch.distributed as dist", "F": "torch.nn.functional as F",
+    "math": "math",
+    "os": "os",
+    "timm": "timm",
+    "torch": "torch",
+    "dist": "torch.distributed as dist",
+    "F": "torch.nn.functional as F",
     "functorch": "torch._functorch.config as functorch",
-}  # fmt: skip
+}
 KEPT = {
     "linear": ("mm", "addmm"),
     "attention": (
-        "bmm", "baddbmm", "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "bmm",
+        "baddbmm",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_cudnn_attention",
     ),
     "norm": ("native_layer_norm",),
     "activation": ("gelu", "silu"),
-}  # fmt: skip
+}
 """Kind of operation -> those of torch's (see `techniques.memory.checkpointed_blocks`)."""
 
 
@@ -62,18 +79,24 @@ def written(cell: CellSpec, name: str, header: list[str]) -> str:
     if reasons := refusals(cell):
         raise ImpossibleCellError(reasons)
     environment = Environment(
-        loader=PackageLoader("vitsweep.export"), undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
+        loader=PackageLoader("vitsweep.export"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     known = _known(cell)
     code = environment.get_template("train.py.j2").render(known)
     settings = [line for key, line in _settings(cell).items() if re.search(rf"\b{key}\b", code)]
     command = _command(cell, name)
     docstring = "\n".join([_title(cell), "", f"    {command}", "", *header]).rstrip()
     text = environment.get_template("file.py.j2").render(
-        docstring=docstring, environment=known["environment"], code=code,
-        settings="\n".join(settings), imports=_imports(code, known["own_import"]),
-    )  # fmt: skip
+        docstring=docstring,
+        environment=known["environment"],
+        code=code,
+        settings="\n".join(settings),
+        imports=_imports(code, known["own_import"]),
+    )
     return re.sub(r"\n{4,}", "\n\n\n", text).rstrip() + "\n"
 
 
@@ -210,7 +233,9 @@ def _known(cell: CellSpec) -> dict[str, Any]:
         "kept": [name for kind in getattr(cell.memory, "keep", ()) for name in KEPT[kind]],
         "budget": getattr(cell.memory, "share", None),
         "compile": None if compilation.scope == "nothing" else compilation.scope,
-        "compile_arguments": ", ".join(f"{k}={v!r}".replace("'", '"') for k, v in arguments.items()),
+        "compile_arguments": ", ".join(
+            f"{k}={v!r}".replace("'", '"') for k, v in arguments.items()
+        ),
         "compile_update": getattr(compilation, "optimizer_step", False),
         "cudagraphs": compilation.replays_graphs,
         "clip": _optimizer(cell).clip_norm is not None,
@@ -218,7 +243,7 @@ def _known(cell: CellSpec) -> dict[str, Any]:
         "label_smoothing": cell.task.label_smoothing,
         "schedule": bool(cell.task.epochs),
         "accumulation_steps": cell.batch.accumulation_steps,
-    } | _sharding(cell)  # fmt: skip
+    } | _sharding(cell)
 
 
 def _memory(cell: CellSpec) -> str | None:
@@ -323,7 +348,7 @@ def _model(cell: CellSpec) -> tuple[dict[str, Any], str | None]:
         "linear": cell.layout.patch_embedding == "linear",
         "backend": BACKENDS.get(getattr(cell.attention, "backend", "")),
         "output": "",
-    }, None  # fmt: skip
+    }, None
 
 
 def _imported(spec: ModuleSpec, side: int) -> tuple[dict[str, Any], str | None]:
@@ -348,7 +373,7 @@ def _imported(spec: ModuleSpec, side: int) -> tuple[dict[str, Any], str | None]:
         "blocks": _blocks(module, spec),
         "output": _output(module, spec, side),
         "channels_last": False,
-    }, own  # fmt: skip
+    }, own
 
 
 def _transformers(spec: ModuleSpec, module: Any, named: Mapping[str, str]) -> str:
