@@ -441,15 +441,21 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == "fsdp" else pytest.param(n, marks=pytest.mark.full) for n in HONEST],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", HONEST)
 def test_honest_techniques_pass_under_every_precision(name: str, tmp_path: Path) -> None:
+    assert_honest(PRECISIONS, HONEST[name], tmp_path)
+
+
+def test_honest_shards_pass_under_the_precisions_of_apex(tmp_path: Path) -> None:
+    assert_honest(["O1", "O2", "O3"], [("sharding=fsdp", "memory=recompute_blocks")], tmp_path)
+
+
+def assert_honest(precisions: list[str], kinds: list[tuple[str, ...]], tmp_path: Path) -> None:
     specs = [
         cell(f"precision={precision}", *choices, "optimizer.clip_norm=0.5")
-        for precision in PRECISIONS
-        for choices in HONEST[name]
+        for precision in precisions
+        for choices in kinds
     ]
     for verdicts in on_ranks(2, _verdict, specs[0], specs, folder=tmp_path):
         assert [verdict for verdict in verdicts if not verdict.startswith("equal")] == []

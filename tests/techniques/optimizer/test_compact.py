@@ -1,5 +1,7 @@
 """AdamW with a compact state: the update of torchao, memory as the formats say, refusals."""
 
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,13 +102,17 @@ def proofs(world: World, cells: list[Any]) -> list[float]:
     return [prove(each, placed(world, each)) for each in cells]
 
 
+EACH_ONCE = [("adamw_8bit", "ddp"), ("adamw_4bit", "fsdp"), ("adamw_bf16_state", "fsdp")]
+
+
 @pytest.mark.slow
-def test_compact_states_train_like_adamw_under_ddp_and_fsdp(tmp_path: Path) -> None:
-    cells = [
-        cell(f"optimizer={name}", f"sharding={sharding}")
-        for name in COMPACT
-        for sharding in ("ddp", "fsdp")
-    ]
+@pytest.mark.parametrize(
+    "pairs", [EACH_ONCE, pytest.param(product(COMPACT, ("ddp", "fsdp")), marks=pytest.mark.full)]
+)
+def test_compact_states_train_like_adamw_under_ddp_and_fsdp(
+    tmp_path: Path, pairs: Iterable[tuple[str, str]]
+) -> None:
+    cells = [cell(f"optimizer={name}", f"sharding={sharding}") for name, sharding in pairs]
     differences: list[float] = on_ranks(2, proofs, cells[0], cells, folder=tmp_path)[0]
     for each, found in zip(cells, differences, strict=True):
         assert 0 < found <= each.optimizer.relative_tolerance(), each.optimizer.name
