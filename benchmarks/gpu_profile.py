@@ -10,15 +10,8 @@ from gpu_steps import Figures, Run, cell_of, end_if_lost, largest_batch, our_ste
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-KINDS = (
-    ("fused by TorchInductor", ("triton_poi", "triton_per", "triton_red")),
-    ("attention", ("flash", "fmha", "attention", "sdpa")),
-    ("optimizer", ("adam", "multi_tensor", "foreach", "optim")),
-    ("matmul", ("gemm", "cutlass", "cublas", "nvjet", "mm", "linear", "conv")),
-    ("norm", ("layer_norm", "layernorm")),
-    ("copies and casts", ("copy", "cast", "memcpy", "to_copy", "direct_copy")),
-)
-"""Kind of a kernel -> parts of its name; the first that fits counts ("FusedAdamMathFunctor" has an "mm")."""
+from vitsweep.measure.kernel_kinds import kind_of_kernel, kind_of_operator
+from vitsweep.spec.measurement import TimeClass
 
 
 def profile(run: Run) -> None:
@@ -70,8 +63,8 @@ def shares(events: Iterable[Any], *, on_gpu: bool) -> Figures:
         kernels = [event for event in events if not event.cpu_children]
     spent: dict[str, float] = {}
     for event in kernels:
-        name = event.name.lower()
-        kind = next((k for k, parts in KINDS if any(p in name for p in parts)), "other")
+        known = kind_of_kernel(event.name) if on_gpu else kind_of_operator(event.name)
+        kind = str(known or TimeClass.host)
         spent[kind] = spent.get(kind, 0.0) + event.time_range.elapsed_us() / 1e3
     busy, end, begin = 0.0, float("-inf"), min(e.time_range.start for e in kernels)
     for event in sorted(kernels, key=lambda e: e.time_range.start):

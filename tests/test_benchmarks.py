@@ -86,7 +86,7 @@ def test_ranges_that_a_program_names_are_no_kernels() -> None:
         ],
         on_gpu=True,
     )
-    assert found["ms by kind"] == {"matmul": 2.0, "optimizer": 2.0}
+    assert found["ms by kind"] == {"matrix products": 2.0, "optimizer": 2.0}
     assert found["share of time between kernels"] == pytest.approx(0.6)
 
 

@@ -364,3 +364,15 @@ def test_a_run_that_time_cut_short_is_measured_again_for_a_longer_time_only(
     ]
     assert missing(wanting(plan, max_seconds=30.0), settings, *cut).missing_blocks == {}
     assert missing(wanting(plan, max_seconds=90.0), settings, *cut).missing_blocks
+
+
+def test_who_asks_for_traced_steps_gets_new_blocks_of_cells_that_are_measured(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    plain, asked = measured(*plan.entries), wanting(plan, traced_steps=3)
+    assert missing(asked, settings, *plain).missing_blocks.keys() == plan.entries.keys() - {
+        entry.baseline_id for entry in plan.entries.values()
+    }
+    traced = [replace(r, samples={"trace": {"rows": []}}) for r in plain]
+    assert missing(asked, settings, *traced).missing_blocks == {}
+    assert missing(plan, settings, *traced).missing_blocks == {}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -33,15 +34,13 @@ def rows_of(found: Sequence[Explanation]) -> DataFrame:
 
 def _rows(found: Explanation) -> DataFrame:
     """Return the rows of a panel: the difference, the causes by size, tracing and rest."""
-    ms, low, high = found.difference
-    total = {"cause": "measured difference", "ms": ms, "low": low, "high": high, "shown": True}
     causes = found.causes
     is_last = causes["cause"].isin([TRACING, REST])
     longest = causes["ms"].abs().max()
     is_small = ~is_last & ~causes["shown"] & (causes["ms"].abs() < SMALLEST * longest)
     large = causes[~is_last & ~is_small].sort_values("ms", key=abs, ascending=False)
     small = causes[is_small]
-    parts = [DataFrame([total]), large]
+    parts = [DataFrame([found.total]), large]
     if len(small):
         pooled = {"cause": SMALL, "ms": small["ms"].sum(), "shown": False}
         parts.append(DataFrame([pooled]))
@@ -66,7 +65,7 @@ def draw(table: DataFrame) -> Figure:
 def _panel(axes: Axes, rows: DataFrame) -> None:
     a, b = str(rows.at[0, "a"]), str(rows.at[0, "b"])
     ends = rows[["ms", "low", "high"]].to_numpy(float)
-    reach = max(float(pd.DataFrame(ends).abs().max().max()), 1e-9)
+    reach = max(float(np.nanmax(np.abs(ends))), 1e-9)
     for position, row in rows.iterrows():
         hue = FASTER if row["ms"] < 0 else SLOWER
         if row["cause"] in (TRACING, REST, SMALL):
@@ -80,11 +79,14 @@ def _panel(axes: Axes, rows: DataFrame) -> None:
     axes.axvline(0, color=style.INK, linewidth=1)
     axes.set_yticks(range(len(rows)), [str(c) for c in rows["cause"]])
     axes.get_yticklabels()[0].set_fontweight("bold")
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(-1.1 * reach, 1.9 * reach)
+    axes.set_ylim(len(rows) - 0.4, -0.95)
+    least, most = min(0.0, np.nanmin(ends)), max(0.0, np.nanmax(ends))
+    axes.set_xlim(least - 0.1 * reach, most + 0.7 * reach)  # room for the values
     axes.grid(axis="y", visible=False)
+    for side, text in (("right", f"← {a} takes less "), ("left", f" {a} takes more →")):
+        axes.text(0, -0.65, text, ha=side, va="center", fontsize=8.5, color=style.QUIET)
     style.title(axes, f"{a} against {b}: {times(rows.at[0, 'speedup'])} the throughput")
-    axes.set_xlabel(f"Milliseconds a step.   ← {a} takes less        {a} takes more →")
+    axes.set_xlabel("Milliseconds a step (hatched: not shown to differ from 0)")
 
 
 def _label(row: pd.Series) -> str:

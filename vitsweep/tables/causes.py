@@ -38,6 +38,8 @@ Floats = NDArray[np.float64]
 TRACING, REST = "tracing itself", "rest"
 MOST_NAMED = 3
 """Causes that the sentence names."""
+WORTH_A_WORD = 0.05
+"""Of the largest cause: a smaller one is not named."""
 FEWER_CALLS = 0.05
 """A change of the number of launches below this share is not worth a word."""
 LARGE_REST = 0.05
@@ -122,6 +124,7 @@ class Explanation:
         names: of A and B.
         difference: milliseconds per step, A minus B, over the untraced windows, with its 95 % interval.
         speedup: throughput of A over that of B in the same blocks, with its interval.
+        step_ms: of A and of B, over the untraced windows.
         num_blocks: blocks that traced both.
         causes: one row per cause, `tracing itself` and `rest` last: `cause, ms, low, high, shown`, the
             milliseconds of A and B, `less_work_ms` and `better_rate_ms` where work is counted, and the
@@ -133,10 +136,19 @@ class Explanation:
     names: tuple[str, str]
     difference: tuple[float, float, float]
     speedup: tuple[float, float, float]
+    step_ms: tuple[float, float]
     num_blocks: int
     causes: DataFrame
     blocks: DataFrame
     notes: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> dict[str, Any]:
+        """The measured difference as a row like those of `causes`."""
+        ms, low, high = self.difference
+        ends = {"ms": ms, "low": low, "high": high, "shown": bool(low > 0 or high < 0)}
+        steps = {"a_ms": self.step_ms[0], "b_ms": self.step_ms[1]}
+        return {"cause": "measured difference", **ends, **steps, "launches": 0.0}
 
     @property
     def sentence(self) -> str:
@@ -155,12 +167,14 @@ class Explanation:
                 f"{b} ({times(self.speedup[0])} its throughput)"
             )
         causes = self.causes[~self.causes["cause"].isin([TRACING, REST])]
-        shown = causes[causes["shown"]].sort_values("ms", key=abs, ascending=False)
+        large = causes["ms"].abs() >= WORTH_A_WORD * causes["ms"].abs().max()
+        shown = causes[causes["shown"] & large].sort_values("ms", key=abs, ascending=False)
         parts = [_said(row) for row in shown.head(MOST_NAMED).to_dict("records")]
         others = causes[~causes["shown"]]["cause"].tolist()
         if not parts:
             return f"{head}; no cause is shown to differ."
-        rest = f"; {', '.join(others)} not shown to differ" if others else ""
+        named = ", ".join(others) if len(others) <= MOST_NAMED else f"{len(others)} other causes"
+        rest = f"; {named} not shown to differ" if others else ""
         return f"{head}: {', '.join(parts)}{self._launches(causes)}{rest}."
 
     def _launches(self, causes: DataFrame) -> str:
@@ -190,8 +204,9 @@ class Explanation:
 
 
 def signed(value: float) -> str:
-    """Return milliseconds with their sign, `+1.2` or `-8.4`."""
-    return f"{'-' if value < 0 else '+'}{number(abs(value))}" if number(value) != "0" else "0"
+    """Return milliseconds with their sign, `+1.23` or `-18.4`."""
+    places = 2 if abs(value) < 9.995 else 1 if abs(value) < 999.95 else 0
+    return f"{value:+,.{places}f}"
 
 
 def _said(row: Mapping[Any, Any]) -> str:
@@ -231,6 +246,7 @@ def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
         names=names,
         difference=mean_interval(_array(a.step_ms - b.step_ms for a, b in pairs)),
         speedup=tuple(float(np.exp(v)) for v in mean_interval(logs)),  # type: ignore[arg-type]
+        step_ms=tuple(np.mean([[r.step_ms for r in pair] for pair in pairs], axis=0).tolist()),
         num_blocks=len(pairs),
         causes=DataFrame(rows),
         blocks=DataFrame(changes),
@@ -260,8 +276,8 @@ def _row(cause: str, changes: Floats, pairs: Sequence[Pair]) -> dict[str, Any]:
         "low": low,
         "high": high,
         "shown": bool(low > 0 or high < 0),
-        "a_ms": mean(0, "ms"),
-        "b_ms": mean(1, "ms"),
+        "a_ms": nan if cause in (TRACING, REST) else mean(0, "ms"),
+        "b_ms": nan if cause in (TRACING, REST) else mean(1, "ms"),
         "less_work_ms": less_work,
         "better_rate_ms": better_rate,
         "launches": a_launches - b_launches,
@@ -381,10 +397,7 @@ def cause_text(found: Explanation) -> DataFrame:
         "launches": values("launches", lambda n: f"{n:+,.0f}" if round(n) else ""),
         "differs from 0": lambda table: ["" if shown else "not shown" for shown in table["shown"]],
     }
-    ms, low, high = found.difference
-    total = {"cause": "measured difference", "ms": ms, "low": low, "high": high, "shown": True}
-    total |= {"launches": 0.0}
-    table = pd.concat([found.causes, DataFrame([total])], ignore_index=True)
+    table = pd.concat([found.causes, DataFrame([found.total])], ignore_index=True)
     table = table.rename(columns={"low": "ms_low", "high": "ms_high"})
     return text_columns(table, columns)
 
