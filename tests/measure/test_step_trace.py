@@ -93,6 +93,27 @@ def test_what_the_backward_pass_computes_again_is_recomputation_with_the_time_be
     assert found == {TimeClass.products: 3, TimeClass.recomputation: 4, TimeClass.host: 3}
 
 
+def test_the_backward_pass_of_attention_is_attention_by_the_numbers_of_autograd() -> None:
+    node = {"is_node": True}
+    found = by_class(
+        [
+            step_mark(0),
+            event("aten::scaled_dot_product_attention", 0, 3, sequence=5),
+            event("aten::bmm", 0, 1, sequence=5),
+            event("aten::softmax", 1, 2, sequence=6),
+            event("aten::mm", 3, 4, sequence=7),
+            event("autograd::engine::evaluate_function: MmBackward0", 4, 6, sequence=7, **node),
+            event("aten::mm", 4, 6),
+            event(
+                "autograd::engine::evaluate_function: SoftmaxBackward0", 6, 8, sequence=6, **node
+            ),
+            event("aten::_softmax_backward_data", 6, 8),
+            step_mark(8),
+        ]
+    )
+    assert found == {TimeClass.attention: 5, TimeClass.products: 3}
+
+
 def test_communication_is_what_no_computation_hides_and_begins_with_waiting_for_ranks() -> None:
     events = [
         step_mark(0),

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod
+from math import nan, prod
 from typing import Any
 
 import numpy as np
@@ -307,6 +307,7 @@ class _Reader:
         for event in events:
             if not (event.on_device or event.is_collective or event.name.startswith("vitsweep.")):
                 self._threads[event.thread].append(event)
+        self._of_attention = _numbers_of_attention(events)
         self._operators: dict[int, _Operator] = {}
         self._again: list[tuple[int, int]] = []
         self._of_host = [s for ops in self._threads.values() for s in self._walk(ops)]
@@ -386,6 +387,8 @@ class _Reader:
                 self._note_recomputation(event, parent.event)
         kind = None if event.is_range or event.is_node else kind_of_operator(event.name)
         in_attention = parent and parent.owner and parent.owner.kind is TimeClass.attention
+        if event.is_node and event.sequence in self._of_attention:
+            kind = TimeClass.attention
         if kind is not None and not in_attention:
             operator.owner, operator.kind = operator, kind
         if event.id:
@@ -449,6 +452,20 @@ class _Reader:
         return work_of(owner.event)
 
 
+def _numbers_of_attention(events: Sequence[Event]) -> set[int]:
+    """Return the numbers that autograd gave to what attention computes: its backward pass has the same."""
+    found: set[int] = set()
+    begin, end = None, 0
+    numbered = (e for e in events if e.sequence >= 0 and not (e.is_node or e.on_device))
+    for event in sorted(numbered, key=lambda e: e.start):
+        if begin is not None and event.start >= end:
+            found.update(range(begin, event.sequence))
+            begin = None
+        if begin is None and kind_of_operator(event.name) is TimeClass.attention:
+            begin, end = event.sequence, event.end
+    return found
+
+
 def _text(shapes: Sequence[Any]) -> str:
     return " ".join("x".join(map(str, s)) for s in shapes if s and not isinstance(s[0], list))
 
@@ -468,8 +485,10 @@ _BYTES |= {"c10::Half": 2, "c10::BFloat16": 2}
 def work_of(event: Event) -> float:
     """Return the FLOPs of a product or of attention, by torch's own formulas; else the bytes it reads.
 
-    0 where torch has no formula for it.
+    0 where torch has no formula for it, NaN for the backward pass of attention that is no kernel of its own.
     """
+    if event.is_node:
+        return nan
     kind = kind_of_operator(event.name)
     try:
         if kind is TimeClass.attention:

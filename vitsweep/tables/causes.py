@@ -85,7 +85,8 @@ def traced_run(record: RunRecord) -> TracedRun | None:
         sums: dict[str, dict[str, float]] = {c: defaultdict(float) for c in ("ms", "calls", "work")}
         for row in rows:
             for column, by_class in sums.items():
-                by_class[str(row["class"])] += float(row[column]) / steps
+                value = row[column]
+                by_class[str(row["class"])] += (nan if value is None else float(value)) / steps
         return TracedRun(
             step_ms=step_ms,
             plain_ms=float(trace["plain_ms"]),
