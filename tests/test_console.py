@@ -56,9 +56,12 @@ def test_a_pipe_and_a_dumb_terminal_get_plain_lines(terminal, kind, redrawn) -> 
 def test_the_line_names_what_runs() -> None:
     cell = entry()
     progress = Progress(Console(file=io.StringIO()), {cell.cell_id: "precision=O1"}, 4)
-    assert progress.line() == "0 of 4 runs; no cell runs at the moment"
+    assert (
+        progress.line()
+        == "0 of 4 runs, the first with the start of all processes; no cell runs at the moment"
+    )
     progress.started(cell)
-    assert progress.line().startswith("0 of 4 runs; precision=O1 runs for 0 s")
+    assert progress.line().endswith("; precision=O1 runs for 0 s")
 
 
 def test_the_live_table_shows_the_median_that_the_tables_call_unadjusted() -> None:
@@ -89,6 +92,23 @@ def test_a_look_shows_its_ratio_at_once_and_enters_no_median() -> None:
     assert isinstance(console.file, io.StringIO)
     last = console.file.getvalue().splitlines()[-1]
     assert last == "[2/12] precision=O1: 2.00 img/s, about 50x slower (one look, no interval)"
+
+
+def test_the_live_table_shows_the_ratio_so_far() -> None:
+    base, fast = (replace(e, baseline_id="base") for e in (entry(), entry("precision=O1")))
+    base.__dict__["cell_id"], fast.__dict__["cell_id"] = "base", "fast"
+    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"}, width=99)
+    progress = Progress(console, {"base": "plain", "fast": "precision=O1"}, 4)
+    with progress.shown():
+        progress.ended(base, run("base", "look", 9.0, environment={"look": True}))
+        for number, ratio in enumerate((1.2, 1.4, 1.4)):
+            progress.ended(base, run("base", f"b{number}", 100.0))
+            progress.ended(fast, run("fast", f"b{number}", 100.0 * ratio))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert re.search(r"precision=O1 .*measured .* 3 .* 140 .* 1\.40x ", shown)
+    assert re.search(r"plain .*measured .* 3 .* 100 ", shown)
+    assert "1.00x" not in shown
 
 
 def test_the_time_left_is_that_of_each_cells_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,17 @@ def test_flops_of_convolutions_equal_the_formula() -> None:
     assert found.flops_per_step == each.images_per_step * hardware_flops(each)
 
 
+def test_a_collective_has_the_format_of_what_it_sums() -> None:
+    """The casts of O2 leave gradients of matrices in half precision, and those of norms in float32."""
+    found = trace_cell(cell("sharding=ddp", "precision=O2", "resources.ranks_per_node=2"))
+    assert {c.dtype for c in found.collectives if c.purpose == "gradient"} == {
+        "bfloat16",
+        "float32",
+    }
+    [plain] = {c.dtype for c in trace_cell(cell("sharding=ddp", "precision=O1")).collectives}
+    assert plain == "float32"
+
+
 DEEP = [
     ("sharding=ddp", "precision=O1", "optimizer=adamw_foreach"),
     ("sharding=ddp", "precision=O2", "optimizer.clip_norm=1", "memory=recompute_blocks"),

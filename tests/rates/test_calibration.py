@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cells import cell
 from tests.predict.traces import exchange, moved, product, trace_of
 from vitsweep.predict.calibrate import fitted
 from vitsweep.predict.measured_rates import CalibratedRates
@@ -68,6 +69,49 @@ def test_shapes_between_measured_ones_have_their_rate() -> None:
     assert found.operator_us(between) == pytest.approx(between.flops / GFLOPS / 1e3, rel=0.01)
     unknown_name = replace(moved(60_000), name="never_measured", dtype="float32")
     assert found.operator_us(unknown_name) == pytest.approx(60_000 / GB_S / 1e3, rel=0.01)
+
+
+def test_products_of_the_backward_pass_have_rates_of_their_own() -> None:
+    """Also where the tokens are fewer than rows and columns of the weight."""
+    slow = [
+        o | {"name": "mm", "us": 3 * o["us"], "dtype": dtype}
+        for o in setup().operators
+        if o["kind"] == "matmul"
+        for dtype in ("float32", "bfloat16")
+    ]
+    found = rates(replace(setup(), operators=[*setup().operators, *slow]))
+    few_tokens = product(68, 512, 2048, phase="backward")
+    by_weight = product(512, 2048, 68, phase="backward")
+    forward = product(68, 2048, 512)
+    for operator, times in ((few_tokens, 3), (by_weight, 3), (forward, 1)):
+        name = "addmm" if operator is forward else "mm"
+        us = found.operator_us(replace(operator, name=name, dtype="float32"))
+        assert us == pytest.approx(times * operator.flops / GFLOPS / 1e3, rel=0.01)
+    assert found.operator_us(replace(few_tokens, name="mm", dtype="bfloat16")) > 0
+
+
+def test_sums_of_half_precision_have_a_time_of_their_own() -> None:
+    two = setup(ranks=2)
+    slow = [c | {"dtype": "bfloat16", "us": 2 * c["us"]} for c in two.collectives]
+    found = rates(replace(two, collectives=[*two.collectives, *slow]))
+    plain = exchange(10**6, ranks=2)
+    half = replace(plain, dtype="bfloat16")
+    assert found.collective_us(half) == pytest.approx(2 * found.collective_us(plain))
+    here = UncalibratedCpuRates(cell("resources.ranks_per_node=2").resources)
+    assert here.collective_us(half) > 1.5 * here.collective_us(plain)
+
+
+def test_attention_that_no_time_was_left_for_is_predicted_as_products() -> None:
+    attention = replace(
+        product(1, 1, 1),
+        kind="attention",
+        name="attention",
+        dtype="float32",
+        shape=(2, 4, 64, 64, 32),
+    )
+    flops = 1e6
+    us = rates(setup()).operator_us(replace(attention, flops=flops, count=1))
+    assert us == pytest.approx(flops / GFLOPS / 1e3, rel=0.01)
 
 
 def test_collectives_are_read_between_sizes_and_more_ranks_than_cores_share_them() -> None:

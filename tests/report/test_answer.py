@@ -51,3 +51,11 @@ def test_where_nothing_beat_the_baseline_a_group_that_was_not_tried_is_named(
     lost = measured(0.5, 0.52, 0.49, 0.5, 0.51, device_type=device)
     said = next_command(lost, TYPED)
     assert said.startswith(f"Nothing beat the baseline. Try next: `python -m vitsweep -m {tried}=")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"), [(2.1, "Not decided yet, the same command goes on"), (0.1, "Nothing beat")]
+)
+def test_a_look_that_is_not_far_away_is_not_decided(ratio: float, said: str) -> None:
+    looks = measured(ratio, look=True)
+    assert next_command(looks, TYPED).startswith(said)

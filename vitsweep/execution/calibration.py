@@ -3,6 +3,7 @@
 import json
 import secrets
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,9 @@ def start_local_calibration(cell: CellSpec, init_method: str, answer: Path) -> R
     return LocalRanks(fork_server(), calibrate_rank, arguments, ranks, answer.parent)
 
 
-def calibration_for(cell: CellSpec, folder: Path, host: str) -> dict[str, float]:
+def calibration_for(
+    cell: CellSpec, folder: Path, host: str, on_wait: Callable[[], None] = lambda: None
+) -> dict[str, float]:
     """Return the rates of the cell's ranks on this machine (see `rates.quick.calibrate`).
 
     They are measured unless the device's calibration holds some of the last hour. If that fails they are
@@ -44,13 +47,14 @@ def calibration_for(cell: CellSpec, folder: Path, host: str) -> dict[str, float]
         cell: its ranks, threads and mesh are used.
         folder: where rank 0 may write a temporary file.
         host: name of this machine.
+        on_wait: called about five times a second while they are measured; may raise.
     """
     device, key = str(device_name(cell.resources.device)), calibration_key(cell, host)
     with suppress(ValueError):
         if known := kept_calibration(device).quick_rates(key):
             return known
     with rendezvous() as init_method:
-        rates = calibrated(cell, folder, init_method)
+        rates = calibrated(cell, folder, init_method, on_wait=on_wait)
     if rates:
         with suppress(ValueError):  # the file is damaged: nothing is kept there
             kept_calibration(device).keep_quick(key, rates)
@@ -64,7 +68,11 @@ def calibration_key(cell: CellSpec, host: str) -> str:
 
 
 def calibrated(
-    cell: CellSpec, folder: Path, init_method: str, start: StartRanks = start_local_calibration
+    cell: CellSpec,
+    folder: Path,
+    init_method: str,
+    start: StartRanks = start_local_calibration,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Measure the rates now; return {} if that fails.
 
@@ -73,11 +81,12 @@ def calibrated(
         folder: where rank 0 may write a temporary file.
         init_method: rendezvous of the ranks.
         start: starts the ranks, on this machine or on the nodes of an allocation.
+        on_wait: called about five times a second while they run; may raise.
     """
     answer = folder / f".calibration-{secrets.token_hex(4)}.json"
     ranks = start(cell, init_method, answer)
     try:
-        wait_for_ranks(ranks, TIMEOUT_S, grace_seconds=1.0)
+        wait_for_ranks(ranks, TIMEOUT_S, grace_seconds=1.0, on_wait=on_wait)
     finally:
         ranks.kill()
     rates: dict[str, float] = {}

@@ -38,7 +38,7 @@ class Place(Protocol):
     def rendezvous(self) -> AbstractContextManager[str]:
         """Hold an `init_method` for the ranks of one run."""
 
-    def rates(self, cell: CellSpec) -> dict[str, float]:
+    def rates(self, cell: CellSpec, on_wait: Callable[[], None]) -> dict[str, float]:
         """Return the rates that the cell's ranks reach here, see `execution.calibration`."""
 
 
@@ -67,9 +67,9 @@ class LocalPlace:
         """Hold a file in which the ranks meet."""
         return rendezvous()
 
-    def rates(self, cell: CellSpec) -> dict[str, float]:
+    def rates(self, cell: CellSpec, on_wait: Callable[[], None]) -> dict[str, float]:
         """Return the rates of this machine, measured at most an hour ago."""
-        return calibration_for(cell, self.store.root, socket.gethostname())
+        return calibration_for(cell, self.store.root, socket.gethostname(), on_wait)
 
 
 @dataclass
@@ -144,7 +144,7 @@ class Runner:
     def _supervised(
         self, request: RunRequest, cell: CellSpec, run: Callable[..., RunRecord]
     ) -> RunRecord:
-        rates = self.place.rates(cell)
+        rates = self.place.rates(cell, self.on_wait)
         with self.place.rendezvous() as init_method:
             request = replace(request, calibration=rates, init_method=init_method)
             record = run(request, cell, start=self.place.start, on_wait=self.on_wait)

@@ -15,13 +15,17 @@ from vitsweep.console import can_be_redrawn, periodic_status
 from vitsweep.planning.blocks import least_seconds_beyond_look
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.tables.formatting import count, duration, number
+from vitsweep.tables.formatting import count, duration, number, times
 from vitsweep.tables.speedup import one_look
+from vitsweep.tables.stats import Claim
 
 WAITING, RUNNING = "waiting", "running"
 MAX_ROWS = 30
 MEDIAN = "median img/s"
 """The result table's `unadjusted_images_per_second`, over the runs of this command so far."""
+SO_FAR = "ratio"
+WIDE = 80
+"""Columns of a terminal below which the table leaves out the images per second."""
 CAPTION = "Of this command's runs; the result table pairs a cell with its baseline in each block."
 MOST_NAMED = 3
 """Running cells that a line names."""
@@ -50,6 +54,7 @@ class Progress:
         self._left: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
         self._looks: dict[str, float] = {}
+        self._baselines: dict[str, str] = {}
         self._live: Live | None = None
 
     @property
@@ -118,8 +123,9 @@ class Progress:
         self._left[cell_id] -= 1
         took = time.monotonic() - self._started.pop(cell_id, time.monotonic())
         self._seconds[cell_id] = seconds or took
+        self._baselines[cell_id] = entry.baseline_id or ""
         if is_look and speed:
-            self._looks[cell_id] = speed
+            self._looks[cell_id], text = speed, str(Claim.one_look)
             if (base := self._looks.get(entry.baseline_id or "")) and cell_id != entry.baseline_id:
                 text = one_look(speed / base)
         elif status == Status.measured and speed:
@@ -160,21 +166,30 @@ class Progress:
         table = Table(
             title=self._title(), title_justify="left", caption=CAPTION, caption_justify="left"
         )
-        for column in ("cell", "state", "runs"):
-            table.add_column(column)
-        table.add_column(MEDIAN, justify="right")
+        is_wide = self.console.width >= WIDE
+        table.add_column("cell", no_wrap=True)
+        table.add_column("state")
+        for column in ("runs", *([MEDIAN] if is_wide else []), SO_FAR):
+            table.add_column(column, justify="right")
         busy = sorted(self._states, key=lambda cell: self._states[cell] != RUNNING)
         for cell in busy[:MAX_ROWS]:
             speeds = self._speeds[cell]
             speed = number(median(speeds)) if speeds else ""
-            table.add_row(self._labels[cell], self._states[cell], str(len(speeds)), speed)
+            state, ratio = self._states[cell], self._ratio(cell)
+            measured = [speed] if is_wide else []
+            table.add_row(self._labels[cell], state, str(len(speeds)), *measured, ratio)
         return table
+
+    def _ratio(self, cell: str) -> str:
+        """Return the median of the cell's runs over that of its baseline's; "" of a baseline."""
+        own, base = (self._speeds.get(c, []) for c in (cell, self._baselines.get(cell, "")))
+        return times(median(own) / median(base)) if own and base and own is not base else ""
 
     def _title(self) -> str:
         if self._budget < inf:
             left = duration(max(self.seconds_of_budget_left, 0.0))
             return f"{count(self._done, 'run')}, at most {left} left"
-        left = ""
+        left = ", the first with the start of all processes" if not self._done else ""
         if self._done:
             left = f", about {duration(self._seconds_left())} left"
         return f"{self._done} of {self._total} runs{left}"

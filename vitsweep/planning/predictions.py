@@ -239,7 +239,7 @@ def tracing(console: Console) -> Iterator[Callable[[int, int], None]]:
         traced[:] = [done, of]
 
     def line() -> str:
-        text = f"{traced[0]} of {traced[1]} steps traced" if traced[1] else ""
+        text = f"Predictions: {traced[0]} of {traced[1]} steps traced" if traced[1] else ""
         news, said[0] = text != said[0], text
         return text if news else ""
 

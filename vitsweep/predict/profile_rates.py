@@ -233,7 +233,8 @@ SHARE_OF_PRODUCT = 0.6
 GB_S = 10.0
 """Memory bandwidth that a few cores reach (assumed)."""
 LOCAL_GB_S = 1.0
-"""All-reduce of gloo between processes of one machine: 25 MiB in 12 to 40 ms."""
+"""All-reduce of gloo between processes of one machine: 25 MiB of float32 in 12 to 40 ms. It sums half
+precision in software: 4.2 MB of bfloat16 take 6.4 ms where those of float32 take 3.1."""
 
 
 class UncalibratedCpuRates(Rates):
@@ -276,8 +277,10 @@ class UncalibratedCpuRates(Rates):
         """Return a latency and a share of the bandwidth of gloo."""
         if collective.group_ranks < 2:
             return 0.0
-        hops = math.log2(collective.group_ranks)
-        return (200 * hops + collective.bytes_whole / LOCAL_GB_S / 1e3) * self._crowd
+        hops, size = math.log2(collective.group_ranks), collective.bytes_whole
+        if "reduce" in collective.name and collective.dtype in ("bfloat16", "float16"):
+            size *= 2
+        return (200 * hops + size / LOCAL_GB_S / 1e3) * self._crowd
 
     def log_error(self, part: str) -> float:
         """A factor of two either way."""

@@ -189,7 +189,16 @@ class Recorder(TorchDispatchMode):
                 self._hold(leaf.untyped_storage(), kind if not known else None)
         if call:
             ranks = dist.get_process_group_ranks(call.group)
-            key = (call.name, call.purpose, self._axis(ranks), len(ranks), self._nodes(ranks))
+            [first, *_] = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
+            dtype = str(first.dtype).removeprefix("torch.")
+            key = (
+                call.name,
+                call.purpose,
+                dtype,
+                self._axis(ranks),
+                len(ranks),
+                self._nodes(ranks),
+            )
             self._waiting.append((*key, call.bytes_whole, call.bytes_sent))
 
     def _axis(self, ranks: list[int]) -> str:
@@ -241,17 +250,19 @@ class Recorder(TorchDispatchMode):
                 phase=phase,
                 name=name,
                 purpose=purpose,
+                dtype=dtype,
                 axis=axis,
                 group_ranks=ranks,
                 group_nodes=nodes,
                 count=count,
                 bytes_whole=whole,
-                bytes_sent=self._sent[phase, name, purpose, axis, ranks, nodes, whole],
+                bytes_sent=self._sent[phase, name, purpose, dtype, axis, ranks, nodes, whole],
             )
             for (
                 phase,
                 name,
                 purpose,
+                dtype,
                 axis,
                 ranks,
                 nodes,

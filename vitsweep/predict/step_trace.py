@@ -57,6 +57,7 @@ class CollectiveTotal:
         bytes_whole: bytes of the whole tensor of one call: gathered, or before it is scattered; a
             message for `send`.
         bytes_sent: bytes that this rank sends in all calls (`measure.communication` counts the same).
+        dtype: of the tensor; gloo sums bfloat16 as slowly per element as float32.
     """
 
     name: str
@@ -68,6 +69,7 @@ class CollectiveTotal:
     count: int
     bytes_whole: int
     bytes_sent: float
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)

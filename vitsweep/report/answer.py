@@ -25,6 +25,8 @@ NOISY = 0.1
 """Noise of one block's ratio above which a sweep without a difference is called inconclusive."""
 LEAST_DIFFERENCE = 0.02
 """Smaller differences are not worth the blocks that would show them."""
+NEAR_LOOK = 0.5
+"""Ratio of a look above which a cell stays at it only because the time of the command was over."""
 MOST_BLOCKS = 60
 TRY = {
     "cpu": (
@@ -195,6 +197,9 @@ def next_command(cells: DataFrame, typed: str) -> str:
     unsure = compared[compared["claim"].isin([Claim.no_difference_shown, Claim.too_few_blocks])]
     if len(unsure):
         return _surer(unsure.nlargest(1, "speedup").iloc[0], typed)
+    looks = measured[measured["claim"] == Claim.one_look]
+    if (looks["speedup"] > NEAR_LOOK).any():
+        return f"Not decided yet, the same command goes on: `{typed}`."
     return (
         f"Nothing beat the baseline. Try next: `{_untried(measured)}`." if len(measured) > 1 else ""
     )

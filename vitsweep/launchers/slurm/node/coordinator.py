@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,12 +175,13 @@ class JobPlace:
         """Hold a port of the first node, until the next run."""
         yield self.nodes.rendezvous()
 
-    def rates(self, cell: CellSpec) -> dict[str, float]:
+    def rates(self, cell: CellSpec, on_wait: Callable[[], None]) -> dict[str, float]:
         """Return matmul TFLOP/s by dtype and all-reduce GB/s on these nodes, measured once per job."""
         key = calibration_key(cell, ",".join(self.env.nodes))
         if key not in self._rates:
             start = self._start_calibration
-            self._rates[key] = calibrated(cell, self.folder, self.nodes.rendezvous(), start)
+            meet = self.nodes.rendezvous()
+            self._rates[key] = calibrated(cell, self.folder, meet, start, on_wait)
         return self._rates[key]
 
     def _start_calibration(self, cell: CellSpec, init_method: str, answer: Path) -> RemoteRanks:
