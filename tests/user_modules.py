@@ -39,6 +39,12 @@ def build(channels: int = 1, classes: int = 10, width: int = 16, depth: int = 2)
     return Stack(channels, classes, width, depth)
 
 
+def focal(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Focal loss (Lin et al., arXiv:1708.02002) with gamma 2."""
+    log_p = outputs.log_softmax(-1).gather(1, batch[1][:, None])[:, 0]
+    return (-((1 - log_p.exp()) ** 2) * log_p).mean()
+
+
 def frozen() -> nn.Module:
     """A model of which a part is not trained, as in fine-tuning."""
     model = Stack(1, 10, 16, 2)

@@ -47,7 +47,7 @@ def parallelize(
         cell: its techniques.
         world: ranks and mesh.
         drop_path: rate of stochastic depth at the last block, of a recipe that trains.
-        own_loss: (outputs, batch) -> mean loss, in place of the cell's.
+        own_loss: (outputs, batch) -> mean loss, in place of the cell's and of `model.loss`.
 
     Raises:
         VitsweepError: the world has the mesh of another cell, over whose groups gradients would be
@@ -88,7 +88,8 @@ def parallelize(
     groups = groups_before or _groups(stages, cell)  # FSDP2 replaces parameters by shards
     groups = cell.sharding.optimizer_groups(groups, stages)
     trainer = _trainer(stages, groups, cell, plan, world, draws)
-    trainer.depth, trainer.own_loss, trainer.names = depth, own_loss, names
+    trainer.depth, trainer.names = depth, names
+    trainer.own_loss = own_loss or cell.model.own_loss()
     return trainer
 
 

@@ -9,16 +9,21 @@ import torch
 from tests.cells import entry
 from tests.data.cells_and_worlds import world as lone_world
 from tests.ranks import on_ranks
+from tests.user_modules import focal
 from vitsweep.equivalence import WrongResultError, prove
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.code_hash import Sources
 from vitsweep.model.block import layers_of
 from vitsweep.model.build import build_model, first_model
 from vitsweep.model.counted_flops import counted
+from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.world import World
 
 MODULE = ("model=module", "batch.images_per_step=16", "resources.threads_per_rank=1")
+
+FOCAL = ("model.loss=tests.user_modules.focal",)
+TRAINED = (*FOCAL, "task=train", "recipe=digits", "task.label_smoothing=0")
 
 
 def planned(target: str, *overrides: str):
@@ -55,6 +60,10 @@ def only_reason(target: str, *overrides: str) -> str:
         ("build", ("classifier=pooled",), "use `classifier=token`"),
         ("build", ("layout=batch_second",), "has an order of its own"),
         ("build", ("precision=fp8", "precision.emulate=true"), "use `precision=O1`"),
+        ("build", ("model.loss=tests.user_modules.nosuch",), "user_modules.nosuch` cannot be imported"),
+        ("build", ("model.loss=focal",), "must name a function of outputs and batch"),
+        ("build", (*TRAINED[:-1], "task.label_smoothing=0.1"), "is part of the cross entropy"),
+        ("build", (*TRAINED, "recipe.mixup_alpha=0.2"), "mixes images and labels"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_before_anything_runs(target, overrides, words):
@@ -241,6 +250,26 @@ def test_a_module_is_proved_on_two_ranks_sharded_recomputed_and_in_half_precisio
     assert not cell.reasons
     differences = on_ranks(2, proved, cell.spec, cell.spec, folder=tmp_path)
     assert max(differences) < 0.02
+
+
+def losses_and_proof(world: World, cell: CellSpec) -> tuple[float, float]:
+    trainer = parallelize(build_model(cell), cell, world)
+    images, labels = next(iter(cell.data.open(cell, world).train(0)))
+    return trainer.loss((images, labels)).item(), prove(cell, world)
+
+
+def test_a_loss_of_ones_own_is_trained_and_proved(tmp_path):
+    techniques = ("sharding=fsdp", "precision=O1", "batch.accumulation_steps=2")
+    chosen = planned("build", *FOCAL, *techniques)
+    assert not chosen.reasons
+    assert chosen.cell_id != planned("build", *techniques).cell_id
+    cell = chosen.spec
+    found = on_ranks(2, losses_and_proof, cell, cell, folder=tmp_path)
+    assert max(proof for _, proof in found) < 0.02
+    model = build_model(cell)
+    for rank, (loss, _) in enumerate(found):
+        batch = next(iter(cell.data.open(cell, lone_world(rank, replicate=2)).train(0)))
+        assert loss == pytest.approx(focal(model(batch[0]), batch).item(), rel=0.01)
 
 
 def test_the_proof_finds_a_module_that_computes_something_else_under_a_technique():

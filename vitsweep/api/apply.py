@@ -24,6 +24,7 @@ from vitsweep.results.store import find_sweep
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.menu import conf_dir
+from vitsweep.spec.model_spec import refused_with_own_loss
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import lacking_here, technique_conflicts
@@ -70,7 +71,8 @@ def apply(
             "place: build a new model for each call."
         )
     spec = for_model(_spec_of(cell, config_dir), model)
-    reasons = [*technique_conflicts(spec), *lacking_here(spec), *_refused_with(loss, spec)]
+    own = refused_with_own_loss(spec, "loss") if loss is not None else ()
+    reasons = [*technique_conflicts(spec), *lacking_here(spec), *own]
     if reasons:
         raise ImpossibleCellError(reasons)
     return Applied(spec, model, loss)
@@ -354,23 +356,6 @@ def _unknown(cell: CellSpec, model: "nn.Module") -> ModuleSpec:
         package=None,
         version=None,
     )
-
-
-def _refused_with(loss: Loss | None, cell: CellSpec) -> list[str]:
-    """Return which techniques know no loss but the cell's."""
-    if loss is None:
-        return []
-    reasons = {
-        f"pipeline_parallel={cell.pipeline_parallel.name}": cell.mesh.pipeline > 1,
-        f"compilation={cell.compilation.name}": cell.compilation.captures_step,
-        f"precision={cell.precision.name}": cell.precision.float8,
-    }
-    return [
-        f"`{typed}` works with the cell's own loss of images and labels alone: leave `loss` out, or use "
-        "another choice."
-        for typed, is_chosen in reasons.items()
-        if is_chosen
-    ]
 
 
 def _split(batch: Any, parts: int, device: Any) -> list[Any]:

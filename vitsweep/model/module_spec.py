@@ -1,14 +1,14 @@
 """A model of the user's: any factory of an `nn.Module`, described without importing it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
 from vitsweep.spec.from_yaml import imported_function, is_function_path
-from vitsweep.spec.model_spec import ModelSpec
+from vitsweep.spec.model_spec import ModelSpec, refused_with_own_loss
 from vitsweep.spec.resnet_spec import OF_TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class ModuleSpec(ModelSpec):
         twin_arguments: arguments of the small module on which techniques are proved, over
             `arguments`; dropout must be off in it.
         twin_side_px: side of the images of that proof; null for that of the cell.
+        loss: path of a function (outputs, batch) -> mean loss, in place of the cross entropy. `outputs`
+            are what `output` names, float32 or better; `batch` is the pair (images, labels).
         package: whose version is part of the cell; null for a module whose source is hashed.
         version: of the package.
     """
@@ -53,6 +55,7 @@ class ModuleSpec(ModelSpec):
     twin_side_px: Annotated[int, Gt(0)] | None = field(metadata={"identity": False})
     package: str | None
     version: str | None
+    loss: str | None = field(default=None, metadata={"identity": "where set"})
 
     norms_over_batch: ClassVar[bool] = True
     """It may have BatchNorm: nobody knows before it is built."""
@@ -67,8 +70,9 @@ class ModuleSpec(ModelSpec):
 
     @property
     def code_modules(self) -> tuple[str, ...]:
-        """The module of the factory; of an installed package the version is compared instead."""
-        return (self.target.rpartition(".")[0],) if self.target and not self.package else ()
+        """Modules of factory and loss; of an installed package the version is compared instead."""
+        named = (None if self.package else self.target, self.loss)
+        return tuple(path.rpartition(".")[0] for path in named if path)
 
     @property
     def key(self) -> str:
@@ -83,6 +87,14 @@ class ModuleSpec(ModelSpec):
         """
         assert self.target is not None, "refused when the cell was made"
         return imported_function(self.target)
+
+    def own_loss(self) -> "Callable[[Any, Any], Any] | None":
+        """Import the loss.
+
+        Raises:
+            Exception: whatever importing its module raises, or there is no such name in it.
+        """
+        return imported_function(self.loss) if self.loss else None
 
     def call(self, factory: Any, resolution_px: int) -> Any:
         """Call the factory for images of this side.
@@ -163,7 +175,33 @@ class ModuleSpec(ModelSpec):
             from vitsweep.model.user_module import problems, technique_problems
 
             yield from problems(self, cell.batch.resolution_px)
+            yield from self._loss_conflicts(cell)
             yield from technique_problems(self, cell)
+
+    def _loss_conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        if self.loss is None:
+            return
+        yield from refused_with_own_loss(cell, "model.loss")
+        if cell.task.label_smoothing:
+            yield (
+                f"`task.label_smoothing={cell.task.label_smoothing:g}` is part of the cross entropy, which "
+                f"`model.loss={self.loss}` replaces: use `task.label_smoothing=0`."
+            )
+        if cell.task.epochs and cell.recipe.mixes:
+            yield (
+                f"`recipe={cell.recipe.name}` mixes images and labels for the cross entropy, which "
+                f"`model.loss={self.loss}` replaces: use `recipe.mixup_alpha=0 recipe.cutmix_alpha=0`."
+            )
+        try:
+            is_function = is_function_path(self.loss) and callable(self.own_loss())
+        except Exception as error:  # the module is the user's
+            yield f"`model.loss={self.loss}` cannot be imported ({type(error).__name__}: {error})."
+            return
+        if not is_function:
+            yield (
+                f"`model.loss={self.loss}` must name a function of outputs and batch, as "
+                "`package.module.function`."
+            )
 
 
 EXAMPLES: Mapping[str, str] = {

@@ -21,7 +21,9 @@ from vitsweep.files import cache_folder, write_once
 
 MARK = "mark"
 """Key of an entry that holds its mark."""
-CODE_KEY = re.compile(r"(^|\.)(_\w+_|target|function|setup|python|additional_parameters|\w*_args)$")
+CODE_KEY = re.compile(
+    r"(^|\.)(_\w+_|target|function|loss|setup|python|additional_parameters|\w*_args)$"
+)
 """Names of settings that name code, or that end up in a shell."""
 
 _trusted = False
@@ -96,7 +98,7 @@ def _is_code(word: str) -> bool:
         or (group == "hydra" and not is_launcher)
         or CODE_KEY.search(key) is not None
         or "${" in value
-        or re.search(r"_target_|target:|function:|setup:", value) is not None
+        or re.search(r"_target_|target:|function:|loss:|setup:", value) is not None
     )
 
 

@@ -160,8 +160,8 @@ def identity(spec: Any) -> dict[str, Any]:
     """
     named: dict[str, Any] = {"kind": type(spec).__name__}
     for field in fields(spec):
-        if field.metadata.get("identity", True):
-            value = getattr(spec, field.name)
+        value, counts = getattr(spec, field.name), field.metadata.get("identity", True)
+        if counts and not (counts == "where set" and value is None):
             named[field.name] = identity(value) if is_dataclass(value) else value
     return named
 

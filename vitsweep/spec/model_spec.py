@@ -1,9 +1,9 @@
 """Shapes of models, and what follows from them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt
 
@@ -70,6 +70,10 @@ class ModelSpec(ABC):
         """Whether a learned token goes in front of the patches."""
         return False
 
+    def own_loss(self) -> "Callable[[Any, Any], Any] | None":
+        """Return (outputs, batch) -> mean loss, in place of the cross entropy; None for that."""
+        return None
+
     def refused(self, cell: "CellSpec") -> dict[str, str]:
         """Return group -> reason for choices that this kind of model has no place for.
 
@@ -85,6 +89,26 @@ class ModelSpec(ABC):
                 f"`data={cell.data.name}` gives {_images(frames)} and `model={self.name}` takes "
                 f"{_images(needed)}: use a `video_vit_*` with `model.frames=auto` for "
                 "`data=moving_digits` and `data=synthetic_video`, another model for images."
+            )
+
+
+def refused_with_own_loss(cell: "CellSpec", knob: str) -> Iterator[str]:
+    """Yield what knows no loss but the cross entropy of images and labels.
+
+    Args:
+        cell: with a loss of its own.
+        knob: how that was given.
+    """
+    reasons = {
+        f"pipeline_parallel={cell.pipeline_parallel.name}": cell.mesh.pipeline > 1,
+        f"compilation={cell.compilation.name}": cell.compilation.captures_step,
+        f"precision={cell.precision.name}": cell.precision.float8,
+    }
+    for typed, is_chosen in reasons.items():
+        if is_chosen:
+            yield (
+                f"`{typed}` works with the cell's own loss of images and labels alone: leave `{knob}` out, "
+                "or use another choice."
             )
 
 

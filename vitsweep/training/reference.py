@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,8 @@ def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> 
     optimizer = cell.optimizer.build(parameter_groups(model, cell.optimizer.weight_decay))
     losses = []
     for step, (images, labels) in enumerate(batches):
-        loss = _loss(cell, _outputs(cell, model, images.to(dtype), step), labels)
+        outputs = _outputs(cell, model, images.to(dtype), step)
+        loss = _loss(cell, outputs, (images, labels))
         losses.append(float(loss.detach()))
         optimizer.zero_grad()
         loss.backward()
@@ -101,7 +102,7 @@ class PlainModel:
         self, weights: dict[str, Tensor], buffers: dict[str, Tensor], batch: MicroBatch, step: int
     ) -> PlainStep:
         """Compute one step at given weights and buffers, which are cast to the precision of the model."""
-        images, labels = batch
+        images, _ = batch
         scale = self._plan.loss_scale
         scale = FIRST_SCALE if scale == "dynamic" else scale or 1.0
         while True:
@@ -112,7 +113,7 @@ class PlainModel:
             with autocast(self._plan, self._device):
                 outputs, left = self._outputs(images.to(self._dtype), buffers, step)
             wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-            loss = _loss(self._cell, wide, labels)
+            loss = _loss(self._cell, wide, batch)
             (loss * scale).backward()
             gradients = self._gradients(scale)
             if self._plan.loss_scale != "dynamic" or scale < 1 or _all_finite(gradients):
@@ -239,7 +240,10 @@ def _outputs_of_replica(
     return torch.cat([model(part) for part in images.chunk(parts)])
 
 
-def _loss(cell: CellSpec, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _loss(cell: CellSpec, outputs: Tensor, batch: MicroBatch) -> Tensor:
+    if own := cell.model.own_loss():
+        return cast(Tensor, own(outputs, batch))
+    labels = batch[1]
     if cell.model.head == "dense":
         return F.mse_loss(outputs, labels.to(outputs.dtype))
     return F.cross_entropy(outputs, labels, label_smoothing=cell.task.label_smoothing)
