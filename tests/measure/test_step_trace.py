@@ -237,6 +237,13 @@ KERNELS = {
     "multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>": TimeClass.optimizer,
     "triton_per_fused_native_layer_norm_3": TimeClass.fused,
     "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL": TimeClass.communication,
+    # as found in the traces of HolisticTraceAnalysis (MIT)
+    "unrolled_elementwise_kernel<CUDAFunctor_add<double>, memory::LoadWithCast<2>>": TimeClass.elementwise,
+    "void fbgemm_gpu::permute_2D_lengths_kernel<int>": TimeClass.other,
+    "cudnn_infer_volta_scudnn_128x64_relu_medium_nn_v1": TimeClass.products,
+    "void wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false, 512>": TimeClass.products,
+    "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>": TimeClass.elementwise,
+    "triton__0d1d2d3d": TimeClass.fused,
     "some_kernel_of_a_user": TimeClass.other,
 }
 OPERATORS = {

@@ -9,23 +9,23 @@ KINDS: tuple[tuple[TimeClass, str], ...] = (
     (TimeClass.communication, r"nccl|gloo|c10d|record_param_comms"),
     (
         TimeClass.fused,
-        r"triton_(poi|per|red|for|mix|unk)|^triton_$|graph_.*_cpp_fused|cpp_fused|compiled",
+        r"triton_(poi|per|red|for|mix|unk|_\d)|graph_.*_cpp_fused|cpp_fused|compiled",
     ),
     (TimeClass.attention, r"flash|fmha|attention|sdpa|attn"),
     (TimeClass.optimizer, r"adam|multi_tensor|foreach|optim|sgd"),
     (
         TimeClass.products,
-        r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitk|winograd|(?<![a-z])(add|badd|b|scaled_|int_)*mm"
+        r"(?<!fb)gemm|gemv|scudnn|wgrad|dgrad|fprop|cublas|cutlass|nvjet|xmma|splitk|winograd|(?<![a-z])(add|badd|b|scaled_|int_)*mm"
         r"(?![a-z])|matmul|linear|conv(?!ert)|einsum|(?<![a-z])(mv|dot|bilinear)(?![a-z])",
     ),
     (
         TimeClass.copies,
-        r"copy|cast|memcpy|memset|convert|clone|contiguous|catarray|::(to|cat|stack|pad|constant_pad_nd|roll)$"
+        r"copy|(?<!with)cast|memcpy|memset|convert|clone|contiguous|catarray|::(to|cat|stack|pad|constant_pad_nd|roll)$"
         r"|transpose_kernel|fsdp::",
     ),
     (
         TimeClass.elementwise,
-        r"norm|softmax|elementwise|element_wise|reduce|gammabeta|cucompute|gelu|silu|relu|sigmoid|tanh|nll_|loss"
+        r"norm|(?<![a-z])bn_|pool|sort|devicescan|softmax|elementwise|element_wise|reduce|gammabeta|cucompute|gelu|silu|relu|sigmoid|tanh|nll_|loss"
         r"|dropout|index|embedding|scatter|gather|distribution|::(add|sub|mul|div|neg|pow|exp|log|sqrt|rsqrt"
         r"|sum|mean|var|max|min|amax|amin|any|all|abs|sign|where|lerp|addcmul|addcdiv|fill|zero|ones|zeros"
         r"|ones_like|zeros_like|full|full_like|clamp|clamp_min|clamp_max|eq|ne|lt|le|gt|ge|bitwise_\w+|logical_\w+"

@@ -26,7 +26,6 @@ NAMES = (
     "effects",
     "phases",
     "optimizer_step",
-    "trace",
     "roofline",
     "scaling",
     "gpu_scaling",
