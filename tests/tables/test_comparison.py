@@ -76,6 +76,11 @@ def test_a_setting_that_was_never_measured_makes_no_pair():
     assert paired(table(), "A", "B") == []
 
 
+def test_a_look_makes_no_pair():
+    looks = [run(cell, "look", 10, environment={"look": True}) for cell in "AB"]
+    assert paired(table(*looks, *in_turns((200, 100))), "A", "B") == pytest.approx([math.log(2)])
+
+
 def test_blocks_of_two_devices_are_refused_unless_asked_for():
     runs = table(*in_turns((200, 100)), *in_turns((400, 100), device="H200", begin=1))
     with pytest.raises(VitsweepError, match=r"different devices \(AMD EPYC 7B13, H200\)"):

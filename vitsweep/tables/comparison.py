@@ -16,7 +16,7 @@ from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import following
 from vitsweep.tables.formatting import count, times
 from vitsweep.tables.stats import MIN_BLOCKS, Claim
-from vitsweep.tables.valid_runs import checked_runs, in_order, one_device
+from vitsweep.tables.valid_runs import checked_runs, in_order, is_look, one_device
 
 """In the text of a command of `compare`."""
 
@@ -77,7 +77,7 @@ def paired(
 ) -> list[float]:
     """Return log(variant / baseline) of every block that measured both, oldest block first.
 
-    Runs without a throughput (no step counted) are left out.
+    Runs without a throughput (no step counted) are left out, and looks, which enter no interval.
 
     Args:
         runs: one row per run.
@@ -91,7 +91,7 @@ def paired(
     if runs.empty:
         return []
     runs = checked_runs(runs, "device")
-    measured = in_order(runs[runs["status"] == Status.measured])
+    measured = in_order(runs[(runs["status"] == Status.measured) & ~is_look(runs)])
     of_both = measured[measured["cell_id"].isin([variant, baseline])]
     per_block = log_throughput_per_block(one_device(of_both, mixed_hardware))
     ratios = (
