@@ -253,7 +253,7 @@ def test_a_module_is_proved_on_two_ranks_sharded_recomputed_and_in_half_precisio
 
 
 def losses_and_proof(world: World, cell: CellSpec) -> tuple[float, float]:
-    trainer = parallelize(build_model(cell), cell, world)
+    trainer = parallelize(first_model(cell), cell, world)
     images, labels = next(iter(cell.data.open(cell, world).train(0)))
     return trainer.loss((images, labels)).item(), prove(cell, world)
 
@@ -266,7 +266,7 @@ def test_a_loss_of_ones_own_is_trained_and_proved(tmp_path):
     cell = chosen.spec
     found = on_ranks(2, losses_and_proof, cell, cell, folder=tmp_path)
     assert max(proof for _, proof in found) < 0.02
-    model = build_model(cell)
+    model = first_model(cell)
     for rank, (loss, _) in enumerate(found):
         batch = next(iter(cell.data.open(cell, lone_world(rank, replicate=2)).train(0)))
         assert loss == pytest.approx(focal(model(batch[0]), batch).item(), rel=0.01)
