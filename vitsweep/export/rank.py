@@ -124,7 +124,9 @@ def run(open_side: Callable[[Path], Side], folders: list[Path], name: str, secon
         name: of the side.
         seconds: of timed steps; 0 for none.
     """
-    for folder in folders:
+    for number, folder in enumerate(folders):
+        if number:  # after some compilations of one function torch would run it uncompiled
+            torch.compiler.reset()
         side = open_side(folder)
         rank = dist.get_rank() if dist.is_initialized() else 0
         batches = _own_batches(side, folder)

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pprint import pformat
 from typing import Any
 
@@ -13,56 +13,33 @@ from vitsweep.export.refusals import refusals
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import ViTSpec
+from vitsweep.techniques.memory.recompute import RecomputeSelected
 from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.sharding.fsdp import Hsdp
 
 HALF = ("float16", "bfloat16")
-IMPORTS = {
-    "Iterator": "collections.abc",
-    "nullcontext": "contextlib",
-    "partial": "functools",
-    "Tensor": "torch",
-    "nn": "torch",
-    "init_device_mesh": "torch.distributed.device_mesh",
-    "MixedPrecisionPolicy": "torch.distributed.fsdp",
-    "fully_shard": "torch.distributed.fsdp",
-    "ShardedGradScaler": "torch.distributed.fsdp.sharded_grad_scaler",
-    "Shard": "torch.distributed.tensor",
-    "GradScaler": "torch.amp",
-    "SDPBackend": "torch.nn.attention",
-    "sdpa_kernel": "torch.nn.attention",
-    "DistributedDataParallel": "torch.nn.parallel",
-    "clip_grad_norm_": "torch.nn.utils",
-    "CheckpointPolicy": "torch.utils.checkpoint",
-    "checkpoint": "torch.utils.checkpoint",
-    "create_selective_checkpoint_contexts": "torch.utils.checkpoint",
-    "AutoConfig": "transformers",
-    "AutoModelForImageClassification": "transformers",
+NAMES = {
+    "collections.abc": "Iterator",
+    "contextlib": "nullcontext",
+    "functools": "partial",
+    "torch": "Tensor nn",
+    "torch.amp": "GradScaler",
+    "torch.distributed.device_mesh": "init_device_mesh",
+    "torch.distributed.fsdp": "MixedPrecisionPolicy fully_shard",
+    "torch.distributed.fsdp.sharded_grad_scaler": "ShardedGradScaler",
+    "torch.distributed.tensor": "Shard",
+    "torch.nn.attention": "SDPBackend sdpa_kernel",
+    "torch.nn.parallel": "DistributedDataParallel",
+    "torch.nn.utils": "clip_grad_norm_",
+    "torch.utils.checkpoint": "CheckpointPolicy checkpoint create_selective_checkpoint_contexts",
+    "transformers": "AutoConfig AutoModelForImageClassification",
 }
-"""Name -> module that it is imported from, where a file has the name."""
-MODULES = {
-    "math": "math",
-    "os": "os",
-    "timm": "timm",
-    "torch": "torch",
+"""Module -> names that are imported from it where a file has them."""
+MODULES = {name: name for name in ("math", "os", "timm", "torch")} | {
     "dist": "torch.distributed as dist",
     "F": "torch.nn.functional as F",
     "functorch": "torch._functorch.config as functorch",
 }
-KEPT = {
-    "linear": ("mm", "addmm"),
-    "attention": (
-        "bmm",
-        "baddbmm",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    ),
-    "norm": ("native_layer_norm",),
-    "activation": ("gelu", "silu"),
-}
-"""Kind of operation -> those of torch's (see `techniques.memory.checkpointed_blocks`)."""
 
 
 def written(cell: CellSpec, name: str, header: list[str]) -> str:
@@ -115,20 +92,17 @@ def _command(cell: CellSpec, name: str) -> str:
 
 def _imports(code: str, own: str | None) -> list[list[str]]:
     """Return the lines of imports that the code needs: the standard library's, others, and the user's."""
-    used = {name for name in (*IMPORTS, *MODULES) if re.search(rf"\b{name}\b", code)}
-    plain = [MODULES[name] for name in used & MODULES.keys()]
-    origins = {IMPORTS[name] for name in used & IMPORTS.keys()}
-    named = {o: sorted((n for n in used if IMPORTS.get(n) == o), key=_order) for o in origins}
-    lines = {f"import {module}": module for module in plain}
-    lines |= {_wrapped(origin, names): origin for origin, names in named.items()}
+
+    def used(names: Iterable[str]) -> list[str]:
+        return [name for name in names if re.search(rf"\b{name}\b", code)]
+
+    lines = {f"import {MODULES[name]}": MODULES[name] for name in used(MODULES)}
+    named = {module: used(names.split()) for module, names in NAMES.items()}
+    lines |= {_wrapped(module, names): module for module, names in named.items() if names}
     ordered = sorted(lines, key=lambda line: (line.startswith("from"), lines[line]))
     standard = [line for line in ordered if _root(lines[line]) in sys.stdlib_module_names]
     others = [line for line in ordered if line not in standard]
     return list(filter(None, [standard, others, [f"from {own}"] if own else []]))
-
-
-def _order(name: str) -> tuple[bool, str]:
-    return not name[0].isupper(), name
 
 
 def _root(module: str) -> str:
@@ -209,17 +183,15 @@ def _known(cell: CellSpec) -> dict[str, Any]:
     masters = plan.master_weights and not is_fsdp
     norms_back, norm_units = bool(cast and separate), is_fsdp and separate
     return {
+        "cell": cell,
+        "plan": plan,
+        "choice": sharding,
         "model": model,
         "own_import": own_import,
         "environment": dict(cell.runtime.environment()),
-        "device": cell.resources.device,
         "threads": cell.resources.threads_per_rank if on_cpu else None,
-        "tf32": plan.tf32,
-        "cudnn_benchmark": cell.layout.cudnn_benchmark,
-        "ranks": cell.resources.world_size,
         "cast": cast,
         "cast_images": None if plan.param_dtype == "float32" else plan.param_dtype,
-        "autocast": plan.autocast_dtype,
         "logits": "logits.float()" if plan.autocast_dtype or plan.param_dtype in HALF else "logits",
         "norms": norms,
         "norm": "LayerNorm" if norms else "nn.LayerNorm",
@@ -230,20 +202,23 @@ def _known(cell: CellSpec) -> dict[str, Any]:
         "scaler": _scaler(plan.loss_scale, cell, is_fsdp=is_fsdp),
         "constant_scale": plan.loss_scale if isinstance(plan.loss_scale, float) else "",
         "memory": _memory(cell),
-        "kept": [name for kind in getattr(cell.memory, "keep", ()) for name in KEPT[kind]],
-        "budget": getattr(cell.memory, "share", None),
+        "kept": _kept(cell.memory.keep) if isinstance(cell.memory, RecomputeSelected) else [],
         "compile": None if compilation.scope == "nothing" else compilation.scope,
         "compile_arguments": ", ".join(
             f"{k}={v!r}".replace("'", '"') for k, v in arguments.items()
         ),
         "compile_update": getattr(compilation, "optimizer_step", False),
-        "cudagraphs": compilation.replays_graphs,
         "clip": _optimizer(cell).clip_norm is not None,
         "optimizer": _built(cell),
-        "label_smoothing": cell.task.label_smoothing,
-        "schedule": bool(cell.task.epochs),
-        "accumulation_steps": cell.batch.accumulation_steps,
     } | _sharding(cell)
+
+
+def _kept(kinds: Iterable[str]) -> list[str]:
+    """Return the names of torch's operations whose results are kept."""
+    from vitsweep.techniques.memory.checkpointed_blocks import OPERATIONS
+
+    names = {str(operation) for kind in kinds for operation in OPERATIONS[kind]}
+    return sorted(name for name in names if name.startswith("aten.") and "_mm" not in name)
 
 
 def _memory(cell: CellSpec) -> str | None:
@@ -288,21 +263,12 @@ def _sharding(cell: CellSpec) -> dict[str, Any]:
     )
     of_norms = {"reduce_dtype": reduced} if reduced else {}
     policy = ({"param_dtype": plan.param_dtype} if plan.master_weights else {}) | of_norms
-    reshard = getattr(choice, "reshard_after_forward", None)
     return {
         "sharding": kind,
-        "local_rank": kind != "none" and cell.resources.device == "cuda",
         "hsdp": isinstance(choice, Hsdp),
         "policy": _policy("    policy = ", policy) + "\n",
         "norm_policy": _policy("", of_norms),
         "placement": is_fsdp and isinstance(cell.model, ModuleSpec),
-        "reshard": reshard,
-        "blocks_per_unit": getattr(choice, "blocks_per_unit", 1),
-        "prefetch_forward": getattr(choice, "prefetch_forward", 0),
-        "prefetch_backward": getattr(choice, "prefetch_backward", 0),
-        "bucket_mib": getattr(choice, "bucket_mib", None),
-        "bucket_view": getattr(choice, "gradient_as_bucket_view", None),
-        "static_graph": getattr(choice, "static_graph", False),
         "unused": kind == "ddp" and _has_unused(cell),
     }
 
