@@ -70,6 +70,8 @@ def _knobs(cell: CellSpec) -> Iterator[str]:
         value = getattr(cell.sharding, knob, None)
         if value and not (knob == "gradient_dtype" and isinstance(cell.sharding, Fsdp)):
             yield f"sharding.{knob}={str(value).lower() if value is True else value}"
+    if getattr(cell.attention, "backend", None) == "cudnn_first":
+        yield f"attention={cell.attention.name}"
     if getattr(cell.attention, "flash_kernel", "torch") != "torch":
         yield f"attention.flash_kernel={cell.attention.flash_kernel}"  # type: ignore[attr-defined]
 
