@@ -109,9 +109,9 @@ def test_a_training_whose_loss_explodes_has_no_accuracy() -> None:
         run(short(training, warmup=0, measured=1, phases=0))
 
 
-def test_training_tells_accuracy_and_time() -> None:
+def test_training_tells_accuracy_and_time(tmp_path: Path) -> None:
     training = alone("task=train", "task.epochs=1", "batch.images_per_step=128")
-    found = run(short(training)).metrics
+    found = run(short(training), folder=tmp_path).metrics
     assert 0 < found["accuracy_top1"] < 1
     assert found["train_seconds"] > 0
 

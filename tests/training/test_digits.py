@@ -22,8 +22,8 @@ RECIPE = (
 )
 
 
-def _run(world: World, spec: CellSpec) -> Summary:
-    context = RunContext(calibration={}, proved="", trace_folder=Path())
+def _run(world: World, spec: CellSpec, folder: Path) -> Summary:
+    context = RunContext(calibration={}, proved="", trace_folder=folder)
     return run_cell(spec, world, context)
 
 
@@ -35,6 +35,6 @@ def _run(world: World, spec: CellSpec) -> Summary:
 def test_vit_nano_reads_the_held_out_digits(tmp_path: Path, epochs: int, accuracy: float) -> None:
     spec = entry(*RECIPE, f"task.epochs={epochs}").spec
     assert (spec.model.name, spec.data.name) == ("vit_nano", "digits")
-    [found, _] = on_ranks(2, _run, spec, spec, folder=tmp_path, seconds=1500)
+    [found, _] = on_ranks(2, _run, spec, spec, tmp_path, folder=tmp_path, seconds=1500)
     assert found.metrics["accuracy_top1"] >= accuracy
     assert found.metrics["train_seconds"] > 0
