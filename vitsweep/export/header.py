@@ -34,7 +34,7 @@ def header(
     lines = [*wrap(" ".join(_origin(store, row, cell)), WIDTH), ""]
     lines += [*wrap(" ".join(_measured(row)), WIDTH), ""]
     lines += [*(_proved(proof) if isinstance(proof, Proof) else wrap(proof, WIDTH)), ""]
-    if baseline is not None:
+    if baseline is not None and baseline.cell_id != cell.cell_id:
         lines += [f"Against the baseline, cell {baseline.cell_id}:", *_diff(baseline, cell)]
     return [line.replace("\\", "/").replace('"""', "'''") for line in lines]
 
