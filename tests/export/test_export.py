@@ -19,6 +19,7 @@ from vitsweep.spec.cell_spec import CellSpec
 
 OWN = ("model=module", "model.target=tests.user_modules.build", "batch.images_per_step=16")
 TWO, HALF = "resources.ranks_per_node=2", "precision.half_dtype=float16"
+FOCAL = "model.loss=tests.user_modules.focal"
 CELLS = (
     ("sharding=none", "precision=O2", "optimizer.clip_norm=0.1", "batch.accumulation_steps=2"),
     (
@@ -100,6 +101,7 @@ RARER = {
             "optimizer=adamw_foreach",
         ),
         ("task=train", "data=digits", "task.epochs=2", "optimizer=sgd_fused"),
+        (*OWN, FOCAL, "sharding=none", "precision=O1", "batch.accumulation_steps=2"),
         (
             "classifier=pooled",
             "attention=sdpa_math",

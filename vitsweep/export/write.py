@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pprint import pformat
 from typing import Any
 
@@ -72,7 +72,7 @@ def written(cell: CellSpec, name: str, header: list[str]) -> str:
         environment=known["environment"],
         code=code,
         settings="\n".join(settings),
-        imports=_imports(code, known["own_import"]),
+        imports=_imports(code, known["own_imports"]),
     )
     return re.sub(r"\n{4,}", "\n\n\n", text).rstrip() + "\n"
 
@@ -90,7 +90,7 @@ def _command(cell: CellSpec, name: str) -> str:
     return f"torchrun --nproc-per-node={resources.ranks_per_node}{nodes} {name}"
 
 
-def _imports(code: str, own: str | None) -> list[list[str]]:
+def _imports(code: str, own: Sequence[str]) -> list[list[str]]:
     """Return the lines of imports that the code needs: the standard library's, others, and the user's."""
 
     def used(names: Iterable[str]) -> list[str]:
@@ -102,7 +102,16 @@ def _imports(code: str, own: str | None) -> list[list[str]]:
     ordered = sorted(lines, key=lambda line: (line.startswith("from"), lines[line]))
     standard = [line for line in ordered if _root(lines[line]) in sys.stdlib_module_names]
     others = [line for line in ordered if line not in standard]
-    return list(filter(None, [standard, others, [f"from {own}"] if own else []]))
+    return list(filter(None, [standard, others, _from(own)]))
+
+
+def _from(paths: Sequence[str]) -> list[str]:
+    """Return the lines that import functions by their paths."""
+    names: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        module, _, name = path.rpartition(".")
+        names.setdefault(module, []).append(name)
+    return [_wrapped(module, found) for module, found in names.items()]
 
 
 def _root(module: str) -> str:
@@ -178,7 +187,7 @@ def _known(cell: CellSpec) -> dict[str, Any]:
     shards_are_masters = is_fsdp and plan.master_weights
     cast = None if shards_are_masters or plan.param_dtype == "float32" else plan.param_dtype
     norms = ("half on cpu" if on_cpu else None) if half else ("float32" if separate else None)
-    model, own_import = _model(cell)
+    model, own_loss = _model(cell), getattr(cell.model, "loss", None)
     is_vit = model["kind"] == "vit"
     masters = plan.master_weights and not is_fsdp
     norms_back, norm_units = bool(cast and separate), is_fsdp and separate
@@ -187,7 +196,8 @@ def _known(cell: CellSpec) -> dict[str, Any]:
         "plan": plan,
         "choice": sharding,
         "model": model,
-        "own_import": own_import,
+        "own_imports": [path for path in (model["imported"], own_loss) if path],
+        "own_loss": own_loss and own_loss.rpartition(".")[2],
         "environment": dict(cell.runtime.environment()),
         "threads": cell.resources.threads_per_rank if on_cpu else None,
         "cast": cast,
@@ -297,8 +307,8 @@ BACKENDS = {
 }
 
 
-def _model(cell: CellSpec) -> tuple[dict[str, Any], str | None]:
-    """Return what the templates say of the model, and what is imported for it."""
+def _model(cell: CellSpec) -> dict[str, Any]:
+    """Return what the templates say of the model."""
     model = cell.shape
     if isinstance(model, ModuleSpec):
         return _imported(model, cell.batch.resolution_px)
@@ -314,10 +324,11 @@ def _model(cell: CellSpec) -> tuple[dict[str, Any], str | None]:
         "linear": cell.layout.patch_embedding == "linear",
         "backend": BACKENDS.get(getattr(cell.attention, "backend", "")),
         "output": "",
-    }, None
+        "imported": None,
+    }
 
 
-def _imported(spec: ModuleSpec, side: int) -> tuple[dict[str, Any], str | None]:
+def _imported(spec: ModuleSpec, side: int) -> dict[str, Any]:
     from vitsweep.model.user_module import without_weights
 
     given = {"num_classes": "CLASSES", "in_channels": "CHANNELS", "resolution_px": "IMAGE_SIDE"}
@@ -330,16 +341,16 @@ def _imported(spec: ModuleSpec, side: int) -> tuple[dict[str, Any], str | None]:
         call = _transformers(spec, module, named)
     else:
         assert spec.target is not None
-        path, _, function = spec.target.rpartition(".")
-        own = f"{path} import {function}"
-        call = _call(function, [], named)
+        own = spec.target
+        call = _call(own.rpartition(".")[2], [], named)
     return {
         "kind": spec.package or "own",
         "build": call.splitlines(),
         "blocks": _blocks(module, spec),
         "output": _output(module, spec, side),
         "channels_last": False,
-    }, own
+        "imported": own,
+    }
 
 
 def _transformers(spec: ModuleSpec, module: Any, named: Mapping[str, str]) -> str:
