@@ -48,7 +48,7 @@ def test_every_variant_has_its_own_peak(name: str, bfloat16: float) -> None:
         ("NVIDIA H100 NVL", "contradict one another"),
         ("NVIDIA H200 NVL", "not in the table"),
         ("NVIDIA H800 PCIe", "not in the table"),
-        ("NVIDIA H20", "not in the table"),
+        ("NVIDIA H20-3e", "not in the table"),
         ("NVIDIA A10", "not in the table"),
         ("NVIDIA A100X", "not in the table"),
         ("NVIDIA L40", "not in the table"),

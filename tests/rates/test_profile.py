@@ -75,8 +75,8 @@ def test_types_of_gpus_that_nobody_knows_have_no_size() -> None:
 
 
 def test_unknown_hardware_lists_the_known_and_explains_a_file() -> None:
-    with pytest.raises(BadValueError, match=r"Did you mean `--hardware h200`.*h100.*profile file"):
-        profile_named("h20")
+    with pytest.raises(BadValueError, match=r"Did you mean `--hardware rtx_4090`.*h100.*profile file"):
+        profile_named("rtx_4091")
 
 
 def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(

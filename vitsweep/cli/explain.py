@@ -18,6 +18,9 @@ from vitsweep.spec.measurement import MIN_BLOCKS, MOST_BLOCKS, MOST_TRACED_STEPS
 from vitsweep.tables.causes import cause_text
 from vitsweep.tables.render import as_table
 
+WIDE, WIDE_ONLY = 110, ("by less work", "by a better rate", "launches")
+"""Characters of a terminal below which the columns that split a cause stand in the report alone."""
+
 HELP = f"""\
 Say why A takes another time per step than B: causes, with 95 % intervals, that add up to the
 measured difference.
@@ -122,7 +125,9 @@ def _show(found: Explained, request: ExplainRequest, console: Console) -> None:
     """Write the views and the report; show the table and the sentences."""
     explanation = found.explanation
     console.print()
-    console.print(as_table(cause_text(explanation)))
+    table = cause_text(explanation)
+    hidden = WIDE_ONLY if console.width < WIDE else ()
+    console.print(as_table(table.drop(columns=list(hidden))))
     lines = [f"\n{found.sentence}", *explanation.notes]
     if explanation.num_blocks < request.blocks:
         more = f"{explanation.num_blocks} of {request.blocks} blocks have traces of both"

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,5 +193,7 @@ def read_cell(store: Store, cell_id: str, measurement: Mapping[str, Any] | None 
         measurement: fields of `measurement` that belong to the command that runs the cell (see
             `Measurement.of_command`); those of the command that froze it where not given.
     """
-    tree = store.frozen(cell_id)["cell"]
-    return cell_from_tree(tree | {"measurement": tree["measurement"] | dict(measurement or {})})
+    cell = cell_from_tree(store.frozen(cell_id)["cell"])
+    if not measurement:
+        return cell
+    return replace(cell, measurement=replace(cell.measurement, **measurement))

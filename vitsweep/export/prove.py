@@ -214,7 +214,7 @@ def start(side: str, cell: CellSpec, folders: Sequence[Path], seconds: float) ->
         [sys.executable, *launcher, *arguments],
         env={**os.environ, **cell.runtime.environment(), "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=60 * cell.measurement.timeout_min,
     )
     if done.returncode:
@@ -229,7 +229,9 @@ def start(side: str, cell: CellSpec, folders: Sequence[Path], seconds: float) ->
 def _compared(name: str, cell: CellSpec, folder: Path) -> Leg:
     import torch
 
-    found, wanted = (torch.load(folder / f"{side}.pt") for side in ("file", "cell"))
+    found, wanted = (
+        torch.load(folder / f"{side}.pt", weights_only=True) for side in ("file", "cell")
+    )
     for each in (found, wanted):
         losses = torch.tensor(each["losses"], dtype=torch.float64)
         each["losses"] = {str(step): loss for step, loss in enumerate(losses)}

@@ -61,7 +61,7 @@ class ExportedFile:
             dist.init_process_group = lambda *_, **__: None
         self.device = module.start()
         model = module.build_model()
-        model.load_state_dict(torch.load(folder / "init.pt"))
+        model.load_state_dict(torch.load(folder / "init.pt", weights_only=True))
         self._training = module.Training(model, self.device)
         self._count, self._gradients = 0, Named()
         if not hasattr(self._training, "update"):  # a compiled update takes no hook
@@ -139,7 +139,7 @@ def run(open_side: Callable[[Path], Side], folders: list[Path], name: str, secon
                 torch.save({"losses": losses, **found}, folder / f"{name}.pt")
         step_ms = _step_ms(side, batches[0], seconds) if seconds else None
         if rank == 0:
-            (folder / f"{name}.json").write_text(json.dumps({"step_ms": step_ms}))
+            (folder / f"{name}.json").write_text(json.dumps({"step_ms": step_ms}), encoding="utf-8")
         if dist.is_initialized():
             dist.barrier()
 
@@ -150,7 +150,7 @@ def _own_batches(side: Side, folder: Path) -> list[tuple[Tensor, Tensor]]:
     rank = dist.get_rank() if dist.is_initialized() else 0
     return [
         (images.chunk(ranks)[rank].to(side.device), labels.chunk(ranks)[rank].to(side.device))
-        for images, labels in torch.load(folder / "batches.pt")
+        for images, labels in torch.load(folder / "batches.pt", weights_only=True)
     ]
 
 

@@ -214,8 +214,6 @@ class Store:
             overrides = document.setdefault("overrides", [])
             if not isinstance(document["cell"], dict) or not isinstance(overrides, list):
                 raise TypeError("a section is missing")
-            # what was frozen before the setting existed asked for none
-            document["cell"].get("measurement", {}).setdefault("traced_steps", 0)
         except (OSError, ValueError, yaml.YAMLError, *NO_SECTION) as error:
             raise VitsweepError(
                 f"`{path}` is missing or damaged ({type(error).__name__}): the command that made the cell "

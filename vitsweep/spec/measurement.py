@@ -76,7 +76,9 @@ class Measurement:
     blocks: Annotated[int, Ge(1), Le(MOST_BLOCKS)] = field(metadata=NOT_IDENTITY)
     prove: Literal["twin", "none"] = field(metadata=NOT_IDENTITY)
     trace: bool = field(metadata=NOT_IDENTITY)
-    traced_steps: Annotated[int, Ge(0), Le(MOST_TRACED_STEPS)] = field(metadata=NOT_IDENTITY)
+    traced_steps: Annotated[int, Ge(0), Le(MOST_TRACED_STEPS)] = field(
+        default=0, metadata=NOT_IDENTITY
+    )
     timeout_min: Annotated[float, Gt(0), Le(MINUTES_PER_YEAR)] = field(metadata=NOT_IDENTITY)
 
     def of_look(self) -> "Measurement":

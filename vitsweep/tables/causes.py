@@ -396,7 +396,7 @@ def cause_text(found: Explanation) -> DataFrame:
         "by less work": values("less_work_ms", _signed_or_empty),
         "by a better rate": values("better_rate_ms", _signed_or_empty),
         "launches": values("launches", lambda n: f"{n:+,.0f}" if round(n) else ""),
-        "differs from 0": lambda table: ["" if shown else "not shown" for shown in table["shown"]],
+        "differs": lambda table: ["" if shown else "not shown" for shown in table["shown"]],
     }
     table = pd.concat([found.causes, DataFrame([found.total])], ignore_index=True)
     table = table.rename(columns={"low": "ms_low", "high": "ms_high"})
