@@ -75,7 +75,9 @@ def test_types_of_gpus_that_nobody_knows_have_no_size() -> None:
 
 
 def test_unknown_hardware_lists_the_known_and_explains_a_file() -> None:
-    with pytest.raises(BadValueError, match=r"Did you mean `--hardware rtx_4090`.*h100.*profile file"):
+    with pytest.raises(
+        BadValueError, match=r"Did you mean `--hardware rtx_4090`.*h100.*profile file"
+    ):
         profile_named("rtx_4091")
 
 
