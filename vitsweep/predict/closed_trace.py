@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import ceil, prod
 
 from vitsweep.predict.closed_memory import Sizes, memory
-from vitsweep.predict.step_trace import CollectiveTotal, OperatorTotal, Phase, StepTrace
+from vitsweep.predict.step_trace import BY_WEIGHT, CollectiveTotal, OperatorTotal, Phase, StepTrace
 
 BUCKET_BYTES = 25 * 2**20
 """DDP's bucket."""
@@ -168,7 +168,7 @@ def _linear(rows: int, outputs: int, inputs: int, count: int, s: Sizes) -> Itera
     """Forward, gradient by input, gradient by weight."""
     yield _product("addmm", "forward", (1, rows, outputs, inputs), count, s)
     yield _product("mm", "backward", (1, rows, inputs, outputs), count, s)
-    yield _product("mm", "backward", (1, outputs, inputs, rows), count, s)
+    yield _product(BY_WEIGHT, "backward", (1, outputs, inputs, rows), count, s)
 
 
 def _product(

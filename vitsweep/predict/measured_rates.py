@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from vitsweep.predict.rates import Rates
-from vitsweep.predict.step_trace import CollectiveTotal, OperatorTotal
+from vitsweep.predict.step_trace import BY_WEIGHT, CollectiveTotal, OperatorTotal
 from vitsweep.rates.calibration import Calibration, RankSetup
 from vitsweep.rates.profile import Curve
 from vitsweep.spec.cell_spec import CellSpec
@@ -170,22 +170,24 @@ class CalibratedRates(Rates):
 
     @cached_property
     def _products(self) -> dict[tuple[str, str], Neighbours]:
-        """(dtype, `addmm` or `mm`) -> FLOPs per microsecond by (m, n, k).
+        """(dtype, `addmm`, `mm` or `mm.t`) -> FLOPs per microsecond by (m, n, k).
 
-        Forward (`addmm`) and backward products reach different rates where there are few tokens: 75 and 110
-        to 117 GFLOP/s in float32 at 32 tokens of width 512 on one core of a Xeon.
+        Products of the forward pass and of the gradients of inputs and of weights reach different rates: in
+        bfloat16, emulated on one core of a Xeon, 2 to 10, 1 to 2 and 6 to 15 GFLOP/s at 68 tokens.
         """
         return {
-            key: Neighbours(
+            (dtype, BY_WEIGHT if by_weight else name): Neighbours(
                 [row["shape"][1:] for row in group],
                 [2 * math.prod(row["shape"]) / row["us"] for row in group],
             )
-            for key, group in self._rows("dtype", "name", kinds=("matmul",))
+            for (dtype, name, by_weight), group in self._rows(
+                "dtype", "name", "backward", kinds=("matmul",)
+            )
         }
 
     def _flops_per_us(self, operator: OperatorTotal, dtype: str) -> float:
         batch, m, n, k = operator.shape
-        name = "addmm" if operator.name in ("addmm", "convolution") else "mm"
+        name = operator.name if operator.name in ("mm", BY_WEIGHT) else "addmm"
         wanted = ((dtype, name), (dtype, "addmm"), ("float32", name), ("float32", "addmm"))
         known = next(self._products[key] for key in wanted if key in self._products)
         return known((m * batch, n, k))

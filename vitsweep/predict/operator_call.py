@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import flop_counter
 
-from vitsweep.predict.step_trace import OperatorKind
+from vitsweep.predict.step_trace import BY_WEIGHT, OperatorKind
 
 aten = torch.ops.aten
 
@@ -81,12 +81,18 @@ def operator_call(
     kind, shape = _kind_and_shape(packet, args, tensors or [result])
     return OperatorCall(
         kind=kind,
-        name=packet._qualified_op_name.split("::")[-1],
+        name=BY_WEIGHT
+        if _is_by_weight(packet, args)
+        else packet._qualified_op_name.split("::")[-1],
         dtype=str(first.dtype).removeprefix("torch."),
         shape=shape,
         flops=_flops(packet, kind, shape, args, kwargs | {"out_val": result}),
         bytes_moved=_bytes_moved(func, result, args, kwargs),
     )
+
+
+def _is_by_weight(packet: Any, args: tuple[Any, ...]) -> bool:
+    return packet is aten.mm and args[0].t().is_contiguous() and not args[0].is_contiguous()
 
 
 def _kind_and_shape(

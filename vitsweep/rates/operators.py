@@ -24,7 +24,7 @@ CHUNKS = 5
 """The median over so many chunks of calls is kept, so that a short disturbance does not count."""
 CHUNK_SECONDS = {"cpu": 0.004, "cuda": 0.02}
 LARGEST_FLOPS = {"cpu": 4e9, "cuda": 4e12}
-SLOW_FLOPS = 4e6
+SLOW_FLOPS = 1.6e8
 """Of a product in a format that the processor emulates, such as bfloat16 at 0.3 GFLOP/s."""
 LONG_CALL_SECONDS = 0.1
 """A longer call is timed once: a short disturbance does not count in it."""
