@@ -34,7 +34,7 @@ sweep: .venv/installed  ## which precision and sharding train a ViT fastest here
 test: .venv/installed-tests  ## the tests, under 20 minutes on 2 cores
 	$(PYTEST) $(WORKERS) -m "not full" --durations=50
 
-test-fast: .venv/installed-tests  ## the tests without the long ones, 8 minutes on 2 cores
+test-fast: .venv/installed-tests  ## the tests without the long ones, 9 minutes on 2 cores
 	$(PYTEST) $(WORKERS) -m "not slow and not full"
 
 test-full: .venv/installed-tests  ## with cross products and long statistics
