@@ -32,7 +32,7 @@ def short(spec: CellSpec, warmup: int = 1, measured: int = 3, phases: int = 1) -
 
 
 def run(spec: CellSpec, proved: str = "", folder: Path = Path()) -> Summary:
-    context = RunContext(calibration={"float32": 0.1}, proved=proved, trace_folder=folder)
+    context = RunContext(calibration={"float32": 0.1}, proved=proved, folder=folder)
     return run_cell(spec, world(), context)
 
 

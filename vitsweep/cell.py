@@ -62,7 +62,7 @@ class RunContext:
     Attributes:
         calibration: rates of this machine (see `measure.calibrate`).
         proved: how the cell was proved equal to plain training before ("" where it was not).
-        trace_folder: where weights go, and a profiler trace if `measurement.trace` is true.
+        folder: where weights go, and a profiler trace if `measurement.trace` is true.
         proved_exactly: whether a cell that differs from it in its precision alone was proved.
         checkpoints: resumes from earlier attempts of the run and lets this one be interrupted; None
             where nobody supervises the ranks.
@@ -71,7 +71,7 @@ class RunContext:
 
     calibration: dict[str, float]
     proved: str
-    trace_folder: Path
+    folder: Path
     proved_exactly: bool = False
     checkpoints: CheckpointManager | None = None
     keep: Callable[[Summary], None] = lambda summary: None
@@ -220,7 +220,7 @@ def _instruments(
 
 
 def _weight_keeper(cell: CellSpec, context: RunContext) -> WeightKeeper:
-    folder, checkpoints = context.trace_folder, context.checkpoints
+    folder, checkpoints = context.folder, context.checkpoints
     earlier = (*checkpoints.earlier, *checkpoints.trainings) if checkpoints else ()
     return WeightKeeper(folder, cell.task.keep, tuple(path.parent for path in earlier))
 
@@ -268,7 +268,7 @@ def _refuse_skipped_graphs(cell: CellSpec, compiled: Compiled) -> None:
 
 def _trace(trainer: Trainer, stream: Iterator[MicroBatch], context: RunContext) -> None:
     if trainer.cell.measurement.trace:
-        traced(lambda: trainer.step(stream), context.trace_folder, trainer.world)
+        traced(lambda: trainer.step(stream), context.folder, trainer.world)
 
 
 def _traced_steps(

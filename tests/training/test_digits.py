@@ -23,7 +23,7 @@ RECIPE = (
 
 
 def _run(world: World, spec: CellSpec, folder: Path) -> Summary:
-    context = RunContext(calibration={}, proved="", trace_folder=folder)
+    context = RunContext(calibration={}, proved="", folder=folder)
     return run_cell(spec, world, context)
 
 

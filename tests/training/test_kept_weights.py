@@ -81,6 +81,18 @@ def test_a_resumed_training_keeps_the_best_of_its_earlier_attempt(tmp_path: Path
     assert load_file(tmp_path / "now" / FILE)["x"].sum() == 2
 
 
+def test_a_training_that_goes_on_after_its_last_evaluation_keeps_its_weights(
+    tmp_path: Path,
+) -> None:
+    spec = cell(*TRAINING, "resources.ranks_per_node=1", "sharding=none", "task.keep=best")
+    keeper = WeightKeeper(tmp_path, "best")
+    keeper.resume()
+    trainer = parallelize(build_model(spec), spec, one_rank())
+    kept = keeper.finish(trainer, [{"epoch": 2.0, "accuracy_top1": 0.4}])
+    assert kept == {"kept_epoch": 2.0, "kept_accuracy_top1": 0.4}
+    assert load_file(tmp_path / FILE).keys() == trainer.model.state_dict().keys()
+
+
 KINDS = {
     "ddp": ("sharding=ddp",),
     "fsdp": ("sharding=fsdp", "averaging=ema"),

@@ -109,13 +109,7 @@ def not_measured_record(
     request: RunRequest, failure: RunFailure, spec: dict[str, Any], device_type: str
 ) -> RunRecord:
     """Return the record of a run that was not measured."""
-    return RunRecord(
-        run_id=request.run_id,
-        sweep=request.sweep_folder.name,
-        cell_id=request.cell_id,
-        block=request.block,
-        position=request.position,
-        attempt=request.attempt,
+    return request.record(
         status=failure.status,
         reason=failure.reason,
         failed_rank=failure.rank,

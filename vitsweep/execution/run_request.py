@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.results.provenance import code_in_tree, require_trust
+from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
@@ -87,6 +88,18 @@ class RunRequest:
     def folder(self) -> Path:
         """Folder of the attempt's failure files, logs, trace and checkpoint."""
         return attempt_folder(self.sweep_folder / "cells" / self.cell_id, self.run_id, self.attempt)
+
+    def record(self, **found: Any) -> RunRecord:
+        """Return the run's record; `found` are the fields that are known when it has ended."""
+        return RunRecord(
+            run_id=self.run_id,
+            sweep=self.sweep_folder.name,
+            cell_id=self.cell_id,
+            block=self.block,
+            position=self.position,
+            attempt=self.attempt,
+            **found,
+        )
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON takes it."""

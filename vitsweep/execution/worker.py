@@ -111,13 +111,7 @@ def _run(
 
     def record_of(summary: "Summary", **more: str) -> RunRecord:
         times = {"started_at": started_at, "run_seconds": round(time.time() - begin, 3)}
-        record = RunRecord(
-            run_id=request.run_id,
-            sweep=request.sweep_folder.name,
-            cell_id=request.cell_id,
-            block=request.block,
-            position=request.position,
-            attempt=request.attempt,
+        record = request.record(
             status=Status.measured,
             spec=flatten(cell),
             metrics=summary.metrics,
@@ -136,7 +130,7 @@ def _run(
         calibration=request.calibration,
         proved=request.proved,
         proved_exactly=request.proved_exactly,
-        trace_folder=request.folder,
+        folder=request.folder,
         checkpoints=checkpoints,
         keep=keep,
     )

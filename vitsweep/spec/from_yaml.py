@@ -99,8 +99,9 @@ def _build(node: Any, path: str, kind: Any) -> Any:
 def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
     hints = _hints(cls)
     problems = [_unknown_key(path, key, hints) for key in node if key not in hints]
-    given = {field.name for field in dataclasses.fields(cls) if _needs_value(field)}
-    problems += [f"`{path}.{key}` is missing." for key in hints if key not in node and key in given]
+    optional = _fields_with_default(cls)
+    missing = [key for key in hints if key not in node and key not in optional]
+    problems += [f"`{path}.{key}` is missing." for key in missing]
     values: Tree = {}
     for key in hints.keys() & node.keys():
         try:
@@ -112,9 +113,10 @@ def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
     return cls(**values)
 
 
-def _needs_value(field: "dataclasses.Field[Any]") -> bool:
-    """Return whether a cell that was frozen before there was the field says too little."""
-    return field.default is dataclasses.MISSING
+def _fields_with_default(cls: type) -> set[str]:
+    """Return the fields that a cell may lack which was frozen before there were these."""
+    fields = dataclasses.fields(cls)
+    return {field.name for field in fields if field.default is not dataclasses.MISSING}
 
 
 def _field(kind: Any, value: Any, path: str) -> Any:

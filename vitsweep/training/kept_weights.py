@@ -64,11 +64,11 @@ class WeightKeeper:
 
     def finish(self, trainer: "Trainer", points: list[dict[str, float]]) -> dict[str, float | None]:
         """Keep the last weights where they are wanted; return the columns of what is kept."""
-        last = {"epoch": points[-1]["epoch"], "accuracy_top1": points[-1]["accuracy_top1"]}
-        kept = self._best if self.keep == "best" else last
         if self.keep == "none":
             return {}
-        if self.keep == "final":
+        kept = self._best  # none where the training went on after its last evaluation
+        if self.keep == "final" or not kept:
+            kept = {key: points[-1][key] for key in ("epoch", "accuracy_top1")}
             self._write(trainer, kept)
         elif trainer.world.rank == 0 and not (self.folder / FILE).exists():
             self._take_from_earlier()

@@ -122,7 +122,7 @@ def test_the_record_says_which_sizes_the_epochs_had(tmp_path: Path) -> None:
         *ONE, *GROWING, "model.depth=1", "model.width=32", "measurement=smoke",
         "measurement.prove=none",
     ).spec  # fmt: skip
-    context = RunContext(calibration={}, proved="", trace_folder=tmp_path)
+    context = RunContext(calibration={}, proved="", folder=tmp_path)
     found = run_cell(spec, trainer_of(alone()).world, context)
     assert found.metrics["train_flops_share"] == pytest.approx(flops_share(spec))
     assert found.environment["schedule_epochs"] == described(spec)
