@@ -63,6 +63,10 @@ _ALL = (
     Verb("export", "[SWEEP] --cell best|ID|SETTING ... --to FILE [--no-prove] [--turns 5] [--seconds 2] "
          "[--margin 0.05]",
          "write a cell as one file of plain PyTorch, proved equal to it"),
+    Verb("bundle", "[SWEEP] [--to FILE] [--margin 0.1] [--anonymous] [--hide WORD ...]",
+         "write a sweep as one archive that another laboratory can check"),
+    Verb("reproduce", "BUNDLE [--check] [--minutes 60]",
+         "check a bundle, and measure its claims on this machine", names_a_sweep=False),
     Verb("check", "FOLDER", "test the choices of a configuration folder of your own, proofs included",
          names_a_sweep=False),
     Verb("show", "[GROUP | GROUP=CHOICE ...]", "say what the choices of a group are, and what one sets",

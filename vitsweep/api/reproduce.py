@@ -1,0 +1,229 @@
+"""The claims of a bundle measured again on this machine, in fresh blocks."""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+
+from pandas import DataFrame
+from rich.console import Console
+
+from vitsweep.api.compare import ComparisonRequest, StopReason, measured_pair
+from vitsweep.bundle.check import Checked, code_lines, package_lines, settings_naming_code
+from vitsweep.bundle.claims import Claim, Verdict
+from vitsweep.composition.composer import Composer
+from vitsweep.console import print_lines
+from vitsweep.errors import SweepStopped, VitsweepError
+from vitsweep.execution.code_hash import Sources, changed_files
+from vitsweep.planning.sweep_plan import PlannedCell, plan_cell
+from vitsweep.results.provenance import require_trust
+from vitsweep.results.store import Store
+from vitsweep.spec.cell_spec import flatten
+from vitsweep.spec.resources import Machine
+from vitsweep.tables.comparison import Comparison
+from vitsweep.tables.formatting import count, times
+
+NOT_OF_A_CELL = ("sweep", "tracker", "hydra")
+"""Groups of overrides that say where results go."""
+OF_A_MACHINE = (
+    "resources.", "mesh.", "measurement", "half_dtype", "world_size", "nodes", "ranks_per_node",
+    "precision.half_dtype",
+)  # fmt: skip
+"""Beginnings of columns that a machine decides where they are left to it."""
+NOTHING = Comparison(nan, nan, nan, 0)
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What new blocks say of one claim.
+
+    Attributes:
+        claim: of the bundle.
+        result: the ratio here, with the 95 % interval of `compare`.
+        verdict: of the claim.
+        note: why nothing was measured, or what this machine set otherwise.
+    """
+
+    claim: Claim
+    result: Comparison = NOTHING
+    verdict: Verdict = Verdict.not_measured
+    note: str = ""
+
+
+def require_own_or_trusted(checked: Checked, archive: Path, console: Console) -> None:
+    """List code, diff and settings that name code of another's bundle, and stop without `--trust`.
+
+    The diff is not applied, and packages are not installed: the cells run with what is installed here.
+
+    Raises:
+        VitsweepError: somebody else froze a cell that is to run, and there is no `--trust`.
+    """
+    store = checked.store
+    cells = {c for claim in checked.claims for c in (claim.cell_id, claim.baseline_cell_id)}
+    lines = package_lines(store.root)
+    said = (
+        [f"Packages with other versions here (none is installed): {'; '.join(lines)}."]
+        if lines
+        else []
+    )
+    if all(_is_own(store, cell) for cell in cells):
+        print_lines(console, said)
+        return
+    hashes = sorted(path.stem for path in (store.root / "code").glob("*.json"))
+    here = _files_here(store, cells)
+    changed = {known: changed_files(store.code_files(known), here) for known in hashes}
+    of_code = [f"Its code (the diff is not applied): {line}" for line in code_lines(store, changed)]
+    print_lines(console, [*of_code, *said])
+    named = settings_naming_code(store, cells)
+    require_trust(
+        archive, [*named, f"{count(len(cells), 'cell')}, with the vitsweep installed here"]
+    )
+
+
+def _is_own(store: Store, cell_id: str) -> bool:
+    try:
+        return store.is_own_cell(cell_id)
+    except OSError:
+        return False
+
+
+def _files_here(store: Store, cells: set[str]) -> dict[str, str]:
+    """Return the source files here of cells that name no code of their own."""
+    from vitsweep.spec.from_yaml import cell_from_tree
+
+    found: dict[str, str] = {}
+    sources = Sources()
+    for cell_id in cells - {c for c in cells if settings_naming_code(store, {c})}:
+        found |= sources.of(cell_from_tree(store.frozen(cell_id)["cell"])).files
+    return found
+
+
+def reproduce(
+    checked: Checked, minutes: float, console: Console, ended: Callable[[Reproduction], None]
+) -> tuple[list[Reproduction], Path | None]:
+    """Run the cells of each claim here, in turns with their baseline, until its interval is narrow.
+
+    Args:
+        checked: a bundle without faults.
+        minutes: for all claims together; each gets an equal part of what is left.
+        console: for progress.
+        ended: is called with each claim that is judged.
+
+    Returns:
+        A row per claim, and the sweep folder of the new runs; None where nothing ran.
+
+    Raises:
+        SweepStopped: the user stopped it.
+    """
+    composer, machine = Composer(), Machine.here()
+    name, end = _folder(checked), time.monotonic() + 60 * minutes
+    found: list[Reproduction] = []
+    folder: Path | None = None
+    for number, claim in enumerate(checked.claims):
+        left = (end - time.monotonic()) / 60 / (len(checked.claims) - number)
+        console.print(
+            f"\n{claim.cell}: {times(claim.ratio)} [{claim.low:.3f}, {claim.high:.3f}] is claimed."
+        )
+        try:
+            one, folder = _reproduced(
+                checked.store, claim, name, max(left, 1e-3), composer, machine, console
+            )
+        except SweepStopped:
+            raise
+        except VitsweepError as error:
+            one = Reproduction(claim, note=str(error))
+        found.append(one)
+        ended(one)
+    return found, folder
+
+
+def _folder(checked: Checked) -> str:
+    """Name a folder for these claims alone, so that no earlier block enters."""
+    text = f"{checked.claims} {Machine.here()}"
+    return f"reproduce-{checked.store.name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def _reproduced(
+    store: Store,
+    claim: Claim,
+    name: str,
+    minutes: float,
+    composer: Composer,
+    machine: Machine,
+    console: Console,
+) -> tuple[Reproduction, Path]:
+    sides = [_overrides(store, cell) for cell in (claim.cell_id, claim.baseline_cell_id)]
+    ids = (claim.cell_id, claim.baseline_cell_id)
+    notes = [_differences(store, i, s, composer, machine) for i, s in zip(ids, sides, strict=True)]
+    request = ComparisonRequest(
+        variant=tuple(sides[0]),
+        baseline=tuple(sides[1]),
+        common=(f"sweep.name={name}", "sweep.prune_slowdown=null"),
+        width=claim.margin / 2,
+        minutes=minutes,
+    )
+    with measured_pair(request, console) as pair:
+        if pair.stop_reason is StopReason.interrupted:
+            raise SweepStopped
+        result, root = pair.result, pair.store.root
+        verdict = claim.verdict(result.low, result.high)
+        if pair.stop_reason is StopReason.not_measured:
+            verdict = Verdict.not_measured
+    return Reproduction(claim, result, verdict, "; ".join(filter(None, dict.fromkeys(notes)))), root
+
+
+def _overrides(store: Store, cell_id: str) -> list[str]:
+    """Return what makes a cell, without where its results went."""
+    words = map(str, store.frozen(cell_id)["overrides"])
+    return [
+        w
+        for w in words
+        if w.lstrip("+~").replace("/", ".").split("=")[0].split(".")[0] not in NOT_OF_A_CELL
+    ]
+
+
+def _differences(
+    store: Store, cell_id: str, overrides: Sequence[str], composer: Composer, machine: Machine
+) -> str:
+    """Say what this machine sets otherwise in a cell.
+
+    Raises:
+        VitsweepError: the overrides make another cell than the one that was measured.
+    """
+    entry: PlannedCell = plan_cell(composer.compose(list(overrides)), machine)
+    if entry.cell_id == cell_id:
+        return ""
+    there = next(store.runs(cell_id)).spec
+    here = flatten(entry.spec)
+    other = [k for k in there if k in here and there[k] != here[k] and "***" not in str(there[k])]
+    if wrong := [key for key in other if not key.startswith(OF_A_MACHINE)]:
+        said = ", ".join(f"`{key}={here[key]}` instead of {there[key]}" for key in wrong[:5])
+        raise VitsweepError(
+            f"What was typed for cell {cell_id} makes another cell here: {said}. Its defaults may have "
+            "changed since; the vitsweep of the bundle makes the same."
+        )
+    return ", ".join(f"{key} {here[key]} (there {there[key]})" for key in other)
+
+
+def as_table(rows: Sequence[Reproduction]) -> DataFrame:
+    """Return a row per claim, as text."""
+
+    def ends(ratio: float, low: float, high: float) -> str:
+        known = f" [{low:.3f}, {high:.3f}]" if low == low else ""
+        return f"{times(ratio)}{known}" if ratio == ratio else ""
+
+    return DataFrame(
+        [
+            {
+                "cell": row.claim.cell,
+                "claimed": ends(row.claim.ratio, row.claim.low, row.claim.high),
+                "margin": f"{100 * row.claim.margin:.3g} %",
+                "here": ends(row.result.ratio, row.result.low, row.result.high),
+                "blocks": row.result.num_blocks,
+                "verdict": str(row.verdict),
+            }
+            for row in rows
+        ]
+    )

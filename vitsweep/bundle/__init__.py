@@ -1,0 +1,1 @@
+"""A sweep as one archive that another laboratory can check, and what of it is hidden."""

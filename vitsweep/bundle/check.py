@@ -1,0 +1,309 @@
+"""A bundle checked: every table, figure and claim made anew from its records, and nothing in it run."""
+
+import io
+import json
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from vitsweep.bundle.anonymous import HIDDEN
+from vitsweep.bundle.archive import checksum_faults, files_of
+from vitsweep.bundle.claims import Claim, claims_of, read_claims
+from vitsweep.bundle.pack import figures_of, packages, read_document
+from vitsweep.errors import VitsweepError
+from vitsweep.files import read_bytes, read_text
+from vitsweep.report.views import collect
+from vitsweep.results.provenance import code_in_overrides, code_in_tree
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.store import DamagedRecordWarning, Store
+from vitsweep.spec.cell_spec import flatten
+from vitsweep.spec.from_yaml import cell_from_tree
+from vitsweep.tables.formatting import count
+from vitsweep.tables.sweep_tables import SweepTables
+
+TOLERANCE = 1e-9
+"""Relative: other versions of numpy and scipy round the last digits of an interval differently."""
+ROUNDING_MS = 5e-5
+"""Records keep the times of steps in tenths of a microsecond."""
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check found.
+
+    Attributes:
+        store: the sweep folder of the bundle.
+        claims: that are made.
+        passed: what was made anew and is equal, in sentences.
+        faults: what is not as its records say.
+        unsure: what could not be compared here.
+    """
+
+    store: Store
+    claims: tuple[Claim, ...]
+    passed: tuple[str, ...]
+    faults: tuple[str, ...]
+    unsure: tuple[str, ...]
+
+
+def check(root: Path, drawn_by: str) -> Checked:
+    """Check an extracted bundle; its views are written anew, so the folder is one that nobody else uses.
+
+    Args:
+        root: the sweep folder, as `archive.extract` returns it.
+        drawn_by: hash of the code that draws and counts here; figures of other code are not compared.
+
+    Raises:
+        VitsweepError: the bundle has no claims that can be read.
+        OtherSchemaError: a record is of another schema.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DamagedRecordWarning)  # a damaged record is a fault
+        return _checked(Store(root), read_document(root), drawn_by)
+
+
+def _checked(store: Store, document: dict[str, object], drawn_by: str) -> Checked:
+    root, passed, faults = store.root, [], checksum_faults(store.root)
+    if not faults:
+        passed.append(f"{count(len(files_of(root)) - 1, 'file')} with the listed checksums")
+    records = list(store.runs())
+    contradicting = [*_record_faults(store, records)]
+    views = {n: read_bytes(root / n) for n in files_of(root) if _is_view(n)}
+    tables = collect(store)
+    wrong = [*contradicting, *_view_faults(root, views)]
+    if not wrong:
+        passed += [
+            f"{count(len(records), 'record')}: throughput follows from the times of the steps",
+            f"{len(views)} tables and rows of cells: equal to those made from the records",
+        ]
+    claims, of_claims = _claims(document, tables)
+    if not of_claims:
+        passed.append(f"{count(len(claims), 'claim')} equal to those made from the records")
+    figures, of_figures, unsure = _figures(root, tables, document, drawn_by)
+    passed += [f"{count(figures, 'figure')} drawn anew and equal"] * bool(figures)
+    faults += [*wrong, *of_claims, *of_figures]
+    return Checked(store, tuple(claims), tuple(passed), tuple(faults), tuple(unsure))
+
+
+def _record_faults(store: Store, records: list[RunRecord]) -> Iterator[str]:
+    """Yield what contradicts itself within the records, the frozen cells, and the code that they name."""
+    for cell_id, number in store.damaged_runs().items():
+        yield f"{count(number, 'record')} of cell {cell_id} cannot be read, or its checksum is another."
+    for record in records:
+        if (said := record.metrics.get("images_per_second")) and record.status == Status.measured:
+            low, high = _throughput(record)
+            if not low <= said <= high:
+                yield (
+                    f"Run {record.run_id} says {said:.6g} images/s, and its steps say {(low + high) / 2:.6g}."
+                )
+    for cell_id in store.cell_ids():
+        spec = next((r.spec for r in records if r.cell_id == cell_id), {})
+        with suppress(
+            VitsweepError
+        ):  # a cell without its frozen settings cannot run again, nor be checked
+            yield from _cell_faults(store, cell_id, spec)
+    for path in sorted((store.root / "code").glob("*.diff")):
+        if sha256(read_bytes(path)).hexdigest()[:12] != path.stem:
+            yield f"`code/{path.name}` is not the diff that its cells name."
+
+
+def _throughput(record: RunRecord) -> tuple[float, float]:
+    """Return between which images/s the times of a run's steps put it (`measure.summarize`)."""
+    samples = record.samples
+    times = np.array(samples.get("step_time_ms") or [[]], float)
+    counted = np.arange(times.shape[1]) >= int(samples.get("warm_up_steps", 0))
+    counted &= ~np.array(samples.get("skipped", np.zeros(times.shape[1])), bool)[: times.shape[1]]
+    if not counted.any():
+        return -math.inf, math.inf  # only the instruments' times were kept
+    step_ms = float(times[:, counted].mean(axis=1).max())
+    images = 1e3 * float(record.spec["images_per_step"])
+    slack = ROUNDING_MS + TOLERANCE * step_ms
+    return images / (step_ms + slack), images / max(step_ms - slack, 1e-12)
+
+
+def _cell_faults(store: Store, cell_id: str, said: dict[str, Any]) -> Iterator[str]:
+    """Yield what of a frozen cell is not what its runs were made with.
+
+    A cell that names code is not built.
+    """
+    tree = store.frozen(cell_id)["cell"]
+    if [*code_in_tree(tree)] or HIDDEN in str(tree):
+        return
+    cell = cell_from_tree(tree)
+    frozen = json.loads(json.dumps(flatten(cell)))
+    settings = [
+        key for key in said if not key.startswith("measurement")
+    ]  # those are of the command
+    wrong = [
+        k for k in settings if k in frozen and not _same(said[k], frozen[k]) and said[k] != "***"
+    ]
+    if wrong:
+        yield f"The runs of cell {cell_id} have other settings than its `cell.yaml`: {_some(wrong)}."
+    elif cell.cell_id != cell_id:
+        yield f"The settings in `cell.yaml` of cell {cell_id} are those of cell {cell.cell_id}."
+
+
+def _is_view(name: str) -> bool:
+    return name.endswith((".parquet", ".csv", "/record.json"))
+
+
+def _view_faults(root: Path, views: dict[str, bytes]) -> Iterator[str]:
+    for name, before in views.items():
+        try:
+            kept, made = _parsed(name, before), _parsed(name, read_bytes(root / name))
+        except (OSError, ValueError) as error:
+            yield f"`{name}` cannot be read ({type(error).__name__})."
+            continue
+        if wrong := [*_differing(kept, made)]:
+            yield f"`{name}` is not what the records say: {_some(wrong)}."
+
+
+def _parsed(name: str, content: bytes) -> dict[str, Any]:
+    """Return column -> values of a table, or key -> value of a row."""
+    if name.endswith(".json"):
+        row = json.loads(content)
+        return {key: [value] for key, value in row.items()} if isinstance(row, dict) else {}
+    if name.endswith(".csv"):
+        table = pd.read_csv(io.BytesIO(content), dtype=object, keep_default_na=False)
+    else:
+        table = pd.read_parquet(io.BytesIO(content))
+    return {str(column): table[column].tolist() for column in table}
+
+
+def _differing(kept: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
+    """Yield the columns of a bundle's table that are not the recomputed ones; new columns do not count."""
+    for column, values in kept.items():
+        others = made.get(column, [])
+        if len(values) != len(others) or not all(map(_same, values, others)):
+            yield column
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, str) and isinstance(b, str):
+        if a == b:
+            return True
+        with suppress(ValueError):
+            return math.isclose(float(a), float(b), rel_tol=TOLERANCE)
+        return False
+    if isinstance(a, list) or isinstance(b, list):
+        return list(a) == list(b)
+    if pd.isna(a) or pd.isna(b):
+        return bool(pd.isna(a) and pd.isna(b))
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=TOLERANCE)
+    return bool(a == b)
+
+
+def _claims(document: dict[str, object], tables: SweepTables) -> tuple[list[Claim], list[str]]:
+    """Return the claims of a bundle, and which of them the records do not make."""
+    try:
+        said = read_claims(document.get("claims"))
+    except ValueError as error:
+        raise VitsweepError(f"The claims of the bundle cannot be read: {error}.") from error
+    made = {(c.cell_id, c.device): c for c in claims_of(tables.cells)}
+    faults = []
+    for claim in said:
+        own = made.pop((claim.cell_id, claim.device), None)
+        differing = [
+            key for key, value in vars(claim).items()
+            if key != "margin" and (own is None or not _same(value, getattr(own, key)))
+        ]  # fmt: skip
+        if own is None:
+            faults.append(f"The claim on {claim.cell!r} is made by no record.")
+        elif differing:
+            faults.append(
+                f"The claim on {claim.cell!r} ({claim.ratio:.4g}) is not what the records say "
+                f"({own.ratio:.4g} [{own.low:.4g}, {own.high:.4g}]): {_some(differing)}."
+            )
+    faults += [f"The claim on {claim.cell!r} was left out." for claim in made.values()]
+    return said, faults
+
+
+def _figures(
+    root: Path, tables: SweepTables, document: dict[str, object], drawn_by: str
+) -> tuple[int, list[str], list[str]]:
+    """Return how many figures are equal to those drawn here, which are not, and which may not be."""
+    made = figures_of(tables)
+    kept = {name: read_text(root / name) for name in files_of(root) if name.startswith("figures/")}
+    wrong = sorted(n for n in made.keys() | kept.keys() if made.get(n) != kept.get(n))
+    equal = len(kept.keys() - set(wrong))
+    if not wrong:
+        return equal, [], []
+    here = f"{drawn_by} matplotlib {version('matplotlib')}"
+    text = f"{count(len(wrong), 'figure')} not equal to those that the records give here: {_some(wrong)}"
+    if document.get("drawn_by") == here:
+        return equal, [f"{text}."], []
+    return (
+        equal,
+        [],
+        [f"{text}. They were drawn by other versions: `vitsweep report` draws them anew."],
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(f"`{name}`" for name in names[:MOST_NAMED]) + more
+
+
+# What another laboratory has to know before it runs the cells.
+
+
+def code_lines(store: Store, changed: dict[str, list[str]]) -> list[str]:
+    """Return what a sweep says of its code: commits, diffs, and how its files differ from those here.
+
+    Args:
+        store: the sweep folder of the bundle.
+        changed: code hash -> source files that are others here.
+    """
+    lines: dict[str, None] = {}
+    for cell_id in store.cell_ids():
+        with suppress(VitsweepError, OSError, AttributeError, TypeError):
+            code = store.frozen(cell_id).get("code") or {}
+            diff = str(code.get("git_diff") or "")
+            dirty = ", with uncommitted changes" if code.get("git_dirty") else ""
+            lines[f"commit {str(code.get('git_commit') or 'unknown')[:12]}{dirty}"] = None
+            if re.fullmatch(r"code/\w+\.diff", diff):
+                lines[f"{diff}: {_diff_files(read_text(store.root / diff))}"] = None
+    for code_hash, files in changed.items():
+        same = "its source files are those here" if not files else f"other here: {_some(files)}"
+        lines[f"code {code_hash}: {same}"] = None
+    return [*lines]
+
+
+def _diff_files(text: str) -> str:
+    names = re.findall(r"^diff --git a/(\S+)", text, re.MULTILINE)
+    marks = [line[:1] for line in text.splitlines() if not line.startswith(("+++", "---"))]
+    return f"{_some(names)} (+{marks.count('+')} -{marks.count('-')} lines)"
+
+
+def package_lines(root: Path) -> list[str]:
+    """Return which packages have another version here; nothing is installed."""
+    theirs, here = (
+        dict(line.split("==", 1) for line in text.splitlines() if "==" in line)
+        for text in (read_text(root / "packages.txt"), packages())
+    )
+    return [
+        f"{name} {theirs[name]}, here {here.get(name, 'not installed')}"
+        for name in sorted(theirs)
+        if theirs[name] != here.get(name)
+    ]
+
+
+def settings_naming_code(store: Store, cells: set[str]) -> list[str]:
+    """Return what of cells names code: in the settings that were frozen, and in what was typed for them."""
+    found = []
+    for cell in sorted(cells):
+        frozen = store.frozen(cell)
+        found += [*code_in_tree(frozen["cell"]), *code_in_overrides(map(str, frozen["overrides"]))]
+    return found

@@ -1,0 +1,151 @@
+"""What a bundle claims: ratios with their intervals, each with a margin in which others find it again."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from math import isfinite
+from typing import Any
+
+from pandas import DataFrame
+
+from vitsweep.results.record import Status
+from vitsweep.tables.formatting import missing
+from vitsweep.tables.names import cell_names
+from vitsweep.tables.render import ranked
+
+DEFAULT_MARGIN, LARGEST_MARGIN = 0.1, 1.0
+
+
+class Verdict(StrEnum):
+    """What a new measurement says of a claim."""
+
+    reproduced = "reproduced"
+    not_reproduced = "not reproduced"
+    too_noisy = "too noisy to say"
+    not_measured = "not measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A ratio of throughputs over the baseline, as a table has it.
+
+    Attributes:
+        cell_id: what is compared.
+        baseline_cell_id: what it is compared with.
+        cell: the cell in words.
+        device: on which both ran.
+        ratio: of their throughputs.
+        low: lower end of the 95 % interval.
+        high: upper end.
+        num_pairs: blocks that hold both.
+        claim: `stats.Claim` among all cells of the question.
+        margin: relative; others reproduce the claim within ratio / (1 + margin) and ratio x (1 + margin).
+    """
+
+    cell_id: str
+    baseline_cell_id: str
+    cell: str
+    device: str
+    ratio: float
+    low: float
+    high: float
+    num_pairs: int
+    claim: str
+    margin: float
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval, relative, to the further end."""
+        return max(self.high / self.ratio, self.ratio / self.low) - 1
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Ends of what counts as the same ratio."""
+        return self.ratio / (1 + self.margin), self.ratio * (1 + self.margin)
+
+    def verdict(self, low: float, high: float) -> Verdict:
+        """Judge the claim by the interval of new blocks; NaN where there are too few.
+
+        The margin is at least the half width of the claim's own interval. So a true claim is *not
+        reproduced* only where both intervals together miss the truth: in fewer than 1 of 20 laboratories.
+        """
+        least, most = self.band
+        if not (isfinite(low) and isfinite(high)):
+            return Verdict.too_noisy
+        if least <= low and high <= most:
+            return Verdict.reproduced
+        return Verdict.not_reproduced if high < least or low > most else Verdict.too_noisy
+
+
+def claims_of(cells: DataFrame, margin: float = DEFAULT_MARGIN) -> list[Claim]:
+    """Return a claim for each measured cell that has an interval over its baseline, the fastest first.
+
+    An interval wider than a factor of 2 claims nothing.
+
+    Args:
+        cells: one row per cell.
+        margin: of each; a claim with a wider interval of its own gets that half width.
+    """
+    if not {"speedup_low", "baseline_cell_id"} <= set(cells.columns):
+        return []
+    named = cells.assign(cell=cell_names(cells))
+    kept = named[
+        (named["status"] == Status.measured)
+        & named["speedup_low"].notna()
+        & (named["cell_id"] != named["baseline_cell_id"])
+    ]
+    rows = ranked(kept).to_dict("records") if len(kept) else []
+    found = [_claim({str(k): v for k, v in row.items()}, margin) for row in rows]
+    return [claim for claim in found if claim.margin <= LARGEST_MARGIN]
+
+
+def _claim(row: dict[str, Any], margin: float) -> Claim:
+    ratio, low, high = (float(row[c]) for c in ("speedup", "speedup_low", "speedup_high"))
+    own = max(high / ratio, ratio / low) - 1
+    return Claim(
+        cell_id=row["cell_id"],
+        baseline_cell_id=row["baseline_cell_id"],
+        cell=row["cell"],
+        device="" if missing(row.get("device")) else str(row["device"]),
+        ratio=ratio,
+        low=low,
+        high=high,
+        num_pairs=int(row["num_pairs"]),
+        claim=str(row["claim"]),
+        margin=max(margin, own),
+    )
+
+
+_KINDS = {"ratio": (int, float), "low": (int, float), "high": (int, float), "margin": (int, float),
+          "num_pairs": (int,)}  # fmt: skip
+
+
+def read_claims(tree: Any) -> list[Claim]:
+    """Read the claims of a bundle.
+
+    Raises:
+        ValueError: one is not whole, is no positive ratio within its interval, or has no margin up to 1.
+    """
+    if not isinstance(tree, list):
+        raise ValueError("they are no list")
+    found = []
+    for entry in tree:
+        try:
+            claim = Claim(**entry)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        wrong = [k for k, v in vars(claim).items() if type(v) not in _KINDS.get(k, (str,))]
+        if wrong or not 0 < claim.low <= claim.ratio <= claim.high:
+            raise ValueError(f"of {claim.cell!r}: {', '.join(wrong) or 'no ratio in its interval'}")
+        if not claim.half_width <= claim.margin + 1e-9 <= LARGEST_MARGIN + 1e-9:
+            raise ValueError(
+                f"the margin of {claim.cell!r} is {claim.margin:g}: it must be from its half width "
+                f"({claim.half_width:.4g}) to {LARGEST_MARGIN:g}"
+            )
+        found.append(claim)
+    return found
+
+
+def as_tree(claims: Iterable[Claim]) -> list[dict[str, Any]]:
+    """Return claims as JSON takes them."""
+    return [asdict(claim) for claim in claims]

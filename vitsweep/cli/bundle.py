@@ -1,0 +1,87 @@
+"""`vitsweep bundle`: a sweep as one archive that another laboratory can check."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitsweep.bundle.claims import DEFAULT_MARGIN, LARGEST_MARGIN
+from vitsweep.cli.verbs import VERBS, Options, require_writable
+from vitsweep.errors import BadValueError, ExitCode, VitsweepError
+from vitsweep.tables.formatting import count
+
+HELP = """\
+Write a sweep as one archive: cells, records with the times of all steps, tables, figures, the commit
+and diff of the code, the versions of all packages, checksums, and claims. A claim is a speedup over the
+baseline with its interval and a margin: `vitsweep reproduce` measures it again on another machine.
+
+  python -m vitsweep bundle first --to first.tar.gz
+  python -m vitsweep bundle first --to first.tar.gz --margin 0.05
+  python -m vitsweep bundle first --to review.tar.gz --anonymous --hide "Our Institute" projectx
+"""
+
+
+def parser() -> Options:
+    """Return the parser."""
+    options = Options(VERBS["bundle"], HELP)
+    options.add_sweep()
+    options.add_argument(
+        "--to", type=Path, metavar="FILE", help="archive to write (SWEEP.tar.gz, here)"
+    )
+    options.add_argument(
+        "--margin",
+        type=float,
+        default=DEFAULT_MARGIN,
+        help="of each claim, relative; at least the half width of its interval (%(default)g)",
+    )
+    options.add_argument(
+        "--anonymous", action="store_true", help="rewrite hosts, users, paths and addresses"
+    )
+    options.add_argument(
+        "--hide",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="with --anonymous: further words to rewrite",
+    )
+    return options
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Write the archive.
+
+    Raises:
+        VitsweepError: there is no such sweep, nothing was measured, or something cannot be hidden.
+    """
+    typed = parser().parse_intermixed_args(list(arguments))
+    if not 0 < typed.margin <= LARGEST_MARGIN:
+        raise BadValueError(
+            f"`--margin {typed.margin:g}` must be above 0, and {LARGEST_MARGIN:g} at most."
+        )
+    if typed.hide and not typed.anonymous:
+        raise BadValueError("`--hide` goes with `--anonymous`.")
+    from vitsweep.bundle.pack import write_bundle
+    from vitsweep.execution.code_hash import package_hash
+    from vitsweep.results.store import find_sweep
+
+    store = find_sweep(typed.sweep)
+    to = typed.to or Path(f"{store.name}.tar.gz")
+    require_writable("--to", to)
+    if to.exists():
+        raise BadValueError(f"`{to}` exists: choose another with `--to`, or remove it.")
+    if store.is_locked():
+        raise VitsweepError(f"A command is measuring in `{store.root}`: wait until it has ended.")
+    found = write_bundle(
+        store,
+        to,
+        drawn_by=package_hash(),
+        margin=typed.margin,
+        anonymous=typed.anonymous,
+        hide=typed.hide,
+    )
+    print(
+        f"Wrote {to} with {count(len(found.claims), 'claim')} ({to.stat().st_size / 2**20:.1f} MiB)."
+    )
+    for note in found.notes:
+        print(f"  {note}")
+    if not found.claims:
+        print("No cell has an interval over its baseline: `measurement.blocks=5` gives one.")
+    return ExitCode.ok

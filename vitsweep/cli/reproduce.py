@@ -1,0 +1,109 @@
+"""`vitsweep reproduce`: the claims of a bundle, checked and measured again."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from vitsweep.bundle.claims import Verdict
+from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.errors import BadValueError, ExitCode, VitsweepError
+
+if TYPE_CHECKING:
+    from vitsweep.api.reproduce import Reproduction
+    from vitsweep.bundle.check import Checked
+
+DEFAULT_MINUTES = 60.0
+HELP = """\
+Check a bundle, then measure its claims on this machine.
+
+The check makes every table, figure and claim anew from the records and runs nothing of the bundle; with
+--check that is all. Then the cells of each claim and their baseline run in turns, in fresh processes and
+blocks. A claim is *reproduced* if the new 95 % interval lies within its margin, *not reproduced* if it
+lies wholly outside, else *too noisy to say*. Cells of somebody else need --trust: code, diff and settings
+that name code are listed first. The diff is not applied and no package is installed.
+
+Exit codes: 0 all claims reproduced (with --check: nothing is wrong), 1 the check found a fault or a claim
+is not reproduced, 2 no bundle, 3 a claim was not measured, 4 a claim is too noisy, or figures were drawn
+by other versions.
+
+  python -m vitsweep reproduce first.tar.gz --check
+  python -m vitsweep reproduce first.tar.gz --minutes 120 --trust
+"""
+CODES = {
+    Verdict.not_reproduced: ExitCode.gate_failed,
+    Verdict.not_measured: ExitCode.not_all_measured,
+    Verdict.too_noisy: ExitCode.gate_undecided,
+}
+"""Verdict -> exit code, the first that occurs."""
+
+
+def parser() -> Options:
+    """Return the parser."""
+    options = Options(VERBS["reproduce"], HELP)
+    options.add_argument("bundle", type=Path, metavar="BUNDLE", help="what `vitsweep bundle` wrote")
+    options.add_argument("--check", action="store_true", help="run nothing")
+    options.add_argument(
+        "--minutes",
+        type=float,
+        default=DEFAULT_MINUTES,
+        help="budget of this command, for all claims together (default %(default)g)",
+    )
+    return options
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Check a bundle and measure its claims; return the exit code that the help names.
+
+    Raises:
+        VitsweepError: the file is no bundle, an entry of it is refused, or `--trust` is needed.
+    """
+    typed = parser().parse_intermixed_args(list(arguments))
+    if not 0 < typed.minutes < math.inf:
+        raise BadValueError(f"`--minutes {typed.minutes:g}` must be a number above 0.")
+    if not typed.bundle.is_file():
+        raise BadValueError(f"`{typed.bundle}` is no file: name an archive of `vitsweep bundle`.")
+    from vitsweep.bundle.archive import extract
+    from vitsweep.bundle.check import check
+    from vitsweep.execution.code_hash import package_hash
+
+    with TemporaryDirectory() as place:
+        checked = check(extract(typed.bundle, Path(place).resolve()), package_hash())
+        _show(checked)
+        if checked.faults:
+            return ExitCode.gate_failed
+        if typed.check:
+            return ExitCode.gate_undecided if checked.unsure else ExitCode.ok
+        return _measured(checked, typed.bundle, typed.minutes)
+
+
+def _show(checked: "Checked") -> None:
+    from vitsweep.console import open_console, print_lines
+
+    for head, lines in (("ok", checked.passed), ("WRONG", checked.faults), ("?", checked.unsure)):
+        print_lines(open_console(), [f"  {head}: {line}" for line in lines])
+
+
+def _measured(checked: "Checked", bundle: Path, minutes: float) -> int:
+    from vitsweep.api.reproduce import as_table, reproduce, require_own_or_trusted
+    from vitsweep.console import open_console, print_lines
+    from vitsweep.report.views import collect
+    from vitsweep.results.store import Store
+    from vitsweep.tables.render import as_table as shown
+
+    if not checked.claims:
+        raise VitsweepError("The bundle claims nothing: there is nothing to measure.")
+    console = open_console()
+    require_own_or_trusted(checked, bundle, console)
+
+    def ended(one: "Reproduction") -> None:
+        print_lines(console, [f"{one.claim.cell}: {one.verdict}. {one.note}".rstrip()])
+
+    rows, folder = reproduce(checked, minutes, console, ended)
+    console.print(shown(as_table(rows)))
+    if folder is not None:
+        collect(Store(folder))
+        print_lines(console, [f"The runs are in {folder}."])
+    verdicts = {row.verdict for row in rows}
+    return next((code for verdict, code in CODES.items() if verdict in verdicts), ExitCode.ok)
