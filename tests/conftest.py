@@ -6,6 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
+# NumPy reads this when it is loaded. Its threads wait for each other in a loop: beside as many test processes
+# as there are cores, fits of small matrices took 8 times longer.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import torch
 
 from tests.command import Command
