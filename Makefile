@@ -63,8 +63,8 @@ bench: .venv/installed-tests  ## vitsweep beside its peers, and its own overhead
 	$(BIN)/python benchmarks/compose_cells.py
 	$(BIN)/python benchmarks/loaders.py
 
-bench-gpu:  ## what one GPU can tell in MINUTES=8: peers, techniques one by one, kernels, a profile, predictions; OUT=folder
-	$(PYTHON) benchmarks/gpu.py --minutes $(or $(MINUTES),8) $(if $(OUT),--out $(OUT))
+bench-gpu:  ## what one GPU can tell in MINUTES=9: the product, peers, techniques one by one, kernels, a profile; PARTS=a,b OUT=folder
+	$(PYTHON) benchmarks/gpu.py --minutes $(or $(MINUTES),9) $(if $(PARTS),--parts $(PARTS)) $(if $(OUT),--out $(OUT))
 
 rehearse-gpu:  ## one step of every technique on fake CUDA tensors, without a GPU; CASES="precision=O2 ..."
 	benchmarks/rehearsal/run.sh $(CASES)

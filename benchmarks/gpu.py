@@ -1,26 +1,31 @@
-"""What one GPU can tell in eight minutes: does everything run, how fast, beside whom, and where time goes.
+"""What one GPU can tell in nine minutes: does the product run, how fast, beside whom, and where time goes.
 
-    python benchmarks/gpu.py --out FOLDER [--minutes 8] [--dry] [--smoke]
+    python benchmarks/gpu.py --out FOLDER [--minutes 9] [--parts peers,soak] [--dry] [--smoke]
 
 Needs no installation: on a machine with torch, timm, torchvision, transformers, pandas, pyarrow, rich,
 scipy and matplotlib, `benchmarks/gpu_wheels.sh FOLDER` (elsewhere, beforehand) makes the folder of what
 is missing, and `PYTHONPATH=CHECKOUT:FOLDER` does the rest.
 
-The parts run in this order, each in a process of its own with its share of the time, and write
-`<part>.json` as they go: a machine that is taken away early leaves the most wanted results. The processes
-of all parts are started at once, so that Python imports torch once in the time and not six times. `--dry`
-lists what each would run, with its planned seconds; `--smoke` runs all of them on a CPU with tiny shapes.
+The parts run in this order, each in a process of its own with its share of the time: a machine that is
+taken away early leaves the most wanted results. `--parts` runs others: `smoke,prediction`, and `models`.
+FOLDER holds three files, renewed after each part: `report.md`, `figures.json` (part -> figures) and
+`records.tar.gz` (logs, the calibration, the product's sweep with its records and traces). The processes of
+all parts are started at once, so that Python imports torch once in the time. `--dry` lists what each would
+run, with its planned seconds; `--smoke` runs them on a CPU with tiny shapes.
 """
 
 import argparse
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,22 +33,25 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from gpu_list import DEVICE_LOST, LATEST_START, NO_DEVICE, PARTS, Part  # noqa: E402
+from gpu_list import DEVICE_LOST, FIRST, LATEST_START, NO_DEVICE, PARTS, Part  # noqa: E402
 from gpu_report import report  # noqa: E402
 
-PLANNED_MINUTES = 8.0
+PLANNED_MINUTES = 9.0
 MOST_STARTS = 4
 """Of a part that such faults end: it goes on after what failed, as long as its time lasts."""
 START_S = 15.0
 """Seconds below which a part is not started again: Python imports torch in them."""
+KEPT = ("report.md", "figures.json", "records.tar.gz")
+"""Files of results."""
 PACKAGES = ("torch", "triton", "torchao", "timm", "torchvision", "transformers")
 
 
 def main() -> None:
-    """Run all parts; exit with 1 if one of them left no figures, with 2 if there is no GPU."""
+    """Run the parts; exit with 1 if one of them left no figures, with 2 if there is no GPU."""
     arguments = parsed()
-    scale = arguments.minutes / PLANNED_MINUTES
-    for part in PARTS:
+    parts = arguments.parts
+    scale = 60 * arguments.minutes / sum(part.seconds for part in parts)
+    for part in parts:
         lines = part.plan(scale)
         print("\n".join(lines if arguments.dry else lines[:1]), flush=True)
     if arguments.dry:
@@ -51,23 +59,37 @@ def main() -> None:
     end = time.monotonic() + (float("inf") if arguments.smoke else 60 * arguments.minutes)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    for part in PARTS:  # nothing of an earlier run may pass for this one's
-        figures(out, part).unlink(missing_ok=True)
-    (out / "environment.json").write_text(json.dumps(machine(arguments), indent=1) + "\n")
-    with started(arguments) as processes:
-        for index, part in enumerate(PARTS):
+    for name in KEPT:  # nothing of an earlier run may pass for this one's
+        (out / name).unlink(missing_ok=True)
+    facts = machine(arguments)
+    with tempfile.TemporaryDirectory() as folder, started(Path(folder), arguments) as processes:
+        work = Path(folder)
+        for index, part in enumerate(parts):
             # What earlier parts left of their time goes to the later ones.
             left = max(0.0, end - time.monotonic())
-            share = part.seconds / sum(each.seconds for each in PARTS[index:])
-            run(part, processes, left * share, arguments)
-            (out / "report.md").write_text(report(out))
-    with tarfile.open(out / "logs.tar.gz", "w:gz") as tar:
-        for path in (out / "environment.json", *(log_of(out, part) for part in PARTS)):
-            tar.add(path, path.name)
-            path.unlink()
-    missing = [part.name for part in PARTS if not figures(out, part).exists()]
+            share = part.seconds / sum(each.seconds for each in parts[index:])
+            run(part, processes, left * share, work, arguments)
+            keep(work, out, facts, parts)
+        missing = [part.name for part in parts if not figures(work, part).exists()]
     print(f"-> {out}" + (f"; without figures: {', '.join(missing)}" if missing else ""))
     sys.exit(1 if missing else 0)
+
+
+def keep(work: Path, out: Path, facts: dict[str, Any], parts: Sequence[Part]) -> None:
+    """Renew the files of results; each is whole at any moment."""
+    found = {
+        p.name: json.loads(figures(work, p).read_text()) for p in parts if figures(work, p).exists()
+    }
+    kept = {"environment": facts, **found}
+    (work / "figures").write_text(json.dumps(kept, indent=1) + "\n")
+    (work / "report").write_text(report(facts, found, parts))
+    with tarfile.open(work / "records", "w:gz") as tar:
+        for path in (*work.glob("*.log"), *work.glob("results"), *work.glob("config")):
+            tar.add(path, path.name)
+    for name in KEPT:
+        draft = out / f".{name}"
+        shutil.copyfile(work / name.partition(".")[0], draft)
+        draft.replace(out / name)
 
 
 def parsed() -> argparse.Namespace:
@@ -77,48 +99,70 @@ def parsed() -> argparse.Namespace:
         "--out", type=lambda p: Path(p).resolve(), default=ROOT / "benchmarks" / "results" / "gpu"
     )
     parser.add_argument("--minutes", type=float, default=PLANNED_MINUTES)
+    parser.add_argument("--parts", type=chosen, default=chosen(",".join(FIRST)), metavar="A,B")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on a CPU")
     parser.add_argument("--dry", action="store_true", help="only list the parts")
     return parser.parse_args()
 
 
-def figures(out: Path, part: Part) -> Path:
+def chosen(names: str) -> list[Part]:
+    """Return the parts of these names, in their own order.
+
+    Raises:
+        argparse.ArgumentTypeError: there is none of a name.
+    """
+    wanted = names.split(",")
+    if unknown := set(wanted) - {part.name for part in PARTS}:
+        known = ", ".join(part.name for part in PARTS)
+        raise argparse.ArgumentTypeError(f"no part {', '.join(sorted(unknown))}: there are {known}")
+    return [part for part in PARTS if part.name in wanted]
+
+
+def figures(work: Path, part: Part) -> Path:
     """Return where a part writes what it found."""
-    return out / f"{part.name}.json"
+    return work / f"{part.name}.json"
 
 
-def log_of(out: Path, part: Part) -> Path:
+def log_of(work: Path, part: Part) -> Path:
     """Return where a part's process prints."""
-    return out / f"{part.name}.log"
+    return work / f"{part.name}.log"
 
 
 @contextmanager
-def started(arguments: argparse.Namespace) -> Iterator[dict[str, subprocess.Popen[str]]]:
+def started(
+    work: Path, arguments: argparse.Namespace
+) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """Yield part -> its process, which has begun to import; end those that are left."""
-    for part in PARTS:
-        log_of(arguments.out, part).write_text("")
-    processes = {part.name: start(part, arguments) for part in PARTS}
+    processes = {part.name: start(part, work, arguments) for part in arguments.parts}
     try:
         yield processes
     finally:
         for process in processes.values():
-            process.kill()
-            process.wait()
+            end_group(process)
 
 
-def start(part: Part, arguments: argparse.Namespace) -> subprocess.Popen[str]:
+def end_group(process: subprocess.Popen[str]) -> None:
+    """End a part's process, and what it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def start(part: Part, work: Path, arguments: argparse.Namespace) -> subprocess.Popen[str]:
     """Start a part's process, which imports what it needs and waits for its deadline."""
     device = "cpu" if arguments.smoke else "cuda"
     call = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); import gpu_parts; "
-        f"gpu_parts.main({part.name!r}, {str(arguments.out)!r}, {device!r})"
+        f"gpu_parts.main({part.name!r}, {str(work)!r}, {device!r})"
     )
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with log_of(arguments.out, part).open("a") as log:
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "XDG_CONFIG_HOME": str(work / "config")}
+    with log_of(work, part).open("a") as log:
         return subprocess.Popen(
             [sys.executable, "-c", call],
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=os.environ | variables,
+            start_new_session=True,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -130,6 +174,7 @@ def run(
     part: Part,
     processes: dict[str, subprocess.Popen[str]],
     seconds: float,
+    work: Path,
     arguments: argparse.Namespace,
 ) -> None:
     """Let one part work for its seconds, and say how it ended.
@@ -142,12 +187,12 @@ def run(
     for _ in range(MOST_STARTS):
         code = ended(processes[part.name], begin + LATEST_START * seconds, end)
         if code == NO_DEVICE:
-            print(log_of(arguments.out, part).read_text().strip().splitlines()[-1])
+            print(log_of(work, part).read_text().strip().splitlines()[-1])
             sys.exit(2)
         crashed = code is not None and (code == DEVICE_LOST or code < 0)
         if not crashed or end - time.monotonic() < START_S:
             break
-        processes[part.name] = start(part, arguments)
+        processes[part.name] = start(part, work, arguments)
     result = {0: "done", None: "stopped: its time was over"}.get(
         code, f"failed with {code}, see logs"
     )
@@ -161,8 +206,7 @@ def ended(process: subprocess.Popen[str], deadline: float, end: float) -> int | 
         left = None if end == float("inf") else max(0.0, end - time.monotonic())
         process.communicate(f"{deadline}\n", timeout=left)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        end_group(process)
         return None
     return process.returncode
 

@@ -69,6 +69,37 @@ ONLY_COMPILED = (
 """Choices of which `COMPILED` has all there is."""
 NEED_RANKS = ("pipeline_parallel=interleaved",)
 """Choices that one rank cannot try: it would send to itself, which may fail or wait for ever."""
+STACK = (
+    "precision=bf16_masters",
+    "optimizer=adamw_fused",
+    "layout.patch_embedding=linear",
+    "attention=sdpa_cudnn_first",
+    "compilation=cuda_graphs_compiled",
+)
+"""The best combination in half precision, as in `conf/sweep/best_stack.yaml`."""
+STACKS: dict[str, tuple[str, ...]] = {
+    "vitsweep's best stack": STACK,
+    "vitsweep's best stack without graphs": (*STACK[:-1], "compilation=compile_blocks"),
+    "vitsweep's best stack in FP8": ("precision=fp8", *STACK[1:-1], "compilation=compile_blocks"),
+}
+"""Name -> choices that stand beside the peers."""
+ONE_RANK = ("resources.ranks_per_node=1", "sharding=none", "data=synthetic")
+PRODUCT = (
+    *ONE_RANK, "model=vit_tiny", "measurement=smoke", "measurement.blocks=2",
+    "measurement.prove=twin", "measurement.trace=true", "optimizer=adamw_fused",
+    'sweep.baseline={precision: bf16, optimizer: adamw_fused}',
+    'sweep.cells=[["precision=bf16"],["precision=bf16","compilation=cuda_graphs"],'
+    '["precision=bf16","compilation=compile_blocks"],'
+    '["precision=bf16_masters","layout.patch_embedding=linear","attention=sdpa_cudnn_first",'
+    '"compilation=cuda_graphs_compiled"],'
+    '["precision=fp8","precision.layers=all","compilation=compile_blocks"]]',
+)  # fmt: skip
+"""What the product itself measures first, kernels of eager PyTorch before compiled ones."""
+PRODUCT_SMOKE = (
+    *ONE_RANK, "model=vit_nano", "measurement=smoke", "measurement.prove=twin",
+    "batch.images_per_step=4", "batch.resolution_px=32", "optimizer=adamw_fused",
+    'sweep.baseline={optimizer: adamw_fused}', 'sweep.cells=[["precision=bf16"]]',
+)  # fmt: skip
 OURS = ("eager", "compile_blocks")
 """Compilations beside which the peers are measured."""
 PEERS = ("timm", "torchvision", "transformers")
@@ -124,13 +155,17 @@ PREDICTED: tuple[tuple[str, int, tuple[str, ...]], ...] = (
 """(model, images, choices over `BASE`) of the cells whose predictions are compared with measurements."""
 
 
+MODELS = (("vit_base", 512), ("vit_huge_14", 64), ("vit_giant_14", 48))
+"""(model, images) on which the best stack is tried."""
+
+
 @dataclass(frozen=True)
 class Part:
     """One question.
 
     Attributes:
         name: of its file.
-        seconds: of eight minutes.
+        seconds: of nine minutes, where it belongs to `FIRST`.
         question: what it answers.
         items: what it runs, in this order as far as the time goes.
     """
@@ -168,27 +203,35 @@ def smoke_cases() -> list[tuple[str, ...]]:
 
 PARTS = (
     Part(
-        "smoke",
-        75,
-        "Do the causal kernel of rings, and one step of every technique, run?",
-        (*RING_KERNELS, *(" ".join(case) for case in smoke_cases())),
+        "product",
+        140,
+        "Do `python -m vitsweep` and its proof, monitors and records work, and how fast is each cell?",
+        tuple(PRODUCT[-1].partition("=")[2].strip("[]").replace('"', "").split("],[")),
     ),
     Part(
         "peers",
-        130,
+        140,
         "ViT-L/16, bfloat16: how fast beside timm, torchvision, transformers?",
         (
             "sustained rates of products and copies",
-            *(f"vitsweep {name}" for name in OURS),
-            *(f"{name}, where it is installed" for name in PEERS),
+            *STACKS,
+            *(f"vitsweep {name}" for name in reversed(OURS)),
             *(f"{name} with compiled blocks" for name in PEERS),
+            *(f"{name}, where it is installed" for name in PEERS),
             "vitsweep compile_model",
             *(f"{name} compiled" for name in PEERS),
         ),
     ),
+    Part("calibration", 60, "Rates and kernels for `plan`", ("vitsweep doctor --calibrate",)),
+    Part(
+        "attention",
+        30,
+        "Which attention kernel is fastest at which length?",
+        tuple(f"{kernel} at {tokens} tokens" for kernel, tokens in ATTENTION),
+    ),
     Part(
         "one_at_a_time",
-        150,
+        95,
         "What does each technique bring, alone?",
         (
             *(" ".join(each) or "base" for each in SINGLE_CHOICES),
@@ -196,18 +239,26 @@ PARTS = (
             *(f"optimizer=adamw_{each} at 32 images" for each in UPDATES),
         ),
     ),
+    Part("soak", 45, "Does the best stack keep its rate once the GPU is warm?", (" ".join(STACK),)),
+    Part("profile", 30, "Where does the time of a step go?", tuple(PROFILED)),
     Part(
-        "attention",
-        40,
-        "Which attention kernel is fastest at which length?",
-        tuple(f"{kernel} at {tokens} tokens" for kernel, tokens in ATTENTION),
+        "smoke",
+        180,
+        "Do the causal kernel of rings, and one step of every technique, run?",
+        (*RING_KERNELS, *(" ".join(case) for case in smoke_cases())),
     ),
-    Part("profile", 35, "Where does the time of a step go?", tuple(PROFILED)),
     Part(
         "prediction",
-        50,
+        120,
         "How far are predicted from measured steps and peaks of memory?",
         tuple(f"model={m} at {n} images {' '.join(c)}".strip() for m, n, c in PREDICTED),
     ),
+    Part(
+        "models",
+        180,
+        "How fast is the best stack on other models?",
+        tuple(f"{model} at {images} images" for model, images in MODELS),
+    ),
 )
-"""They add up to eight minutes."""
+FIRST = tuple(part.name for part in PARTS[:7])
+"""What runs unless others are chosen: nine minutes, complete by themselves."""

@@ -1,6 +1,7 @@
 """The parts of `gpu.py`: each in one process of its own, writing as it goes."""
 
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -17,12 +18,16 @@ from gpu_list import (
     BLOG,
     BLOG_NAME,
     KERNELS,
+    MODELS,
     NO_DEVICE,
     OURS,
     SINGLE_CHOICES,
+    STACK,
+    STACKS,
     UPDATES,
 )
 from gpu_prediction import prediction
+from gpu_product import calibration, product, soak
 from gpu_profile import profile
 from gpu_smoke import smoke
 from gpu_steps import SMOKE, Figures, Run, Size, cell_of, end_if_lost, largest_batch, reason_of
@@ -33,7 +38,9 @@ from vitsweep.rates.quick import calibrate
 from vitsweep.spec.resources import MeshShape
 from vitsweep.world import World
 
-TURN_S = {"peers": 2.0, "one_at_a_time": 0.7}
+KERNEL_TOKENS = 2**16
+"""Tokens of a call of an attention kernel: 332 images of 197."""
+TURN_S = {"peers": 2.0, "one_at_a_time": 0.7, "models": 2.0}
 """Part -> timed seconds of one turn."""
 
 
@@ -47,17 +54,21 @@ def beside_peers(run: Run) -> None:
     facts["images"] = images = run.earlier.get("images") or largest_batch(size, *BASE)
     found, facts["absent peers"] = peers.available()
     others = [name for name in found if not name.startswith("vitsweep") and "eager" not in name]
+    stacks = [ours(name, size, *choices, images=images) for name, choices in STACKS.items()]
     own = [
         ours(f"vitsweep {name}", size, *BASE, f"compilation={name}", images=images)
-        for name in (*OURS, "compile_model")
+        for name in (*reversed(OURS), "compile_model")
     ]
     tflop = own[0].model_tflop
     by_scope = {
         scope: [theirs(n, size, images, compiled=scope, model_tflop=tflop) for n in others]
         for scope in ("nothing", "blocks", "model")
     }
-    # Whole models compile for up to a minute each: after the turns of all others.
-    groups = [*own[:-1], *by_scope["nothing"], *by_scope["blocks"]], [own[-1], *by_scope["model"]]
+    # Blocks compile for seconds; whole models for up to a minute each, after the turns of all others.
+    groups = (
+        [*stacks, own[0], *by_scope["blocks"], own[1], *by_scope["nothing"]],
+        [own[-1], *by_scope["model"]],
+    )
     _measured(groups, run, 3, facts)
 
 
@@ -81,9 +92,19 @@ def one_at_a_time(run: Run) -> None:
     _measured([contenders], run, 2, {"rates": beside.get("rates", {})})
 
 
+def models(run: Run) -> None:
+    """The best stack on models of other sizes, eager bfloat16 beside it."""
+    contenders = [
+        ours(f"{model} {name}", size, *choices, images=images)
+        for model, images in ([("vit_tiny", 4)] if run.size.seconds == 0 else MODELS)
+        for size in [replace(run.size, model=model)]
+        for name, choices in (("eager", BASE), ("best stack", STACK))
+    ]
+    _measured([contenders], run, 2, {"rates": run.figures_of("peers").get("rates", {})})
+
+
 def _measured(groups: Any, run: Run, turns: int, facts: Figures) -> None:
     """Measure groups of contenders one after the other; the file holds `facts` and a row of each."""
-    sustained = facts["rates"].get("bfloat16")
     contenders: list[Contender] = [contender for group in groups for contender in group]
     before = {row["name"]: row for row in run.earlier.get("rows", [])}
     for contender in contenders:
@@ -91,7 +112,7 @@ def _measured(groups: Any, run: Run, turns: int, facts: Figures) -> None:
             contender.go_on_from(before[contender.name])
 
     def finished() -> None:
-        run.write(facts | {"rows": [contender.row(sustained) for contender in contenders]})
+        run.write(facts | {"rows": [contender.row(facts["rates"]) for contender in contenders]})
 
     seconds = min(run.size.seconds, TURN_S[run.path.stem])
     for group in groups:
@@ -123,17 +144,17 @@ def attention(run: Run) -> None:
 
 
 def _kernel(size: Size, name: str, tokens: int) -> Figures:
-    batch = 1 if size.seconds == 0 else max(1, 2**16 // tokens // 16)
-    shape = (batch, 16, tokens, 64)
+    batch = 1 if size.seconds == 0 else max(1, KERNEL_TOKENS // tokens)
     try:
         cell = cell_of(size, f"attention={name}", "precision=bf16", images=16)
         model: Any = torch.nn.Module()
         model.attention = Attention(1024, 16, batch_first=True)
         attend = cell.attention.apply(model).attention.attend
-        q, k, v = (
-            torch.randn(shape, device=size.device, dtype=torch.bfloat16, requires_grad=True)
-            for _ in range(3)
+        # As the model has them: parts of one product of all three, heads beside one another.
+        packed = torch.randn(
+            (batch, tokens, 3, 16, 64), device=size.device, dtype=torch.bfloat16, requires_grad=True
         )
+        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind()
         gradient = torch.randn_like(q)
 
         def work() -> None:
@@ -149,12 +170,16 @@ def _kernel(size: Size, name: str, tokens: int) -> Figures:
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
-    "smoke": smoke,
+    "product": product,
     "peers": beside_peers,
-    "one_at_a_time": one_at_a_time,
+    "calibration": calibration,
     "attention": attention,
+    "one_at_a_time": one_at_a_time,
+    "soak": soak,
     "profile": profile,
+    "smoke": smoke,
     "prediction": prediction,
+    "models": models,
 }
 
 
@@ -164,7 +189,12 @@ def main(part: str, out: str, device: str) -> None:
     if not line:
         return  # the command has ended
     if device == "cuda":
-        _end_without_gpu()
+        # In another process: a context of this one would stand beside those of the commands that it runs.
+        check = multiprocessing.get_context("fork").Process(target=_end_without_gpu)
+        check.start()
+        check.join()
+        if check.exitcode:
+            os._exit(NO_DEVICE)
     path = Path(out) / f"{part}.json"
     earlier = json.loads(path.read_text()) if path.exists() else {}
     size = SMOKE if device == "cpu" else Size(device)

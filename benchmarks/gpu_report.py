@@ -1,24 +1,21 @@
 """The figures of `gpu.py` as Markdown tables."""
 
-import json
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from gpu_list import PARTS
+from gpu_list import Part
 
 GROUPS = ("causal kernel", "steps", "cells")
 """Keys under which a part keeps name -> result."""
 NOT_SHOWN = ("turns_ms",)
 
 
-def report(out: Path) -> str:
-    """Return what the parts wrote so far."""
-    facts = json.loads((out / "environment.json").read_text())
+def report(facts: dict[str, Any], found: dict[str, Any], parts: Sequence[Part]) -> str:
+    """Return what the parts wrote so far: `found` maps a part's name to its figures."""
     lines = ["# One GPU", "", *(f"- {name}: {_text(value)}" for name, value in facts.items()), ""]
-    for part in PARTS:
-        path = out / f"{part.name}.json"
+    for part in parts:
         lines += [f"## {part.question}", ""]
-        lines += _table(json.loads(path.read_text())) if path.exists() else ["No figures.", ""]
+        lines += _table(found[part.name]) if part.name in found else ["No figures.", ""]
     return "\n".join(lines)
 
 
@@ -28,6 +25,8 @@ def _table(figures: dict[str, Any]) -> list[str]:
         for group in GROUPS
         for name, value in figures.get(group, {}).items()
     ]
+    if not rows:
+        return [*(f"- {name}: {_text(value)}" for name, value in figures.items()), ""]
     columns = list(dict.fromkeys(c for row in rows for c in row if c not in NOT_SHOWN))
     cells = [[_text(row.get(column)) for column in columns] for row in rows]
     head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]

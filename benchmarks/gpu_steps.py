@@ -164,27 +164,30 @@ def _draw_once(model: Any) -> None:
     vars(model)["draw"] = copied
 
 
+BATCHES = (512, 384, 256, 192, 128, 96, 64, 32, 16)
+LARGEST_SHARE = 0.75
+"""Of the device's memory that the largest batch may take: peers need more."""
+
+
 def largest_batch(size: Size, *overrides: str) -> int:
-    """Return how many images of a cell can be trained beside other contenders, a multiple of 16."""
+    """Return how many images of a cell can be trained, and others' steps of as many."""
     if size.seconds == 0:
         return 8
-    for images in (256, 192, 128, 96, 64, 32, 16):
-        if _fits(size, *overrides, images=images):
-            return images * 3 // 4 // 16 * 16 or 16  # peers need more, and some stay on the device
-    return 16
+    return next((n for n in BATCHES if _fits(size, *overrides, images=n)), BATCHES[-1])
 
 
 def _fits(size: Size, *overrides: str, images: int) -> bool:
     try:
+        torch.cuda.reset_peak_memory_stats()
         our_step(cell_of(size, *overrides, images=images))()
         torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() < LARGEST_SHARE * torch.cuda.mem_get_info()[1]
     except Exception as error:
         if reason_of(error).startswith("out_of_memory"):
             return False
         raise
     finally:
         release(size)
-    return True
 
 
 def reason_of(error: BaseException) -> str:

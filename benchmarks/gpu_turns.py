@@ -1,6 +1,7 @@
 """Steps of vitsweep's cells and of other libraries' ViTs, timed in turns in one process."""
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,10 +25,12 @@ from gpu_steps import (
 from torch import nn
 
 from vitsweep.measure.memory import peak_memory, reset_peak
-from vitsweep.measure.utilization import throughput
+from vitsweep.measure.monitors import DeviceMonitor
+from vitsweep.measure.utilization import compute_dtype, throughput
 from vitsweep.techniques.precision.cast import set_process_flags
 from vitsweep.world import allow_tf32
 
+MOST_COMPILATIONS = 10_000
 MOST_KEPT = 0.5
 """Share of the device's memory that steps may hold between their turns."""
 
@@ -45,6 +48,8 @@ class Contender:
         step_ms: median of each turn.
         peak_gib: allocated for it at most.
         reason: why it was not measured, or "".
+        dtype: of its matrix products, a key of the sustained rates.
+        state: of the GPU in its last turn.
     """
 
     name: str
@@ -55,9 +60,12 @@ class Contender:
     step_ms: list[float] = field(default_factory=list)
     peak_gib: float | None = None
     reason: str = ""
+    dtype: str = "bfloat16"
+    state: dict[str, Any] = field(default_factory=dict)
 
-    def row(self, sustained: float | None) -> dict[str, Any]:
-        """Return its figures; `sustained` is the rate of large matrix products in TFLOP/s."""
+    def row(self, rates: dict[str, float]) -> dict[str, Any]:
+        """Return its figures; `rates` are those of large matrix products in TFLOP/s, by dtype."""
+        sustained = rates.get(self.dtype)
         row: dict[str, Any] = {"name": self.name, "images": self.images, "reason": self.reason}
         if self.step_ms:
             milliseconds = statistics.median(self.step_ms)
@@ -69,6 +77,7 @@ class Contender:
                 "tflops": tflops,
                 "share_of_sustained": tflops / sustained if sustained else None,
                 "peak_gib": self.peak_gib,
+                **self.state,
             }
         return row
 
@@ -85,9 +94,8 @@ def ours(name: str, size: Size, *overrides: str, images: int) -> Contender:
     except SystemExit as refused:
         return Contender(name, list, images, 0.0, reason=reason_of(refused))
     tflops = throughput(cell, 1e3)["model_tflops_per_rank"] or 0.0  # a step of one second
-    return Contender(
-        name, partial(our_step, cell), images, tflops, partial(set_process_flags, cell)
-    )
+    build, prepare = partial(our_step, cell), partial(set_process_flags, cell)
+    return Contender(name, build, images, tflops, prepare, dtype=compute_dtype(cell))
 
 
 def theirs(name: str, size: Size, images: int, *, compiled: str, model_tflop: float) -> Contender:
@@ -103,7 +111,8 @@ def theirs(name: str, size: Size, images: int, *, compiled: str, model_tflop: fl
 
     def build() -> Step:
         setting = peers.Setting(name, size.model, "bf16", size.device, size.resolution_px, 0, 0)
-        model = peers.recipe(setting)().to(size.device).train()
+        with torch.device(size.device):  # a ViT-L is drawn for seconds on the host
+            model = peers.recipe(setting)().train()
         if compiled == "model":
             model.compile(dynamic=False)
         if compiled == "blocks":
@@ -146,6 +155,9 @@ def time_in_turns(
         turns: at most.
         finished: called before and after every measurement, to write what there is.
     """
+    # Every contender compiles the same functions; beyond the limit torch would go on without compiling.
+    torch._dynamo.config.recompile_limit = MOST_COMPILATIONS
+    torch._dynamo.config.accumulated_recompile_limit = MOST_COMPILATIONS
     kept: dict[str, Step] = {}
     for turn in range(turns):
         for contender in contenders if turn % 2 == 0 else reversed(contenders):
@@ -188,10 +200,20 @@ def _measure(contender: Contender, size: Size, kept: dict[str, Step]) -> None:
         before = _allocated_gib(size)
         step = contender.build()
     reset_peak(device)
-    contender.step_ms.append(seconds_of(step, size) * 1e3)
+    monitor, since = DeviceMonitor(device), time.perf_counter()
+    try:
+        contender.step_ms.append(seconds_of(step, size) * 1e3)
+    finally:
+        state = monitor.end(since)
+    contender.state = {
+        "sm_clock_mhz": state.sm_clock_mhz,
+        "power_w": state.power_w,
+        "throttled": state.throttled,
+    }
     if contender.peak_gib is None:
         peaks = (gib for gib in peak_memory(device).values() if gib is not None)
         contender.peak_gib = next(peaks) - before
+    release(size)  # what the caching allocator holds is free for the next contender
     if size.device == "cuda" and _free_share() > 1 - MOST_KEPT:
         kept[contender.name] = step
 

@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,11 @@ from torch.autograd.profiler_util import FunctionEvent
 from vitsweep.techniques.sequence_parallel.ring_attention import Plain
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+FIRST = ["product", "peers", "calibration", "attention", "one_at_a_time", "soak", "profile"]
+LATER = ["smoke", "prediction", "models"]
+"""Parts that run where they are asked for."""
 
 
 @pytest.fixture
@@ -55,17 +63,28 @@ def test_loaders_are_measured_beside_a_plain_one(tmp_path: Path) -> None:
     assert kept["table"]["plain"]["images_per_second_over_plain"] == 1
 
 
-def test_the_parts_of_the_gpu_benchmark_fill_its_minutes() -> None:
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--dry", "--minutes"]
-    for minutes in (2, 8, 20):
-        done = subprocess.run([*command, str(minutes)], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("names", [FIRST, LATER, ["attention"]], ids=",".join)
+def test_the_parts_of_the_gpu_benchmark_fill_its_minutes(names: list[str]) -> None:
+    command = [sys.executable, BENCHMARKS / "gpu.py", "--dry", "--parts", ",".join(names)]
+    for minutes in ("2", "9"):
+        command = [*command, "--minutes", minutes]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         lines = [line.split() for line in done.stdout.splitlines()]
         heads = [line for line in lines if line[0] != "-"]
         items = [line[1:] for line in lines if line[0] == "-"]
-        assert sum(float(seconds) for seconds, *_ in heads) == pytest.approx(60 * minutes, abs=3)
-        assert [name for _, _, name, *_ in heads] == PARTS
-        assert 0.2 * 60 * minutes < sum(float(seconds) for seconds, *_ in items) < 60 * minutes
-        assert {"memory=offload_activations", "sequence_parallel=ring"} <= {i[2] for i in items}
+        assert sum(float(seconds) for seconds, *_ in heads) == pytest.approx(
+            60 * int(minutes), abs=4
+        )
+        assert [name for _, _, name, *_ in heads] == names
+        assert 0.2 * 60 * int(minutes) < sum(float(seconds) for seconds, *_ in items)
+        assert sum(float(seconds) for seconds, *_ in items) < 60 * int(minutes)
+
+
+def test_a_part_that_is_none_is_refused() -> None:
+    command = [sys.executable, BENCHMARKS / "gpu.py", "--dry", "--parts", "peers,soke"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "no part soke: there are product, peers, " in done.stderr
 
 
 @pytest.mark.usefixtures("beside")
@@ -126,7 +145,7 @@ def test_what_only_gpus_run_is_tried_first_and_what_compiles_last() -> None:
 def test_without_a_gpu_the_benchmark_names_torchs_build_and_leaves_no_old_figures(
     tmp_path: Path,
 ) -> None:
-    old = tmp_path / "peers.json"
+    old = tmp_path / "figures.json"
     old.write_text("{}")
     command = [sys.executable, BENCHMARKS / "gpu.py", "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
@@ -136,7 +155,6 @@ def test_without_a_gpu_the_benchmark_names_torchs_build_and_leaves_no_old_figure
     assert not old.exists()
 
 
-PARTS = ["smoke", "peers", "one_at_a_time", "attention", "profile", "prediction"]
 BARE = ("torch", "numpy", "pandas", "pyarrow", "rich", "scipy", "matplotlib", "transformers")
 """What the machine with the GPU has, beside timm and torchvision (which has no build for CPUs)."""
 ABSENT = ("hydra-core", "omegaconf", "antlr4-python3-runtime", "pydantic", "pydantic_core",
@@ -167,8 +185,9 @@ def test_all_that_one_gpu_is_asked_runs_in_a_bare_environment(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     python, packages = bare_python(tmp_path_factory.mktemp("bare"))
+    parts = ",".join([*FIRST, *LATER])
     done = subprocess.run(
-        [python, BENCHMARKS / "gpu.py", "--smoke", "--minutes", "2", "--out", tmp_path],
+        [python, BENCHMARKS / "gpu.py", "--smoke", "--parts", parts, "--out", tmp_path],
         env=os.environ | {"PYTHONPATH": str(packages)},
         capture_output=True,
         text=True,
@@ -176,16 +195,44 @@ def test_all_that_one_gpu_is_asked_runs_in_a_bare_environment(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list(tmp_path.iterdir())) <= 8
-    steps = json.loads((tmp_path / "smoke.json").read_text())["steps"]
-    for choice, result in steps.items():
+    found = json.loads((tmp_path / "figures.json").read_text())
+    assert [row["status"] for row in found["product"]["rows"]] == ["measured", "measured"]
+    with tarfile.open(tmp_path / "records.tar.gz") as tar:
+        names = tar.getnames()
+    assert len([n for n in names if n.startswith("results/product/") and "/runs/" in n]) == 2
+    for choice, result in found["smoke"]["steps"].items():
         assert result == "pass" or result.startswith("refused: `"), (choice, result)
     for part in ("peers", "one_at_a_time"):
-        rows = json.loads((tmp_path / f"{part}.json").read_text())["rows"]
+        rows = found[part]["rows"]
         measured = [row["name"] for row in rows if row.get("step_ms", 0) > 0]
         assert {"vitsweep eager"} <= set(measured) or {"base", "precision=O2"} <= set(measured)
         assert all(row["reason"].startswith("refused: `") for row in rows if "step_ms" not in row)
-    assert "ms by kind" in (tmp_path / "profile.json").read_text()
-    predicted = json.loads((tmp_path / "prediction.json").read_text())
-    assert predicted["summary"]["cells"] >= 5
-    for row in predicted["rows"]:
+    assert "ms by kind" in found["profile"]["cells"]["eager"]
+    assert found["soak"]["rows"][0]["step_ms"] > 0
+    assert found["prediction"]["summary"]["cells"] >= 5
+    for row in found["prediction"]["rows"]:
         assert {"predicted_ms", "measured_ms"} <= row.keys() or row["reason"], row
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_what_is_cut_after_any_part_leaves_a_report_of_the_parts_before(
+    tmp_path: Path, done: int
+) -> None:
+    names = ["attention", "soak", "profile", "peers"]
+    command = [sys.executable, BENCHMARKS / "gpu.py", "--smoke", "--parts", ",".join(names)]
+    with subprocess.Popen(
+        [*command, "--out", tmp_path], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout
+        finished = (line for line in process.stdout if line.endswith("done\n"))
+        for _ in range(done):
+            next(finished)
+        report, kept = tmp_path / "report.md", tmp_path / "figures.json"
+        deadline = time.monotonic() + 60
+        while not kept.exists() or names[done - 1] not in json.loads(kept.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert {*json.loads(kept.read_text())} >= {"environment", *names[:done]}
+    assert report.read_text().count("No figures.") <= len(names) - done

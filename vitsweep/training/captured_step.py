@@ -98,7 +98,7 @@ class CapturedStep:
             self._replay, self._loss = self._recorder.record(lambda: self._step(iter(self._inputs)))
         except RuntimeError as error:
             raise VitsweepError(
-                "`compilation=cuda_graphs` could not record the training step: "
+                "The training step could not be recorded as a CUDA graph: "
                 f"{str(error).splitlines()[0]} Use `compilation=compile_blocks`."
             ) from error
 
@@ -107,7 +107,7 @@ class CapturedStep:
         recorded = [[(tuple(t.shape), t.dtype) for t in pair] for pair in self._inputs]
         if found != recorded:
             raise VitsweepError(
-                f"`compilation=cuda_graphs` recorded a step on {recorded} and cannot run it on {found}."
+                f"The CUDA graph of the training step was recorded on {recorded} and cannot run on {found}."
             )
         for given, kept in zip(micro_batches, self._inputs, strict=True):
             for new, old in zip(given, kept, strict=True):

@@ -105,11 +105,12 @@ BESIDE_GRAPHS = {
 }
 
 
+@pytest.mark.parametrize("graphs", ["compilation=cuda_graphs", "compilation=cuda_graphs_compiled"])
 @pytest.mark.parametrize("chosen", BESIDE_GRAPHS, ids=" ".join)
-def test_cuda_graphs_refuse_what_a_graph_cannot_hold(chosen):
+def test_cuda_graphs_refuse_what_a_graph_cannot_hold(chosen, graphs):
     one = [o for o in ONE_GPU if o.split("=")[0] not in {c.split("=")[0] for c in chosen}]
-    reasons = entry(*TINY, "compilation=cuda_graphs", *one, *chosen, machine=GPU_NODE).reasons
-    reasons = [reason for reason in reasons if reason.startswith("`compilation=cuda_graphs`")]
+    reasons = entry(*TINY, graphs, *one, *chosen, machine=GPU_NODE).reasons
+    reasons = [reason for reason in reasons if reason.startswith(f"`{graphs}`")]
     for reason, part in zip(reasons, BESIDE_GRAPHS[chosen], strict=True):
         assert part in reason
 
