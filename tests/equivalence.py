@@ -78,7 +78,7 @@ def _trained(
     torch.manual_seed(cell.seed)
     trainer = parallelize(build_model(cell).to(world.device), cell, world)
     losses = [
-        _mean_over_replicas(trainer.step(iter(_my_share(cell, *batch, world))), world)
+        _mean_over_replicas(trainer.step(iter(_my_share(cell, batch, world))), world)
         for batch in batches
     ]
     return losses, whole_weights(trainer.model.named_parameters())

@@ -45,7 +45,7 @@ def start(world: World, cell: CellSpec) -> Trainer:
 
 def step(trainer: Trainer, number: int) -> None:
     batch = _global_batch(trainer.cell, number, trainer.world)
-    trainer.step(iter(_my_share(trainer.cell, *batch, trainer.world)))
+    trainer.step(iter(_my_share(trainer.cell, batch, trainer.world)))
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:

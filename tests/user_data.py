@@ -29,6 +29,40 @@ class Coloured(MapStyle):
         return image(index, self.side).expand(3, -1, -1), index % 10
 
 
+def masked_item(index: int, side: int = 8) -> dict[str, Any]:
+    """A noisy image whose brightness is its class, and a mask that shows some of its columns."""
+    generator = torch.Generator().manual_seed(index)
+    shown = 2 + index % (side - 2)
+    picture = torch.randn(1, side, side, generator=generator) / 20 + index % 10 / 10
+    mask = (torch.arange(side) < shown).expand(side, side)
+    return {"image": picture, "mask": mask, "label": index % 10, "size": shown / side}
+
+
+class MaskedImages(MapStyle):
+    """Mappings, as a model of several inputs takes them."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
+        return masked_item(self.first + index, self.side)
+
+
+def masked_batch(num_images: int, resolution_px: int, seed: int) -> dict[str, Tensor]:
+    items = [masked_item(1000 * seed + index, resolution_px) for index in range(num_images)]
+    return {name: torch.stack([torch.as_tensor(i[name]) for i in items]) for name in items[0]}
+
+
+def half_a_batch(num_images: int, resolution_px: int, seed: int) -> dict[str, Tensor]:
+    return {"image": masked_batch(num_images, resolution_px, seed)["image"]}
+
+
+class WithText(MaskedImages):
+    def __getitem__(self, index: int) -> dict[str, Any]:  # type: ignore[override]
+        return {"name": "a"} | super().__getitem__(index)
+
+
+def masked_stream(num_images: int = 64, first: int = 0) -> Iterator[dict[str, Any]]:
+    return (masked_item(first + index) for index in range(num_images))
+
+
 class LabelsTooLarge(MapStyle):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return image(index), 10 + index

@@ -45,6 +45,47 @@ def focal(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
     return (-((1 - log_p.exp()) ** 2) * log_p).mean()
 
 
+class Masked(nn.Module):
+    """Looks at the part of an image that a mask shows; says its class and how large that part is."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.stem = nn.Linear(64, width)
+        self.layers = nn.ModuleList(Residual(width) for _ in range(2))
+        self.head, self.size = nn.Linear(width, 10), nn.Linear(width, 1)
+
+    def forward(self, image: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = self.stem((image[:, 0] * mask).flatten(1))
+        for layer in self.layers:
+            x = layer(x)
+        return {"logits": self.head(x), "size": self.size(x)[:, 0]}
+
+
+def class_and_size(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    """The mean over images of two losses."""
+    classes = nn.functional.cross_entropy(outputs["logits"], batch["label"])
+    return classes + (outputs["size"] - batch["size"]).square().mean()
+
+
+def by_image(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    return (outputs["size"] - batch["size"]).square()
+
+
+def confidences(outputs: Any, batch: Any) -> dict[str, Tensor]:
+    """Kept of each held-out image."""
+    best = outputs["logits"].softmax(-1).max(-1)
+    return {"confidence": best.values, "right": best.indices == batch["label"]}
+
+
+def calibration_error(record: Any, samples: dict[str, Any]) -> float:
+    """Expected calibration error with ten bins (Guo et al., arXiv:1706.04599, equation 3)."""
+    kept = samples["held_out"]
+    confidence, right = torch.tensor(kept["confidence"]), torch.tensor(kept["right"]).float()
+    bins = (confidence * 10).long().clamp(max=9)
+    apart = torch.zeros(10).index_add_(0, bins, right - confidence)
+    return float(apart.abs().sum() / len(right))
+
+
 def frozen() -> nn.Module:
     """A model of which a part is not trained, as in fine-tuning."""
     model = Stack(1, 10, 16, 2)

@@ -104,7 +104,7 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
             training = _train(cell, world, batches, checkpoints, keeper)
             summary.metrics |= training.metrics
             summary.environment |= training.reasons | keeper.facts()
-            summary.samples |= {"training": training.curve}
+            summary.samples |= {"training": training.curve} | training.samples
             if sizes := described(cell):
                 summary.environment |= {"schedule_epochs": sizes}
             if checkpoints and checkpoints.resumed:

@@ -8,12 +8,14 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from vitsweep.collectives.messages import gathered
 from vitsweep.errors import VitsweepError
 from vitsweep.model.build import first_model
 from vitsweep.model.initialize import plain_name
 from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.model.user_module import example_of
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.measurement import Batch
@@ -36,6 +38,7 @@ from vitsweep.training.reference import (
     PlainModel,
     PlainStep,
     RoundingNoise,
+    cut,
     plain_model,
 )
 from vitsweep.training.shards import Named, whole_tensors
@@ -281,7 +284,7 @@ class _Leg:
 
         replayed = trainer.captured is not None and step >= WARM_UP_STEPS
         trainer.before_update = None if replayed else keep
-        loss = _step_that_counts(trainer, _my_share(self._twin, *batch, self._world), step)
+        loss = _step_that_counts(trainer, _my_share(self._twin, batch, self._world), step)
         return _mean_over_replicas(loss, self._world), gradients
 
     def _seen(self) -> Named:
@@ -488,7 +491,11 @@ def _step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch], step: i
 
 
 def _global_batch(twin: CellSpec, step: int, world: World) -> MicroBatch:
-    """Images (B, C, H, W) and labels (B,) of all replicas, the same on every rank."""
+    """Images (B, C, H, W) and labels (B,), or a mapping, of all replicas, the same on every rank."""
+    if isinstance(twin.model, ModuleSpec) and twin.model.twin_batch:
+        px, seed = twin.batch.resolution_px, 1000 * twin.seed + step
+        batch = example_of(twin.model, twin.images_per_step, px, seed)
+        return tree_map_only(Tensor, lambda tensor: tensor.to(world.device), batch)
     generator = torch.Generator().manual_seed(1000 * twin.seed + step)
     side, model = twin.batch.resolution_px, twin.model
     shape = (twin.images_per_step, *model.input_shape(side))
@@ -505,13 +512,9 @@ def _patterns(shape: tuple[int, ...], classes: int) -> torch.Tensor:
     return torch.randn((classes, *shape), generator=torch.Generator().manual_seed(0))
 
 
-def _my_share(
-    twin: CellSpec, images: torch.Tensor, labels: torch.Tensor, world: World
-) -> list[MicroBatch]:
-    replicas, index = world.data_parallel_size, world.data_parallel_rank
-    mine = (images.chunk(replicas)[index], labels.chunk(replicas)[index])
-    parts = twin.batch.accumulation_steps
-    return list(zip(mine[0].chunk(parts), mine[1].chunk(parts), strict=True))
+def _my_share(twin: CellSpec, batch: MicroBatch, world: World) -> list[MicroBatch]:
+    mine = cut(batch, world.data_parallel_size)[world.data_parallel_rank]
+    return cut(mine, twin.batch.accumulation_steps)
 
 
 def _mean_over_replicas(loss: torch.Tensor, world: World) -> float:

@@ -92,7 +92,7 @@ def trained_both_ways(world: World, cells: list[CellSpec]) -> list[str]:
 
 def _differences(world: World, cell: CellSpec) -> list[str]:
     cell = replace(cell, task=replace(cell.task, label_smoothing=0.0))
-    shares = [_my_share(cell, *_global_batch(cell, step, world), world) for step in range(STEPS)]
+    shares = [_my_share(cell, _global_batch(cell, step, world), world) for step in range(STEPS)]
     product = parallelize(first_model(cell), cell, world)
     wanted = [float(product.step(iter(share))) for share in shares]
     with vitsweep.apply(cell, own_model(cell, cell.seed), cross_entropy) as applied:

@@ -34,7 +34,7 @@ def indices(batches):
         ("nosuch", (), "`data.target=tests.user_data.nosuch` cannot be imported"),
         ("imports_what_is_missing", (), "raised ModuleNotFoundError with the arguments {}"),
         ("nothing", (), "returned a value of type int, which is neither a map-style dataset"),
-        ("unpaired", (), "an item must be a pair of an image, a tensor (C, H, W), and a label; got a tensor"),
+        ("unpaired", (), "must be a pair of an image, a tensor (C, H, W), and a label, or a mapping; got"),
         ("stream", (), "say with `data.num_images` how many images one pass"),
         ("MapStyle", ("++data.arguments.side=6",), "gives images of shape (1, 6, 6), and"),
         ("MapStyle", ("++data.arguments.num_images=8",), "than the 8 training images of `data=module`"),

@@ -51,9 +51,9 @@ def _sent(world: World, spec: CellSpec) -> dict[str, Any]:
     torch.manual_seed(spec.seed)
     trainer = parallelize(build_model(spec), spec, world)
     for _ in range(2):
-        trainer.step(iter(_my_share(spec, *_global_batch(spec, 0, world), world)))
+        trainer.step(iter(_my_share(spec, _global_batch(spec, 0, world), world)))
     with CommunicationCounter() as counter:
-        trainer.step(iter(_my_share(spec, *_global_batch(spec, 0, world), world)))
+        trainer.step(iter(_my_share(spec, _global_batch(spec, 0, world), world)))
     purposes = ("parameter", "gradient", "activation")
     return {p: counter.sent(p) for p in purposes} | {"calls": counter.by_collective()}
 

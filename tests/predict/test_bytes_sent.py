@@ -69,7 +69,7 @@ def sent(world: World, cells: list[CellSpec]) -> list[Sent]:
 def _sent(world: World, each: CellSpec) -> Sent:
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
-    share = _my_share(each, *_global_batch(each, 0, world), world)
+    share = _my_share(each, _global_batch(each, 0, world), world)
     for _ in range(2):  # pipelines exchange shapes before the first step, DDP its buckets after it
         trainer.step(iter(share))
     with CommunicationCounter() as counter:

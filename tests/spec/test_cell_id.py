@@ -37,6 +37,7 @@ FREE = {
     "resources.devices_per_node",
     "task.checkpoint_minutes",
     "task.keep",
+    "task.held_out",
 }
 """Fields that say how sure a number is, or where it was measured, or that techniques set: no identity."""
 

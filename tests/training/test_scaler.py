@@ -143,7 +143,7 @@ def _seen(world: World, spec: CellSpec) -> JobState:
     assert trainer.scaler
     seen = JobState([], [], [], [], [], False)
     for step in range(3):
-        share = _my_share(spec, *_global_batch(spec, step, world), world)
+        share = _my_share(spec, _global_batch(spec, step, world), world)
         seen.losses.append(float(trainer.step(iter(share))))
         seen.weights.append(whole_weights(trainer.model.named_parameters()))
         seen.scales.append(trainer.scaler.current)

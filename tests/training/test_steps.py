@@ -44,7 +44,7 @@ def trained(world: World, cells: list[CellSpec], steps: int) -> list[dict[str, T
 def _trained(world: World, spec: CellSpec, steps: int) -> dict[str, Tensor]:
     trainer = built(spec, world)
     for step in range(steps):
-        trainer.step(iter(_my_share(spec, *_global_batch(spec, step, world), world)))
+        trainer.step(iter(_my_share(spec, _global_batch(spec, step, world), world)))
     return whole_weights(trainer.model.named_parameters())
 
 
@@ -148,9 +148,9 @@ def _evaluated(world: World, spec: CellSpec) -> Evaluated:
         trainer.step(stream)
     honest, seen = trainer.predict, []
 
-    def predict(images: Tensor) -> Tensor:
+    def predict(batch: Any) -> Tensor:
         assert not trainer.model.training
-        outputs = honest(images)
+        images, outputs = batch[0], honest(batch)
         seen.extend(
             zip([x.numpy().tobytes() for x in images], outputs.argmax(-1).tolist(), strict=True)
         )

@@ -133,10 +133,15 @@ class Applied:
         del trainer.skipped[:-1]  # a long training does not count its skipped steps
         return loss
 
-    def predict(self, inputs: "Tensor") -> "Tensor":
-        """Return the model's outputs in the cell's precision, without gradients; every rank calls it."""
+    def predict(self, inputs: "Tensor | Mapping[str, Any]") -> Any:
+        """Return the model's outputs in the cell's precision, without gradients; every rank calls it.
+
+        Args:
+            inputs: images, or a mapping as `step` takes it.
+        """
         _PROCESS.set_flags(self)
-        return self._trainer.predict(inputs.to(self.world.device))
+        [there] = _split(inputs, 1, self.world.device)
+        return self._trainer.predict(there if isinstance(there, Mapping) else (there,))
 
     def weights(self) -> "dict[str, Tensor]":
         """Return whole weights and buffers under the plain model's names; every rank calls it.

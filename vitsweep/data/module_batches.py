@@ -1,7 +1,7 @@
 """Batches of a dataset of the user's (needs torch)."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from torch.utils.data import Dataset
 from vitsweep.data.batches import ReplicaSampler
 from vitsweep.data.loader_batches import LoaderBatches, Pair, Request
 from vitsweep.errors import BadValueError
+from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.model.user_module import example_of, in_float32, shown
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.spec.from_yaml import imported_function
@@ -32,12 +34,14 @@ class Inspected:
     Attributes:
         error: why the data cannot be read, or "".
         shape: of the first image.
+        entries: of an item that is a mapping: name -> shape and type, as text; empty for pairs.
         num_train: training images; None where unknown.
         num_test: held-out images.
     """
 
     error: str = ""
     shape: tuple[int, ...] = ()
+    entries: dict[str, str] = field(default_factory=dict)
     num_train: int | None = None
     num_test: int = 0
 
@@ -46,7 +50,7 @@ class Inspected:
         wanted = (data.num_channels, side, side)
         if self.error:
             yield self.error
-        elif self.shape != wanted:
+        elif not self.entries and self.shape != wanted:
             yield (
                 f"`data.target={data.target}` gives images of shape {self.shape}, and `data.num_channels="
                 f"{data.num_channels}` with `batch.resolution_px={side}` says {wanted}: set these "
@@ -74,7 +78,8 @@ def _inspect(data: "ModuleData") -> Inspected:
         if not (_is_map_style(train) or hasattr(train, "__iter__")):
             return Inspected(
                 f"`data.target={data.target}` returned a value of type {type(train).__name__}, which is "
-                "neither a map-style dataset (`__len__`, `__getitem__`) nor an iterable of (image, label)."
+                "neither a map-style dataset (`__len__`, `__getitem__`) nor an iterable of (image, label) "
+                "or mappings."
             )
         if not _is_map_style(train) and data.num_images is None:
             return Inspected(
@@ -82,20 +87,71 @@ def _inspect(data: "ModuleData") -> Inspected:
                 "many images one pass over it gives."
             )
         first = train[0] if _is_map_style(train) else next(iter(train))
-        image, _ = as_pair(first, 0, data.target)
+        item = as_item(first, 0, data.target)
+        is_mapping = isinstance(item, dict)
         num_test = 0
         if data.test_arguments is not None:
             test = data.call(training=False)
             num_test = len(test) if _is_map_style(test) else data.num_images or 0
         num_train = len(train) if _is_map_style(train) else data.num_images
-        return Inspected(shape=tuple(image.shape), num_train=num_train, num_test=num_test)
-    except BadValueError as error:  # of `as_pair`: the user's code raised nothing
+        return Inspected(
+            shape=() if is_mapping else tuple(item[0].shape),
+            entries={name: shown(part) for name, part in item.items()} if is_mapping else {},
+            num_train=num_train,
+            num_test=num_test,
+        )
+    except BadValueError as error:  # of `as_item`: the user's code raised nothing
         return Inspected(str(error))
     except Exception as error:  # the code is the user's
         return Inspected(
             f"`data.target={data.target}` raised {type(error).__name__} with the arguments "
             f"{data.arguments} ({error})."
         )
+
+
+def example_differs(model: ModuleSpec, resolution_px: int, entries: dict[str, str]) -> str:
+    """Say how a batch of `model.twin_batch` differs from what the data give; "" where it does not."""
+    try:
+        batch = example_of(model, 2, resolution_px)
+    except BadValueError:
+        return ""  # which the model itself says
+    found = {name: shown(tensor[0]) for name, tensor in batch.items()}
+    if found.keys() != entries.keys():
+        return f"mappings of {', '.join(f'`{name}`' for name in found)}"
+    apart = [name for name in found if found[name] != entries[name]]
+    return (
+        f"gives `{apart[0]}` as {found[apart[0]]} instead of {entries[apart[0]]}" if apart else ""
+    )
+
+
+def as_item(item: Any, index: int, target: str | None) -> Any:
+    """Return an item of a dataset: a mapping of tensors, or an image and its label.
+
+    Args:
+        item: what the dataset gave.
+        index: its place in the dataset, or in one pass over an iterable.
+        target: of the dataset, for the text of an error.
+
+    Raises:
+        BadValueError: it is neither; the text shows it.
+    """
+    if not isinstance(item, Mapping):
+        return as_pair(item, index, target)
+    found = {name: _as_tensor(part) for name, part in item.items()}
+    for name, tensor in found.items():
+        if tensor is None:
+            raise BadValueError(
+                f"`data.target={target}` gave item {index} the entry `{name}`, {shown(item[name])}: the "
+                "entries of a mapping must be tensors, arrays or numbers."
+            )
+    return found
+
+
+def _as_tensor(part: Any) -> Tensor | None:
+    try:
+        return in_float32(torch.as_tensor(part))
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def as_pair(item: Any, index: int, target: str | None) -> tuple[Tensor, int]:
@@ -112,12 +168,12 @@ def as_pair(item: Any, index: int, target: str | None) -> tuple[Tensor, int]:
     if not (isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[0], Tensor)):
         raise BadValueError(
             f"`data.target={target}` gave item {index}: an item must be a pair of an image, a tensor "
-            f"(C, H, W), and a label; got {_shown(item)}."
+            f"(C, H, W), and a label, or a mapping; got {shown(item)}."
         )
     label = _number(item[1])
     if not isinstance(label, int) and not (isinstance(label, float) and label.is_integer()):
         raise BadValueError(
-            f"`data.target={target}` gave item {index} the label {_shown(label)}, and a label is the "
+            f"`data.target={target}` gave item {index} the label {shown(label)}, and a label is the "
             "number of a class, from 0 to `data.num_classes` - 1: return a whole number."
         )
     return item[0], int(label)
@@ -127,14 +183,6 @@ def _number(label: Any) -> Any:
     """Return the number in a tensor or array of one element, or in a number of numpy."""
     has_one = isinstance(label, (Tensor, np.ndarray, np.generic)) and prod(label.shape) == 1
     return label.item() if has_one else label
-
-
-def _shown(item: Any) -> str:
-    if isinstance(item, Tensor):
-        return f"a tensor {tuple(item.shape)} of {item.dtype}"
-    if isinstance(item, (tuple, list)):
-        return f"({', '.join(map(_shown, item))})"
-    return f"{type(item).__name__} {item!r:.60}"
 
 
 def _is_map_style(dataset: Any) -> bool:
@@ -155,10 +203,18 @@ class _Checked:
     def __init__(self, cell: CellSpec, device: torch.device) -> None:
         self.shape = cell.model.input_shape(cell.batch.resolution_px)
         self.target, self.classes = getattr(cell.data, "target", ""), cell.model.num_classes
-        self.device = device
+        self.device, self.label = device, getattr(cell.data, "label", None)
 
-    def __call__(self, images: Tensor, labels: Tensor) -> Pair:
-        wrong = bool(len(labels)) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes
+    def __call__(self, read: Any) -> Any:
+        if isinstance(read, Mapping):
+            if self.label is not None and self._is_wrong(read[self.label]):
+                raise BadValueError(
+                    f"`data.target={self.target}` gave labels {read[self.label].tolist()[:8]} in "
+                    f"`{self.label}`, and the model takes whole numbers from 0 to {self.classes - 1}."
+                )
+            return {name: part.to(self.device, non_blocking=True) for name, part in read.items()}
+        images, labels = read
+        wrong = self._is_wrong(labels)
         if images.shape[1:] != self.shape or wrong:
             raise BadValueError(
                 f"`data.target={self.target}` gave a batch of images {tuple(images.shape)} of "
@@ -167,6 +223,11 @@ class _Checked:
             )
         there = images.to(self.device, non_blocking=True).to(torch.float32)
         return there, labels.to(self.device, non_blocking=True)
+
+    def _is_wrong(self, labels: Tensor) -> bool:
+        if labels.is_floating_point() or labels.ndim != 1:
+            return True
+        return bool(len(labels)) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes
 
 
 class PairReader(Dataset[Pair]):
@@ -177,7 +238,7 @@ class PairReader(Dataset[Pair]):
         self._dataset: Any = None
 
     def __getitem__(self, request: Request) -> Pair:
-        """Read one batch: images (B, C, H, W) and labels (B,)."""
+        """Read one batch: images (B, C, H, W) and labels (B,), or a mapping."""
         if self._dataset is None:
             self._dataset = self._data.call(training=self._training)
         rows = request.rows.tolist()
@@ -188,14 +249,20 @@ Item = tuple[int, Any]
 """What a dataset gives, with its place in it."""
 
 
-def _stacked(items: list[Item], target: str | None) -> Pair:
-    pairs = [as_pair(item, index, target) for index, item in items]
-    shapes = {tuple(image.shape) for image, _ in pairs}
+def _stacked(items: list[Item], target: str | None) -> Any:
+    pairs = [as_item(item, index, target) for index, item in items]
+    if isinstance(pairs[0], dict):
+        return {name: _stack([item[name] for item in pairs], f"`{name}`") for name in pairs[0]}
+    return _stack([image for image, _ in pairs], "The images"), torch.tensor([y for _, y in pairs])
+
+
+def _stack(tensors: list[Tensor], what: str) -> Tensor:
+    shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
         raise BadValueError(
-            f"The images of one batch have different shapes, {sorted(shapes)}: let the dataset resize."
+            f"{what} of one batch have different shapes, {sorted(shapes)}: let the dataset resize."
         )
-    return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
+    return torch.stack(tensors)
 
 
 class MapStyleBatches(LoaderBatches[Pair]):
@@ -213,7 +280,7 @@ class MapStyleBatches(LoaderBatches[Pair]):
 
     def deliver(self, read: Pair, *, training: bool) -> Pair:
         """Check the shapes and move the batch to the device."""
-        return self._checked(*read)
+        return self._checked(read)
 
 
 class IterableBatches(Batches):
@@ -238,13 +305,13 @@ class IterableBatches(Batches):
         )
         wanted = sampler.micro_batches(self.num_train)
         for items_of_one in islice(micro_batches, first, wanted):
-            yield self._checked(*_stacked(items_of_one, self._data.target))
+            yield self._checked(_stacked(items_of_one, self._data.target))
 
     def test(self) -> Iterator[Pair]:
         """Yield this replica's held-out images, in the order of the iterable."""
         items = list(islice(enumerate(self._data.call(training=False)), self.num_test))
         for rows in self._sampler.test(len(items)):
-            yield self._checked(*_stacked([items[row] for row in rows], self._data.target))
+            yield self._checked(_stacked([items[row] for row in rows], self._data.target))
 
 
 def _steps(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt
 
+from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches, Data, image_count_conflicts
 from vitsweep.spec.from_yaml import imported_function, is_function_path
+from vitsweep.spec.model_spec import refused_with_own_loss
 
 if TYPE_CHECKING:
     from vitsweep.world import World
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleData(Data):
-    """Pairs of an image (C, H, W) and its label, from a factory of the user's.
+    """Pairs of an image (C, H, W) and its label, or mappings, from a factory of the user's.
+
+    The tensors and numbers of a mapping are stacked into a batch, a mapping of the same names.
 
     Either map-style, with `__len__` and `__getitem__`, read by workers in the order of `seed`, or an
     iterable of such pairs, whose order is its own and which every rank reads whole, keeping its
@@ -33,6 +37,7 @@ class ModuleData(Data):
         num_images: images of one pass over an iterable; null for a map-style dataset.
         num_workers: processes per rank that read a map-style dataset; 0 reads in the rank itself.
         prefetch_batches: micro-batches that each worker prepares ahead.
+        label: the entry of a mapping that is the label; null where no entry is one.
     """
 
     target: str | None
@@ -44,6 +49,7 @@ class ModuleData(Data):
     num_images: Annotated[int, Gt(0)] | None
     num_workers: Annotated[int, Ge(0)]
     prefetch_batches: Annotated[int, Gt(0)]
+    label: str | None = field(default=None, metadata={"identity": "where set"})
 
     @property
     def code_modules(self) -> tuple[str, ...]:
@@ -83,9 +89,52 @@ class ModuleData(Data):
 
         found = inspected(self)
         yield from found.problems(self, cell.batch.resolution_px)
+        yield from self._mapping_conflicts(cell, found.entries)
         if found.num_train is not None:
             more = "more images from `data.target`"
             yield from image_count_conflicts(cell, found.num_train, found.num_test, more)
+
+    def _mapping_conflicts(self, cell: CellSpec, entries: dict[str, str]) -> Iterator[str]:
+        """Refuse what does not fit to items that are mappings, or that are none."""
+        from vitsweep.data.module_batches import example_differs
+
+        model, typed = cell.model, f"`data.target={self.target}`"
+        twin_batch = getattr(model, "twin_batch", None)
+        if not entries:
+            for knob, value in (("model.twin_batch", twin_batch), ("data.label", self.label)):
+                if value:
+                    yield (
+                        f"`{knob}={value}` is for data that give mappings, and {typed} gives pairs: leave "
+                        "it out."
+                    )
+            return
+        gives = f"{typed} gives mappings of {', '.join(f'`{name}`' for name in entries)}"
+        if not isinstance(model, ModuleSpec):
+            yield f"{gives}, and `model={model.name}` takes images alone: use `model=module`."
+            return
+        if twin_batch is None:
+            yield (
+                f"{gives}, and the proof and the count of FLOPs need such a batch: set `model.twin_batch="
+                "package.module.function`, a function of (num_images, resolution_px, seed) that returns one."
+            )
+        elif differing := example_differs(model, cell.batch.resolution_px, entries):
+            yield f"{gives}, and `model.twin_batch={twin_batch}` {differing}: let both give the same."
+        if self.label is not None and self.label not in entries:
+            yield f"`data.label={self.label}` is none of the entries: {gives}."
+        if self.label is None and (model.loss is None or cell.task.epochs):
+            needs = (
+                "the cross entropy"
+                if model.loss is None
+                else f"the accuracy of `task={cell.task.name}`"
+            )
+            yield f"{gives}, and {needs} needs labels: name their entry, as `data.label=label`."
+        if cell.task.epochs and cell.recipe.augments:
+            yield (
+                f"`recipe={cell.recipe.name}` augments pairs of images and labels, and {gives}: let the "
+                "dataset augment, and use `recipe=none`."
+            )
+        if model.loss is None:
+            yield from refused_with_own_loss(cell, f"data.target={self.target}")
 
     def split_sizes(self) -> tuple[int, int] | None:
         """As the factory's data sets say."""

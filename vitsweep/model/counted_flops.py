@@ -3,10 +3,12 @@
 from typing import NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitsweep.model.module_look import differentiable, outputs_of
 from vitsweep.model.module_spec import ModuleSpec
-from vitsweep.model.user_module import build_module, without_weights
+from vitsweep.model.user_module import build_module, example_of, without_weights
 
 IMAGES = 2
 """BatchNorm takes no batch of one value."""
@@ -43,8 +45,11 @@ def counted(spec: ModuleSpec, resolution_px: int) -> Counted:
 def _count(module: torch.nn.Module, spec: ModuleSpec, resolution_px: int) -> Counted:
     parameters = list(module.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
-    images = torch.zeros((IMAGES, *spec.input_shape(resolution_px)), device=device)
+    example = example_of(spec, IMAGES, resolution_px)
+    batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), example)
     counter = FlopCounterMode(display=False)
     with counter:
-        module(images).sum().backward()
+        torch.stack(
+            [part.sum() for part in differentiable(outputs_of(module, batch))]
+        ).sum().backward()
     return Counted(counter.get_total_flops() // IMAGES, sum(p.numel() for p in parameters))

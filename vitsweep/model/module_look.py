@@ -1,7 +1,8 @@
 """What one training pass of a user's module on `meta` shows (needs torch)."""
 
+import inspect
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from vitsweep.model.block import layers_of
 
@@ -45,12 +47,24 @@ class Look:
                 yield [name for name, _ in places]
 
 
-def look_at(module: nn.Module, shape: tuple[int, ...]) -> Look:
-    """Run a forward and backward pass of a module in training mode on images of zeros on `meta`.
+def inputs_of(module: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those entries of a batch that a module's `forward` names; all where it takes any."""
+    parameters = inspect.signature(module.forward).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return dict(batch)
+    return {name: value for name, value in batch.items() if name in parameters}
+
+
+def look_at(
+    module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor | None] | None = None
+) -> Look:
+    """Run a forward and backward pass of a module in training mode on `meta`.
 
     Args:
         module: is moved to `meta` and is of no further use.
-        shape: of the images (B, C, H, W).
+        batch: images (B, C, H, W) and labels, or a mapping; their values are not read.
+        loss: (outputs, batch) -> loss, or None where it cannot be computed on `meta`; without it the sum
+            of the outputs is taken.
     """
     tied = tuple(_ties(module))
     inside = {p for block in layers_of(module) for p in block.parameters()}
@@ -58,14 +72,16 @@ def look_at(module: nn.Module, shape: tuple[int, ...]) -> Look:
     module = module.to("meta").train()
     buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     python_state, drawn = random.getstate(), _Drawn(module)
-    images = torch.empty(shape, device="meta")
+    batch = tree_map_only(Tensor, lambda t: t.to("meta"), batch)
     try:
         with drawn:
-            outputs = module(images)
+            outputs = outputs_of(module, batch)
         draws = tuple(drawn.paths)
         if random.getstate() != python_state:
             draws = (*draws, "Python's `random`")
-        if trained := [part.sum() for part in _differentiable(outputs)]:
+        own = loss(outputs, batch) if loss else None
+        trained = [own] if own is not None else [part.sum() for part in differentiable(outputs)]
+        if trained:
             torch.stack(trained).sum().backward()
     except Exception as error:  # of the user's module, or of an operation that `meta` lacks
         return Look(error=error, tied=tied, matrices=matrices)
@@ -76,6 +92,13 @@ def look_at(module: nn.Module, shape: tuple[int, ...]) -> Look:
     unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
     written = tuple(_written_in_blocks(module, buffers))
     return Look(outputs, None, draws, written, unused, tied, matrices)
+
+
+def outputs_of(module: nn.Module, batch: Any) -> Any:
+    """Call a module with images, the first of a pair, or with entries of a mapping."""
+    if isinstance(batch, Mapping):
+        return module(**inputs_of(module, batch))
+    return module(batch[0])
 
 
 def listed(names: tuple[str, ...] | list[str]) -> str:
@@ -114,16 +137,22 @@ class _Drawn(TorchDispatchMode):
             handle.remove()
 
 
-def _differentiable(outputs: Any) -> Iterator[Tensor]:
+def logits_of(outputs: Any) -> Any:
+    """Return the logits: the outputs themselves, or the entry `logits` of a mapping."""
+    return outputs["logits"] if isinstance(outputs, Mapping) and "logits" in outputs else outputs
+
+
+def differentiable(outputs: Any) -> Iterator[Tensor]:
+    """Yield the tensors in what a module returns that have gradients."""
     if isinstance(outputs, Tensor):
         if outputs.requires_grad:
             yield outputs
     elif isinstance(outputs, dict):
         for part in outputs.values():
-            yield from _differentiable(part)
+            yield from differentiable(part)
     elif isinstance(outputs, (tuple, list)):
         for part in outputs:
-            yield from _differentiable(part)
+            yield from differentiable(part)
 
 
 def _ties(module: nn.Module) -> Iterator[tuple[tuple[str, int], ...]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
-from vitsweep.spec.from_yaml import imported_function, is_function_path
+from vitsweep.spec.from_yaml import imported_function, is_function_path, wrong_function
 from vitsweep.spec.model_spec import ModelSpec, refused_with_own_loss
 from vitsweep.spec.resnet_spec import OF_TRANSFORMERS
 
@@ -21,6 +21,8 @@ SHAPES = ("num_classes", "in_channels", "resolution_px")
 @dataclass(frozen=True, kw_only=True)
 class ModuleSpec(ModelSpec):
     """Any factory of an `nn.Module` that takes images (B, C, H, W) and returns logits (B, classes).
+
+    Where `data` gives mappings, `forward` is called with the entries that it names, by name.
 
     Attributes:
         target: path of the factory, `package.module.function`, called with keyword arguments.
@@ -39,7 +41,10 @@ class ModuleSpec(ModelSpec):
             `arguments`; dropout must be off in it.
         twin_side_px: side of the images of that proof; null for that of the cell.
         loss: path of a function (outputs, batch) -> mean loss, in place of the cross entropy. `outputs`
-            are what `output` names, float32 or better; `batch` is the pair (images, labels).
+            are what `output` names, float32 or better; `batch` is the pair (images, labels), or the mapping
+            that `data` gives. Over micro-batches and replicas its mean is taken.
+        twin_batch: path of a function (num_images, resolution_px, seed) -> mapping of tensors, such as
+            `data` gives where it gives mappings: for the proof and the count of FLOPs.
         package: whose version is part of the cell; null for a module whose source is hashed.
         version: of the package.
     """
@@ -56,6 +61,7 @@ class ModuleSpec(ModelSpec):
     package: str | None
     version: str | None
     loss: str | None = field(default=None, metadata={"identity": "where set"})
+    twin_batch: str | None = field(default=None, metadata={"identity": False})
 
     norms_over_batch: ClassVar[bool] = True
     """It may have BatchNorm: nobody knows before it is built."""
@@ -70,8 +76,8 @@ class ModuleSpec(ModelSpec):
 
     @property
     def code_modules(self) -> tuple[str, ...]:
-        """Modules of factory and loss; of an installed package the version is compared instead."""
-        named = (None if self.package else self.target, self.loss)
+        """Modules of all functions; of an installed package the version is compared instead."""
+        named = (None if self.package else self.target, self.loss, self.twin_batch)
         return tuple(path.rpartition(".")[0] for path in named if path)
 
     @property
@@ -95,6 +101,17 @@ class ModuleSpec(ModelSpec):
             Exception: whatever importing its module raises, or there is no such name in it.
         """
         return imported_function(self.loss) if self.loss else None
+
+    def example(self, num_images: int, resolution_px: int, seed: int = 0) -> Any:
+        """Call `twin_batch`, where it is set.
+
+        Raises:
+            Exception: whatever importing its module or calling it raises.
+        """
+        if self.twin_batch is None:
+            return None
+        make = imported_function(self.twin_batch)
+        return make(num_images=num_images, resolution_px=resolution_px, seed=seed)
 
     def call(self, factory: Any, resolution_px: int) -> Any:
         """Call the factory for images of this side.
@@ -179,6 +196,7 @@ class ModuleSpec(ModelSpec):
             yield from technique_problems(self, cell)
 
     def _loss_conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        yield from wrong_function("model.loss", self.loss, "outputs and batch")
         if self.loss is None:
             return
         yield from refused_with_own_loss(cell, "model.loss")
@@ -191,16 +209,6 @@ class ModuleSpec(ModelSpec):
             yield (
                 f"`recipe={cell.recipe.name}` mixes images and labels for the cross entropy, which "
                 f"`model.loss={self.loss}` replaces: use `recipe.mixup_alpha=0 recipe.cutmix_alpha=0`."
-            )
-        try:
-            is_function = is_function_path(self.loss) and callable(self.own_loss())
-        except Exception as error:  # the module is the user's
-            yield f"`model.loss={self.loss}` cannot be imported ({type(error).__name__}: {error})."
-            return
-        if not is_function:
-            yield (
-                f"`model.loss={self.loss}` must name a function of outputs and batch, as "
-                "`package.module.function`."
             )
 
 

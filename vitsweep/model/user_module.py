@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 
 from vitsweep.errors import BadValueError
 from vitsweep.model.block import mark_layers
-from vitsweep.model.module_look import MOST_NAMES, Look, listed, look_at
+from vitsweep.model.module_look import MOST_NAMES, Look, listed, logits_of, look_at
+from vitsweep.spec.from_yaml import wrong_function
 
 if TYPE_CHECKING:
     from vitsweep.model.module_spec import ModuleSpec
@@ -180,12 +182,81 @@ def _looked_at(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...],
         wrong, look = list(_seam_problems(spec, module)), Look()
         if not wrong:
             on_meta = any(p.is_meta for p in module.parameters())
-            shape = (2, *spec.input_shape(resolution_px))
-            look = look_at(module, shape)
+            try:
+                batch = example_of(spec, 2, resolution_px)
+            except BadValueError as error:
+                _LOOKS[key] = (str(error),), look
+                return _LOOKS[key]
+            is_function = spec.loss and not [*wrong_function("model.loss", spec.loss, "")]
+            look = look_at(module, batch, partial(_own_loss, spec) if is_function else None)
             if on_meta:
-                wrong += _pass_problems(spec, look, shape)
+                wrong += _pass_problems(spec, look, batch)
         _LOOKS[key] = tuple(wrong), replace(look, outputs=None, error=None)
     return _LOOKS[key]
+
+
+def example_of(spec: "ModuleSpec", num_images: int, resolution_px: int, seed: int = 0) -> Any:
+    """Return a batch such as the model is trained on: zeros and labels 0, or what `model.twin_batch` gives.
+
+    Raises:
+        BadValueError: that cannot be imported or called, or gives no such mapping.
+    """
+    if spec.twin_batch is None:
+        images = torch.zeros(num_images, *spec.input_shape(resolution_px))
+        return images, torch.zeros(num_images, dtype=torch.int64)
+    typed = f"`model.twin_batch={spec.twin_batch}`"
+    called = f"with (num_images={num_images}, resolution_px={resolution_px}, seed={seed})"
+    try:
+        batch = spec.example(num_images, resolution_px, seed)
+    except Exception as error:  # the function is the user's
+        raise BadValueError(
+            f"{typed} raised {type(error).__name__} {called}: {shortened(str(error))}."
+        ) from error
+    is_mapping = isinstance(batch, Mapping) and bool(batch)
+    if not is_mapping or not all(
+        isinstance(t, torch.Tensor) and t.shape[:1] == (num_images,) for t in batch.values()
+    ):
+        raise BadValueError(
+            f"{typed} returned {shown(batch)} {called}: return a mapping of tensors whose first axis has "
+            "`num_images`."
+        )
+    return {name: in_float32(tensor) for name, tensor in batch.items()}
+
+
+def in_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """Return floating-point tensors in float32, and others as they are."""
+    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
+
+
+def shown(batch: Any) -> str:
+    """Return types and shapes of a batch or an item, for a sentence."""
+    if isinstance(batch, torch.Tensor):
+        return f"a tensor {tuple(batch.shape)} of {batch.dtype}"
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key}: {shown(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, (tuple, list)):
+        return f"({', '.join(map(shown, batch))})"
+    return f"{type(batch).__name__} {batch!r:.60}"
+
+
+def _own_loss(spec: "ModuleSpec", outputs: Any, batch: Any) -> torch.Tensor | None:
+    """Compute `model.loss` on `meta`; None where it cannot be computed there."""
+    try:
+        loss = spec.own_loss()
+        assert loss is not None
+        found = loss(outputs, batch)
+        is_loss = isinstance(found, torch.Tensor) and not found.shape and found.requires_grad
+        fault = "" if is_loss else f"returned {shown(found)}"
+    except Exception as error:  # of the user's function, or of an operation that `meta` lacks
+        if "meta" in str(error).lower():
+            return None
+        fault = f"raised {type(error).__name__}: {shortened(str(error))}"
+    if fault:
+        raise BadValueError(
+            f"`model.loss={spec.loss}` {fault} for outputs {shown(outputs)} and a batch {shown(batch)}, and "
+            "it must return the mean loss, a tensor of one number that depends on the outputs."
+        )
+    return found
 
 
 def _seam_problems(spec: "ModuleSpec", module: nn.Module) -> Iterator[str]:
@@ -198,24 +269,28 @@ def _seam_problems(spec: "ModuleSpec", module: nn.Module) -> Iterator[str]:
         )
 
 
-def _pass_problems(spec: "ModuleSpec", look: Look, shape: tuple[int, ...]) -> Iterator[str]:
+def _pass_problems(spec: "ModuleSpec", look: Look, batch: Any) -> Iterator[str]:
     error, outputs = look.error, look.outputs
-    if isinstance(error, BadValueError):  # of `_Output`
+    is_mapping = isinstance(batch, Mapping)
+    shape = "" if is_mapping else f"images {tuple(batch[0].shape)}"
+    given_to = f"entries of {shown(batch)}" if is_mapping else shape
+    if isinstance(error, BadValueError):  # of `_Output`, or of the loss
         yield str(error)
     elif error is not None:
         if "meta" not in str(error):
             yield (
-                f"`{spec.typed}` raised {type(error).__name__} on images {shape} (batch, channels, height, "
+                f"`{spec.typed}` raised {type(error).__name__} on {given_to} (batch, channels, height, "
                 f"width): {shortened(str(error))}. What the module gets of channels, classes and side is in "
                 "`model.shape_arguments`."
             )
-    else:
+    elif not is_mapping or spec.loss is None:
+        outputs = logits_of(outputs) if is_mapping else outputs
         is_tensor = isinstance(outputs, torch.Tensor)
         given = tuple(outputs.shape) if is_tensor else _described(outputs)
         fits = is_tensor and outputs.shape[:1] == (2,)
         if not fits or (spec.head == "classify" and given != (2, spec.num_classes)):
             yield (
-                f"`{spec.typed}` returned {given} for images {shape}, and logits must be "
+                f"`{spec.typed}` returned {given} for {given_to}, and logits must be "
                 f"(2, {spec.num_classes}), (batch, `model.num_classes`): see `model.arguments`, "
                 "`model.shape_arguments` and `model.output`."
             )

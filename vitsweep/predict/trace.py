@@ -1,6 +1,6 @@
 """Trace one training step of a cell on fake tensors: what it computes, sends and keeps (needs torch)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from vitsweep.measure.memory import optimizer_tensors
 from vitsweep.model.build import build_model
+from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.model.user_module import example_of
 from vitsweep.parallelize import parallelize
 from vitsweep.predict.extrapolate import extrapolate, traced_depths
 from vitsweep.predict.fake_world import Replica, fake_world, float32_layer_norm
@@ -74,6 +77,9 @@ def trace_rank(cell: CellSpec, rank: int) -> StepTrace:
     """Trace all blocks of one rank; the second step, in which the optimizer has its state."""
     device, compiled = cell.resources.device, cell.compilation.scope
     cell, notes = traceable(cell)
+    model_spec, example = cell.model, None
+    if isinstance(model_spec, ModuleSpec):  # its values are read before tensors are fake
+        example = example_of(model_spec, 1, cell.batch.resolution_px)
     with fake_world(cell, CPU, rank) as world:
         recorder = Recorder(world, cell.resources.ranks_per_node, device)
         with _without_values(cell, world, recorder), recorder:
@@ -82,7 +88,7 @@ def trace_rank(cell: CellSpec, rank: int) -> StepTrace:
                 model = build_model(cell)
             num_parameters = sum(p.numel() for p in model.parameters())
             trainer = parallelize(model, cell, world)
-            micro_batches = [_micro_batch(cell)] * cell.batch.accumulation_steps
+            micro_batches = [_micro_batch(cell, example)] * cell.batch.accumulation_steps
             trainer.step(iter(micro_batches), recorder)
             held = _Held(trainer, recorder, micro_batches[0])
             recorder.clear()
@@ -119,7 +125,12 @@ def _chunks(cell: CellSpec) -> int:
     return cell.pipeline_parallel.microbatches * cell.pipeline_parallel.stages_per_rank
 
 
-def _micro_batch(cell: CellSpec) -> tuple[Tensor, Tensor]:
+def _micro_batch(cell: CellSpec, example: Any) -> Any:
+    if isinstance(example, Mapping):
+        return {
+            name: torch.zeros(cell.micro_batch, *part.shape[1:], dtype=part.dtype)
+            for name, part in example.items()
+        }
     shape = cell.model.input_shape(cell.batch.resolution_px)
     images = torch.empty(cell.micro_batch, *shape)
     if cell.model.head == "dense":
@@ -130,11 +141,11 @@ def _micro_batch(cell: CellSpec) -> tuple[Tensor, Tensor]:
 class _Held:
     """Says what the tensors of a trainer are, and measures them; passes on the marks of the step."""
 
-    def __init__(self, trainer: Trainer, recorder: Recorder, batch: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, trainer: Trainer, recorder: Recorder, batch: Any) -> None:
         self._recorder, self._gradients = recorder, 0
         self._parameters = list(trainer.model.parameters())
         self._optimizer_tensors = list(optimizer_tensors(trainer))
-        self._buffers = [*batch, *trainer.model.buffers()]
+        self._buffers = [*tree_leaves(batch), *trainer.model.buffers()]
         for module in trainer.model.modules():
             if isinstance(module, Replica) and module.gradient_as_bucket_view:
                 recorder.hold(module.buckets, "gradients")

@@ -5,7 +5,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, get_type_hints
@@ -246,6 +246,17 @@ _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 def is_function_path(text: str) -> bool:
     """Tell whether a text could be `package.module.function`."""
     return _PATH.fullmatch(text) is not None
+
+
+def wrong_function(knob: str, path: str | None, arguments: str) -> Iterator[str]:
+    """Say why a setting names no function of these arguments that can be imported."""
+    if path is None:
+        return
+    try:
+        if not (is_function_path(path) and callable(imported_function(path))):
+            yield f"`{knob}={path}` must name a function of {arguments}, as `package.module.function`."
+    except Exception as error:  # the module is the user's
+        yield f"`{knob}={path}` cannot be imported ({type(error).__name__}: {error})."
 
 
 def imported_function(path: str) -> Any:

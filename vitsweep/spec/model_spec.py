@@ -74,6 +74,10 @@ class ModelSpec(ABC):
         """Return (outputs, batch) -> mean loss, in place of the cross entropy; None for that."""
         return None
 
+    def example(self, num_images: int, resolution_px: int, seed: int = 0) -> Any:
+        """Return a batch as data that give mappings have it; None where batches are images and labels."""
+        return None
+
     def refused(self, cell: "CellSpec") -> dict[str, str]:
         """Return group -> reason for choices that this kind of model has no place for.
 
@@ -93,11 +97,11 @@ class ModelSpec(ABC):
 
 
 def refused_with_own_loss(cell: "CellSpec", knob: str) -> Iterator[str]:
-    """Yield what knows no loss but the cross entropy of images and labels.
+    """Yield what knows no batches but images and labels, and no loss but their cross entropy.
 
     Args:
-        cell: with a loss of its own.
-        knob: how that was given.
+        cell: with a loss of its own, or batches that are mappings.
+        knob: how these were given.
     """
     reasons = {
         f"pipeline_parallel={cell.pipeline_parallel.name}": cell.mesh.pipeline > 1,
@@ -107,8 +111,8 @@ def refused_with_own_loss(cell: "CellSpec", knob: str) -> Iterator[str]:
     for typed, is_chosen in reasons.items():
         if is_chosen:
             yield (
-                f"`{typed}` works with the cell's own loss of images and labels alone: leave `{knob}` out, "
-                "or use another choice."
+                f"`{typed}` works with the cell's own loss of images and labels alone: leave out what gives "
+                f"others, `{knob}`, or use another choice."
             )
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.from_yaml import wrong_function
 from vitsweep.spec.resources import AXES, TOKEN_AXES
 
 
@@ -24,6 +25,7 @@ def conflicts(cell: CellSpec) -> list[str]:
         cell.model.conflicts(cell),
         cell.data.conflicts(cell),
         cell.task.conflicts(),
+        wrong_function("task.held_out", cell.task.held_out, "outputs and batch"),
         cell.recipe.conflicts(cell),
     ]
     parts = [*own, technique_conflicts(cell)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 WITHOUT_EFFECT = {
     "evaluate_every_epochs": 1, "target_accuracy": None, "checkpoint_minutes": 10.0,
-    "keep": "none",
+    "keep": "none", "held_out": None,
 }  # fmt: skip
 """Settings that nothing reads without a training, as `task=measure` has them."""
 
@@ -34,6 +34,8 @@ class Task:
             the training goes on; its ranks, mesh, sharding and precision may be others.
         keep: the weights that a training leaves in a file: those after the last epoch, those that were
             best in an evaluation, or none.
+        held_out: path of a function (outputs, batch) -> mapping of name -> tensor (B, ...), which is kept
+            of each held-out image, after training, for metrics of one's own; None keeps nothing.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Task:
     checkpoint_minutes: Annotated[float, Gt(0)] | None = field(metadata={"identity": False})
     resume_from: str | None
     keep: Literal["final", "best", "none"] = field(default="none", metadata={"identity": False})
+    held_out: str | None = field(default=None, metadata={"identity": False})
 
     def conflicts(self) -> Iterator[str]:
         """Yield which settings of a training have no effect, where there is none, and where epochs are."""
@@ -60,7 +63,9 @@ class Task:
         for key, default in WITHOUT_EFFECT.items():
             value = getattr(self, key)
             if value != default:
-                shown = "null" if value is None else value if key == "keep" else f"{value:g}"
+                shown = (
+                    "null" if value is None else value if isinstance(value, str) else f"{value:g}"
+                )
                 yield (
                     f"`task.{key}={shown}` has no effect with `task={self.name}`, which does not train: "
                     "use `task=train`, or leave it out."

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -14,18 +14,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import interpolate
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
+from vitsweep.collectives.messages import gathered
 from vitsweep.model.draws import drop_after_embedding
 from vitsweep.model.flops import train_flops
+from vitsweep.model.module_look import logits_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
+from vitsweep.spec.from_yaml import imported_function
 from vitsweep.spec.model_spec import ViTSpec
 from vitsweep.spec.model_variant import EpochSize
 from vitsweep.training.augment import augmented
 from vitsweep.training.checkpoint import Position
 from vitsweep.training.checkpoint_manager import CheckpointManager, Decision
 from vitsweep.training.kept_weights import WeightKeeper
-from vitsweep.training.trainer import MicroBatch, Trainer
+from vitsweep.training.trainer import MicroBatch, Trainer, at_least_float32, labels_of
 
 # Epochs of a training with smaller images and fewer patches than the cell has.
 
@@ -123,11 +127,13 @@ class Training:
         metrics: columns of the record.
         reasons: why some of them are empty, `<column>_reason`.
         curve: the evaluations, oldest first.
+        samples: further raw values for the record.
     """
 
     metrics: dict[str, float | None]
     reasons: dict[str, str]
     curve: list[dict[str, float]]
+    samples: dict[str, Any] = field(default_factory=dict)
 
 
 def train_epochs(
@@ -206,6 +212,9 @@ def train_epochs(
     if trainer.average is not None:
         raw = evaluate(trainer, batches, cell.task.epochs, seconds, averaged=False)
         training.metrics["accuracy_top1_raw"] = raw.accuracy_top1
+    if cell.task.held_out:
+        training.samples["held_out"], reason = held_out(trainer, batches, cell.task.held_out)
+        training.reasons.update({"held_out_reason": reason} if reason else {})
     if keeper and not bool(trainer.non_finite):
         training.metrics.update(keeper.finish(trainer, training.curve))
     return training
@@ -295,8 +304,9 @@ def evaluate(
     top5, non_finite, seen = torch.zeros_like(right[:1, 0]), trainer.non_finite.double()[None], 0
     trainer.model.eval()
     with trainer.averaged_weights() if averaged else nullcontext():
-        for images, labels in batches.test():
-            logits = trainer.predict(images)
+        for batch in batches.test():
+            labels = labels_of(trainer.cell, batch)
+            logits = logits_of(trainer.predict(batch))
             best = logits.topk(min(5, logits.shape[-1]), dim=-1).indices == labels[:, None]
             half = (torch.arange(len(labels), device=labels.device) + seen) % 2
             right[0].index_add_(0, half, best[:, 0].double())
@@ -318,3 +328,37 @@ def evaluate(
         accuracy_choosing=choosing / max(num_choosing, 1),
         accuracy_reporting=reporting / max(num_reporting, 1),
     )
+
+
+def held_out(trainer: Trainer, batches: Batches, path: str) -> tuple[dict[str, list[Any]], str]:
+    """Return what a function of the user's keeps of every held-out image, and why it keeps nothing.
+
+    Args:
+        trainer: its model, with averaged weights where there are any.
+        batches: of the held-out images.
+        path: `task.held_out`.
+
+    Returns:
+        Name -> values, one per image, in no set order; the same on every rank.
+    """
+    kept: dict[str, list[Any]] = {}
+    fault = ""
+    trainer.model.eval()
+    with trainer.averaged_weights():
+        for batch in batches.test():
+            outputs = tree_map_only(torch.Tensor, at_least_float32, trainer.predict(batch))
+            try:
+                for name, values in (
+                    {} if fault else imported_function(path)(outputs, batch).items()
+                ):
+                    kept.setdefault(name, []).extend(values.tolist())
+            except (
+                Exception
+            ) as error:  # the function is the user's, and a forward pass is for all ranks
+                fault = f"{path} raised {type(error).__name__}: {error}"
+    trainer.model.train()
+    ranks = gathered({"replica": trainer.world.data_parallel_rank, "kept": kept, "fault": fault})
+    if fault := next((rank["fault"] for rank in ranks if rank["fault"]), ""):
+        return {}, fault
+    replicas = {rank["replica"]: rank["kept"] for rank in ranks}.values()
+    return {name: [v for one in replicas for v in one[name]] for name in kept}, ""

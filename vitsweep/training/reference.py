@@ -1,5 +1,7 @@
 """Plain training in one process without techniques: the reference that techniques must equal."""
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -8,14 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from vitsweep.model.block import NORMS
 from vitsweep.model.build import build_model
 from vitsweep.model.draws import Draws
 from vitsweep.model.initialize import plain_name
+from vitsweep.model.module_look import inputs_of, logits_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.precision.cast import autocast
-from vitsweep.training.trainer import MicroBatch
+from vitsweep.training.trainer import MicroBatch, at_least_float32, labels_of
 from vitsweep.training.update import parameter_groups
 
 FIRST_SCALE = 2.0**16
@@ -52,9 +56,13 @@ def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> 
     _cast(model, dtype)
     optimizer = cell.optimizer.build(parameter_groups(model, cell.optimizer.weight_decay))
     losses = []
-    for step, (images, labels) in enumerate(batches):
-        outputs = _outputs(cell, model, images.to(dtype), step)
-        loss = _loss(cell, outputs, (images, labels))
+    for step, batch in enumerate(batches):
+        replicas = cut(batch, cell.mesh.data_parallel_size if is_cut(cell) else 1)
+        parts = [
+            _loss_of_replica(cell, model, own, dtype, step, replica)
+            for replica, own in enumerate(replicas)
+        ]
+        loss = torch.stack(parts).mean()
         losses.append(float(loss.detach()))
         optimizer.zero_grad()
         loss.backward()
@@ -102,7 +110,6 @@ class PlainModel:
         self, weights: dict[str, Tensor], buffers: dict[str, Tensor], batch: MicroBatch, step: int
     ) -> PlainStep:
         """Compute one step at given weights and buffers, which are cast to the precision of the model."""
-        images, _ = batch
         scale = self._plan.loss_scale
         scale = FIRST_SCALE if scale == "dynamic" else scale or 1.0
         while True:
@@ -110,10 +117,7 @@ class PlainModel:
                 for name, parameter in self.named_parameters().items():
                     parameter.copy_(weights[name].view(parameter.shape))
             self.model.zero_grad()
-            with autocast(self._plan, self._device):
-                outputs, left = self._outputs(images.to(self._dtype), buffers, step)
-            wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-            loss = _loss(self._cell, wide, batch)
+            loss, left = self._loss(batch, buffers, step)
             (loss * scale).backward()
             gradients = self._gradients(scale)
             if self._plan.loss_scale != "dynamic" or scale < 1 or _all_finite(gradients):
@@ -134,19 +138,22 @@ class PlainModel:
         """Return the parameters by their plain names."""
         return {plain_name(n): p for n, p in self.model.named_parameters()}
 
-    def _outputs(
-        self, images: Tensor, buffers: dict[str, Tensor], step: int
+    def _loss(
+        self, batch: MicroBatch, buffers: dict[str, Tensor], step: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Run each replica's share, the first one from the given buffers."""
         named = {plain_name(n): b for n, b in self.model.named_buffers()}
         for name in named.keys() & buffers.keys():
             named[name].copy_(buffers[name])
-        outputs, left = [], dict[str, Tensor]()
+        losses, left, mode = [], dict[str, Tensor](), partial(autocast, self._plan, self._device)
         replicas = self._cell.mesh.data_parallel_size if is_cut(self._cell) else 1
-        for replica, share in enumerate(images.chunk(replicas)):
-            outputs.append(_outputs_of_replica(self._cell, self.model, share, step, replica))
+        for replica, share in enumerate(cut(batch, replicas)):
+            found = _loss_of_replica(
+                self._cell, self.model, share, self._dtype, step, replica, mode
+            )
+            losses.append(found)
             left = left or {name: buffer.clone() for name, buffer in named.items()}
-        return torch.cat(outputs), left
+        return torch.stack(losses).mean(), left
 
 
 def _norm_in_float32(norm: nn.LayerNorm, x: Tensor) -> Tensor:
@@ -220,30 +227,48 @@ def is_cut(cell: CellSpec) -> bool:
     return cell.model.norms_over_batch or cell.vit_block.draws or cell.tokens.draws
 
 
-def _outputs(cell: CellSpec, model: nn.Module, images: Tensor, step: int) -> Tensor:
-    """Run the whole batch."""
-    if not is_cut(cell):
-        return _outputs_of_replica(cell, model, images, step, 0)
-    shares = images.chunk(cell.mesh.data_parallel_size)
-    return torch.cat([_outputs_of_replica(cell, model, s, step, r) for r, s in enumerate(shares)])
+def cut(batch: MicroBatch, parts: int) -> list[MicroBatch]:
+    """Cut all tensors of a batch along the first axis into equal parts, in order."""
+    leaves, tree = tree_flatten(batch)
+    cuts = [leaf.chunk(parts) for leaf in leaves]
+    return [tree_unflatten(list(part), tree) for part in zip(*cuts, strict=True)]
 
 
-def _outputs_of_replica(
-    cell: CellSpec, model: nn.Module, images: Tensor, step: int, replica: int
+def _loss_of_replica(
+    cell: CellSpec,
+    model: nn.Module,
+    share: MicroBatch,
+    dtype: torch.dtype,
+    step: int,
+    replica: int,
+    mode: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Tensor:
-    if not is_cut(cell):
-        return model(images)
-    parts = cell.batch.accumulation_steps * cell.pipeline_parallel.microbatches
+    """Return the mean over the micro-batches of a replica; of the whole batch where it is not cut."""
     draws: Any = vars(model)["draws"]
     draws.replica = replica
     draws.begin(step)
-    return torch.cat([model(part) for part in images.chunk(parts)])
+    parts = cell.batch.accumulation_steps * cell.pipeline_parallel.microbatches
+    losses = []
+    for part in cut(share, parts if is_cut(cell) else 1):
+        with mode():
+            outputs = _outputs(model, part, dtype)
+        losses.append(_loss(cell, tree_map_only(Tensor, at_least_float32, outputs), part))
+    return torch.stack(losses).mean()
 
 
-def _loss(cell: CellSpec, outputs: Tensor, batch: MicroBatch) -> Tensor:
+def _outputs(model: nn.Module, batch: Any, dtype: torch.dtype) -> Any:
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    if isinstance(batch, Mapping):
+        return model(**tree_map_only(Tensor, cast, inputs_of(model, batch)))
+    return model(batch[0].to(dtype))
+
+
+def _loss(cell: CellSpec, outputs: Any, batch: MicroBatch) -> Tensor:
     if own := cell.model.own_loss():
         return cast(Tensor, own(outputs, batch))
-    labels = batch[1]
+    labels = labels_of(cell, batch)
     if cell.model.head == "dense":
         return F.mse_loss(outputs, labels.to(outputs.dtype))
-    return F.cross_entropy(outputs, labels, label_smoothing=cell.task.label_smoothing)
+    return F.cross_entropy(logits_of(outputs), labels, label_smoothing=cell.task.label_smoothing)

@@ -1,7 +1,6 @@
 """Trainer: a parallelized model with its optimizer, and one optimizer step."""
 
 import gc
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from vitsweep.model.draws import Draws
 from vitsweep.model.initialize import WRAPPERS, named_seed
+from vitsweep.model.module_look import inputs_of, logits_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import PipelineRunner
 from vitsweep.spec.model_variant import WeightAverage
@@ -150,33 +150,26 @@ class Trainer:
         with self._autocast():
             outputs = self._outputs(batch)
         if self.own_loss is None:
-            return criterion_of(self.cell)(outputs, batch[1])
-        return self.own_loss(tree_map_only(Tensor, _at_least_float32, outputs), batch)
+            return criterion_of(self.cell)(logits_of(outputs), labels_of(self.cell, batch))
+        return self.own_loss(tree_map_only(Tensor, at_least_float32, outputs), batch)
 
     def _outputs(self, batch: Any) -> Any:
         """Call the model with the images, or with those entries of a mapping that its `forward` names."""
         if not isinstance(batch, Mapping):
             return self.model(self._cast(batch[0]))
-        return self.model(**{n: self._cast_input(batch[n]) for n in self.input_names(batch)})
-
-    def input_names(self, batch: Mapping[str, Any]) -> list[str]:
-        """Return which entries of a batch the model is called with."""
-        parameters = inspect.signature(unwrapped(self.model).forward).parameters
-        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            return list(batch)
-        return [name for name in batch if name in parameters]
+        inputs = inputs_of(unwrapped(self.model), batch)
+        return self.model(**{name: self._cast_input(value) for name, value in inputs.items()})
 
     def _cast_input(self, value: Any) -> Any:
         is_floating = isinstance(value, Tensor) and value.is_floating_point()
         return self._cast(value) if is_floating else value
 
-    def predict(self, images: Tensor) -> Tensor:
-        """Return outputs without gradients."""
+    def predict(self, batch: Any) -> Any:
+        """Return outputs of a batch without gradients; only its inputs are read."""
         if self.pipeline:
-            return self.pipeline.predict(self._cast(images))
+            return self.pipeline.predict(self._cast(batch[0]))
         with torch.no_grad(), self._autocast():
-            outputs: Tensor = self.model(self._cast(images))
-        return outputs
+            return self._outputs(batch)
 
     def _add_gradients(self, batch: Any, micro_batches: int, marks: PhaseMarks) -> Tensor:
         """Run forward and backward; return this micro-batch's part of the mean loss."""
@@ -293,7 +286,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def _at_least_float32(outputs: Tensor) -> Tensor:
+def labels_of(cell: CellSpec, batch: Any) -> Tensor:
+    """Return the labels (B,) of a pair, or the entry of a mapping that `data.label` names."""
+    at: Any = getattr(cell.data, "label", None) if isinstance(batch, Mapping) else 1
+    labels: Tensor = batch[at]
+    return labels
+
+
+def at_least_float32(outputs: Tensor) -> Tensor:
+    """Return floating-point outputs in float32 or what is wider, and others as they are."""
     if not outputs.is_floating_point():
         return outputs
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
@@ -303,7 +304,7 @@ def criterion_of(cell: CellSpec) -> Callable[[Tensor, Tensor], Tensor]:
     """Return (outputs, labels) -> mean loss, in float32 or better."""
 
     def criterion(outputs: Tensor, labels: Tensor) -> Tensor:
-        outputs = _at_least_float32(outputs)
+        outputs = at_least_float32(outputs)
         if cell.model.head == "dense":
             return F.mse_loss(outputs, labels.to(outputs.dtype))
         if labels.is_floating_point():  # shares of the classes, of mixed images

@@ -58,7 +58,7 @@ def _averaged(world: World, each: CellSpec) -> dict[str, float]:
 
     loop = weights()
     for step in range(STEPS):
-        trainer.step(iter(_my_share(each, *_global_batch(each, step, world), world)))
+        trainer.step(iter(_my_share(each, _global_batch(each, step, world), world)))
         loop = {n: 0.75 * loop[n] + 0.25 * w for n, w in weights().items()}
     last = weights()
     with trainer.averaged_weights():

@@ -121,7 +121,7 @@ def _graphs(world, specs):
         torch._dynamo.reset()
         before = compiled_graphs()
         trainer = parallelize(build_model(spec), spec, world)
-        trainer.step(iter(_my_share(spec, *_global_batch(spec, 0, world), world)))
+        trainer.step(iter(_my_share(spec, _global_batch(spec, 0, world), world)))
         found.append(compiled_graphs() - before)
     return found
 
@@ -186,7 +186,7 @@ def _train(world, specs):
         torch._dynamo.reset()
         torch.manual_seed(0)
         trainer = parallelize(build_model(spec), spec, world)
-        shares = [_my_share(spec, *_global_batch(spec, step, world), world) for step in range(3)]
+        shares = [_my_share(spec, _global_batch(spec, step, world), world) for step in range(3)]
         found.append([float(trainer.step(iter(share))) for share in shares])
     return found
 

@@ -41,7 +41,7 @@ def _booked(world: World, each: CellSpec) -> dict[str, Any]:
 
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
-    share = _my_share(each, *_global_batch(each, 0, world), world)
+    share = _my_share(each, _global_batch(each, 0, world), world)
     trainer.step(iter(share))  # finds the shapes
     for block in (m for m in trainer.model.modules() if isinstance(m, Block)):
         block.norm_attention.register_forward_hook(lambda *_: advance(FORWARD))

@@ -71,7 +71,7 @@ def _training_difference(world: World, cell: CellSpec) -> dict[str, float]:
     wanted = train_plain(plain, replace(cell, optimizer=cell.optimizer.plain()), batches)
     trainer = _trainer(cell, world)
     losses = [
-        _mean_over_replicas(trainer.step(iter(_my_share(cell, *batch, world))), world)
+        _mean_over_replicas(trainer.step(iter(_my_share(cell, batch, world))), world)
         for batch in batches
     ]
     weights = whole_tensors(trainer, lambda p: p)

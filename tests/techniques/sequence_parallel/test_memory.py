@@ -70,7 +70,7 @@ def parts_of_ranks(world: World, cells: list[CellSpec]) -> list[list[dict[str, f
 def _parts(world: World, each: CellSpec) -> dict[str, float]:
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
-    share = _my_share(each, *_global_batch(each, 0, world), world)
+    share = _my_share(each, _global_batch(each, 0, world), world)
     trainer.step(iter(share))
     return memory_by_kind(trainer, iter(share))[0]  # type: ignore[return-value]
 

@@ -30,7 +30,7 @@ def skipped(world: World, cells: list[CellSpec]) -> list[bool]:
 def _skipped(world: World, each: CellSpec) -> bool:
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
-    share = _my_share(each, *_global_batch(each, 0, world), world)
+    share = _my_share(each, _global_batch(each, 0, world), world)
     flags, moved = [], []
     for spoilt in (False, True):
         handle = _spoil(trainer.model) if spoilt and world.rank == world.size - 1 else None

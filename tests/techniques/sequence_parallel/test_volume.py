@@ -64,7 +64,7 @@ def counted(world: World, cells: list[CellSpec]) -> list[dict[str, float]]:
 def _counted(world: World, each: CellSpec) -> dict[str, float]:
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
-    share = _my_share(each, *_global_batch(each, 0, world), world)
+    share = _my_share(each, _global_batch(each, 0, world), world)
     trainer.step(iter(share))  # pipelines exchange shapes before their first step
     with CommunicationCounter() as counter:
         trainer.step(iter(share))

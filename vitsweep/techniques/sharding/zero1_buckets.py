@@ -166,12 +166,12 @@ class ShardedReplica(nn.Module):
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the module; running statistics are the first rank's, as under DDP."""
         statistics = [b for b in self.module.buffers() if b.is_floating_point()]
         if statistics and self.training and self._group and self._group.size() > 1:
             broadcast_together(statistics, self._group)
-        return self.module(*inputs)
+        return self.module(*inputs, **named)
 
     @contextmanager
     def exchanging(self, is_last_micro_batch: bool) -> Iterator[None]:
