@@ -34,7 +34,7 @@ FIGURES = {"vitsweep.rates.calibration", "vitsweep.rates.device", "vitsweep.rate
 COMMANDING = (
     ("hydra_plugins", "__main__"),
     ("cli",),
-    ("export",),
+    ("export", "judging"),
     ("api",),
     ("launchers",),
     ("racing",),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitsweep.api.functions import compare, plan, race, sweep
     from vitsweep.api.sweep import Report, Sweep, load
     from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
+    from vitsweep.judging.measured import measured
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ __all__ = [
     "apply",
     "compare",
     "load",
+    "measured",
     "plan",
     "race",
     "sweep",
@@ -41,6 +43,7 @@ _HOMES = {
     "api.functions": ("compare", "plan", "race", "sweep"),
     "api.sweep": ("Report", "Sweep", "load"),
     "api.compare": ("ComparisonResult",),
+    "judging.measured": ("measured",),
     "errors": ("BadValueError", "ImpossibleCellError", "VitsweepError"),
 }
 _MODULE_OF = {name: f"vitsweep.{home}" for home, names in _HOMES.items() for name in names}

@@ -338,18 +338,20 @@ def for_model(cell: CellSpec, model: "nn.Module") -> CellSpec:
                 "build it with `vitsweep.model.build.build_model(cell)`."
             )
         return cell
-    known = cell.model if isinstance(cell.model, ModuleSpec) else _unknown(cell, model)
+    known = described(cell, f"{type(model).__module__}.{type(model).__qualname__}")
     return replace(cell, model=replace(known, name=type(model).__name__, passes_name=False))
 
 
-def _unknown(cell: CellSpec, model: "nn.Module") -> ModuleSpec:
-    """Describe a module of which the cell says nothing."""
+def described(cell: CellSpec, target: str) -> ModuleSpec:
+    """Return the cell's description of a module, or one of a module that it says nothing of."""
+    if isinstance(cell.model, ModuleSpec):
+        return cell.model
     return ModuleSpec(
-        name=type(model).__name__,
+        name=target,
         in_channels=cell.model.in_channels,
         num_classes=cell.model.num_classes,
         head="classify",
-        target=f"{type(model).__module__}.{type(model).__qualname__}",
+        target=target,
         arguments={},
         shape_arguments={},
         passes_name=False,

@@ -1,0 +1,125 @@
+"""`vitsweep judge`: is a change of code faster, and does it still train the same?"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from vitsweep.cli.verbs import VERBS, Options, require_writable
+from vitsweep.console import open_console, print_lines
+from vitsweep.errors import BadValueError
+from vitsweep.judging.session import JudgeRequest, file_and_function, judge, overrides_of
+
+HELP = """\
+Train two states of a project in turns, and say whether the newer one is faster and still right.
+
+BASE and HEAD are commits, or folders; without HEAD it is the working tree. `--step` names the training
+step: `make_step(cell)` builds model and optimizer and returns `step(batch) -> loss`, with the model as
+`step.model`. Batches are the judge's. Without it the cell's model is judged (`model.target=...`).
+
+  python -m vitsweep judge main --step train.py:make_step batch.images_per_step=64 --minutes 5
+  python -m vitsweep judge v1.2 my-branch --step bench/step.py:make_step data=synthetic
+  python -m vitsweep judge HEAD~1 HEAD --config-dir conf model=mine
+
+Exit codes: 0 not worse, 1 worse or wrong, 2 bad input, 3 not measured, 4 undecided within the budget.
+"""
+MINUTES, WIDTH = 5.0, 0.03
+
+
+def parser() -> Options:
+    """Return the parser."""
+    options = Options(VERBS["judge"], HELP)
+    options.add_argument("words", nargs="*", metavar="BASE [HEAD] [override ...]", help="see above")
+    options.add_argument("--step", metavar="FILE:FUNCTION", help="makes the training step")
+    options.add_argument(
+        "--script", default="", metavar="FILE", help="a loop with `vitsweep.measured()`: times only"
+    )
+    options.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        help="budget of this command (default %(default)g)",
+    )
+    options.add_argument(
+        "--width",
+        type=float,
+        default=WIDTH,
+        help="no difference is said where the interval is within +- this, relative (default %(default)g)",
+    )
+    options.add_argument("--setup", default="", metavar="CMD", help="builds a side, in its root")
+    options.add_argument(
+        "--link", action="append", default=[], metavar="PATH", help="data that git does not track"
+    )
+    options.add_argument(
+        "--path", action="append", default=[], metavar="FOLDER", help="of packages, such as `src`"
+    )
+    for side in ("base", "head"):
+        options.add_argument(
+            f"--python-{side}", metavar="PYTHON", help=f"interpreter of the {side}"
+        )
+    options.add_argument("--config-dir", metavar="FOLDER", help="with choices of your own")
+    options.add_argument("--markdown", type=Path, metavar="FILE", help="write it for a comment")
+    options.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    return options
+
+
+def judge_request(arguments: Sequence[str]) -> tuple[JudgeRequest, bool, Path | None]:
+    """Read a command line: the request, whether JSON is printed, and the file for Markdown.
+
+    Raises:
+        VitsweepError: an option is unknown or has a wrong value.
+    """
+    options = parser()
+    found = options.parse_intermixed_args([word for word in arguments if word != "--"])
+    for option in ("minutes", "width"):
+        value = getattr(found, option)
+        if not 0 < value < math.inf:
+            raise BadValueError(f"`--{option} {value:g}` must be a number above 0.")
+    states, overrides = overrides_of(found.words)
+    if not 1 <= len(states) <= 2:
+        raise BadValueError(
+            "`judge` needs one or two states of the code, BASE and HEAD.\n"
+            + options.format_usage().strip()
+        )
+    if found.step and found.script:
+        raise BadValueError("`--step` and `--script` exclude one another: leave one out.")
+    if found.markdown:
+        require_writable("--markdown", found.markdown)
+    request = JudgeRequest(
+        base=states[0],
+        head=states[1] if len(states) > 1 else None,
+        overrides=overrides,
+        step=file_and_function("--step", found.step) if found.step else None,
+        script=found.script,
+        examples=None,
+        quality="",
+        minutes=found.minutes,
+        width=found.width,
+        setup=found.setup,
+        links=tuple(found.link),
+        paths=tuple(found.path),
+        pythons=(found.python_base, found.python_head),
+        config_dir=found.config_dir,
+    )
+    return request, bool(found.json), found.markdown
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Judge a change of code; return the exit code.
+
+    Raises:
+        VitsweepError: what was typed is wrong, or cannot be judged.
+    """
+    request, as_json, markdown = judge_request(arguments)
+    console = Console(stderr=True) if as_json else open_console()
+    judged = judge(request, lambda text: console.print(text, highlight=False, markup=False))
+    if markdown:
+        markdown.write_text(judged.verdict.markdown(), encoding="utf-8")
+    if as_json:
+        print(json.dumps(judged.verdict.json(), indent=1))
+    else:
+        console.print()
+        print_lines(console, [*judged.verdict.sentences, f"Records: {judged.folder}"])
+    return judged.verdict.exit_code

@@ -1,0 +1,200 @@
+"""The two states of the code: git worktrees, the working tree, or folders as they are."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.execution.code_hash import PACKAGE_FOLDER
+
+SOURCE_ROOTS = ("", "src", "python", "lib")
+"""Folders of a project that its packages may lie in."""
+MOST_BYTES = 10 * 2**20
+"""A larger file that git does not track is named and not copied."""
+BASE, HEAD = "base", "head"
+WORKING_TREE = "working tree"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """One state of the code.
+
+    Attributes:
+        side: `base` or `head`.
+        root: folder that holds it.
+        label: what was typed, with the commit.
+        source: repository that it was taken from; the folder itself where there is none.
+        notes: what it lacks of its source.
+    """
+
+    side: str
+    root: Path
+    label: str
+    source: Path
+    notes: tuple[str, ...] = ()
+
+    def files(self) -> dict[str, str]:
+        """Return path -> hash of the content of every file that git would track, or that is no cache."""
+        listed = _git(self.root, "ls-files", "-co", "--exclude-standard", "-z", check=False)
+        names = [n for n in listed.split("\0") if n] or [
+            str(path.relative_to(self.root))
+            for path in self.root.rglob("*")
+            if not {".git", "__pycache__"} & set(path.parts) and path.suffix != ".pyc"
+        ]
+        plain = (name for name in names if (self.root / name).is_file())
+        return {name: _digest(self.root / name) for name in plain}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def _git(folder: Path, *words: str, check: bool = True) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, encoding="utf-8"
+        )
+    except OSError as error:
+        raise VitsweepError(f"`git` cannot be started ({error.strerror}): install it.") from error
+    if done.returncode and check:
+        raise VitsweepError(f"`git {' '.join(words)}` failed: {done.stderr.strip()}")
+    return done.stdout if not done.returncode else ""
+
+
+@contextmanager
+def laid_out(base: str, head: str | None, place: Path) -> Iterator[tuple[Tree, Tree]]:
+    """Lay out both states, and remove at the end what was laid out.
+
+    Args:
+        base: a commit, or a folder.
+        head: the same, or None for the working tree.
+        place: folder for the worktrees.
+
+    Raises:
+        BadValueError: no such commit, or one folder and one commit.
+        VitsweepError: this is no git repository, or the judge is a part of it.
+    """
+    folders = [Path(text) for text in (base, head or "") if text and Path(text).is_dir()]
+    if head and len(folders) == 2:
+        roots = [folder.absolute() for folder in folders]
+        for root in roots:
+            _refuse_own_judge(root)
+        base_tree, head_tree = (
+            Tree(side=side, root=root, label=text, source=root)
+            for side, root, text in zip((BASE, HEAD), roots, (base, head), strict=True)
+        )
+        yield base_tree, head_tree
+        return
+    top = _git(Path.cwd(), "rev-parse", "--show-toplevel", check=False).strip()
+    if not top:
+        raise VitsweepError(
+            f"`{Path.cwd()}` is in no git repository: `cd` to the project whose commits you compare, or "
+            "give two folders."
+        )
+    repository = Path(top)
+    _refuse_own_judge(repository)
+    commits = {BASE: _commit(repository, base), HEAD: head and _commit(repository, head)}
+    try:
+        yield (
+            _worktree(repository, place / BASE, BASE, str(commits[BASE]), base),
+            _head(repository, place / HEAD, commits[HEAD], head),
+        )
+    finally:
+        for side in (BASE, HEAD):
+            _git(repository, "worktree", "remove", "--force", str(place / side), check=False)
+            shutil.rmtree(place / side, ignore_errors=True)
+        _git(repository, "worktree", "prune", check=False)
+
+
+def _refuse_own_judge(repository: Path) -> None:
+    """Refuse a judge that the code under judgment could change."""
+    folder = PACKAGE_FOLDER.resolve()
+    if folder.is_relative_to(repository.resolve()) and "site-packages" not in folder.parts:
+        raise VitsweepError(
+            f"The judge is imported from `{folder}`, a part of what is judged: install a copy of its "
+            "own (`python -m venv JUDGE && JUDGE/bin/pip install .`) and type `JUDGE/bin/vitsweep judge ...`."
+        )
+
+
+def _commit(repository: Path, text: str) -> str:
+    found = _git(
+        repository, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", check=False
+    ).strip()
+    if not found or text.startswith("-"):
+        raise BadValueError(
+            f"`{text}` is no commit of `{repository}`: `git log --oneline --all` lists them; a branch of the "
+            "remote is `origin/NAME`. Two folders can be given instead."
+        )
+    return found
+
+
+def _worktree(repository: Path, root: Path, side: str, commit: str, typed: str) -> Tree:
+    _git(repository, "worktree", "add", "--detach", "--force", str(root), commit)
+    modules = _git(root, "submodule", "status", check=False).splitlines()
+    notes = tuple(
+        f"{side}: the submodule `{line.split()[1]}` is empty: `--setup 'git submodule update --init'`"
+        for line in modules
+    )
+    label = f"{typed} ({commit[:10]})" if not commit.startswith(typed) else commit[:10]
+    return Tree(side=side, root=root, label=label, source=repository, notes=notes)
+
+
+def _head(repository: Path, root: Path, commit: str | None, typed: str | None) -> Tree:
+    if commit:
+        return _worktree(repository, root, HEAD, commit, str(typed))
+    # A commit of what is in the working tree, which no branch will know
+    stash = _git(repository, "stash", "create").strip() or _commit(repository, "HEAD")
+    tree = _worktree(repository, root, HEAD, stash, WORKING_TREE)
+    notes = (*tree.notes, *_copy_untracked(repository, root))
+    return Tree(side=HEAD, root=root, label=WORKING_TREE, source=repository, notes=notes)
+
+
+def _copy_untracked(repository: Path, root: Path) -> Iterator[str]:
+    names = _git(repository, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
+    for name in filter(None, names):
+        source, target = repository / name, root / name
+        if source.is_relative_to(root.parents[1]) or not source.is_file():
+            continue  # results of this command, not code
+        if source.stat().st_size > MOST_BYTES:
+            yield f"head: `{name}` is large and not tracked: `--link {name}` shows it to both sides"
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
+
+
+def prepare(tree: Tree, setup: str, links: Sequence[str], step_file: str) -> None:
+    """Link data, bring a step file that the state lacks, and build it.
+
+    Args:
+        tree: the state.
+        setup: shell command, started in its root; "" for none.
+        links: paths of the source that the state is shown.
+        step_file: path relative to the root; taken from the source where the state has none.
+
+    Raises:
+        VitsweepError: there is no such path, or the command failed.
+    """
+    for name in links:
+        source, target = (tree.source / name).absolute(), tree.root / name
+        if not source.exists():
+            raise BadValueError(f"`--link {name}`: `{source}` does not exist.")
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(source, target)
+    if step_file and not (tree.root / step_file).exists():
+        if not (tree.source / step_file).is_file():
+            raise BadValueError(
+                f"`{step_file}` is neither in `{tree.label}` nor in `{tree.source}`: give the path of the "
+                "file from the root of the project."
+            )
+        shutil.copy2(tree.source / step_file, tree.root / step_file)
+    if setup:
+        done = subprocess.run(setup, shell=True, cwd=tree.root, capture_output=True, text=True)
+        if done.returncode:
+            last = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+            raise VitsweepError(f"`--setup {setup}` failed in `{tree.label}`:\n{last}")

@@ -1,0 +1,323 @@
+"""A trial: probes, the proof, and blocks of both sides until the interval says enough."""
+
+import math
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitsweep.errors import VitsweepError
+from vitsweep.files import append_line
+from vitsweep.judging.evidence import (
+    Bounds,
+    Training,
+    WrongEvidenceError,
+    own_modules,
+    require_finite,
+    training_of,
+)
+from vitsweep.judging.sides import RunFailedError, RunResult, Side, free_port
+from vitsweep.judging.trees import BASE, HEAD
+from vitsweep.judging.verdict import Answer, Verdict
+from vitsweep.planning.blocks import BalancedOrder
+from vitsweep.results.record import utc_now
+from vitsweep.tables.comparison import Comparison, compared
+from vitsweep.tables.stats import Claim
+
+PROBE_STEPS, WARM_SHARE, LEAST_WARM = 5, 0.25, 3
+WINDOW_SHARE, BLOCKS_HOPED, RUNS_PER_WINDOW = 0.5, 12, 2
+SHORTEST_WINDOW, LONGEST_WINDOW = 0.3, 5.0
+FIRST_SHARE = 0.6
+"""Of the budget, for the blocks before a sign of a slower head is measured again."""
+LEAST_BLOCKS = 5
+MARGIN = 1.5
+"""A time is impossible where even a device that is faster by this could not do the counted work."""
+
+
+def _drawn() -> int:
+    return secrets.randbits(31)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
+    """Seeds of first weights, warm-up and window, which both sides of a block share."""
+
+    first: int = field(default_factory=_drawn)
+    warm_up: int = field(default_factory=_drawn)
+    window: int = field(default_factory=_drawn)
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """Two sides, and what is measured of them.
+
+    Attributes:
+        base: side that the ratio divides by.
+        head: side that is judged.
+        request: what every run of both sides is given.
+        ranks: of each side.
+        width: half of the interval that is narrow enough, relative.
+        deadline: by `time.monotonic`.
+        folder: for records and weights.
+        facts: of every record.
+        flops_per_second: that the device can reach; 0 where nobody knows.
+        say: told what happens.
+    """
+
+    base: Side
+    head: Side
+    request: dict[str, Any]
+    ranks: int
+    width: float
+    deadline: float
+    folder: Path
+    facts: Mapping[str, Any]
+    flops_per_second: float
+    say: Callable[[str], None]
+    steps: int = PROBE_STEPS
+    warm_steps: int = LEAST_WARM
+    memory: dict[str, list[float]] = field(default_factory=lambda: {BASE: [], HEAD: []})
+    step_seconds: dict[str, list[float]] = field(default_factory=lambda: {BASE: [], HEAD: []})
+    found: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def verdict(self) -> Verdict:
+        """Measure, and answer."""
+        begin = time.monotonic()
+        try:
+            return self._judged()
+        except RunFailedError as error:
+            return self._verdict(Answer.not_measured, reason=str(error).rstrip("."))
+        except WrongEvidenceError as error:
+            return self._verdict(Answer.wrong, reason=str(error))
+        finally:
+            self.say(f"{time.monotonic() - begin:.0f} s.")
+
+    def _judged(self) -> Verdict:
+        if self._probe():  # nothing to measure
+            return self._verdict(Answer.same_code, reason=self.found["same"])
+        bounds = self._proof() if self.proves else None
+        first = list(self._blocks(bounds, FIRST_SHARE, None))
+        speed = compared(first)
+        if speed.claim is not Claim.slower:
+            return self._concluded(speed, None)
+        cap = max(LEAST_BLOCKS, 2 * len(first))
+        self.say(f"{_percent(speed)}: measured again in fresh processes, {cap} blocks at most.")
+        for side in (self.base, self.head):
+            side.start()
+        return self._concluded(speed, compared(list(self._blocks(bounds, 1.0, cap))))
+
+    def _concluded(self, speed: Comparison, repeated: Comparison | None) -> Verdict:
+        last = repeated or speed
+        self._require_possible()
+        if last.claim is Claim.slower and repeated:
+            return self._verdict(Answer.slower, speed, repeated)
+        if last.claim is Claim.faster and not repeated:
+            return self._verdict(Answer.faster, speed, repeated)
+        if last.num_blocks >= LEAST_BLOCKS and last.half_width <= self.width:
+            reason = "a first sign of a slower head did not recur" if repeated else ""
+            return self._verdict(Answer.no_difference, speed, repeated, reason)
+        why = "a slower head was not shown again" if repeated else "the interval is too wide"
+        more = f"{why} within the budget: more `--minutes`, or a larger `--width`, decide it"
+        return self._verdict(Answer.undecided, speed, repeated, more)
+
+    @property
+    def proves(self) -> bool:
+        """Whether losses and weights are compared."""
+        return not self.request["script"] and not self.request["quality"]
+
+    def _probe(self) -> bool:
+        """Look at both sides once: their files, work and time per step. Return whether they are one code."""
+        looks = {}
+        for side, other in ((self.base, self.head), (self.head, self.base)):
+            self.say(f"{side.tree.side}: {side.tree.label}")
+            looks[side.tree.side] = self._run(
+                side, "probe", Seeds(), count=not self.request["script"]
+            )
+            modules = looks[side.tree.side].evidence["modules"]
+            self.found.setdefault("files", {})[side.tree.side] = own_modules(side, other, modules)
+        evidence = {name: look.evidence for name, look in looks.items()}
+        self.found["versions"] = {name: each["versions"] for name, each in evidence.items()}
+        if not self.request["script"]:
+            self.found["flops_per_step"] = {n: each["flops"] for n, each in evidence.items()}
+            self._set_window(max(look.seconds for look in looks.values()) / PROBE_STEPS)
+        return self._is_same_code()
+
+    def _is_same_code(self) -> bool:
+        files, versions = self.found["files"], self.found["versions"]
+        trees = [side.tree.files() for side in (self.base, self.head)]
+        changed = sorted(n for n in {*trees[0], *trees[1]} if trees[0].get(n) != trees[1].get(n))
+        self.found["changed_files"] = changed
+        unread = [n for n in changed if not n.endswith((".py", ".md", ".rst"))]
+        if files[BASE] != files[HEAD] or versions[BASE] != versions[HEAD] or unread:
+            return False
+        if self.base.python != self.head.python:
+            return False
+        self.found["same"] = (
+            f"all {len(files[HEAD])} files of the project that ran are identical"
+            + (f"; {', '.join(changed[:3])} changed and was not imported" if changed else "")
+        )
+        return True
+
+    def _set_window(self, seconds_per_step: float) -> None:
+        """Choose how many steps all windows have; a script says so itself."""
+        left = self.deadline - time.monotonic()
+        hoped = WINDOW_SHARE * left / (2 * BLOCKS_HOPED * RUNS_PER_WINDOW)
+        window = min(max(hoped, SHORTEST_WINDOW), LONGEST_WINDOW)
+        self.steps = max(2, math.ceil(window / max(seconds_per_step, 1e-6)))
+        self.warm_steps = max(LEAST_WARM, round(WARM_SHARE * self.steps))
+
+    def _proof(self) -> Bounds:
+        """Train both once, and the base once more with the least change, before anything is timed."""
+        seeds = Seeds()
+        base = self._training(self._run(self.base, "proof", seeds), self.base)
+        require_finite(base)
+        other = self._training(self._run(self.base, "rounding", seeds, perturbed=True), self.base)
+        head = self._training(self._run(self.head, "proof", seeds), self.head)
+        bounds = Bounds.between(base, other)
+        bounds.require_equal(head, base)
+        self.found["equality"] = f"Equal in {bounds.sentence}"
+        return bounds
+
+    def _blocks(self, bounds: Bounds | None, share: float, most: int | None) -> Iterator[float]:
+        """Yield log(head / base) of throughput block by block, until the interval says enough."""
+        order, logs, last = BalancedOrder(), list[float](), 0.0
+        begin = time.monotonic()
+        end = begin + share * (self.deadline - begin)
+        while most is None or len(logs) < most:
+            if len(logs) >= LEAST_BLOCKS:
+                now = compared(logs)
+                decided = now.claim in (Claim.faster, Claim.slower)
+                if decided or now.half_width <= self.width:
+                    return
+            started = time.monotonic()
+            if logs and started + last > end:
+                return
+            logs.append(self._block(order, bounds, "repeat" if most else "block"))
+            last = time.monotonic() - started
+            self.say(f"block {len(logs)}: {_percent(compared(logs))}")
+            yield logs[-1]
+
+    def _block(self, order: BalancedOrder, bounds: Bounds | None, phase: str) -> float:
+        name, seeds = f"{phase}-{secrets.token_hex(4)}", Seeds()
+        results: dict[str, RunResult] = {}
+        trainings: dict[str, Training] = {}
+        for position, side_name in enumerate(order.next_block([BASE, HEAD])):
+            side = self.base if side_name == BASE else self.head
+            results[side_name] = self._run(side, name, seeds, position)
+            if bounds:
+                trainings[side_name] = self._training(results[side_name], side)
+        if bounds:
+            require_finite(trainings[BASE])
+            bounds.require_equal(trainings[HEAD], trainings[BASE])
+        return math.log(results[BASE].seconds / results[HEAD].seconds)
+
+    def _training(self, result: RunResult, side: Side) -> Training:
+        try:
+            return training_of(result, self._weights)
+        except WrongEvidenceError as error:
+            if side is self.head:
+                raise
+            raise VitsweepError(f"The base cannot be judged against: {error}.") from error
+
+    @property
+    def _weights(self) -> Path:
+        return self.folder.absolute() / "weights.pt"
+
+    def _run(
+        self, side: Side, block: str, seeds: Seeds, position: int = 0, **more: Any
+    ) -> RunResult:
+        """Do one run and keep its record."""
+        is_probe = block == "probe"
+        request = self.request | {
+            "steps": self.steps,
+            "warm_steps": LEAST_WARM if is_probe else self.warm_steps,
+            "seed": seeds.first,
+            "warm_seed": seeds.warm_up,
+            "port": free_port(),
+            "weights": str(self._weights) if self.proves and not is_probe else "",
+            "perturbed": False,
+            "count": False,
+            **more,
+        }
+        record = {
+            "started_at": utc_now(),
+            **self.facts,
+            "side": side.tree.side,
+            "code": side.tree.label,
+            "block": block,
+            "position": position,
+        }
+        try:
+            result = side.run(request, seeds.window, self.ranks)
+        except RunFailedError as error:
+            append_line(
+                self.folder / "runs.jsonl", record | {"status": "failed", "reason": str(error)}
+            )
+            raise
+        name = side.tree.side
+        shown = {k: v for k, v in result.evidence.items() if k not in ("modules", "versions")}
+        append_line(
+            self.folder / "runs.jsonl",
+            record
+            | {"status": "measured", "seconds": result.seconds, "steps": self.steps}
+            | {"losses": result.losses, **shown},
+        )
+        self.memory[name].append(result.evidence["memory_gib"])
+        if not is_probe:
+            self.step_seconds[name].append(result.seconds / self.steps)
+        if result.left_running:
+            self.notes.append(
+                f"The {name} left {result.left_running} processes running after its window; killed."
+            )
+        return result
+
+    def _require_possible(self) -> None:
+        """Refuse a head whose step is shorter than its counted work allows on this device.
+
+        Raises:
+            WrongEvidenceError: it is.
+        """
+        flops = self.found.get("flops_per_step", {}).get(HEAD, 0)
+        fastest = min(self.step_seconds[HEAD])
+        if self.flops_per_second and fastest < flops / (MARGIN * self.flops_per_second):
+            raise WrongEvidenceError(
+                f"{flops:.3g} counted FLOPs in {1e3 * fastest:.3g} ms are more than this device can do "
+                f"({self.flops_per_second / 1e12:.3g} TFLOP/s per rank)"
+            )
+
+    def _verdict(
+        self,
+        answer: Answer,
+        speed: Comparison | None = None,
+        repeated: Comparison | None = None,
+        reason: str = "",
+    ) -> Verdict:
+        medians = {
+            name: {side: statistics.median(each) for side, each in values.items() if each}
+            for name, values in (("memory_gib", self.memory), ("step_s", self.step_seconds))
+        }
+        facts = {name: each for name, each in medians.items() if len(each) == 2}
+        shown = {k: v for k, v in self.found.items() if k not in ("same", "equality")}
+        return Verdict(
+            answer=answer,
+            reason=reason,
+            base=self.base.tree.label,
+            head=self.head.tree.label,
+            speed=speed,
+            repeated=repeated,
+            equality=self.found.get("equality", ""),
+            facts={**self.facts, **facts, **shown},
+            notes=(*self.base.tree.notes, *self.head.tree.notes, *dict.fromkeys(self.notes)),
+        )
+
+
+def _percent(found: Comparison) -> str:
+    return f"head {100 * (found.ratio - 1):+.1f} %" + (
+        f" [{100 * (found.low - 1):+.1f}, {100 * (found.high - 1):+.1f}]"
+        if found.low == found.low
+        else ""
+    )

@@ -1,0 +1,145 @@
+"""The verdict: one answer with its interval, as text, Markdown and JSON."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import isfinite
+from typing import Any
+
+from vitsweep.errors import ExitCode
+from vitsweep.tables.comparison import Comparison
+from vitsweep.tables.formatting import count
+
+JSON_SCHEMA = 1
+"""Raised when a key of the JSON gets another meaning or name."""
+
+
+class Answer(StrEnum):
+    """What is said of the head."""
+
+    faster = "faster"
+    slower = "slower"
+    no_difference = "no difference shown"
+    same_code = "same code"
+    wrong = "wrong"
+    better = "better"
+    worse = "worse"
+    undecided = "undecided"
+    not_measured = "not measured"
+
+
+EXIT_CODES = {
+    Answer.slower: ExitCode.gate_failed,
+    Answer.worse: ExitCode.gate_failed,
+    Answer.wrong: ExitCode.gate_failed,
+    Answer.undecided: ExitCode.gate_undecided,
+    Answer.not_measured: ExitCode.not_all_measured,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One verdict.
+
+    Attributes:
+        answer: in a word.
+        reason: why, where it is no plain result of the interval.
+        base: what the head is compared with, in words.
+        head: what is judged.
+        speed: throughput of the head over the base's.
+        repeated: the same in fresh blocks and processes, after a first sign of a slower head.
+        equality: what was compared, or why nothing was.
+        facts: further columns: memory, work, environment, files.
+        notes: sentences.
+    """
+
+    answer: Answer
+    reason: str = ""
+    base: str
+    head: str
+    speed: Comparison | None = None
+    repeated: Comparison | None = None
+    equality: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0 not worse, 1 worse or wrong, 3 not measured, 4 undecided."""
+        return EXIT_CODES.get(self.answer, ExitCode.ok)
+
+    @property
+    def sentences(self) -> list[str]:
+        """The verdict in words."""
+        lines = [f"{self.head} against {self.base}: {self.answer}."]
+        if self.reason:
+            lines.append(f"{self.reason[:1].upper()}{self.reason[1:]}.")
+        for name, found in (("", self.speed), ("Repeated in fresh processes: ", self.repeated)):
+            if found is not None and found.num_blocks:
+                text = found.sentence("the head", "the base")
+                lines.append(f"{name}{text}" if name else f"{text[:1].upper()}{text[1:]}")
+        if self.equality:
+            lines.append(f"{self.equality}.")
+        if memory := self.facts.get("memory_gib"):
+            lines.append(
+                f"Peak memory: {memory['head']:.3g} GiB, of the base {memory['base']:.3g} GiB."
+            )
+        if flops := self.facts.get("flops_per_step"):
+            lines.append(
+                f"Counted FLOPs per step: {flops['head']:.4g}, of the base {flops['base']:.4g}."
+            )
+        return [*lines, *self.notes]
+
+    def markdown(self) -> str:
+        """Return the verdict for a comment on a pull request."""
+        rows = ["| | |", "|---|---|", f"| base | {self.base} |", f"| head | {self.head} |"]
+        for name, found in (("speed", self.speed), ("repeated", self.repeated)):
+            if found is not None and found.num_blocks:
+                rows.append(f"| {name} | {_ratio(found)} over {count(found.num_blocks, 'block')} |")
+        if self.equality:
+            rows.append(f"| proof | {self.equality} |")
+        for key, unit in (("memory_gib", "GiB"), ("flops_per_step", "FLOPs per step")):
+            if value := self.facts.get(key):
+                rows.append(f"| {unit} | {value['head']:.4g} (base {value['base']:.4g}) |")
+        reason = f"\n\n{self.reason}" if self.reason else ""
+        notes = "".join(f"\n- {note}" for note in self.notes)
+        return (
+            f"**{self.answer}**{reason}\n\n"
+            + "\n".join(rows)
+            + (f"\n{notes}" if notes else "")
+            + "\n"
+        )
+
+    def json(self) -> dict[str, Any]:
+        """Return the verdict as JSON takes it; docs/judge.md names the keys."""
+        return {
+            "schema": JSON_SCHEMA,
+            "answer": str(self.answer),
+            "exit_code": int(self.exit_code),
+            "reason": self.reason,
+            "base": self.base,
+            "head": self.head,
+            "speed": _plain(self.speed),
+            "repeated": _plain(self.repeated),
+            "equality": self.equality,
+            **self.facts,
+            "notes": list(self.notes),
+        }
+
+
+def _ratio(found: Comparison) -> str:
+    interval = f" [{found.low:.3f}, {found.high:.3f}]" if isfinite(found.low) else ""
+    return f"{found.ratio:.3f}x{interval}"
+
+
+def _plain(found: Comparison | None) -> dict[str, Any] | None:
+    if found is None or not found.num_blocks:
+        return None
+    known = isfinite(found.low) and isfinite(found.high)
+    return {
+        "ratio": found.ratio,
+        "low": found.low if known else None,
+        "high": found.high if known else None,
+        "blocks": found.num_blocks,
+        "claim": str(found.claim),
+    }
