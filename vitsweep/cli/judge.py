@@ -37,6 +37,17 @@ def parser() -> Options:
         "--script", default="", metavar="FILE", help="a loop with `vitsweep.measured()`: times only"
     )
     options.add_argument(
+        "--examples",
+        metavar="FILE:FUNCTION",
+        help="makes the base's examples, instead of the cell's data",
+    )
+    options.add_argument(
+        "--quality",
+        default="",
+        metavar="NAME",
+        help="for changes that alter training: `loss`, or of the step",
+    )
+    options.add_argument(
         "--minutes",
         type=float,
         default=MINUTES,
@@ -85,6 +96,10 @@ def judge_request(arguments: Sequence[str]) -> tuple[JudgeRequest, bool, Path | 
         )
     if found.step and found.script:
         raise BadValueError("`--step` and `--script` exclude one another: leave one out.")
+    if found.script and (found.quality or found.examples):
+        raise BadValueError(
+            "`--script` takes no `--quality` and no `--examples`: it hands nothing over."
+        )
     if found.markdown:
         require_writable("--markdown", found.markdown)
     request = JudgeRequest(
@@ -93,8 +108,8 @@ def judge_request(arguments: Sequence[str]) -> tuple[JudgeRequest, bool, Path | 
         overrides=overrides,
         step=file_and_function("--step", found.step) if found.step else None,
         script=found.script,
-        examples=None,
-        quality="",
+        examples=file_and_function("--examples", found.examples) if found.examples else None,
+        quality=found.quality,
         minutes=found.minutes,
         width=found.width,
         setup=found.setup,

@@ -58,8 +58,9 @@ _ALL = (
          "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
     Verb("explain", "A B [override ...] [--sweep SWEEP] [--blocks 5] [--steps 3] [--minutes 30] [--json]",
          "say why A is faster than B: causes that add up to the measured difference", names_a_sweep=False),
-    Verb("judge", "BASE [HEAD] [override ...] [--step FILE:FUNCTION|--script FILE] [--minutes 5] "
-         "[--width 0.03] [--setup CMD] [--link PATH] [--path FOLDER] [--python-base PYTHON] "
+    Verb("judge", "BASE [HEAD] [override ...] [--step FILE:FUNCTION|--script FILE] "
+         "[--examples FILE:FUNCTION] [--quality NAME] [--minutes 5] [--width 0.03] "
+         "[--setup CMD] [--link PATH] [--path FOLDER] [--python-base PYTHON] "
          "[--python-head PYTHON] [--config-dir FOLDER] [--markdown FILE] [--json]",
          "measure two states of your code in turns: faster, slower, or wrong", names_a_sweep=False),
     Verb("gate", "[SWEEP] --against KEPT [--tolerance 0.05] [--metric A,B] [--lenient] [--mixed-hardware]",

@@ -103,6 +103,13 @@ def _run(request: dict[str, Any], channel: Channel) -> None:
     if request["script"]:
         _run_script(request, channel)
         return
+    if request["make"]:
+        torch.save(_imported(*request["make"])(Cell(**request["cell"])), request["examples"])
+        channel.send(ready=True)
+        channel.receive()
+        channel.send(losses=[], sums={})
+        channel.send(memory_gib=_peak_rss_gib(), modules={})
+        return
     side = Side(request)
     side.train(request["warm_seed"], request["warm_steps"])
     if request["weights"]:
@@ -119,7 +126,7 @@ def _run(request: dict[str, Any], channel: Channel) -> None:
     if request["count"]:
         evidence["flops"] = side.flops()
     if request["quality"]:
-        evidence["quality"] = side.quality(request["quality"])
+        evidence["quality"] = side.quality(request["quality"], losses)
     channel.send(**evidence, **environment(request["root"]))
 
 
@@ -219,8 +226,11 @@ class Side:
             self.train(COUNTED_SEED, 1)
         return int(counter.get_total_flops())
 
-    def quality(self, name: str) -> float:
-        """Return what `step.NAME(batch)` says of examples that no step was given."""
+    def quality(self, name: str, losses: list[float]) -> float:
+        """Return the mean loss of the window's last quarter, or `step.NAME(batch)` of held-out examples."""
+        if name == "loss":
+            last = losses[-max(1, len(losses) // 4) :]
+            return sum(last) / len(last)
         measure = getattr(self.opened, name, None)
         if measure is None:
             raise TypeError(f"`--quality {name}`: what `make_step` returned has no `{name}(batch)`")
@@ -233,9 +243,12 @@ def _factory(request: Mapping[str, Any]) -> Callable[[Cell], Any]:
         from vitsweep.judging.cell_step import make_step
 
         return make_step
+    return _imported(*request["step"])
+
+
+def _imported(file: str, name: str) -> Callable[[Cell], Any]:
     import importlib.util
 
-    file, name = request["step"]
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
     assert spec.loader is not None

@@ -108,7 +108,8 @@ def judge(request: JudgeRequest, say: Callable[[str], None]) -> Judged:
             "script": str(Path(request.script)) if request.script else "",
             "step": list(request.step) if request.step else None,
         }
-        _write_examples(cell, folder / "examples.pt")
+        if not request.examples:
+            _write_examples(cell, folder / "examples.pt")
         device = device_name(cell.resources.device) or cell.resources.device
         facts = {"cell_id": cell.cell_id, "device": device, "question": request.quality or "equal"}
         trial = Trial(
@@ -121,6 +122,7 @@ def judge(request: JudgeRequest, say: Callable[[str], None]) -> Judged:
             folder=folder,
             facts=facts,
             flops_per_second=_most_flops(cell, device),
+            make_examples=request.examples,
             say=say,
         )
         verdict = trial.verdict()
@@ -183,7 +185,8 @@ def _sides(request: JudgeRequest, folder: Path, timeout: float) -> Iterator[tupl
         sides = []
         for tree, typed in zip(trees, request.pythons, strict=True):
             option = "--python-base" if tree.side == BASE else "--python-head"
-            prepare(tree, request.setup, request.links, request.file)
+            files = [request.file, *(request.examples or ())[:1]]
+            prepare(tree, request.setup, request.links, [name for name in files if name])
             python = interpreter(option, typed, tree)
             paths = _paths(tree, request)
             sides.append(
@@ -205,8 +208,18 @@ def _paths(tree: Tree, request: JudgeRequest) -> list[str]:
 
 
 def _write_examples(cell: CellSpec, path: Path) -> None:
-    """Write the examples that batches are drawn from: (images, labels) of the cell's data."""
+    """Write the examples that batches are drawn from: (images, labels) of the cell's data.
+
+    Raises:
+        BadValueError: code of the user's makes them, which this process does not import.
+    """
     import torch
+
+    if cell.data.code_modules:
+        raise BadValueError(
+            f"`data={cell.data.name}` is made by code of yours, which the judge does not import: name a "
+            "function of the base that returns the examples, `--examples file.py:make_examples`."
+        )
 
     world = World(
         rank=0, local_rank=0, size=1, device=torch.device("cpu"), shape=_alone(cell).mesh, mesh=None

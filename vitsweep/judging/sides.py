@@ -141,7 +141,7 @@ class Side:
             self.close()
             raise RunFailedError(f"{self._named} ended ({error}).{self._last_words()}") from error
         except RunFailedError:
-            self.close()
+            self._kill_descendants(wait_for=0.5)
             raise
         finally:
             for channel in channels:

@@ -167,14 +167,14 @@ def _copy_untracked(repository: Path, root: Path) -> Iterator[str]:
         shutil.copy2(source, target)
 
 
-def prepare(tree: Tree, setup: str, links: Sequence[str], step_file: str) -> None:
+def prepare(tree: Tree, setup: str, links: Sequence[str], files: Sequence[str]) -> None:
     """Link data, bring a step file that the state lacks, and build it.
 
     Args:
         tree: the state.
         setup: shell command, started in its root; "" for none.
         links: paths of the source that the state is shown.
-        step_file: path relative to the root; taken from the source where the state has none.
+        files: paths relative to the root; taken from the source where the state has none.
 
     Raises:
         VitsweepError: there is no such path, or the command failed.
@@ -186,13 +186,16 @@ def prepare(tree: Tree, setup: str, links: Sequence[str], step_file: str) -> Non
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             os.symlink(source, target)
-    if step_file and not (tree.root / step_file).exists():
-        if not (tree.source / step_file).is_file():
+    for name in files:
+        if (tree.root / name).exists():
+            continue
+        if not (tree.source / name).is_file():
             raise BadValueError(
-                f"`{step_file}` is neither in `{tree.label}` nor in `{tree.source}`: give the path of the "
-                "file from the root of the project."
+                f"`{name}` is neither in `{tree.label}` nor in `{tree.source}`: give the path of the file "
+                "from the root of the project."
             )
-        shutil.copy2(tree.source / step_file, tree.root / step_file)
+        (tree.root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(tree.source / name, tree.root / name)
     if setup:
         done = subprocess.run(setup, shell=True, cwd=tree.root, capture_output=True, text=True)
         if done.returncode:

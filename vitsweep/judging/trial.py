@@ -21,7 +21,7 @@ from vitsweep.judging.evidence import (
 )
 from vitsweep.judging.sides import RunFailedError, RunResult, Side, free_port
 from vitsweep.judging.trees import BASE, HEAD
-from vitsweep.judging.verdict import Answer, Verdict
+from vitsweep.judging.verdict import Answer, Quality, Verdict, quality_of
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.results.record import utc_now
 from vitsweep.tables.comparison import Comparison, compared
@@ -65,6 +65,7 @@ class Trial:
         facts: of every record.
         flops_per_second: that the device can reach; 0 where nobody knows.
         say: told what happens.
+        make_examples: (file, function) of the base that makes the examples; None where they are made.
     """
 
     base: Side
@@ -77,10 +78,13 @@ class Trial:
     facts: Mapping[str, Any]
     flops_per_second: float
     say: Callable[[str], None]
+    make_examples: tuple[str, str] | None = None
     steps: int = PROBE_STEPS
     warm_steps: int = LEAST_WARM
     memory: dict[str, list[float]] = field(default_factory=lambda: {BASE: [], HEAD: []})
     step_seconds: dict[str, list[float]] = field(default_factory=lambda: {BASE: [], HEAD: []})
+    quality: Quality | None = None
+    qualities: list[float] = field(default_factory=list)
     found: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -97,8 +101,16 @@ class Trial:
             self.say(f"{time.monotonic() - begin:.0f} s.")
 
     def _judged(self) -> Verdict:
+        if self.make_examples:
+            self._run(self.base, "examples", Seeds(), make=list(self.make_examples))
         if self._probe():  # nothing to measure
             return self._verdict(Answer.same_code, reason=self.found["same"])
+        why = (
+            "a script hands over no losses"
+            if self.request["script"]
+            else "`--quality` was asked for"
+        )
+        self.found["equality"] = f"Not proved equal: {why}"
         bounds = self._proof() if self.proves else None
         first = list(self._blocks(bounds, FIRST_SHARE, None))
         speed = compared(first)
@@ -113,8 +125,13 @@ class Trial:
     def _concluded(self, speed: Comparison, repeated: Comparison | None) -> Verdict:
         last = repeated or speed
         self._require_possible()
+        if self.quality and self.quality.is_worse:
+            return self._verdict(Answer.worse, speed, repeated)
         if last.claim is Claim.slower and repeated:
             return self._verdict(Answer.slower, speed, repeated)
+        if self.request["script"]:
+            why = f"{last.claim}, and nothing shows that the head trains as the base does"
+            return self._verdict(Answer.not_proved, speed, repeated, why)
         if last.claim is Claim.faster and not repeated:
             return self._verdict(Answer.faster, speed, repeated)
         if last.num_blocks >= LEAST_BLOCKS and last.half_width <= self.width:
@@ -213,6 +230,10 @@ class Trial:
         if bounds:
             require_finite(trainings[BASE])
             bounds.require_equal(trainings[HEAD], trainings[BASE])
+        if name := self.request["quality"]:
+            head, base = (results[side].evidence["quality"] for side in (HEAD, BASE))
+            self.qualities.append(head - base)
+            self.quality = quality_of(name, self.qualities)
         return math.log(results[BASE].seconds / results[HEAD].seconds)
 
     def _training(self, result: RunResult, side: Side) -> Training:
@@ -231,7 +252,7 @@ class Trial:
         self, side: Side, block: str, seeds: Seeds, position: int = 0, **more: Any
     ) -> RunResult:
         """Do one run and keep its record."""
-        is_probe = block == "probe"
+        is_probe = block in ("probe", "examples")
         request = self.request | {
             "steps": self.steps,
             "warm_steps": LEAST_WARM if is_probe else self.warm_steps,
@@ -241,6 +262,7 @@ class Trial:
             "weights": str(self._weights) if self.proves and not is_probe else "",
             "perturbed": False,
             "count": False,
+            "make": None,
             **more,
         }
         record = {
@@ -309,6 +331,7 @@ class Trial:
             head=self.head.tree.label,
             speed=speed,
             repeated=repeated,
+            quality=self.quality,
             equality=self.found.get("equality", ""),
             facts={**self.facts, **facts, **shown},
             notes=(*self.base.tree.notes, *self.head.tree.notes, *dict.fromkeys(self.notes)),

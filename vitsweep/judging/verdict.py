@@ -1,14 +1,16 @@
 """The verdict: one answer with its interval, as text, Markdown and JSON."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from math import isfinite
+from math import inf, isfinite, nan
+from statistics import fmean, stdev
 from typing import Any
 
 from vitsweep.errors import ExitCode
 from vitsweep.tables.comparison import Comparison
 from vitsweep.tables.formatting import count
+from vitsweep.tables.stats import MIN_BLOCKS, any_look_half_width
 
 JSON_SCHEMA = 1
 """Raised when a key of the JSON gets another meaning or name."""
@@ -22,8 +24,8 @@ class Answer(StrEnum):
     no_difference = "no difference shown"
     same_code = "same code"
     wrong = "wrong"
-    better = "better"
     worse = "worse"
+    not_proved = "not proved"
     undecided = "undecided"
     not_measured = "not measured"
 
@@ -33,8 +35,60 @@ EXIT_CODES = {
     Answer.worse: ExitCode.gate_failed,
     Answer.wrong: ExitCode.gate_failed,
     Answer.undecided: ExitCode.gate_undecided,
+    Answer.not_proved: ExitCode.gate_undecided,
     Answer.not_measured: ExitCode.not_all_measured,
 }
+
+
+LOWER_IS_BETTER = ("loss", "error", "perplexity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """How much larger a quality is in the head, over paired seeds, with an interval valid at any look.
+
+    Attributes:
+        name: of the quality.
+        difference: mean of head - base over blocks.
+        low: end of the 95 % interval.
+        high: the other end; both infinite with few blocks.
+        blocks: how many.
+    """
+
+    name: str
+    difference: float
+    low: float
+    high: float
+    blocks: int
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether it is a loss or an error, by its name."""
+        return any(word in self.name for word in LOWER_IS_BETTER)
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the head is shown to be worse."""
+        return self.low > 0 if self.lower_is_better else self.high < 0
+
+    def __str__(self) -> str:
+        known = isfinite(self.low) and isfinite(self.high)
+        interval = f" [{self.low:+.3g}, {self.high:+.3g}]" if known else ""
+        better = "lower" if self.lower_is_better else "higher"
+        return (
+            f"{self.name} {self.difference:+.3g}{interval} over {count(self.blocks, 'paired seed')} "
+            f"({better} is better)"
+        )
+
+
+def quality_of(name: str, differences: Sequence[float]) -> Quality:
+    """Return the mean of head - base over blocks, with its interval."""
+    number, middle = len(differences), fmean(differences)
+    spread = stdev(differences) if number > 1 else nan
+    half = float(any_look_half_width(spread, number)) if number >= MIN_BLOCKS else inf
+    return Quality(
+        name=name, difference=middle, low=middle - half, high=middle + half, blocks=number
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +102,7 @@ class Verdict:
         head: what is judged.
         speed: throughput of the head over the base's.
         repeated: the same in fresh blocks and processes, after a first sign of a slower head.
+        quality: beside the speed, where the change alters the training.
         equality: what was compared, or why nothing was.
         facts: further columns: memory, work, environment, files.
         notes: sentences.
@@ -59,6 +114,7 @@ class Verdict:
     head: str
     speed: Comparison | None = None
     repeated: Comparison | None = None
+    quality: Quality | None = None
     equality: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -78,6 +134,8 @@ class Verdict:
             if found is not None and found.num_blocks:
                 text = found.sentence("the head", "the base")
                 lines.append(f"{name}{text}" if name else f"{text[:1].upper()}{text[1:]}")
+        if self.quality:
+            lines.append(f"Quality: {self.quality}.")
         if self.equality:
             lines.append(f"{self.equality}.")
         if memory := self.facts.get("memory_gib"):
@@ -96,6 +154,8 @@ class Verdict:
         for name, found in (("speed", self.speed), ("repeated", self.repeated)):
             if found is not None and found.num_blocks:
                 rows.append(f"| {name} | {_ratio(found)} over {count(found.num_blocks, 'block')} |")
+        if self.quality:
+            rows.append(f"| quality | {self.quality} |")
         if self.equality:
             rows.append(f"| proof | {self.equality} |")
         for key, unit in (("memory_gib", "GiB"), ("flops_per_step", "FLOPs per step")):
@@ -121,10 +181,15 @@ class Verdict:
             "head": self.head,
             "speed": _plain(self.speed),
             "repeated": _plain(self.repeated),
+            "quality": self.quality and _finite(asdict(self.quality)),
             "equality": self.equality,
             **self.facts,
             "notes": list(self.notes),
         }
+
+
+def _finite(tree: dict[str, Any]) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in tree.items()}
 
 
 def _ratio(found: Comparison) -> str:

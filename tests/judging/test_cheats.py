@@ -1,0 +1,155 @@
+"""What a candidate may do in its own process, and what the judge says of it."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.judging import cheats
+from tests.judging.project import MODEL, TRAIN, write
+from vitsweep.judging.evidence import Bounds, Training, WrongEvidenceError
+from vitsweep.judging.sides import RunFailedError, Side
+from vitsweep.judging.trees import Tree
+from vitsweep.judging.trial import Seeds, Trial
+
+CELL = {
+    "path": "",
+    "images_per_step": 16,
+    "in_channels": 1,
+    "resolution_px": 8,
+    "num_classes": 10,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side]]:
+    """An honest base, and a head that holds every cheat; one fork server each for all tests."""
+    import sys
+
+    folder = tmp_path_factory.mktemp("sides")
+    found = []
+    for name in ("base", "head"):
+        root = folder / name
+        honest = "".join(
+            f"\n\n{each} = make_step\n" for each in [*cheats.FOUND, *cheats.EQUAL] if name == "base"
+        )
+        code = TRAIN + honest if name == "base" else cheats.HEAD
+        write(root, {"net/__init__.py": "", "net/model.py": MODEL, "train.py": code})
+        tree = Tree(side=name, root=root, label=name, source=root)
+        paths = [str(root.resolve())]
+        found.append(
+            Side(tree=tree, python=sys.executable, paths=paths, folder=folder, timeout=60.0)
+        )
+    yield found[0], found[1]
+    for side in found:
+        side.close()
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("examples") / "examples.pt"
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(144, 1, 8, 8, generator=generator)
+    torch.save((images, torch.randint(10, (144,), generator=generator)), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(
+    sides: tuple[Side, Side], examples: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Seeds, Training, Bounds]:
+    """The base's training from some seeds, and what rounding explains of another one."""
+    seeds, held = Seeds(), trial(sides, examples, "honest", tmp_path_factory.mktemp("base"))
+    first = held._training(held._run(sides[0], "proof", seeds), sides[0])
+    other = held._training(held._run(sides[0], "rounding", seeds, perturbed=True), sides[0])
+    return seeds, first, Bounds.between(first, other)
+
+
+def trial(sides: tuple[Side, Side], examples: Path, name: str, folder: Path) -> Trial:
+    return Trial(
+        base=sides[0],
+        head=sides[1],
+        request={
+            "cell": CELL,
+            "threads": 1,
+            "examples": str(examples),
+            "quality": "",
+            "script": "",
+            "step": ["train.py", name],
+        },
+        ranks=1,
+        width=10.0,
+        deadline=time.monotonic() + 5,
+        folder=folder,
+        facts={},
+        flops_per_second=0.0,
+        say=lambda text: None,
+        steps=8,
+    )
+
+
+def train_head(held: Trial, base: tuple[Seeds, Training, Bounds]) -> None:
+    seeds, wanted, bounds = base
+    bounds.require_equal(held._training(held._run(held.head, "proof", seeds), held.head), wanted)
+
+
+@pytest.mark.parametrize("name", cheats.FOUND)
+def test_a_cheat_is_found(
+    name: str,
+    sides: tuple[Side, Side],
+    examples: Path,
+    base: tuple[Seeds, Training, Bounds],
+    tmp_path: Path,
+) -> None:
+    held = trial(sides, examples, name, tmp_path)
+    if name == "state_between_runs":
+        held._run(held.head, "proof", Seeds())
+    with pytest.raises((WrongEvidenceError, RunFailedError), match=cheats.FOUND[name]):
+        train_head(held, base)
+
+
+@pytest.mark.parametrize("name", cheats.EQUAL)
+def test_equal_training_is_proved(
+    name: str,
+    sides: tuple[Side, Side],
+    examples: Path,
+    base: tuple[Seeds, Training, Bounds],
+    tmp_path: Path,
+) -> None:
+    train_head(trial(sides, examples, name, tmp_path), base)
+
+
+def test_processes_that_a_run_leaves_behind_are_killed(
+    sides: tuple[Side, Side], examples: Path, tmp_path: Path
+) -> None:
+    held = trial(sides, examples, "process_left_running", tmp_path)
+    held._run(held.head, "proof", Seeds())
+    assert held.notes == ["The head left 1 processes running after its window; killed."]
+
+
+def test_a_time_that_the_counted_work_does_not_allow_is_wrong(
+    sides: tuple[Side, Side], examples: Path, tmp_path: Path
+) -> None:
+    held = trial(sides, examples, "honest", tmp_path)
+    held.found["flops_per_step"] = {"head": 1e12}
+    held.step_seconds["head"].append(0.1)
+    held.flops_per_second = 20e12
+    held._require_possible()
+    held.flops_per_second = 1e12
+    with pytest.raises(WrongEvidenceError, match="more than this device can do"):
+        held._require_possible()
+
+
+def test_losses_that_are_not_finite_are_never_equal() -> None:
+    weights = {"w": torch.zeros(2)}
+    nan = Training(losses=[[float("nan")]], start=weights, end=weights)
+    zero = Training(losses=[[0.0]], start=weights, end=weights)
+    bounds = Bounds.between(zero, zero)
+    bounds.require_equal(zero, zero)
+    with pytest.raises(WrongEvidenceError):
+        bounds.require_equal(zero, nan)
+    with pytest.raises(WrongEvidenceError):
+        bounds.require_equal(nan, zero)
