@@ -96,6 +96,7 @@ def test_a_model_of_several_inputs_is_trained_as_by_a_plain_loop(
             assert 0 < calibration_error(None, {"held_out": kept}) < 1
 
 
+@pytest.mark.slow
 def test_a_command_gives_a_table_weights_and_a_metric_of_the_held_out_images(
     tmp_path: Path,
 ) -> None:

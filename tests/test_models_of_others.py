@@ -46,7 +46,9 @@ OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "focalnet": {"embed_dim": 16, "depths": "[1,1]", "focal_levels": "[2,2]", "focal_windows": "[3,3]"},
     "resnet": {"embedding_size": 16, "hidden_sizes": "[16,32]", "depths": "[2,2]"},
     "regnet": {"embedding_size": 16, "hidden_sizes": "[16,32]", "depths": "[1,2]", "groups_width": 8},
-    "levit": {}, "cvt": {}, "mobilenet_v2": {}, "mobilevit": {}, "pvt": {},
+    "levit": {}, "cvt": {}, "mobilenet_v2": {}, "mobilevit": {},
+    "pvt": {"hidden_sizes": "[8,8,16,16]", "depths": "[2,1,1,1]", "num_attention_heads": "[1,1,2,2]",
+            "image_size": 32, "hidden_dropout_prob": 0, "drop_path_rate": 0},
 }  # fmt: skip
 OF_OTHERS = ("build", "frozen", "with_batch_norm", "with_written_buffer", "with_ties", "with_dropout",
              "with_ties_in_one_unit", "with_unused_parameters", "without_blocks")  # fmt: skip
@@ -155,3 +157,32 @@ def test_a_model_of_others_is_computed_as_plain_pytorch_does_or_refused(
                 choice,
                 {n: d for n, d in apart.items() if d >= 1e-8},
             )
+
+
+def unused_after_steps(world: World, cells: dict[str, CellSpec]) -> dict[str, tuple[float, float]]:
+    """Return by sharding how far unused and used weights moved; each is proved, too."""
+    found = {}
+    for name, cell in cells.items():
+        world = placed(world, cell)
+        prove(cell, world)
+        model = first_model(cell)
+        before = {n: w.clone() for n, w in model.state_dict().items()}
+        trainer = parallelize(model, cell, world)
+        for step in range(STEPS):
+            trainer.step(iter([tuple(part.chunk(2)[world.rank] for part in batch(cell, step))]))
+        moved = {n: float((w - before[n]).abs().max()) for n, w in plain_weights(trainer).items()}
+        unused = [moved.pop(n) for n in list(moved) if n.startswith("old_head")]
+        found[name] = max(unused), max(moved.values())
+    return found
+
+
+def test_parameters_without_a_gradient_neither_decay_nor_move(tmp_path: Path) -> None:
+    """As in PyTorch, where their gradient is None and not zero."""
+    chosen = ("model=module", "model.target=tests.user_modules.with_unused_parameters", *FLOAT64,
+              "optimizer.weight_decay=0.1", "optimizer.momentum=0.9")  # fmt: skip
+    cells = {name: entry(*chosen, f"sharding={name}").spec for name in ("zero1", "ddp", "fsdp")}
+    for found in on_ranks(2, unused_after_steps, cells["zero1"], cells, folder=tmp_path):
+        for name, (unused, used) in found.items():
+            assert unused == 0 < used, name
+    flat = entry(*chosen, "optimizer=sgd_contiguous").reasons
+    assert any("would decay: freeze them" in reason for reason in flat), flat

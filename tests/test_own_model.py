@@ -49,7 +49,7 @@ def test_its_script_measures_own_model_data_technique_and_metric(outside):
 def test_a_model_with_frozen_parameters_is_measured_proved_and_predicted(tmp_path):
     done = python(
         tmp_path, "-m", "vitsweep", "-m", "model=module", "model.target=tests.user_modules.frozen",
-        "sharding=ddp,zero1,fsdp", "resources.ranks_per_node=2", "batch.images_per_step=16",
+        "sharding=fsdp", "resources.ranks_per_node=2", "batch.images_per_step=16",
         "resources.threads_per_rank=1", "sweep.name=frozen", "sweep.report=false", *QUICK,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

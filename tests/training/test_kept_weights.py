@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.cells import cell
+from tests.cells import cell, entry
 from tests.data.cells_and_worlds import world as one_rank
 from tests.ranks import on_ranks, placed
 from vitsweep.model.build import build_model
@@ -125,3 +125,22 @@ def test_on_two_ranks_the_file_gives_the_recorded_accuracy(
         for file, wanted in kept.items():
             got = accuracy(plain_cell(), tmp_path / name / file)
             assert got == pytest.approx(wanted, abs=rounding), (name, file)
+
+
+def test_the_running_statistics_of_the_file_are_those_that_were_evaluated(tmp_path: Path) -> None:
+    model = ("model=module", "model.target=tests.user_modules.with_batch_norm")
+    cells = {s: entry(*TRAINING, *model, f"sharding={s}").spec for s in ("fsdp", "zero1")}
+    [found, _] = on_ranks(2, trained, cells["fsdp"], cells, tmp_path, folder=tmp_path)
+    for name, spec in cells.items():
+        assert accuracy(spec, tmp_path / name / FILE) == found[name]["accuracy_top1"]
+
+
+def test_tied_weights_are_in_the_file_under_each_name(tmp_path: Path) -> None:
+    alone = ("resources.ranks_per_node=1", "sharding=none")
+    spec = entry(
+        *TRAINING, *alone, "model=module", "model.target=tests.user_modules.with_ties"
+    ).spec
+    trained(one_rank(), {"ties": spec}, tmp_path)
+    model = build_model(spec)
+    model.load_state_dict(load_file(tmp_path / "ties" / FILE))
+    assert model.layers[1].module.weight is model.layers[0].module.weight

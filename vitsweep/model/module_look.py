@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from vitsweep.model.block import layers_of
 
 MOST_NAMES = 10
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Look:
         written: buffers that the forward pass wrote inside blocks, running statistics of norms left out.
         unused: trained parameters that got no gradient.
         matrices: weights with two axes in blocks.
+        uncalled: blocks whose `forward` was not called.
+        overwritten: modules in blocks in which the result of a product was written to afterwards.
         tied: names of each parameter that lies in several places, with the unit of each: the number of
             the block, or -1 outside of all blocks.
     """
@@ -39,6 +42,8 @@ class Look:
     unused: tuple[str, ...] = ()
     tied: tuple[tuple[tuple[str, int], ...], ...] = ()
     matrices: int = 0
+    uncalled: tuple[str, ...] = ()
+    overwritten: tuple[str, ...] = ()
 
     def ties_across(self, blocks_per_unit: int) -> Iterator[list[str]]:
         """Yield the names of parameters that several units of sharding would share."""
@@ -91,7 +96,12 @@ def look_at(
     named = module.named_parameters() if trained else ()
     unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
     written = tuple(_written_in_blocks(module, buffers))
-    return Look(outputs, None, draws, written, unused, tied, matrices)
+    blocks = set(layers_of(module))
+    uncalled = tuple(n for n, m in module.named_modules() if m in blocks and n not in drawn.called)
+    overwritten = tuple(
+        dict.fromkeys(path for path, t, version in drawn.products if t._version != version)
+    )
+    return Look(outputs, None, draws, written, unused, tied, matrices, uncalled, overwritten)
 
 
 def outputs_of(module: nn.Module, batch: Any) -> Any:
@@ -108,28 +118,40 @@ def listed(names: tuple[str, ...] | list[str]) -> str:
 
 
 class _Drawn(TorchDispatchMode):
-    """Notes which modules run operations that draw random numbers."""
+    """Notes which modules run, which of them draw random numbers, and what products blocks compute."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.paths: dict[str, None] = {}
+        self.called: set[str] = set()
+        self.products: list[tuple[str, Tensor, int]] = []
+        inside = {part for block in layers_of(module) for part in block.modules()}
+        self._inside = {path for path, part in module.named_modules() if part in inside}
         self._stack: list[str] = []
         self._handles = [
             handle
             for path, part in module.named_modules()
             for handle in (
-                part.register_forward_pre_hook(lambda *_, path=path: self._stack.append(path)),
+                part.register_forward_pre_hook(lambda *_, path=path: self._enter(path)),
                 part.register_forward_hook(lambda *_: self._leave(), always_call=True),
             )
         ]
+
+    def _enter(self, path: str) -> None:
+        self.called.add(path)
+        self._stack.append(path)
 
     def _leave(self) -> None:
         self._stack.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        path = self._stack[-1] if self._stack else ""
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
-            self.paths[self._stack[-1] if self._stack else ""] = None
-        return func(*args, **(kwargs or {}))
+            self.paths[path] = None
+        results = func(*args, **(kwargs or {}))
+        if path in self._inside and func.overloadpacket.__name__ in PRODUCTS:
+            self.products.append((path, results, results._version))
+        return results
 
     def remove(self) -> None:
         """Take the hooks off."""

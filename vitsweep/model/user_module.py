@@ -130,7 +130,7 @@ def find_blocks(module: nn.Module, spec: "ModuleSpec") -> list[nn.Module]:
         largest = max(found, key=lambda path: _size(found[path]), default=None)
         return found[largest] if largest is not None else []
     at_path = [m for name, m in module.named_modules() if fnmatchcase(name, spec.blocks) and name]
-    blocks = [child for container in at_path for child in container.children()]
+    blocks = [child for container in at_path for child in _children(container)]
     if not blocks:
         fault = "holds no modules in" if at_path else "is no part of"
         listed = ", ".join(
@@ -146,11 +146,20 @@ def stacks(module: nn.Module) -> dict[str, list[nn.Module]]:
     """Return path -> children of every list of at least two modules of one class with parameters."""
     found = {}
     for path, container in module.named_modules():
-        children = list(container.children())
+        children = _children(container)
         is_list = isinstance(container, nn.ModuleList | nn.Sequential) and len(children) > 1
         if is_list and len({type(c) for c in children}) == 1 and _size(children):
             found[path] = children
     return found
+
+
+def _children(container: nn.Module) -> list[nn.Module]:
+    """Return the children of a container, and in place of lists in it, which nobody calls, theirs."""
+    return [
+        block
+        for child in container.children()
+        for block in (_children(child) if isinstance(child, nn.ModuleList) else [child])
+    ]
 
 
 def _size(modules: list[nn.Module]) -> int:
@@ -308,6 +317,23 @@ def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
                 f"parameter in several of these units, {listed(names)}: use `sharding=zero1` or `ddp`, or "
                 "untie them."
             )
+        if look.uncalled:
+            yield (
+                f"`sharding={cell.sharding.name}` gathers the parameters of a block when it is called, and "
+                f"`{spec.typed}` does not call {listed(look.uncalled)}: name in `model.blocks` modules whose "
+                "`forward` is called, or use `sharding=zero1`."
+            )
+    if look.overwritten and getattr(cell.memory, "keep", ()):
+        yield (
+            f"`memory={cell.memory.name}` keeps the results of products, and `{spec.typed}` writes into them "
+            f"in {listed(look.overwritten)}: use `memory=recompute_blocks`, or `memory=keep_all`."
+        )
+    if look.unused and cell.optimizer.keeps_gradient_views and cell.optimizer.weight_decay:
+        yield (
+            f"`optimizer={cell.optimizer.name}` updates all parameters of a buffer, and those of "
+            f"`{spec.typed}` without a gradient, {listed(look.unused)}, would decay: freeze them, or use "
+            "`optimizer=adamw_fused`."
+        )
     if cell.optimizer.needs_transformer and not look.matrices:
         yield (
             f"`optimizer={cell.optimizer.name}` works on matrices of blocks, and `{spec.typed}` has none at "

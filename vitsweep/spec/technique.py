@@ -213,6 +213,10 @@ class Sharding(Technique):
         """
         return held(parameter)
 
+    def skips(self, model: "nn.Module", parameter: "nn.Parameter") -> bool:
+        """Whether a parameter had no gradient on any rank in this step, so that it is not updated."""
+        return False
+
     def gradient_sync(
         self, model: "nn.Module", is_last_micro_batch: bool
     ) -> AbstractContextManager[None]:

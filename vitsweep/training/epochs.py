@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from vitsweep.collectives.messages import gathered
+from vitsweep.collectives.primitives import broadcast_together
 from vitsweep.model.draws import drop_after_embedding
 from vitsweep.model.flops import train_flops
 from vitsweep.model.module_look import logits_of
@@ -302,6 +303,7 @@ def evaluate(
         2, 2, device=trainer.world.device, dtype=torch.float64
     )  # top-1, all; by half
     top5, non_finite, seen = torch.zeros_like(right[:1, 0]), trainer.non_finite.double()[None], 0
+    _share_statistics(trainer)
     trainer.model.eval()
     with trainer.averaged_weights() if averaged else nullcontext():
         for batch in batches.test():
@@ -328,6 +330,19 @@ def evaluate(
         accuracy_choosing=choosing / max(num_choosing, 1),
         accuracy_reporting=reporting / max(num_reporting, 1),
     )
+
+
+def _share_statistics(trainer: Trainer) -> None:
+    """Give every replica the running statistics of the first, which are those that are kept.
+
+    DDP does so in each forward pass (`broadcast_buffers`), FSDP never.
+    """
+    if trainer.cell.model.norms_over_batch and trainer.world.data_parallel_size > 1:
+        statistics = [b for b in trainer.model.buffers() if b.is_floating_point()]
+        if statistics:
+            group = trainer.world.gradient_group() or dist.group.WORLD
+            assert group is not None
+            broadcast_together(statistics, group)
 
 
 def held_out(trainer: Trainer, batches: Batches, path: str) -> tuple[dict[str, list[Any]], str]:

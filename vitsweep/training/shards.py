@@ -299,9 +299,16 @@ def whole_tensors(trainer: Trainer, read: Callable[[nn.Parameter], Tensor | None
 def plain_weights(trainer: Trainer) -> Named:
     """Return copies of all weights and buffers, whole and on the host, named as before any technique.
 
+    A tied parameter is there under each of its names.
+
     Every rank must call it. Running statistics are this rank's.
     """
     found = whole_tensors(trainer, lambda parameter: parameter)
+    for stage in _stages(trainer.model):
+        first: dict[nn.Parameter, str] = {}
+        for name, parameter in stage.named_parameters(remove_duplicate=False):
+            known = first.setdefault(parameter, plain_name(name))
+            found.setdefault(plain_name(name), found[known])
     for shard in untouched(trainer):
         name = shard.name.removeprefix("model.")
         if name not in found:

@@ -243,6 +243,8 @@ class Trainer:
         def held(parameter: nn.Parameter) -> Tensor | None:
             return (self.masters.of(parameter) if self.masters else parameter).grad
 
+        if self.cell.sharding.skips(self.model, parameter):
+            return None
         return self.cell.sharding.gradient_of(self.model, parameter, held)
 
     def _clip(self) -> None:

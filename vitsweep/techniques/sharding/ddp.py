@@ -53,7 +53,7 @@ class Ddp(Sharding):
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
             # Of a user's module only: DDP would wait for their gradients.
-            find_unused_parameters=bool(vars(model).get("unused_parameters")),
+            find_unused_parameters=bool(getattr(model, "unused_parameters", ())),
         )
         if self.gradient_dtype and world.shape.gradient_shares > 1:
             _exchange_in(getattr(torch, self.gradient_dtype), wrapped, world.gradient_group())

@@ -106,9 +106,12 @@ class Zero1(Sharding):
         for replica in _replicas([model]):
             for bucket in replica.buckets:
                 if any(parameter is each for each in bucket.parameters):
-                    parts = {p: held(piece) for p, piece in bucket.pieces.items()}
-                    return bucket.whole(parameter, cast("dict[nn.Parameter, Tensor]", parts))
+                    return bucket.whole(parameter, {p: held(o) for p, o in bucket.pieces.items()})
         return None
+
+    def skips(self, model: "nn.Module", parameter: "nn.Parameter") -> bool:
+        """Parameters that the loss does not depend on keep their value, as under DDP."""
+        return any(parameter in replica.unused for replica in _replicas([model]))
 
 
 def _replicas(modules: "list[nn.Module]") -> "Iterator[ShardedReplica]":

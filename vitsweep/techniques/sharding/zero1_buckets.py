@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -102,8 +103,8 @@ class Bucket:
                 self._exchanged = sent, arriving
             self._work = start_mean_scatter(sent, arriving, self._group)
 
-    def receive(self) -> None:
-        """Wait for the mean gradients; give the pieces theirs."""
+    def receive(self, unused: set[nn.Parameter]) -> None:
+        """Wait for the mean gradients; give the pieces theirs, and none to those of unused parameters."""
         if self._work is not None:
             self._work.wait()
             if self._exchanged:
@@ -113,7 +114,8 @@ class Bucket:
         self._arrived.clear()
         for parameter, piece in self.pieces.items():
             low, high = self._slice(parameter)
-            piece.grad = self._own[low - self._first : high - self._first]
+            own = self._own[low - self._first : high - self._first]
+            piece.grad = None if parameter in unused else own
 
     def start_gather(self) -> Any:
         """Begin to collect the updated parts of all ranks; return a handle, None for one rank."""
@@ -123,12 +125,18 @@ class Bucket:
             return start_part_gather(self._values, self._group)
         return None
 
-    def whole(self, parameter: nn.Parameter, parts: dict[nn.Parameter, Tensor]) -> Tensor:
-        """Join one tensor per piece, such as its gradient, over the ranks; every rank calls it."""
-        joined = torch.zeros_like(self._values, dtype=next(iter(parts.values())).dtype)
-        for other in self.pieces:
+    def whole(self, parameter: nn.Parameter, parts: dict[nn.Parameter, Tensor | None]) -> Tensor:
+        """Join one tensor per piece, such as its gradient, over the ranks; every rank calls it.
+
+        Returns:
+            It in float32 or wider, as master weights have it; zeros where a part is None.
+        """
+        wide = torch.promote_types(self._values.dtype, torch.float32)
+        joined = torch.zeros_like(self._values, dtype=wide)
+        for other, part in parts.items():
             low, high = self._slice(other)
-            joined[low:high] = parts[other]
+            if part is not None:
+                joined[low:high] = part
         if self._group and self._group.size() > 1:
             start_part_gather(joined, self._group).wait()
         return view_like(joined, parameter, self._starts[parameter])
@@ -145,6 +153,10 @@ class ShardedReplica(nn.Module):
         group: ranks whose gradients are averaged; None for one rank alone.
         bucket_mib: size of a bucket.
         dtype: in which gradients are exchanged; None leaves them as they are.
+
+    Attributes:
+        unused: parameters that had no gradient on any rank in this step; looked for where the model says
+            that it has such (`unused_parameters`).
     """
 
     def __init__(
@@ -160,6 +172,8 @@ class ShardedReplica(nn.Module):
             Bucket(parameters, group, dtype) for parameters in _in_buckets(module, bucket_mib * MIB)
         ]
         self._ready, self._sent, self._exchanging = set[int](), 0, False
+        self._may_be_unused = bool(getattr(module, "unused_parameters", ()))
+        self.unused = set[nn.Parameter]()
         # Megatron-SP sums gradients of norms over other ranks first, once the backward pass is over.
         self._early = not any(isinstance(m, TokenShardedNorm) for m in module.modules())
         for index, bucket in enumerate(self.buckets):
@@ -186,10 +200,20 @@ class ShardedReplica(nn.Module):
         """Send what is not yet sent; wait until every piece has its mean gradient."""
         for bucket in self.buckets:
             bucket.send()
+        if self._may_be_unused:
+            self.unused = self._without_gradient()
         for bucket in self.buckets:
-            bucket.receive()
+            bucket.receive(self.unused)
         self._ready.clear()
         self._sent = 0
+
+    def _without_gradient(self) -> set[nn.Parameter]:
+        parameters = [p for bucket in self.buckets for p in bucket.parameters]
+        missing = torch.tensor([p.grad is None for p in parameters], dtype=torch.int32)
+        missing = missing.to(parameters[0].device)
+        if self._group and self._group.size() > 1:
+            dist.all_reduce(missing, dist.ReduceOp.MIN, group=self._group)
+        return {p for p, is_missing in zip(parameters, missing.tolist(), strict=True) if is_missing}
 
     def gather_parameters(self) -> None:
         """Give every rank all updated parameters, and drop the gradients."""
