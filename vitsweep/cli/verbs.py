@@ -72,6 +72,8 @@ _ALL = (
          "write a sweep as one archive that another laboratory can check"),
     Verb("reproduce", "BUNDLE [--check] [--minutes 60]",
          "check a bundle, and measure its claims on this machine", names_a_sweep=False),
+    Verb("paper", "[SWEEP] [--to FOLDER] [--venue icml] [--price 2.5] [--currency USD]",
+         "write tables, figures, method, bibliography and checklist of a sweep as LaTeX"),
     Verb("check", "FOLDER", "test the choices of a configuration folder of your own, proofs included",
          names_a_sweep=False),
     Verb("show", "[GROUP | GROUP=CHOICE ...]", "say what the choices of a group are, and what one sets",

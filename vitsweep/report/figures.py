@@ -1,7 +1,7 @@
 """The charts of a report; each is drawn where the sweep has data for it."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 
 from matplotlib.figure import Figure
@@ -43,15 +43,24 @@ NAMES = (
 CHARTS: tuple[Chart, ...] = tuple(import_module(f"vitsweep.charts.{name}").CHART for name in NAMES)
 
 
-def drawn(tables: SweepTables) -> Iterator[tuple[Chart, Figure, str]]:
-    """Yield chart, figure and caption for every chart that the sweep has the columns for."""
+def drawn(
+    tables: SweepTables, laid_out: Callable[[Figure], Figure | None] = style.freeze_layout
+) -> Iterator[tuple[Chart, Figure, str]]:
+    """Yield chart, figure and caption for every chart that the sweep has the columns for.
+
+    Args:
+        tables: of the sweep.
+        laid_out: returns a figure as it is saved; None leaves it out.
+    """
     if tables.runs.empty:
         return
     for chart in CHARTS:
         try:
             table = chart.table(tables)
             if len(table):
-                figure = style.freeze_layout(chart.draw(table))
+                figure = laid_out(chart.draw(table))
+                if figure is None:
+                    continue
                 reading = chart.reading if isinstance(chart.reading, str) else chart.reading(table)
                 yield chart, figure, f"{reading} {caption(tables.settings)}."
         except Exception as error:  # a failing chart must not prevent the report of a long sweep

@@ -23,6 +23,8 @@ class Megatron(TensorParallel):
     tensors, which every sharding and optimizer takes.
     """
 
+    cites = ("shoeybi2019megatron",)
+
     axes: ClassVar[tuple[str, ...]] = ("tensor",)
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:

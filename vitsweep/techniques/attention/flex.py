@@ -20,6 +20,8 @@ class Flex(AttentionKernel):
     The kernel is compiled in the first steps, also with `compilation=eager`.
     """
 
+    cites = ("dong2024flex",)
+
     needs_spawn: ClassVar[bool] = True
 
     @property

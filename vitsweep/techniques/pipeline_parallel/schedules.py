@@ -39,6 +39,12 @@ class Schedule(PipelineParallel):
     stages_per_rank: Annotated[int, Gt(0)]
 
     axes: ClassVar[tuple[str, ...]] = ("pipeline",)
+    cites = ("huang2018gpipe", "narayanan2020memory", "narayanan2021efficient")
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """That of the schedule."""
+        return (self.cites[("gpipe", "one_f_one_b", "interleaved").index(self.schedule)],)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse stages without a block, uneven micro-batches, and what a schedule does not allow."""

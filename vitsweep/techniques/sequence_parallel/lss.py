@@ -30,6 +30,8 @@ class LongSequenceSegmentation(SequenceParallel):
     one message, and that nothing else of a block is gathered.
     """
 
+    cites = ("wang2023ultra",)
+
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:

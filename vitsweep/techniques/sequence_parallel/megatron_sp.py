@@ -26,6 +26,8 @@ class MegatronSp(SequenceParallel):
     many backward: the gathered inputs are kept, where Megatron-LM gathers them a second time.
     """
 
+    cites = ("korthikanti2022reducing",)
+
     axes: ClassVar[tuple[str, ...]] = ("tensor",)
 
     def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:

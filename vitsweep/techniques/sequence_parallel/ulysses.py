@@ -28,6 +28,8 @@ class Ulysses(SequenceParallel):
     the padding.
     """
 
+    cites = ("jacobs2023ulysses",)
+
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:

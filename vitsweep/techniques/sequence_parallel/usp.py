@@ -23,6 +23,8 @@ class Usp(Ring):
     are four.
     """
 
+    cites = ("fang2024usp",)
+
     axes: ClassVar[tuple[str, ...]] = ("ulysses", "ring")
 
     @staticmethod

@@ -32,6 +32,8 @@ class Ddp(Sharding):
         gradient_dtype: in which gradients are exchanged; None leaves them as they are.
     """
 
+    cites = ("li2020ddp",)
+
     bucket_mib: Annotated[float, Gt(0)]
     gradient_as_bucket_view: bool
     static_graph: bool

@@ -31,6 +31,8 @@ class Zero1(Sharding):
         gradient_dtype: in which gradients are exchanged; None leaves them as they are.
     """
 
+    cites = ("rajbhandari2019zero",)
+
     bucket_mib: Annotated[float, Gt(0)]
     gradient_dtype: Literal["bfloat16"] | None
 

@@ -1,0 +1,88 @@
+"""`vitsweep paper`: what a paper says of a sweep, as LaTeX."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.errors import BadValueError, ExitCode
+
+if TYPE_CHECKING:
+    from vitsweep.results.store import Store
+
+HELP = """\
+Write a sweep for a paper: tables for booktabs, figures as PDF and SVG as wide as a column, a paragraph on
+method from what was done, the BibTeX entries of the techniques, compute used, and answers to a
+reproducibility checklist. paper.tex shows all of it.
+
+  python -m vitsweep paper first
+  python -m vitsweep paper first --venue neurips --price 2.5
+"""
+
+
+def parser() -> Options:
+    """Return the parser."""
+    options = Options(VERBS["paper"], HELP)
+    options.add_sweep()
+    options.add_argument(
+        "--to", type=Path, metavar="FOLDER", help="where it is written (SWEEP/paper)"
+    )
+    options.add_argument(
+        "--venue",
+        default="icml",
+        help="neurips, iclr, icml, cvpr or ieee: the widths of figures (%(default)s)",
+    )
+    options.add_argument(
+        "--price", type=float, help="of a GPU hour, for the cost; without it the cost is empty"
+    )
+    options.add_argument("--currency", default="USD", help="of the price (%(default)s)")
+    return options
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Write the files.
+
+    Raises:
+        VitsweepError: there is no such sweep, nothing was measured, or an option is wrong.
+    """
+    typed = parser().parse_intermixed_args(list(arguments))
+    from vitsweep.report.paper import WIDTHS, write_paper
+    from vitsweep.results.store import find_sweep
+    from vitsweep.tables.sweep_tables import SweepTables
+
+    if typed.venue not in WIDTHS:
+        raise BadValueError(f"`--venue {typed.venue}` must be one of {', '.join(WIDTHS)}.")
+    if typed.price is not None and not 0 <= typed.price < math.inf:
+        raise BadValueError(f"`--price {typed.price:g}` must be a number of at least 0.")
+    store = find_sweep(typed.sweep)
+    folder = typed.to or store.root / "paper"
+    written = write_paper(
+        SweepTables.of(store),
+        folder,
+        sorted(set(_cited(store))),
+        venue=typed.venue,
+        price_per_gpu_hour=typed.price,
+        currency=typed.currency,
+    )
+    print(
+        f"Wrote {len(written)} files to {folder}: `pdflatex paper`, `bibtex paper` in it show all."
+    )
+    return ExitCode.ok
+
+
+def _cited(store: "Store") -> Iterator[str]:
+    """Yield what the techniques and models of the cells that ran cite.
+
+    Cells that somebody else froze with code of their own are not built.
+    """
+    from vitsweep.execution.run_request import read_cell
+    from vitsweep.results.provenance import code_in_tree
+
+    for cell_id in store.cell_ids():
+        is_safe = store.is_own_cell(cell_id) or not [*code_in_tree(store.frozen(cell_id)["cell"])]
+        if store.has_runs(cell_id) and is_safe:
+            cell = read_cell(store, cell_id)
+            yield from cell.model.cites
+            for technique in cell.techniques.values():
+                yield from technique.references

@@ -1,0 +1,265 @@
+"""What a paper says of a sweep: tables, figures, a methods paragraph, a bibliography, a checklist."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from pandas import DataFrame, Series
+
+from vitsweep.charts import style
+from vitsweep.charts.caption import dates, values
+from vitsweep.errors import VitsweepError
+from vitsweep.files import write_atomically
+from vitsweep.report.figures import drawn
+from vitsweep.results.metrics import FLAGS, headings
+from vitsweep.results.record import Status
+from vitsweep.tables.formatting import count, number
+from vitsweep.tables.render import cell_text
+from vitsweep.tables.stats import Claim
+from vitsweep.tables.sweep_tables import SweepTables
+
+WIDTHS = {
+    "neurips": (5.5, 5.5),
+    "iclr": (5.5, 5.5),
+    "icml": (3.25, 6.75),
+    "cvpr": (3.25, 6.875),
+    "ieee": (3.5, 7.16),
+}
+"""Venue -> width of a column and of the page's text, in inches, as its style file sets them."""
+METHODS = ("paszke2019pytorch", "student1908", "holm1979", "vitsweep")
+_SPECIAL = {
+    **{c: f"\\{c}" for c in "&%$#_{}"}, "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "·": r"$\cdot$", "…": r"\ldots{}", "±": r"$\pm$", "²": r"$^2$", "—": "---",
+}  # fmt: skip
+
+
+def tex(text: object) -> str:
+    """Return a text as LaTeX shows it; a factor such as `1.27x` with its sign."""
+    plain = "".join(_SPECIAL.get(c, c if c.isascii() else "?") for c in str(text))
+    return re.sub(r"(?<=\d)x\b", r"$\\times$", plain)
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a sweep took, over all of its runs.
+
+    Attributes:
+        runs: that have a record.
+        timed_runs: of them those that say how long they took; hours are theirs.
+        gpu_hours: of ranks on GPUs; None where there is none.
+        rank_hours: of ranks on any device.
+        cost: of the GPU hours; None without a price.
+        energy_kwh: of all GPUs in the timed windows, by NVML's counter; None where none says.
+    """
+
+    runs: int
+    timed_runs: int
+    gpu_hours: float | None
+    rank_hours: float | None
+    cost: float | None
+    energy_kwh: float | None
+
+
+def used(runs: DataFrame, price_per_gpu_hour: float | None = None) -> Used:
+    """Add up what all runs took, looks and runs of other code included; what is unknown stays unknown."""
+    empty = Series(float("nan"), runs.index, dtype=float)
+    hours = (runs.get("run_seconds", empty) * runs["world_size"]).astype(float) / 3600
+    on_gpu = runs.get("device_type", empty) == "cuda"
+    energy = runs.get("window_energy_j", empty)[runs["status"] == Status.measured].astype(float)
+    gpu_hours = _sum(hours[on_gpu])
+    priced = gpu_hours is not None and price_per_gpu_hour is not None
+    joules = _sum(energy)
+    return Used(
+        len(runs),
+        int(hours.notna().sum()),
+        gpu_hours,
+        _sum(hours),
+        gpu_hours * price_per_gpu_hour if priced else None,  # type: ignore[operator]
+        joules / 3.6e6 if joules is not None else None,
+    )
+
+
+def _sum(values: "Series[float]") -> float | None:
+    return float(values.sum()) if values.notna().any() else None
+
+
+def write_paper(
+    tables: SweepTables,
+    folder: Path,
+    cited: Iterable[str],
+    *,
+    venue: str = "icml",
+    price_per_gpu_hour: float | None = None,
+    currency: str = "USD",
+) -> list[str]:
+    """Write what a paper says of a sweep; `paper.tex` shows all of it.
+
+    Args:
+        tables: of one sweep.
+        folder: is made; files of an earlier call are replaced.
+        cited: keys of `references.bib`.
+        venue: key of `WIDTHS`.
+        price_per_gpu_hour: for the cost; None leaves it empty.
+        currency: of the price.
+
+    Returns:
+        The names of the files.
+
+    Raises:
+        VitsweepError: nothing was measured.
+    """
+    cells = tables.settings
+    measured = cells[cells["status"] == Status.measured] if len(cells) else cells
+    if measured.empty:
+        raise VitsweepError(
+            "The sweep has no measured cell: there is nothing to write a paper about."
+        )
+    keys = sorted({*METHODS, *cited, *(["wang2023anytime"] if _any_look(measured) else [])})
+    spent = used(tables.every_run, price_per_gpu_hour)
+    facts = _facts(tables, measured, spent) | {"keys": keys, "currency": currency}
+    column, page = WIDTHS[venue]
+    facts |= {"column_inches": column, "text_inches": page, "is_two_columns": column < page}
+    figures = _figures(tables, folder, venue)
+    texts = {
+        name: _rendered(name, facts | {"figures": figures})
+        for name in ("methods.tex", "compute.tex", "checklist.tex", "paper.tex")
+    }
+    text = cell_text(cells)
+    shown = text.assign(
+        status=text["status"].astype(str).str.split(r"[:;(]", regex=True).str[0].str.strip()
+    )
+    texts |= {"results.tex": booktabs(shown), "references.bib": bibliography(keys)}
+    for name, content in texts.items():
+        write_atomically(folder / name, content)
+    return [*texts, *(f"figures/{f['file']}.pdf" for f in figures)]
+
+
+def booktabs(text: DataFrame) -> str:
+    """Return a table of text as a `tabular` of the package booktabs, no wider than its column."""
+    numeric = headings(text)
+    columns = "".join("r" if name in numeric else "l" for name in text)
+    rows = [" & ".join(map(tex, row)) + r" \\" for row in text.astype(str).itertuples(index=False)]
+    lines = [
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        " & ".join(map(tex, text.columns)) + r" \\",
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def bibliography(keys: Sequence[str]) -> str:
+    """Return the entries of `references.bib` with these keys.
+
+    Raises:
+        VitsweepError: there is no such entry.
+    """
+    text = files("vitsweep.report").joinpath("references.bib").read_text(encoding="utf-8")
+    entries = dict(re.findall(r"^(?=@\w+\{([^,]+),)(.*?^\}\n)", text, re.DOTALL | re.MULTILINE))
+    if unknown := [key for key in keys if key not in entries]:
+        raise VitsweepError(f"`references.bib` has no entry {', '.join(unknown)}.")
+    return "\n".join(entries[key] for key in keys)
+
+
+def _figures(tables: SweepTables, folder: Path, venue: str) -> list[dict[str, Any]]:
+    """Write every chart as PDF and SVG as wide as a column, or as the text where its labels need that."""
+    column, text = WIDTHS[venue]
+    found: dict[str, dict[str, Any]] = {}
+    for inches in dict.fromkeys((column, text)):
+        for chart, figure, caption in drawn(tables, partial(style.to_width, inches=inches)):
+            file = f"{chart.name}{'_wide' if inches > column else ''}"
+            write_atomically(folder / "figures" / f"{file}.pdf", style.to_pdf(figure))
+            write_atomically(folder / "figures" / f"{file}.svg", style.to_svg(figure, letters=True))
+            shown = {
+                "file": file,
+                "is_wide": inches > column,
+                "title": chart.title,
+                "caption": caption,
+            }
+            found.setdefault(chart.name, shown)
+    return [*found.values()]
+
+
+def _any_look(cells: DataFrame) -> bool:
+    return bool(cells["any_look"].eq(True).any()) if "any_look" in cells else False
+
+
+def _facts(tables: SweepTables, measured: DataFrame, spent: Used) -> dict[str, Any]:
+    """Return what the templates say, from what was really done."""
+    cells, runs = tables.settings, tables.runs
+    pairs = measured["num_pairs"].fillna(0)[measured["speedup_low"].notna()]
+    claims = measured["claim"].astype(str).value_counts().to_dict()
+    said = [c for c in Claim if c not in (Claim.baseline, Claim.nothing) and claims.get(str(c))]
+    return {
+        "num_cells": len(cells),
+        "num_measured": len(measured),
+        "unmeasured": count_by(cells.loc[cells["status"] != Status.measured, "status"]),
+        "num_compared": len(pairs),
+        "blocks": _range(pairs),
+        "claims": [(claim, claims[str(claim)]) for claim in said],
+        "is_any_look": _any_look(measured),
+        "proved": int(measured["proved"].astype(str).str.startswith("twin").sum())
+        if "proved" in measured
+        else 0,
+        "flags": [
+            (flag.caption, int(n))
+            for name, flag in FLAGS.items()
+            if name in measured and (n := measured[name].eq(True).sum())
+        ],
+        "seeds": _range(measured["seed"]) if "seed" in measured else "",
+        "values": {
+            name: values(measured, name)
+            for name in ("model", "data", "device", "torch", "cuda", "nccl", "driver", "python", "cpu",
+                         "git_commit", "optimizer", "task")
+        },
+        "ranks": _range(measured["world_size"]),
+        "images": _range(measured["images_per_step"]),
+        "pixels": _range(measured["resolution_px"]) if "resolution_px" in measured else "",
+        "window": _range(runs["window_seconds"].round(1)) if "window_seconds" in runs else "",
+        "steps": _range(runs["steps_counted"]) if "steps_counted" in runs else "",
+        "is_dirty": "git_dirty" in measured and bool(measured["git_dirty"].eq(True).any()),
+        "dates": dates(measured),
+        "accuracy": "accuracy_top1" in measured and bool(measured["accuracy_top1"].notna().any()),
+        "used": spent,
+        "sweep": tables.stores[0].name if tables.stores else "",
+    }  # fmt: skip
+
+
+def count_by(statuses: "Series[str]") -> str:
+    """Return `2 invalid, 1 out of memory`."""
+    found = statuses.fillna("not run").astype(str).str.replace("_", " ").value_counts()
+    return ", ".join(f"{number} {status}" for status, number in found.items())
+
+
+def _range(values: "Series[Any]") -> str:
+    """Return `5` or `3 to 5`; nothing where no value is known."""
+    known = values.dropna()
+    if known.empty:
+        return ""
+    low, high = (f"{float(end):,.4g}" for end in (known.min(), known.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def _rendered(name: str, facts: dict[str, Any]) -> str:
+    environment = Environment(
+        loader=PackageLoader("vitsweep.report"), undefined=StrictUndefined, trim_blocks=True,
+        block_start_string="<%", block_end_string="%>", variable_start_string="<<",
+        variable_end_string=">>", comment_start_string="<#", comment_end_string="#>",
+        lstrip_blocks=True, autoescape=False, finalize=lambda value: "" if value is None else value,
+    )  # fmt: skip
+    environment.filters |= {"tex": tex, "count": lambda n, what: count(n, what), "number": _number}
+    return environment.get_template(f"{name}.j2").render(facts)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else number(value)
