@@ -24,6 +24,7 @@ class Driver:
 
     def __init__(self, uuid: str = "GPU-bb") -> None:
         self.uuid, self.mhz, self.reasons = uuid, 1900, 0x4  # the power cap, which is no throttling
+        self.millijoules = 5e6
 
     def nvmlInit(self) -> None:
         pass
@@ -39,6 +40,12 @@ class Driver:
 
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
         return 650_000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> float:
+        if self.uuid.startswith("MIG"):
+            raise LookupError("not supported")
+        self.millijoules += 100_000
+        return self.millijoules
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
         return self.reasons
@@ -74,6 +81,25 @@ def test_values_are_means_over_the_window_alone(driver: Driver) -> None:
     found = monitor.end(since)
     assert (found.sm_clock_mhz, found.power_w, found.throttled) == (1500.0, 650.0, False)
     assert found.reason == ""
+
+
+def test_energy_is_the_difference_of_the_counter_over_the_window(driver: Driver) -> None:
+    monitor = DeviceMonitor(GPU, interval_s=0.01)
+    since = time.perf_counter()
+    wait_for(monitor, 5)
+    found = monitor.end(since)
+    times = [sample[0] for sample in monitor._samples if sample[0] >= since]
+    sampled = 100 * (len(times) - 1) / (times[-1] - times[0])  # watts
+    assert found.energy_j == pytest.approx(sampled * (times[-1] - since))
+
+
+def test_a_device_without_a_counter_has_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, Driver(uuid="MIG-bb"))
+    monitor = DeviceMonitor(GPU, interval_s=0.01)
+    wait_for(monitor, 3)
+    found = monitor.end(0.0)
+    assert found.energy_j is None
+    assert found.power_w == 650.0
 
 
 def test_one_sample_at_a_thermal_limit_is_throttling(driver: Driver) -> None:

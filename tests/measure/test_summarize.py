@@ -156,14 +156,16 @@ def test_the_calibration_gives_the_second_denominator_and_the_bandwidth() -> Non
 
 
 def test_clock_power_and_throttling_are_of_all_ranks_devices() -> None:
-    cool = DeviceState(sm_clock_mhz=1900.0, power_w=600.0, throttled=False)
-    hot = DeviceState(sm_clock_mhz=1500.0, power_w=500.0, throttled=True)
+    cool = DeviceState(sm_clock_mhz=1900.0, power_w=600.0, energy_j=40.0, throttled=False)
+    hot = DeviceState(sm_clock_mhz=1500.0, power_w=500.0, energy_j=30.0, throttled=True)
     found = summarize(spec(), [samples(TIMES, device_state=s) for s in (cool, hot)], {})
     assert found.metrics["sm_clock_mhz_mean"] == 1700.0
     assert found.metrics["power_w_mean"] == 550.0
+    assert found.metrics["window_energy_j"] == 70.0
     assert found.validity["throttled"] is True
     assert found.environment["device_state_reason"] is None
     unknown = summarize(spec(), [samples(TIMES)] * 2, {})
+    assert unknown.metrics["window_energy_j"] is None
     assert unknown.metrics["power_w_mean"] is unknown.validity["throttled"] is None
     assert unknown.environment["device_state_reason"] == "a CPU"
 

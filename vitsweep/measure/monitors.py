@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,13 @@ class DeviceState:
         power_w: mean power of the device.
         throttled: whether heat or the power supply slowed it. The ordinary power cap does not
             count: under full load large GPUs run at it all the time.
+        energy_j: that the device took, from its own counter.
         reason: why values are unknown, or "".
     """
 
     sm_clock_mhz: float | None = None
     power_w: float | None = None
+    energy_j: float | None = None
     throttled: bool | None = None
     reason: str = ""
 
@@ -42,7 +45,8 @@ class DeviceMonitor:
 
     def __init__(self, device: torch.device, interval_s: float = INTERVAL_S) -> None:
         self._interval_s, self._stop = interval_s, threading.Event()
-        self._samples: list[tuple[float, float, float, bool]] = []  # time, MHz, W, throttled
+        # time, MHz, W, throttled, J since the driver was loaded
+        self._samples: list[tuple[float, float, float, bool, float | None]] = []
         self._reason, self._thread = "", None
         if device.type != "cuda":
             self._reason = "clock and power are read from NVIDIA GPUs only"
@@ -69,10 +73,11 @@ class DeviceMonitor:
         samples = [sample for sample in self._samples if sample[0] >= since]
         if not samples:
             return DeviceState(reason=self._reason or "no sample within the window")
-        _, clocks, watts, slow = zip(*samples, strict=True)
+        times, clocks, watts, slow, joules = zip(*samples, strict=True)
         return DeviceState(
             sm_clock_mhz=sum(clocks) / len(clocks),
             power_w=sum(watts) / len(watts),
+            energy_j=_energy(times, joules, since),
             throttled=any(slow),
         )
 
@@ -96,8 +101,25 @@ class DeviceMonitor:
             float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
             nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,  # given in milliwatts
             bool(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & slow),
+            self._joules(),
         )
         self._samples.append(sample)
+
+    def _joules(self) -> float | None:
+        try:  # GPUs before Volta and MIG slices have no such counter
+            return (
+                float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
+            )  # of mJ
+        except Exception:
+            return None
+
+
+def _energy(times: Sequence[float], joules: Sequence[float | None], since: float) -> float | None:
+    """Return what a counter says from `since` to the last sample, as fast as between the samples."""
+    first, last = joules[0], joules[-1]
+    if first is None or last is None or times[-1] <= times[0]:
+        return None
+    return (last - first) * (times[-1] - since) / (times[-1] - times[0])
 
 
 def nvml_device(device: torch.device) -> tuple[Any, Any]:

@@ -235,6 +235,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "copy_gb_per_s": calibration.get("copy_gb_per_s"),
             "sm_clock_mhz_mean": _mean([rank.device_state.sm_clock_mhz for rank in ranks]),
             "power_w_mean": _mean([rank.device_state.power_w for rank in ranks]),
+            "window_energy_j": _total([rank.device_state.energy_j for rank in ranks]),
         },
         validity={
             "oversubscribed": _oversubscribed(cell, ranks),
@@ -342,6 +343,11 @@ def _losses(cell: CellSpec, ranks: list[RankSamples]) -> dict[str, float | None]
 
 def _largest(values: list[float | None]) -> float | None:
     return None if None in values else max(values)  # type: ignore[type-var]
+
+
+def _total(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -211,6 +211,9 @@ _ALL = (
            "mean over samples of the timed window and ranks, from NVML; empty on a CPU"),
     Metric("power_w_mean", "W", "Power of a device in the window", None,
            "mean over samples of the timed window and ranks, from NVML; empty on a CPU"),
+    Metric("window_energy_j", "J", "Energy of all devices in the window", None,
+           "difference of NVML's energy counter over the timed window, all ranks; empty on a CPU, on GPUs "
+           "before Volta and on MIG slices"),
 )  # fmt: skip
 
 METRICS: dict[str, Metric] = {metric.column: metric for metric in _ALL}

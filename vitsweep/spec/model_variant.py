@@ -69,7 +69,7 @@ class BlockVariant(ModelVariant):
     Itself the plain choice: the pre-norm block of ViT (arXiv:2010.11929, eq. 2 and 3), on every image.
     """
 
-    cites = ("dosovitskiy2020vit",)
+    cites: ClassVar[tuple[str, ...]] = ("dosovitskiy2020vit",)
 
     colour = 2
 
