@@ -80,7 +80,7 @@ def write_archive(folder: Path, to: Path) -> None:
     with (
         replacing(to) as file,
         gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        tarfile.TarFile(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for name in files_of(folder):
             entry = tarfile.TarInfo(f"{folder.name}/{name}")
@@ -123,8 +123,8 @@ def extract(archive: Path, folder: Path) -> Path:
     tops: set[str] = set()
     try:
         with (
-            gzip.open(archive) as packed,
-            tarfile.open(fileobj=_Bounded(packed), mode="r:") as entries,
+            gzip.GzipFile(archive) as packed,
+            tarfile.TarFile(fileobj=_Bounded(packed), mode="r") as entries,
         ):
             for entry in entries:
                 if fault := _fault(entry, seen, tops):
