@@ -131,6 +131,15 @@ class Exploding(Memory):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlowSteps(Memory):
+    """Sleeps in each forward pass, so that steps take many times as long as without it."""
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        model.head.register_forward_hook(lambda module, inputs, output: time.sleep(0.5))
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeldTraining(Memory):
     """Rank 0 of the first training waits, once, until it is requested to stop.
 

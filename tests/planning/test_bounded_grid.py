@@ -12,6 +12,7 @@ from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.planning import rounds as rounds_module
+from vitsweep.planning.blocks import Block
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.rounds import blocks_in_turn, grid
 from vitsweep.results.record import RunRecord
@@ -45,19 +46,25 @@ class Bench:
         mine: list[RunRecord] = []
         rounds = grid(self.plan, self.settings, tuple(self.records), CODE)
         for block in blocks_in_turn(rounds, mine):
-            for position, entry in enumerate(block.entries):
-                seconds = LOOK_SECONDS if block.is_look else RUN_SECONDS
-                ratio = RATIOS.get(self.optimizer(entry.cell_id), 1.0)
-                begun = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)
-                facts = {"started_at": begun.isoformat(), "run_seconds": seconds}
-                facts |= {"look": True} if block.is_look else {"any_look": True}
-                speed = 100 * ratio * self.noise(entry.cell_id)
-                record = run(entry.cell_id, block.name, speed, environment=facts)
-                record = replace(record, run_id=f"{self.now}", position=position)
-                mine += of_present_code(self.plan, [record])
-                self.now += seconds
+            mine += self.measured(block)
         self.records += mine
         return mine
+
+    def measured(self, block: Block) -> list[RunRecord]:
+        """Return the records of a block."""
+        found: list[RunRecord] = []
+        for position, entry in enumerate(block.entries):
+            seconds = LOOK_SECONDS if block.is_look else RUN_SECONDS
+            ratio = RATIOS.get(self.optimizer(entry.cell_id), 1.0)
+            begun = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)
+            facts = {"started_at": begun.isoformat(), "run_seconds": seconds}
+            facts |= {"look": True} if block.is_look else {"any_look": True}
+            speed = 100 * ratio * self.noise(entry.cell_id)
+            record = run(entry.cell_id, block.name, speed, environment=facts)
+            record = replace(record, run_id=f"{self.now}", position=position)
+            found += of_present_code(self.plan, [record])
+            self.now += seconds
+        return found
 
 
 def test_blocks_go_to_what_is_undecided_and_the_time_is_kept(
@@ -88,3 +95,20 @@ def test_a_command_whose_cells_are_all_decided_runs_nothing(
     assert bench.command()
     assert bench.now < 600
     assert bench.command() == []
+
+
+def test_rounds_of_a_cluster_are_all_looks_then_all_blocks_that_may_decide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(4.0, monkeypatch)
+    monkeypatch.setattr(rounds_module, "matmul_rates", None)  # a login node is not what measures
+    rounds = grid(bench.plan, bench.settings, (), CODE, at_once=4)
+    [looks] = rounds.next(())
+    assert looks.is_look
+    assert len(looks.entries) == 4
+    assert rounds.notice == ""
+    mine = bench.measured(looks)
+    blocks = rounds.next(mine)
+    assert [len(block.entries) for block in blocks] == [3, 3, 3], "3 blocks may decide, sgd is out"
+    bench.now = 239.0
+    assert rounds.next(mine) == [], "no further round ends in time"

@@ -189,10 +189,13 @@ def test_a_file_system_without_locks_is_said_at_once(store: Store, tmp_path: Pat
 
 
 def test_only_one_command_races_in_a_sweep(store: Store) -> None:
-    with store.only_race(), pytest.raises(VitsweepError, match="Another command races"):
-        with store.only_race():
+    with (
+        store.only_rounds(),
+        pytest.raises(VitsweepError, match="Another command chooses the rounds"),
+    ):
+        with store.only_rounds():
             pass
-    with store.only_race():
+    with store.only_rounds():
         pass
 
 

@@ -420,7 +420,7 @@ def overview(
     runs = list(store.runs()) if store.cells.is_dir() else []
     state = resume_state(sweep_plan, runs, settings, code_state())
     is_here = machine.described_by == HERE
-    looks = looks_per_cell(sweep_plan, state, settings) if is_here else Counter[str]()
+    looks = looks_per_cell(sweep_plan, state, settings)
     rows = plan_rows(sweep_plan, state, settings.cells_per_block, looks)
     baselines = (store.baselines() if runs else {}) | sweep_plan.baselines
     noise = noise_of(runs, baselines)

@@ -23,17 +23,19 @@ class Run:
         position: place in the block, from 0.
         cell_id: its cell.
         name: run id of the first attempt.
+        is_look: it is as short as can be, see `Measurement.of_look`, and enters no interval.
     """
 
     block: str
     position: int
     cell_id: str
     name: str
+    is_look: bool = False
 
     @classmethod
-    def new(cls, block: str, position: int, cell_id: str) -> "Run":
+    def new(cls, block: str, position: int, cell_id: str, is_look: bool = False) -> "Run":
         """Name a run that has not begun."""
-        return cls(block, position, cell_id, f"{block}-{secrets.token_hex(3)}")
+        return cls(block, position, cell_id, f"{block}-{secrets.token_hex(3)}", is_look)
 
     def run_id(self, attempt: int) -> str:
         """Name an attempt, from 1: each has a record of its own, so none can overwrite another's."""

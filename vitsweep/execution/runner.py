@@ -117,16 +117,18 @@ class Runner:
             proved=self.proof(run.cell_id, code.hash),
             proved_exactly=cell.id_without("precision") in self._proved_exactly,
             earlier=earlier_folders(self.store, run, attempt) if same_code else (),
-            environment=dict(self.place.facts),
+            environment={**self.place.facts, **({"look": True} if run.is_look else {})},
         )
 
     def attempt(self, request: RunRequest, cell: CellSpec) -> RunRecord:
-        """Make an attempt at a run and return its record, which is on disk by then.
+        """Make an attempt at a run, or at a look, and return its record, which is on disk by then.
 
         Raises:
             RunEnding: from `on_wait`; nothing is recorded unless all ranks had just finished.
             OSError: the record cannot be written (a full disk).
         """
+        if request.environment.get("look"):
+            cell = replace(cell, measurement=cell.measurement.of_look())
         return self._supervised(request, cell, supervise)
 
     def warm_up(self, request: RunRequest, cell: CellSpec) -> RunRecord:

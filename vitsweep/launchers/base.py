@@ -20,6 +20,7 @@ from vitsweep.planning.predictions import drop_oversized, traced_throughput
 from vitsweep.planning.rounds import Rounds, grid
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.provenance import require_trust
+from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import definitions_of
 from vitsweep.spec.resources import Machine
@@ -147,7 +148,7 @@ def rounds_of(
     Args:
         sweep: its store and cells.
         settings: `search` decides.
-        at_once: blocks of a round of a race at least.
+        at_once: blocks of a round of a race at least; above 1 on a cluster.
         pending: (cell id, block) of runs that will be made without this command.
         predicted: returns cell id -> log of its predicted throughput, for a race.
 
@@ -157,7 +158,7 @@ def rounds_of(
     """
     earlier = list(sweep.store.runs())
     if settings.search != "race":
-        return grid(sweep.plan, settings, earlier, sweep.code, pending)
+        return grid(sweep.plan, settings, earlier, sweep.code, pending, at_once)
     from vitsweep.racing.rounds import RaceRounds  # a grid never loads it
 
     race = RaceRounds(
@@ -181,6 +182,19 @@ def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: 
     )
     if rounds.notice:
         console.print(rounds.notice, highlight=False)
+
+
+def announce_undecided(
+    rounds: Rounds, records: Sequence[RunRecord], settings: SweepSettings, console: Console
+) -> None:
+    """Say what a command whose minutes are over has left undecided."""
+    undecided = len(rounds.state(records).missing_blocks) if rounds.is_bounded else 0
+    if undecided:
+        console.print(
+            f"The {settings.minutes:g} min of `sweep.minutes` are over; {count(undecided, 'cell')} not "
+            "decided: the same command goes on.",
+            highlight=False,
+        )
 
 
 def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:

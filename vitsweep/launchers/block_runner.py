@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -146,11 +146,7 @@ class BlockRunner:
             progress.dropped(1)
             return
         progress.started(entry)
-        request, spec = self._request(block, position, entry), entry.spec
-        if block.is_look:
-            request = replace(request, environment=request.environment | {"look": True})
-            spec = replace(spec, measurement=spec.measurement.of_look())
-        record = self._runner.attempt(request, spec)
+        record = self._runner.attempt(self._request(block, position, entry), entry.spec)
         if record.status not in (Status.measured, *STOPPED_FROM_OUTSIDE):
             self.skipped.add(entry.cell_id)
         self.records.append(record)
@@ -168,7 +164,7 @@ class BlockRunner:
         self._runner.warm_up(self._request(block, 0, entry), entry.spec)
 
     def _request(self, block: Block, position: int, entry: PlannedCell) -> RunRequest:
-        run, attempt = Run.new(block.name, position, entry.cell_id), 1
+        run, attempt = Run.new(block.name, position, entry.cell_id, block.is_look), 1
         if training := self.interrupted.get((block.name, entry.cell_id)):
             run, attempt = training.run, training.number + 1
         return self._runner.request(run, entry.spec, attempt, entry.code)

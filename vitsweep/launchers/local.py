@@ -18,6 +18,7 @@ from vitsweep.launchers.base import (
     LaunchResult,
     PreparedSweep,
     announce,
+    announce_undecided,
     frozen_sweep,
     prepared,
     rounds_of,
@@ -31,7 +32,6 @@ from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
 from vitsweep.spec.from_yaml import section_from_tree
 from vitsweep.spec.resources import Machine
-from vitsweep.tables.formatting import count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +129,9 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
     progress = Progress(console, cell_labels(plan), 0, inf if minutes is None else 60 * minutes)
     planned = blocks_in_turn(rounds, runner.records, resumed, progress.expects)
     stopped = runner.run(planned, progress)
-    undecided = len(rounds.state(runner.records).missing_blocks) if rounds.is_bounded else 0
-    if minutes and undecided and not stopped:
-        console.print(
-            f"The {minutes:g} min of `sweep.minutes` are over; {count(undecided, 'cell')} not decided: the "
-            "same command goes on.",
-            highlight=False,
-        )
-    if stopped:
+    if not stopped:
+        announce_undecided(rounds, runner.records, request.settings, console)
+    else:
         rounds.stopped(runner.records)
         for training in runner.saved_trainings(plan):
             console.print(

@@ -160,6 +160,15 @@ def look_blocks(plan: SweepPlan, state: ResumeState, settings: SweepSettings) ->
             yield Block(name, (entry,), position, is_look=True)
 
 
+def joined_looks(looks: Iterable[Block]) -> list[Block]:
+    """Return looks as whole blocks, for jobs that run one block after the other."""
+    found: dict[str, Block] = {}
+    for look in looks:
+        before = found.get(look.name, replace(look, entries=()))
+        found[look.name] = replace(before, entries=before.entries + look.entries)
+    return list(found.values())
+
+
 def looks_per_cell(plan: SweepPlan, state: ResumeState, settings: SweepSettings) -> "Counter[str]":
     """Return cell id -> 1 for each cell that gets a look first, the baselines among them."""
     return Counter(e.cell_id for look in look_blocks(plan, state, settings) for e in look.entries)

@@ -14,6 +14,7 @@ from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
     block_of,
+    joined_looks,
     look_blocks,
     members_of_blocks,
     repeated_runs,
@@ -25,6 +26,7 @@ from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.rates.calibration import matmul_rates
 from vitsweep.rates.device import device_name
 from vitsweep.results.record import RunRecord
+from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.tables.formatting import count, number
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.stats import Claim
@@ -104,6 +106,7 @@ def grid(
     earlier: Sequence[RunRecord],
     code: Mapping[str, Any],
     pending: Iterable[tuple[str, str]] = (),
+    at_once: int = 1,
 ) -> Rounds:
     """Return rounds that give every cell of a plan the blocks that it lacks.
 
@@ -113,9 +116,10 @@ def grid(
         earlier: records that were in the store when the command began.
         code: state of the code that would measure now, see `planning.freeze.code_state`.
         pending: (cell id, block) of runs that jobs of a cluster will still do; they count as measured.
+        at_once: above 1 where jobs of a cluster run blocks side by side: a round is all its blocks then.
     """
     kind = _Grid if settings.minutes is None else _BoundedGrid
-    return kind(plan, settings, earlier, code, tuple(pending))
+    return kind(plan, settings, earlier, code, tuple(pending), at_once)
 
 
 class _Grid:
@@ -134,8 +138,9 @@ class _Grid:
         earlier: Sequence[RunRecord],
         code: Mapping[str, Any],
         pending: Sequence[tuple[str, str]],
+        at_once: int,
     ) -> None:
-        self.earlier, self._pending = earlier, pending
+        self.earlier, self._pending, self._is_here = earlier, pending, at_once == 1
         self._plan, self._settings, self._code = plan, settings, code
         self._size, self._order = settings.cells_per_block, BalancedOrder.after(earlier)
         begin = self.state(())
@@ -164,7 +169,7 @@ class _Grid:
     def _slow(self) -> str:
         """Say which choices compute products more slowly than in float32, by this machine's rates."""
         slow: dict[str, float] = {}
-        for look in self._looks:
+        for look in self._looks if self._is_here else ():  # a login node is not what measures
             slow[look.entries[0].spec.precision.name] = _slowness(look.entries[0], measure=True)
         by_factor: dict[str, list[str]] = {}
         for choice, factor in slow.items():
@@ -183,19 +188,32 @@ class _Grid:
         )
 
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
-        """Return the next look, then the next block of the round, or the first of the next round."""
-        if self._looks:
+        """Return the next look, then the next block of the round, or the first of the next round.
+
+        On a cluster all looks are the first round, and all blocks of a round are returned.
+        """
+        if self._looks and self._is_here:
             return [self._next_look()]
-        state = self.state(records)
-        while True:
+        if self._looks:
+            looks, self._looks = joined_looks(self._looks), []
+            return looks
+        state, found = self.state(records), list[Block]()
+        while not found:
             for members in self._members:
                 if lacking := [e for e in members if e.cell_id in state.missing_blocks]:
-                    return [block_of(self._plan, lacking, self._order, state.not_measured)]
+                    found.append(block_of(self._plan, lacking, self._order, state.not_measured))
+                    if self._is_here:
+                        return found
             if not self._rounds_left:
-                return []
+                break
             self._rounds_left -= 1
-            once = dict.fromkeys(state.missing_blocks, 1)
-            self._members = members_of_blocks(self._plan, once, self._size)
+            self._members = members_of_blocks(self._plan, self._of_round(state), self._size)
+        return found
+
+    def _of_round(self, state: ResumeState) -> Mapping[str, int]:
+        """Return the number of blocks of each cell in a round: one, where the next sees their results."""
+        once = dict.fromkeys(state.missing_blocks, 1)
+        return once if self._is_here else state.missing_blocks
 
     def _next_look(self) -> Block:
         """Take the look that is probably the cheapest of those that share a block, its baseline first.
@@ -253,31 +271,38 @@ class _BoundedGrid(_Grid):
         """Compare the command with what is measured; a cell that is undecided lacks a block."""
         state = super().state(records)
         ended = state.not_measured.keys() | state.pruned
-        undecided = [c for c in self._undecided(records) if c not in ended]
-        return replace(state, missing_blocks=dict.fromkeys(undecided, 1))
+        undecided = {c: n for c, n in self._undecided(records).items() if c not in ended}
+        return replace(state, missing_blocks=undecided)
 
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
-        """Return a look, or a block of undecided cells that ends in time; nothing where there is none."""
-        known = [*self.earlier, *records]
+        """Return looks, or blocks of undecided cells that end in time; nothing where there is none."""
+        known, now = [*self.earlier, *records], time.monotonic()
         self._rounds_left = 1
-        for block in super().next(records):
-            if time.monotonic() + seconds_of_block(block, known) <= self._end:
-                return [block]
-        return []
+        found = super().next(records)
+        return [block for block in found if now + seconds_of_block(block, known) <= self._end]
 
-    def _undecided(self, records: Sequence[RunRecord]) -> list[str]:
-        """Return the cells of which the runs do not say yet how they compare."""
+    def _undecided(self, records: Sequence[RunRecord]) -> dict[str, int]:
+        """Return the cells of which the runs do not say yet how they compare.
+
+        Returns:
+            Cell id -> the least number of blocks after which they may.
+        """
         earlier = () if self._settings.remeasure else self.earlier
         version = self._code["packages"]["torch"]
         any_code = self._settings.accept_code == "any"
         used = usable_runs([*earlier, *records], self._plan, version, any_code).own
         rows = DataFrame([run.row() | {"any_look": True} for run in used])
-        decided: set[str] = set()
+        decided, pairs = set[str](), dict[str, int]()
         if len(rows):
             table = speedup_over(rows, self._plan.baselines, [set(self._plan.entries)])
             most = 1 + self._settings.indifference
             same = (table["claim_low"] >= 1 / most) & (table["claim_high"] <= most)
             sure = table["claim"].isin([Claim.faster, Claim.slower]) | same
             decided = set(table.loc[sure, "cell_id"])
+            pairs = dict(zip(table["cell_id"], table["num_blocks"].tolist(), strict=True))
         compared = [e for e in self._plan.runnable if e.baseline_id not in (None, e.cell_id)]
-        return [e.cell_id for e in compared if e.cell_id not in decided]
+        return {
+            e.cell_id: max(1, MIN_BLOCKS - pairs.get(e.cell_id, 0))
+            for e in compared
+            if e.cell_id not in decided
+        }

@@ -149,8 +149,8 @@ class Store:
             ) from error
 
     @contextmanager
-    def only_race(self) -> Iterator[None]:
-        """Be the only command that races in this sweep, until the block ends or the process dies.
+    def only_rounds(self) -> Iterator[None]:
+        """Be the only command that chooses rounds in this sweep, until the block ends or the process dies.
 
         Raises:
             VitsweepError: another one does. Two would choose from each other's fresh runs.
@@ -161,8 +161,8 @@ class Store:
                 self._flock(handle.fileno())
             except BlockingIOError:
                 raise VitsweepError(
-                    f"Another command races in `{self.root}`: wait for it, or end it with Ctrl-C and type "
-                    "this one, which goes on with its race."
+                    f"Another command chooses the rounds of `{self.root}`: wait for it, or end it with "
+                    "Ctrl-C and type this one, which goes on."
                 ) from None
             yield
 

@@ -1,6 +1,8 @@
 """How cells become jobs, without a cluster."""
 
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.launchers.slurm.commands import gpu_types_in, gpus_in
 from vitsweep.launchers.slurm.node.signals import Signals
+from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents
 from vitsweep.launchers.slurm.submit.packing import (
     PlannedJob,
     RunMinutes,
@@ -23,6 +26,7 @@ from vitsweep.launchers.slurm.submit.packing import (
 )
 from vitsweep.launchers.slurm.submit.sbatch import parameters
 from vitsweep.launchers.slurm.submit.settings import SlurmSettings, groups, settings_of
+from vitsweep.planning.blocks import look_blocks
 from vitsweep.planning.freeze import code_folder, plan_of
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.sweep_plan import SweepPlan
@@ -247,3 +251,57 @@ def test_a_snapshot_keeps_the_code_of_the_command(tmp_path):
     assert (copy / "vitsweep/launchers/slurm/node/agent.py").is_file()
     assert code_folder(store, snapshot=True) == copy
     assert (code_folder(store, snapshot=False) / "vitsweep").is_dir()
+
+
+def looked_at(*overrides: str, slowdown: float = 25.0) -> ArrayJob:
+    """The only job of a grid, whose baseline and slow cell (sgd_loop) have had their looks."""
+    cells = plan("measurement=standard", *overrides)
+    wanted = sweep_settings(cells.runnable[0].composed.tree)
+    state = resume_state(cells, (), wanted, {"packages": {"torch": "2.13.0"}})
+    looks = lambda here, missing: look_blocks(here, replace(state, missing_blocks=missing), wanted)  # noqa: E731
+    minutes = RunMinutes(dict.fromkeys(cells.entries, 1.0), frozenset())
+    missing, size = state.missing_blocks, wanted.cells_per_block
+    jobs = pack(cells, missing, minutes, settings(), size, looks=looks, prune_slowdown=4.0)
+    [job] = [job for some in jobs.values() for job in some]
+    return ArrayJob(JobArray(Path("jobs/a")), 0, job.document())
+
+
+def ended_looks(job: ArrayJob, speed_of: Callable[[str], float]) -> JobEvents:
+    looks = [run for run in job.runs() if run.is_look]
+    return JobEvents(
+        [
+            {"event": "run_end", "run": r.name, "cell_id": r.cell_id, "status": "measured",
+             "will_repeat": False, "look": True, "images_per_second": speed_of(r.cell_id)}
+            for r in looks
+        ]
+    )  # fmt: skip
+
+
+def test_a_job_begins_with_looks_and_leaves_out_what_they_show_to_be_slow() -> None:
+    job = looked_at("optimizer=adamw_foreach,sgd_loop")
+    runs = job.runs()
+    assert [run.is_look for run in runs] == [True] * 3 + [False] * 15
+    assert runs[0].cell_id in job.task["blocks"][0]["look"]["added"], "the baseline first"
+    [baseline, slow, other] = [run.cell_id for run in runs[:3]]
+    speeds = {baseline: 100.0, slow: 10.0, other: 90.0}
+    events = ended_looks(job, speeds.__getitem__)
+    left = job.remaining_runs(events, events.final_statuses())
+    assert Counter(run.cell_id for run in left) == {baseline: 5, other: 5}
+    assert job.num_left_out(events) == 5
+    events = ended_looks(job, {**speeds, other: 1.0}.__getitem__)
+    assert job.remaining_runs(events, events.final_statuses()) == [], "nobody named the baseline"
+    assert job.num_left_out(JobEvents([])) == 0
+    named = looked_at("optimizer=adamw_loop,sgd_loop")
+    events = ended_looks(named, lambda cell: 100.0 if cell == named.runs()[0].cell_id else 1.0)
+    left = named.remaining_runs(events, events.final_statuses())
+    assert [run.cell_id for run in left] == [named.runs()[0].cell_id] * 5, "it was asked for"
+
+
+def test_a_cell_without_its_baseline_in_the_job_has_no_look() -> None:
+    cells = without_unpaired_baselines(
+        plan("sharding=fsdp", "measurement=standard"), settings(pair=False)
+    )
+    wanted = sweep_settings(cells.runnable[0].composed.tree)
+    state = resume_state(cells, (), wanted, {"packages": {"torch": "2.13.0"}})
+    assert state.missing_blocks
+    assert list(look_blocks(cells, state, wanted)) == []

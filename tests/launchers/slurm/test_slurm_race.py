@@ -11,7 +11,7 @@ from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Sweep
 from tests.launchers.slurm.test_packing import plan, settings
 from vitsweep.errors import BadValueError
-from vitsweep.launchers.slurm.submit.launch import check_race, only_request
+from vitsweep.launchers.slurm.submit.launch import check_rounds, only_request
 from vitsweep.results.store import read_race
 
 KILLS = 20
@@ -28,8 +28,8 @@ def test_a_race_waits_for_its_rounds_and_compares_within_blocks(
     changed: dict[str, bool], told: str
 ) -> None:
     with pytest.raises(BadValueError, match=told.replace("(", r"\(")):
-        check_race(settings(**changed))
-    check_race(settings())
+        check_rounds(settings(**changed), "sweep.search=race")
+    check_rounds(settings(), "sweep.search=race")
 
 
 @pytest.fixture
@@ -78,6 +78,8 @@ def test_a_race_whose_command_is_killed_after_each_round_goes_on_with_its_jobs(
 
 
 def test_cells_with_different_resources_are_not_raced() -> None:
-    assert only_request(plan("sharding=ddp,fsdp"), settings()).nodes == 1
+    assert (
+        only_request(plan("sharding=ddp,fsdp").runnable, settings(), "sweep.search=race").nodes == 1
+    )
     with pytest.raises(BadValueError, match=r"these ask for different resources \(n1x\d, n2x\d,"):
-        only_request(plan("resources.nodes=1,2"), settings())
+        only_request(plan("resources.nodes=1,2").runnable, settings(), "sweep.minutes=3")

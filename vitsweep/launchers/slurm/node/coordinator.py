@@ -80,13 +80,8 @@ class JobEventWriter:
     @property
     def remaining_runs(self) -> list[Run]:
         """Runs that are still to be done, in order."""
-        runs = self.job.runs()
-        skipped_cells = self.earlier.cells_to_skip(runs, self.final_statuses) | self._taken_over
-        return [
-            run
-            for run in runs
-            if run.name not in self.final_statuses and run.cell_id not in skipped_cells
-        ]
+        events = self.job.events()  # those of this start tell of looks
+        return self.job.remaining_runs(events, self.final_statuses, self._taken_over)
 
     @property
     def all_measured(self) -> bool:
@@ -136,6 +131,7 @@ class JobEventWriter:
             status=str(record.status),
             reason=record.reason,
             images_per_second=record.metrics.get("images_per_second"),
+            **({"look": True} if run.is_look else {}),
             will_repeat=will_repeat,
             saved_step=saved_step,
         )
@@ -230,6 +226,7 @@ class Coordinator:
     def __init__(self, env: JobEnvironment, job: ArrayJob) -> None:
         self.env, self.facts = env, job.array.facts
         self.folder, self._of_command = job.array.folder, job.cells
+        self._any_look = bool(job.task.get("any_look"))
         self.store, self._cells = Store(self.folder.parents[1]), dict[str, CellSpec]()
         self.event_log = JobEventWriter(job, env.restart)
         self._started_at = time.time()
@@ -265,6 +262,7 @@ class Coordinator:
             **code_that_runs(self.store.root, self.facts.get("code", {})),
             "launcher": "slurm",
             "slurm_job_id": self.env.shown_id,
+            **({"any_look": True} if self._any_look else {}),
             "queued_s": None if queued_s < 0 else round(queued_s, 1),  # two clocks
             **({} if self.facts.get("pair", True) else {"paired": False}),
         }
@@ -293,6 +291,7 @@ class Coordinator:
     def _warm_up(self) -> None:
         """Run the first cell once and discard it, where blocks of several cells are compared.
 
+        A look warms the nodes up as well.
         A start of the job that ended during its warm-up is followed by one without: a job whose time is
         too short for both would never do its runs.
 
@@ -301,9 +300,8 @@ class Coordinator:
         """
         remaining = self.event_log.remaining_runs
         block = [run for run in remaining if run.block == remaining[0].block]
-        if self.event_log.earlier.ended_in_warm_up or not needs_warm_up(
-            [self._cell(run.cell_id) for run in block]
-        ):
+        needs_none = self.event_log.earlier.ended_in_warm_up or any(r.is_look for r in block)
+        if needs_none or not needs_warm_up([self._cell(run.cell_id) for run in block]):
             return
         run = block[0]
         self.event_log.write("warm_up_start", cell_id=run.cell_id)

@@ -15,7 +15,7 @@ several nodes mix.
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -47,6 +47,7 @@ _TEXT, _NUMBER = (str,), (int, float)
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("event", "run", "run_id", "cell_id", "status", "cause"), _TEXT),
     **dict.fromkeys(("reason",), (str, type(None))),
+    **{"images_per_second": (*_NUMBER, type(None))},
     **{"time": _NUMBER, "restart": (int,), "cells": (list,), "saved_step": (int, type(None))},
 }
 _NEEDED = {
@@ -298,16 +299,59 @@ class ArrayJob:
         """Return the events it has written by now."""
         return JobEvents([event for event in read_lines(self.events_path) if _is_event(event)])
 
+    def remaining_runs(
+        self, events: JobEvents, final_statuses: Mapping[str, str], left_out: Collection[str] = ()
+    ) -> list[Run]:
+        """Return the runs that are still to be done, in order.
+
+        A cell that its look showed to be slow gets no block, and a baseline that nobody named runs in
+        no block without another cell.
+
+        Args:
+            events: that the job has written.
+            final_statuses: run name -> status, of the runs that will not be repeated.
+            left_out: cells of which nothing is to be done.
+        """
+        runs = self.runs()
+        skipped = events.cells_to_skip(runs, final_statuses) | {*left_out}
+        wanted = self._wanted([r for r in runs if r.cell_id not in skipped], events)
+        return [run for run in wanted if run.name not in final_statuses]
+
+    def num_left_out(self, events: JobEvents) -> int:
+        """Return the number of runs that looks made needless."""
+        runs = self.runs()
+        return len(runs) - len(self._wanted(runs, events))
+
+    def _wanted(self, runs: Sequence[Run], events: JobEvents) -> list[Run]:
+        """Return the runs that are worth it after the looks."""
+        slow, added = self._slow_at_look(events)
+        useful = {r.block for r in runs if r.is_look or r.cell_id not in slow | added}
+        return [r for r in runs if r.is_look or (r.cell_id not in slow and r.block in useful)]
+
+    def _slow_at_look(self, events: JobEvents) -> tuple[set[str], set[str]]:
+        """Return the cells that stay at their look, and the baselines that nobody named."""
+        speed = {e["run"]: e.get("images_per_second") or 0.0 for e in events.of_kind("run_end")}
+        slow, added = set[str](), set[str]()
+        for block in self.task["blocks"]:
+            if not (look := block.get("look")):
+                continue
+            most, baselines = look["prune_slowdown"] or inf, look["baselines"]
+            own = {run["cell_id"]: speed.get(run["run_id"], 0.0) for run in block["runs"]}
+            slow |= {c for c, b in baselines.items() if 0 < most * own[c] < own.get(b, 0.0)}
+            added |= {*look["added"]}
+        return slow, added
+
     def runs(self) -> list[Run]:
         """Return the runs it has to do, in order."""
         try:
             runs = [
-                Run(block["name"], position, run["cell_id"], run["run_id"])
+                Run(block["name"], position, run["cell_id"], run["run_id"], "look" in block)
                 for block in self.task["blocks"]
                 for position, run in enumerate(block["runs"])
             ]
             is_whole = all(NAME.fullmatch(r.cell_id) and NAME.fullmatch(r.name) for r in runs)
-        except (TypeError, KeyError):
+            self._slow_at_look(JobEvents([]))  # its section can be read
+        except (TypeError, KeyError, AttributeError):
             is_whole = False
         if not is_whole:
             path = self.array.folder / "tasks.jsonl"

@@ -61,8 +61,13 @@ class JobState:
 
     @property
     def num_remaining_runs(self) -> int:
-        """Number of runs without a final status."""
-        return len(self.job.runs()) - len(self.events.final_statuses())
+        """Number of runs still to be done."""
+        return len(self.remaining_runs)
+
+    @property
+    def remaining_runs(self) -> list[Run]:
+        """Runs still to be done; not those of cells that ended otherwise, or stay at their look."""
+        return self.job.remaining_runs(self.events, self.events.final_statuses())
 
 
 def poll(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]:
@@ -180,11 +185,4 @@ def _is_restarted(events: JobEvents, slurm: SlurmJob | None) -> bool:
 
 def pending_runs(job_states: Sequence[JobState]) -> list[Run]:
     """Return the runs that live jobs will still do."""
-    pending: list[Run] = []
-    for state in job_states:
-        if not state.is_live:
-            continue
-        statuses, runs = state.events.final_statuses(), state.job.runs()
-        skipped_cells = state.events.cells_to_skip(runs, statuses)
-        pending += [r for r in runs if r.name not in statuses and r.cell_id not in skipped_cells]
-    return pending
+    return [run for state in job_states if state.is_live for run in state.remaining_runs]

@@ -305,6 +305,13 @@ def cancel(store: Store, console: Console) -> int:
     return 0
 
 
+def cancel_waiting(job_states: Sequence[JobState]) -> None:
+    """End the jobs that have not begun."""
+    waiting = [s for s in job_states if s.state == "waiting" and s.is_confirmed]
+    if waiting:
+        scancel([state.job.slurm_id for state in waiting])
+
+
 def _wait_until_gone(store: Store, cancelled: Sequence[JobState]) -> None:
     """Wait until Slurm has ended some jobs, for `SECONDS_TO_CANCEL` at most; record what they left."""
     deadline = time.monotonic() + SECONDS_TO_CANCEL

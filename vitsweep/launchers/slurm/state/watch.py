@@ -3,14 +3,16 @@
 import os
 import time
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from vitsweep.launchers.progress import Progress
-from vitsweep.launchers.slurm.state.jobs import JobArray, read_new_events
+from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, read_new_events
 from vitsweep.launchers.slurm.state.reconcile import reconcile
+from vitsweep.launchers.slurm.state.status import cancel_waiting
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -19,23 +21,42 @@ READ_SECONDS = 1.0
 POLL_SLURM_SECONDS = 5.0
 
 
-def watch(store: Store, plan: SweepPlan, watched: Sequence[JobArray], console: Console) -> bool:
+def watch(
+    store: Store,
+    plan: SweepPlan,
+    watched: Sequence[JobArray],
+    console: Console,
+    deadline: float = inf,
+) -> bool:
     """Show the table until all jobs of the arrays have ended.
+
+    Args:
+        store: of the sweep.
+        plan: its cells.
+        watched: the arrays.
+        console: where to show it.
+        deadline: of `time.monotonic`; jobs that wait in the queue then are cancelled.
 
     Returns:
         False where the user detached with Ctrl-C.
     """
     num_runs = sum(len(job.runs()) for array in watched for job in array.jobs())
-    progress = Progress(console, cell_labels(plan), num_runs)
+    progress = Progress(console, cell_labels(plan), num_runs, deadline - time.monotonic())
     try:
         with progress.shown():
-            _follow(store, plan, watched, progress)
+            _follow(store, plan, watched, progress, deadline)
     except KeyboardInterrupt:
         return False
     return True
 
 
-def _follow(store: Store, plan: SweepPlan, watched: Sequence[JobArray], progress: Progress) -> None:
+def _follow(
+    store: Store,
+    plan: SweepPlan,
+    watched: Sequence[JobArray],
+    progress: Progress,
+    deadline: float,
+) -> None:
     """Read events often, and reconcile less often, until no job is live."""
     reader = _EventReader(plan, progress)
     num_jobs = sum(array.facts["num_jobs"] for array in watched)
@@ -45,8 +66,11 @@ def _follow(store: Store, plan: SweepPlan, watched: Sequence[JobArray], progress
         had_all_ended, all_ended = all_ended, len(reader.ended_jobs) == num_jobs
         is_due = time.monotonic() > reconciled_at + POLL_SLURM_SECONDS
         if is_due or (all_ended and not had_all_ended):
-            if not any(state.is_live for state in reconcile(store, watched)):
+            states = reconcile(store, watched)
+            if not any(state.is_live for state in states):
                 break
+            if time.monotonic() > deadline:
+                cancel_waiting(states)
             reconciled_at = time.monotonic()
         time.sleep(READ_SECONDS)
     reader.read(watched)
@@ -62,6 +86,7 @@ class _EventReader:
     def __init__(self, plan: SweepPlan, progress: Progress) -> None:
         self._plan, self._progress = plan, progress
         self._offsets: dict[str, int] = {}
+        self._left_out: dict[str, int] = {}
         self.ended_jobs: set[str] = set()
 
     def read(self, watched: Sequence[JobArray]) -> None:
@@ -70,9 +95,17 @@ class _EventReader:
             for file in os.scandir(array.folder):
                 name = file.name.partition(".jsonl")[0]
                 if name.isdigit() and file.stat().st_size > self._offsets.get(file.path, 0):
-                    self._read_file(file.path)
+                    if self._read_file(file.path):
+                        self._drop_slow_cells(array.job(int(name)))
 
-    def _read_file(self, path: str) -> None:
+    def _drop_slow_cells(self, job: ArrayJob) -> None:
+        """Take away the runs of cells that stay at their look."""
+        runs, before = job.num_left_out(job.events()), self._left_out.get(job.slurm_id, 0)
+        self._progress.dropped(runs - before)
+        self._left_out[job.slurm_id] = runs
+
+    def _read_file(self, path: str) -> bool:
+        """Report what is new; True where a look has ended."""
         events, self._offsets[path] = read_new_events(Path(path), self._offsets.get(path, 0))
         for event in events:
             kind = event["event"]
@@ -82,6 +115,7 @@ class _EventReader:
                 self.ended_jobs.add(path)
             else:
                 self._report_run(event)
+        return any(event.get("look") for event in events)
 
     def _report_run(self, event: dict[str, Any]) -> None:
         cell = self._plan.entries.get(event.get("cell_id", ""))
@@ -92,5 +126,5 @@ class _EventReader:
         elif event["event"] == "run_end":
             self._progress.dropped(-1 if event["will_repeat"] else 0)
             status = Status(event["status"])
-            speed = event.get("images_per_second")
-            self._progress.reported(cell, status, event.get("reason", ""), speed)
+            speed, is_look = event.get("images_per_second"), bool(event.get("look"))
+            self._progress.reported(cell, status, event.get("reason", ""), speed, is_look)

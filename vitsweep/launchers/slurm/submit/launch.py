@@ -1,9 +1,10 @@
 """The Slurm launcher: freezes cells, groups them by requested resources, submits job arrays."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from math import inf
 
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.launchers.base import (
@@ -11,6 +12,7 @@ from vitsweep.launchers.base import (
     LaunchResult,
     PreparedSweep,
     announce,
+    announce_undecided,
     locked,
     prepared,
     rounds_of,
@@ -28,11 +30,12 @@ from vitsweep.launchers.slurm.submit.packing import (
 )
 from vitsweep.launchers.slurm.submit.sbatch import submit
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, groups
-from vitsweep.planning.blocks import BalancedOrder
+from vitsweep.planning.blocks import BalancedOrder, Block, look_blocks
 from vitsweep.planning.freeze import code_folder
 from vitsweep.planning.predictions import predict_before_submission
 from vitsweep.planning.rounds import Rounds
-from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store, sweep_argument
 from vitsweep.tables.formatting import count
 
@@ -41,51 +44,57 @@ BLOCKS_AT_ONCE = 4
 MOST_ROUNDS_WITHOUT_A_RUN = 3
 
 
-def check_race(settings: SlurmSettings) -> None:
-    """Refuse what a race on a cluster cannot do.
+def check_rounds(settings: SlurmSettings, typed: str) -> None:
+    """Refuse what rounds on a cluster cannot do.
+
+    Args:
+        settings: of the launcher.
+        typed: asks for the rounds: `sweep.search=race`, or `sweep.minutes=M` of a grid.
 
     Raises:
         BadValueError: the command would not wait for its rounds, or baselines run in other jobs.
     """
     if not settings.wait:
         raise BadValueError(
-            "`hydra.launcher.wait=false`: each round of `sweep.search=race` is chosen from the runs of the "
+            f"`hydra.launcher.wait=false`: each round of `{typed}` is chosen from the runs of the "
             "rounds before, so that the command waits for them. Run it under `tmux` or `nohup`: Ctrl-C "
             "detaches from the jobs, and the same command continues."
         )
     if not settings.pair:
         raise BadValueError(
-            "`hydra.launcher.pair=false` does not go with `sweep.search=race`, which compares within blocks."
+            f"`hydra.launcher.pair=false` does not go with `{typed}`, which compares within blocks."
         )
 
 
-def only_request(plan: SweepPlan, settings: SlurmSettings) -> Request:
-    """Return what all cells ask of a job.
+def only_request(entries: Sequence[PlannedCell], settings: SlurmSettings, typed: str) -> Request:
+    """Return what cells that are compared ask of a job; `typed` asks for the comparison.
 
     Raises:
         BadValueError: they ask for different nodes or devices, which no block can hold.
     """
-    requests = list(groups(plan.runnable, settings))
+    requests = list(groups(entries, settings))
     if len(requests) > 1:
         names = ", ".join(request.name for request in requests)
         raise BadValueError(
-            "`sweep.search=race` compares cells within one job, and these ask for different resources "
-            f"({names}, nodes x ranks): race each `resources.*` by itself, in a sweep of its own."
+            f"`{typed}` compares cells within one job, and these ask for different resources "
+            f"({names}, nodes x ranks): measure each `resources.*` by itself, in a sweep of its own."
         )
     return requests[0]
 
 
 @contextmanager
 def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchResult]:
-    """Submit the missing runs of the cells, and wait until they have run; of a race, round after round.
+    """Submit the missing runs of the cells, and wait until they have run.
+
+    A race, and a grid with `sweep.minutes`, are submitted round after round.
 
     With `hydra.launcher.wait=false` the result is `submitted` as soon as Slurm has the jobs. Ctrl-C
     detaches: the jobs continue. The sweep is locked while jobs are submitted, and while the result is
     summarized, not while the jobs run.
 
     Raises:
-        VitsweepError: a value is wrong, Slurm refuses, jobs of a race end without a single run, or
-            another command races in the sweep.
+        VitsweepError: a value is wrong, Slurm refuses, rounds of jobs end without a single run, or
+            another command runs rounds in the sweep.
     """
     with ExitStack() as held, _launched(request, settings, held) as result:
         yield result
@@ -96,20 +105,17 @@ def _launched(
     request: LaunchRequest, settings: SlurmSettings, held: ExitStack
 ) -> Iterator[LaunchResult]:
     """Do what `launch` says; `held` is what the command keeps until its end."""
-    is_race = request.settings.search == "race"
-    if is_race:
-        check_race(settings)
-    elif request.settings.minutes is not None:
-        raise BadValueError(
-            f"`sweep.minutes={request.settings.minutes:g}` of a grid is for this machine, where blocks "
-            "follow one another; jobs run at the same time: leave it out, or add `sweep.search=race`."
-        )
+    is_race, minutes = request.settings.search == "race", request.settings.minutes
+    if typed := "sweep.search=race" if is_race else f"sweep.minutes={minutes:g}" if minutes else "":
+        check_rounds(settings, typed)
     require_slurm()
     console = request.console
     with prepared(request, machine_of(settings)) as sweep:
-        if is_race:
-            held.enter_context(sweep.store.only_race())
-        submission = (_RaceSubmission if is_race else _GridSubmission)(sweep, request, settings)
+        if typed:
+            held.enter_context(sweep.store.only_rounds())
+        submission = (_RoundSubmission if typed else _GridSubmission)(
+            sweep, request, settings, typed
+        )
         arrays = submission.next()
     store, plan = sweep.store, sweep.plan
     if not settings.wait:
@@ -117,8 +123,8 @@ def _launched(
         yield LaunchResult(store=store, plan=plan, submitted=True)
         return
     while arrays:
-        if not watch(store, plan, arrays, console):
-            again = ", and the same command goes on with the race" if is_race else ""
+        if not watch(store, plan, arrays, console, submission.deadline):
+            again = ", and the same command goes on" if typed else ""
             detached = f"Detached; the jobs continue{again}. {_next_commands(store)}"
             console.print(detached, highlight=False)
             yield LaunchResult(
@@ -127,6 +133,7 @@ def _launched(
             return
         with locked(store, console):
             arrays = submission.next()
+    submission.announce_end()
     with locked(store, console):
         yield LaunchResult(store=store, plan=plan, is_race=is_race)
 
@@ -138,12 +145,18 @@ class _Submission:
         sweep: its store and cells.
         request: what the command wants.
         settings: of the launcher.
+        typed: asks for rounds; "" where all is submitted at once.
+
+    Attributes:
+        deadline: of `time.monotonic`; jobs that wait in the queue then are cancelled.
     """
 
+    deadline = inf
+
     def __init__(
-        self, sweep: PreparedSweep, request: LaunchRequest, settings: SlurmSettings
+        self, sweep: PreparedSweep, request: LaunchRequest, settings: SlurmSettings, typed: str
     ) -> None:
-        self._sweep, self._settings = sweep, settings
+        self._sweep, self._settings, self._typed = sweep, settings, typed
         self._sweep_settings, self._console = request.settings, request.console
         self._job_states = reconcile(sweep.store)
         self._pending = pending_runs(self._job_states)
@@ -155,6 +168,9 @@ class _Submission:
         planned = {run.cell_id for run in self._pending} & self._sweep.plan.entries.keys()
         live = [state.job.array for state in self._job_states if state.is_live and planned]
         return list({array.folder: array for array in live}.values())
+
+    def announce_end(self) -> None:
+        """Say what is left undecided."""
 
     def submit(self, resources: Request, jobs: Sequence[PlannedJob]) -> list[JobArray]:
         """Submit jobs that ask for the same resources."""
@@ -192,8 +208,8 @@ class _GridSubmission(_Submission):
         """Return the jobs that do the missing runs."""
         settings, sweep_settings, plan = self._settings, self._sweep_settings, self._sweep.plan
         paired = replace(self._sweep, plan=without_unpaired_baselines(plan, settings))
-        awaited = [(run.cell_id, run.block) for run in self._pending]
-        rounds = rounds_of(paired, sweep_settings, pending=awaited)
+        awaited = [(run.cell_id, run.block) for run in self._pending if not run.is_look]
+        rounds = rounds_of(paired, sweep_settings, BLOCKS_AT_ONCE, awaited)
         state = rounds.state(())
         announce(rounds, state, self._sweep, self._console)
         if num := len(awaited):
@@ -205,20 +221,26 @@ class _GridSubmission(_Submission):
         predicted = predict_before_submission(lacking, self._sweep.store)
         minutes = run_minutes(plan, rounds.earlier, predicted, settings.minutes_per_run)
         size, order = sweep_settings.cells_per_block, BalancedOrder.after(rounds.earlier)
-        return pack(plan, state.missing_blocks, minutes, settings, size, order)
+        most = sweep_settings.prune_slowdown
+
+        def looks(of_job: SweepPlan, missing: Mapping[str, int]) -> Iterable[Block]:
+            return look_blocks(of_job, replace(state, missing_blocks={**missing}), sweep_settings)
+
+        return pack(plan, state.missing_blocks, minutes, settings, size, order, looks, most)
 
 
-class _RaceSubmission(_Submission):
-    """Submits a race round after round: a block per job, each round chosen from those before."""
+class _RoundSubmission(_Submission):
+    """Submits round after round: a block per job, each round chosen from those before."""
 
     _rounds: Rounds | None = None
+    _records: Sequence[RunRecord] = ()
     _num_records, _rounds_without_progress = -1, 0
 
     def next(self) -> list[JobArray]:
         """Submit the next round; before the first, return what an earlier command left running.
 
         Raises:
-            BadValueError: the race cannot begin.
+            BadValueError: the race cannot begin, or cells of a block ask for different resources.
             VitsweepError: Slurm refuses, or rounds ended without a single run.
         """
         store, settings = self._sweep.store, self._settings
@@ -226,24 +248,48 @@ class _RaceSubmission(_Submission):
             if live := self.live_arrays():  # wait for it first
                 self._job_states = []
                 return live
+            self._check_resources()
+            minutes = self._sweep_settings.minutes
+            if minutes and self._sweep_settings.search != "race":
+                self.deadline = time.monotonic() + 60 * minutes
             self._rounds = rounds_of(self._sweep, self._sweep_settings, BLOCKS_AT_ONCE)
             announce(self._rounds, self._rounds.state(()), self._sweep, self._console)
         known = {run.run_id for run in self._rounds.earlier}
-        records = [run for run in store.runs() if run.run_id not in known]
-        self._require_progress(len(records))
-        blocks = self._rounds.next(records)
+        self._records = [run for run in store.runs() if run.run_id not in known]
+        self._require_progress(len(self._records))
+        blocks = self._rounds.next(self._records)
         if not blocks:
             return []
-        minutes = settings.minutes_per_run
-        jobs = [PlannedJob((block,), minutes * len(block.entries)) for block in blocks]
-        arrays = self.submit(only_request(self._sweep.plan, settings), jobs)
+        jobs: dict[Request, list[PlannedJob]] = {}
+        for block in blocks:
+            resources = only_request(block.entries, settings, self._typed)
+            minutes = settings.minutes_per_run * len(block.entries)
+            job = PlannedJob((block,), minutes, any_look=self._rounds.is_bounded)
+            jobs.setdefault(resources, []).append(job)
+        arrays = [array for of_one in jobs.items() for array in self.submit(*of_one)]
         runs = sum(len(block.entries) for block in blocks)
         self._console.print(
-            f"Round of {count(len(jobs), 'block')}, {count(runs, 'run')}: array "
+            f"Round of {count(len(blocks), 'block')}, "
+            f"{count(runs, 'look' if blocks[0].is_look else 'run')}: array "
             f"{', '.join(array.slurm_id for array in arrays)}",
             highlight=False,
         )
         return arrays
+
+    def announce_end(self) -> None:
+        """Say what is left undecided."""
+        if self._rounds:
+            announce_undecided(self._rounds, self._records, self._sweep_settings, self._console)
+
+    def _check_resources(self) -> None:
+        """Refuse cells that are to be compared and cannot share a job."""
+        plan, settings = self._sweep.plan, self._settings
+        compared: Iterable[Sequence[PlannedCell]] = [plan.runnable]
+        if self._sweep_settings.search != "race":
+            pairs = ((e, plan.entries.get(e.baseline_id or "", e)) for e in plan.runnable)
+            compared = pairs
+        for entries in compared:
+            only_request(entries, settings, self._typed)
 
     def _require_progress(self, num_records: int) -> None:
         has_grown = num_records > self._num_records
@@ -252,7 +298,7 @@ class _RaceSubmission(_Submission):
         if self._rounds_without_progress >= MOST_ROUNDS_WITHOUT_A_RUN:
             raise VitsweepError(
                 f"{MOST_ROUNDS_WITHOUT_A_RUN} rounds of jobs ended without a run: `vitsweep status "
-                f"{self._sweep.store.name}` says why. The same command continues the race."
+                f"{self._sweep.store.name}` says why. The same command goes on."
             )
 
 

@@ -1,15 +1,17 @@
 """Packs pending runs into jobs: cells of one group share allocations, each with its baseline."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from vitsweep.execution.run_request import Run
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, groups, request_of
-from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons
+from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons, joined_looks
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import RunRecord, Status
+
+Looks = Callable[[SweepPlan, Mapping[str, int]], Iterable[Block]]
 
 # How long the runs of a sweep take: measured, predicted, or assumed.
 
@@ -69,10 +71,14 @@ class PlannedJob:
     Attributes:
         blocks: in the order in which they run.
         minutes: how long that is expected to take.
+        prune_slowdown: a cell that its look here shows more times slower than its baseline gets no block.
+        any_look: the command looks at its intervals between the jobs, see `launchers.block_runner`.
     """
 
     blocks: tuple[Block, ...]
     minutes: float
+    prune_slowdown: float | None = None
+    any_look: bool = False
 
     @property
     def cells(self) -> set[str]:
@@ -87,7 +93,8 @@ class PlannedJob:
         """
         entries = {entry.cell_id: entry for block in self.blocks for entry in block.entries}
         return {
-            "blocks": [{"name": b.name, "runs": _runs(b)} for b in self.blocks],
+            "blocks": [{"name": b.name, "runs": _runs(b)} | self._look(b) for b in self.blocks],
+            **({"any_look": True} if self.any_look else {}),
             "cells": {
                 cell_id: {
                     "measurement": entry.spec.measurement.of_command,
@@ -96,6 +103,18 @@ class PlannedJob:
                 for cell_id, entry in entries.items()
             },
         }
+
+    def _look(self, block: Block) -> dict[str, Any]:
+        """Return what a job needs to know to leave out the cells that a look shows to be slow."""
+        if not block.is_look:
+            return {}
+        compared = [e for e in block.entries if e.baseline_id not in (None, e.cell_id)]
+        look = {
+            "prune_slowdown": self.prune_slowdown,
+            "baselines": {entry.cell_id: entry.baseline_id for entry in compared},
+            "added": [entry.cell_id for entry in block.entries if entry.is_added_baseline],
+        }
+        return {"look": look}
 
 
 def _runs(block: Block) -> list[dict[str, str]]:
@@ -110,6 +129,8 @@ def pack(
     settings: SlurmSettings,
     cells_per_block: int,
     order: BalancedOrder | None = None,
+    looks: Looks = lambda plan, missing: (),
+    prune_slowdown: float | None = None,
 ) -> dict[Request, list[PlannedJob]]:
     """Return the jobs of every group, the longest first: a short one at the end wastes less.
 
@@ -123,6 +144,8 @@ def pack(
         settings: of the launcher; `cells_per_job`, `minutes_per_job` and `pair` decide.
         cells_per_block: cells of one block, baselines not counted.
         order: of the cells within blocks; one that knows of no earlier blocks where not given.
+        looks: returns the looks that a job begins with, from its cells and the blocks that they lack.
+        prune_slowdown: see `PlannedJob`.
     """
     order = order or BalancedOrder()
     pending = [entry for entry in plan.runnable if missing.get(entry.cell_id)]
@@ -131,7 +154,10 @@ def pack(
     for request, members in groups(pending, settings).items():
         group = _with_baselines(plan, request, members, settings)
         jobs = [
-            _planned_job(job, group, missing, minutes_of_run, cells_per_block, order)
+            replace(
+                _planned_job(job, group, missing, minutes_of_run, cells_per_block, order, looks),
+                prune_slowdown=prune_slowdown,
+            )
             for job in _bins(group, missing, minutes_of_run, settings, cells_per_block)
         ]
         jobs.sort(key=lambda job: -job.minutes)
@@ -215,9 +241,13 @@ def _planned_job(
     minutes_of_run: Mapping[str, float],
     cells_per_block: int,
     order: BalancedOrder,
+    looks: Looks,
 ) -> PlannedJob:
     missing_here = {entry.cell_id: missing[entry.cell_id] for entry in members}
     baselines = [plan.entries[e.baseline_id] for e in members if e.baseline_id]
     plan_here = SweepPlan({entry.cell_id: entry for entry in [*members, *baselines]})
-    planned = tuple(blocks(plan_here, missing_here, cells_per_block, order))
+    planned = (
+        *joined_looks(looks(plan_here, missing_here)),
+        *blocks(plan_here, missing_here, cells_per_block, order),
+    )
     return PlannedJob(planned, sum(minutes_of_run[e.cell_id] for b in planned for e in b.entries))
