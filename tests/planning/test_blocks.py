@@ -338,6 +338,20 @@ def test_the_looks_at_what_the_machine_is_slow_at_come_last(
     assert [look.first_position for look in looks] == [0, 1, 2, 3]
 
 
+def test_runs_that_the_look_will_make_needless_are_not_expected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates = {"float32": 80.0, "bfloat16": 20.0}
+    monkeypatch.setattr(rounds_module, "matmul_rates", lambda device, measure: rates)
+    plan = sweep("precision=O1", "sharding=ddp,fsdp")
+    rounds = grid(plan, sweep_settings(composer().compose().tree), (), CODE)
+    assert rounds.num_runs(()).total() == 3 + 3 * 5, (
+        "products 4 times slower: a step may be 2 times"
+    )
+    rates["bfloat16"] = 0.5
+    assert rounds.num_runs(()).total() == 3, "looks alone"
+
+
 def test_the_sentence_before_a_run_counts_looks_and_knows_what_the_machine_is_slow_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,8 +11,9 @@ from tests.builders import of_present_code, run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
+from vitsweep.errors import BadValueError
 from vitsweep.planning import rounds as rounds_module
-from vitsweep.planning.blocks import Block
+from vitsweep.planning.blocks import Block, within_minutes
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.rounds import blocks_in_turn, grid
 from vitsweep.results.record import RunRecord
@@ -112,3 +113,21 @@ def test_rounds_of_a_cluster_are_all_looks_then_all_blocks_that_may_decide(
     assert [len(block.entries) for block in blocks] == [3, 3, 3], "3 blocks may decide, sgd is out"
     bench.now = 239.0
     assert rounds.next(mine) == [], "no further round ends in time"
+
+
+def test_a_budget_in_which_no_run_ends_is_refused_and_no_look_begins_that_will_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(
+        BadValueError, match=r"the shortest run takes about 3 s here\. Give 0\.1 or more"
+    ):
+        Bench(0.02, monkeypatch).command()
+    bench = Bench(0.06, monkeypatch)
+    assert len(bench.command()) == 3, "of 4 looks of a second"
+    assert bench.now <= 3.6
+
+
+def test_a_budget_cuts_the_windows_of_its_runs() -> None:
+    cells = expand([*TINY, "optimizer=adamw_fused", "measurement=standard"], composer())
+    plan = within_minutes(plan_of(cells, LAPTOP, composer()), 0.1)
+    assert {e.spec.measurement.of_look().max_seconds for e in plan.runnable} == {0.25}

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
 from vitsweep.planning.pending import ResumeState, print_notices
 from vitsweep.planning.predictions import drop_oversized, traced_throughput
@@ -206,6 +207,8 @@ def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:
 def _frozen(
     store: Store, plan: SweepPlan, request: LaunchRequest, machine: Machine
 ) -> PreparedSweep:
+    if request.settings.minutes is not None and request.settings.search == "grid":
+        plan = within_minutes(plan, request.settings.minutes)
     plan = drop_oversized(plan, request.settings, request.console, machine, store)
     code = code_state()
     metrics = {"metrics": dict(request.metrics)} if request.metrics else {}

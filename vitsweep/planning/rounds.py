@@ -4,12 +4,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
+from statistics import fmean
 from typing import Any, Protocol
 
 from pandas import DataFrame
 
 from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.errors import BadValueError
 from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
@@ -33,6 +35,10 @@ from vitsweep.tables.stats import Claim
 
 EXTRA_ROUNDS = 3
 """So many rounds more than planned make up for pairs that were lost to runs that were stopped."""
+LEAST_RUN_SECONDS = 3.0
+"""What a look takes on a quiet machine where nothing has run yet: processes start, the twin is proved."""
+SHARE_OF_PRODUCTS = 2.0
+"""A step is slower by at least this part of the factor by which its products are slower: half of its time."""
 SLOW_PRODUCTS = 1.5
 """How many times slower than in float32 products are where a command says so before it runs."""
 
@@ -117,9 +123,15 @@ def grid(
         code: state of the code that would measure now, see `planning.freeze.code_state`.
         pending: (cell id, block) of runs that jobs of a cluster will still do; they count as measured.
         at_once: above 1 where jobs of a cluster run blocks side by side: a round is all its blocks then.
+
+    Raises:
+        BadValueError: not even one run ends within `sweep.minutes`.
     """
-    kind = _Grid if settings.minutes is None else _BoundedGrid
-    return kind(plan, settings, earlier, code, tuple(pending), at_once)
+    if settings.minutes is None:
+        return _Grid(plan, settings, earlier, code, tuple(pending), at_once)
+    bounded = _BoundedGrid(plan, settings, earlier, code, tuple(pending), at_once)
+    bounded.check()
+    return bounded
 
 
 class _Grid:
@@ -160,7 +172,8 @@ class _Grid:
         if not self._looks:
             return self._notice
         looks, minutes = len(self._looks), self._settings.minutes
-        runs = count(self.num_runs(()).total() - looks, "run")
+        missing = self.state(()).missing_blocks
+        runs = count(runs_per_cell(self._plan, missing, self._size).total(), "run")
         then = f"blocks for {minutes:g} min" if minutes else f"{runs} in blocks"
         return (
             f"{count(looks, 'look')} first, one short run of each cell, then {then}.{self._slow()}"
@@ -227,9 +240,16 @@ class _Grid:
         return replace(chosen, first_position=self._looked[chosen.name] - 1)
 
     def num_runs(self, records: Sequence[RunRecord]) -> "Counter[str]":
-        """Return the runs that the missing blocks take, and looks still to come."""
-        looks = Counter(entry.cell_id for block in self._looks for entry in block.entries)
-        return looks + runs_per_cell(self._plan, self.state(records).missing_blocks, self._size)
+        """Return the runs that the missing blocks take, and looks still to come.
+
+        A cell whose products are so slow here that its look will probably be all it gets has no blocks.
+        """
+        entries = [entry for block in self._looks for entry in block.entries]
+        most = SHARE_OF_PRODUCTS * (self._settings.prune_slowdown or inf)
+        slow = {e.cell_id for e in entries if self._is_here and _slowness(e) > most}
+        missing = self.state(records).missing_blocks
+        blocks = {cell_id: n for cell_id, n in missing.items() if cell_id not in slow}
+        return Counter(e.cell_id for e in entries) + runs_per_cell(self._plan, blocks, self._size)
 
     def to_resume(self) -> tuple[Mapping[str, int], int]:
         """Return the blocks that are missing."""
@@ -267,6 +287,21 @@ class _BoundedGrid(_Grid):
 
     is_bounded = True
 
+    def check(self) -> None:
+        """Refuse a budget in which no run ends.
+
+        Raises:
+            BadValueError: the shortest run takes longer.
+        """
+        minutes = self._settings.minutes or inf
+        took = [float(run.environment.get("run_seconds") or inf) for run in self.earlier]
+        least = min(took, default=LEAST_RUN_SECONDS)
+        if 60 * minutes < least < inf and self.state(()).missing_blocks:
+            raise BadValueError(
+                f"`sweep.minutes={minutes:g}` is too small: the shortest run takes about {least:.2g} s here. "
+                f"Give {ceil(least / 6) / 10:g} or more."
+            )
+
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the command with what is measured; a cell that is undecided lacks a block."""
         state = super().state(records)
@@ -279,7 +314,11 @@ class _BoundedGrid(_Grid):
         known, now = [*self.earlier, *records], time.monotonic()
         self._rounds_left = 1
         found = super().next(records)
-        return [block for block in found if now + seconds_of_block(block, known) <= self._end]
+        looked = [
+            r.environment.get("run_seconds") or 0.0 for r in records if r.environment.get("look")
+        ]
+        least = fmean(looked) if looked else 0.0  # of a cell that never ran
+        return [b for b in found if now + (seconds_of_block(b, known) or least) <= self._end]
 
     def _undecided(self, records: Sequence[RunRecord]) -> dict[str, int]:
         """Return the cells of which the runs do not say yet how they compare.
