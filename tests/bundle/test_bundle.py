@@ -75,6 +75,21 @@ def test_a_bundle_is_the_same_for_the_same_sweep_and_its_check_finds_nothing(
     ]
 
 
+def test_records_and_cells_of_wrong_types_are_faults_and_no_crash(copy: Path) -> None:
+    path, record = a_run(copy)
+    ragged = record.samples | {
+        "step_time_ms": [[1.0, 2.0], [3.0, None, 1e-9]],
+        "skipped": [False] * 3,
+    }
+    path.write_text(replace(record, samples=ragged).to_json())
+    cells = sorted(copy.glob("cells/*/cell.yaml"))
+    cells[0].write_text("cell: {model: 3, data: [1], seed: {a: b}}\n")
+    cells[1].write_text("[" * 5000)
+    write_atomically(copy / SUMS, checksums(copy))
+    faults = check(copy, HERE).faults
+    assert any("and its steps say" in fault for fault in faults)
+
+
 def a_run(root: Path) -> tuple[Path, RunRecord]:
     path = next(iter(sorted(root.glob("cells/*/runs/*.json"))))
     return path, RunRecord.from_json(path.read_text())

@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from vitsweep.bundle.anonymous import HIDDEN
@@ -120,14 +120,16 @@ def _record_faults(store: Store, records: list[RunRecord]) -> Iterator[str]:
 
 def _throughput(record: RunRecord) -> tuple[float, float]:
     """Return between which images/s the times of a run's steps put it (`measure.summarize`)."""
-    samples = record.samples
-    times = np.array(samples.get("step_time_ms") or [[]], float)
-    counted = np.arange(times.shape[1]) >= int(samples.get("warm_up_steps", 0))
-    counted &= ~np.array(samples.get("skipped", np.zeros(times.shape[1])), bool)[: times.shape[1]]
-    if not counted.any():
+    samples, first = record.samples, int(record.samples.get("warm_up_steps", 0))
+    skipped = samples.get("skipped", [])
+    of_ranks = [
+        [t for t, skip in list(zip_longest(rank, skipped))[first:] if t is not None and not skip]
+        for rank in samples.get("step_time_ms") or []
+    ]
+    if not any(of_ranks):
         return -math.inf, math.inf  # only the instruments' times were kept
-    step_ms = float(times[:, counted].mean(axis=1).max())
-    images = 1e3 * float(record.spec["images_per_step"])
+    step_ms = max(sum(times) / len(times) for times in of_ranks if times)
+    images = 1e3 * float(record.spec.get("images_per_step") or 0)
     slack = ROUNDING_MS + TOLERANCE * step_ms
     return images / (step_ms + slack), images / max(step_ms - slack, 1e-12)
 
