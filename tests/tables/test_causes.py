@@ -1,9 +1,12 @@
 """Causes add up to the measured difference, in every block and in the table."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pandas import DataFrame
 
+from tests.builders import run as measured_run
 from vitsweep.charts import causes as chart
 from vitsweep.errors import BadValueError
 from vitsweep.spec.measurement import TimeClass
@@ -11,9 +14,12 @@ from vitsweep.tables.causes import (
     REST,
     TRACING,
     TracedRun,
+    _late_rank,
     cause_text,
     explained,
     find_cell,
+    operator_text,
+    traced_run,
 )
 
 PRODUCTS, OPTIMIZER, HOST = (
@@ -31,8 +37,15 @@ def run(
         ms=ms,
         calls={OPTIMIZER: calls},
         work={PRODUCTS: work},
+        operators={
+            (kind, f"aten::{kind}", "[[8, 64]]"): np.array(
+                [spent, calls if kind == OPTIMIZER else 1, work if kind == PRODUCTS else 0]
+            )
+            for kind, spent in ms.items()
+        },
         images_per_second=16e3 / step,
         critical_rank=0,
+        waited_ms=0.0,
     )
 
 
@@ -77,6 +90,43 @@ def test_less_work_and_a_better_rate_add_up_to_the_change_of_their_class() -> No
         -0.5 * 30, rel=0.05
     )  # half the work at 20 and 40 ms
     assert found.loc[[OPTIMIZER, HOST], ["less_work_ms", "better_rate_ms"]].isna().all(axis=None)
+
+
+def test_operators_are_ranked_by_their_difference_and_add_up_to_their_class() -> None:
+    found = explained(pairs(work=0.5), NAMES)
+    rows, causes = found.operators, found.causes.set_index("cause")
+    assert rows["class"].tolist()[0] == PRODUCTS or rows["class"].tolist()[0] == OPTIMIZER
+    assert rows["ms"].abs().is_monotonic_decreasing
+    for row in rows.to_dict("records"):
+        assert row["ms"] == pytest.approx(causes.loc[row["class"], "ms"])
+        assert row["low"] == pytest.approx(causes.loc[row["class"], "low"])
+    optimizer = rows.set_index("class").loc[OPTIMIZER]
+    assert (optimizer["a_calls"], optimizer["b_calls"]) == (60, 1960)
+    assert np.isnan(optimizer["a_rate"])
+    products = rows.set_index("class").loc[PRODUCTS]
+    assert products["b_rate"] == pytest.approx(1e-6 / products["b_ms"])
+    text = operator_text(found, 2)
+    assert len(text) == 2
+    assert text["calls, A | B"].tolist().count("60 | 1,960") == 1
+    assert found.json()["operators"][0]["operator"] == rows["operator"].iloc[0]
+
+
+def test_a_late_rank_is_named_with_what_the_others_wait() -> None:
+    columns = ["rank", "step", "class", "operator", "shapes", "calls", "ms", "work"]
+    waiting = str(TimeClass.ranks)
+    late = [
+        [0, 0, waiting, "gloo:all_reduce", "", 0, 7.0, 0.0],
+        [1, 0, waiting, "gloo:all_reduce", "", 0, 0.5, 0.0],
+        [1, 0, PRODUCTS, "aten::mm", "", 1, 20.0, 1.0],
+        [2, 0, waiting, "gloo:all_reduce", "", 0, 9.0, 0.0],
+    ]
+    trace = {"columns": columns, "rows": late, "plain_ms": 20.0, "critical_rank": 1}
+    traced = traced_run(replace(measured_run("aa"), samples={"trace": trace}))
+    assert traced
+    traced = replace(traced, step_ms=20.0)
+    assert (traced.critical_rank, traced.waited_ms) == (1, 8.0)
+    assert _late_rank([traced], "fsdp") == "fsdp: the other ranks wait 8.00 ms a step for rank 1."
+    assert not _late_rank([replace(traced, waited_ms=0.1)], "fsdp")
 
 
 def test_two_blocks_have_no_interval_and_show_nothing() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from argparse import Namespace
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from vitsweep.report.explained import Explained
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.spec.measurement import MIN_BLOCKS, MOST_BLOCKS, MOST_TRACED_STEPS
-from vitsweep.tables.causes import cause_text
+from vitsweep.tables.causes import cause_text, operator_text
 from vitsweep.tables.render import as_table
 
 WIDE, WIDE_ONLY = 110, ("by less work", "by a better rate", "launches")
@@ -33,6 +34,7 @@ least {MIN_BLOCKS} blocks give intervals.
 
   python -m vitsweep explain optimizer=adamw_foreach optimizer=adamw_loop
   python -m vitsweep explain O2 fp32 --sweep vit_nano-precision
+  python -m vitsweep explain O2 fp32 --operators 10
   python -m vitsweep explain O2 fp32 --json
 """
 
@@ -60,12 +62,21 @@ def parser() -> Options:
         default=DEFAULT_MINUTES,
         help="budget of this command (default %(default)g)",
     )
-    options.add_argument("--json", action="store_true", help="print JSON: difference_ms, causes")
+    options.add_argument(
+        "--operators",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also show the N operators that differ most",
+    )
+    options.add_argument(
+        "--json", action="store_true", help="print JSON: difference_ms, causes, operators"
+    )
     return options
 
 
-def explain_request(arguments: Sequence[str]) -> tuple[ExplainRequest, bool]:
-    """Read a command line; also return whether JSON is wanted.
+def explain_request(arguments: Sequence[str]) -> tuple[ExplainRequest, Namespace]:
+    """Read a command line; also return its words, which say what is shown.
 
     Raises:
         VitsweepError: there are not two settings, an option is unknown or has a wrong value.
@@ -95,7 +106,7 @@ def explain_request(arguments: Sequence[str]) -> tuple[ExplainRequest, bool]:
         steps=found.steps,
         minutes=found.minutes,
     )
-    return request, bool(found.json)
+    return request, found
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -107,13 +118,13 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: what was typed is wrong, or nothing could be measured.
     """
-    request, as_json = explain_request(arguments)
-    console = Console(stderr=True) if as_json else open_console()
+    request, asked = explain_request(arguments)
+    console = Console(stderr=True) if asked.json else open_console()
     found, stop_reason = explain(request, console)
-    if as_json:
+    if asked.json:
         print(json.dumps(found.explanation.json(), indent=1))
     else:
-        _show(found, request, console)
+        _show(found, request, console, asked.operators)
     codes = {
         StopReason.not_measured: ExitCode.not_all_measured,
         StopReason.interrupted: ExitCode.interrupted,
@@ -121,13 +132,15 @@ def run(arguments: Sequence[str]) -> int:
     return codes.get(stop_reason, ExitCode.ok) if stop_reason else ExitCode.ok
 
 
-def _show(found: Explained, request: ExplainRequest, console: Console) -> None:
+def _show(found: Explained, request: ExplainRequest, console: Console, operators: int) -> None:
     """Write the views and the report; show the table and the sentences."""
     explanation = found.explanation
     console.print()
     table = cause_text(explanation)
     hidden = WIDE_ONLY if console.width < WIDE else ()
     console.print(as_table(table.drop(columns=list(hidden))))
+    if operators > 0:
+        console.print(as_table(operator_text(explanation, operators)))
     lines = [f"\n{found.sentence}", *explanation.notes]
     if explanation.num_blocks < request.blocks:
         more = f"{explanation.num_blocks} of {request.blocks} blocks have traces of both"

@@ -1,7 +1,8 @@
 """Why one cell is faster than another: causes that add up to the measured difference (`vitsweep explain`)."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import nan
@@ -34,6 +35,7 @@ from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_runs, counted, keyed
 
 Floats = NDArray[np.float64]
+Operator = tuple[str, str, str]
 
 TRACING, REST = "tracing itself", "rest"
 MOST_NAMED = 3
@@ -44,8 +46,11 @@ FEWER_CALLS = 0.05
 """A change of the number of launches below this share is not worth a word."""
 LARGE_REST = 0.05
 """A rest above this share of a step is said."""
-COUNTED = (TimeClass.products, TimeClass.attention, TimeClass.elementwise, TimeClass.copies)
-"""Classes whose work is of one unit."""
+LATE = 0.02
+"""Waiting for one rank above this share of a step is said."""
+UNITS = {TimeClass.products: "GFLOP/s", TimeClass.attention: "GFLOP/s",
+         TimeClass.elementwise: "GB/s", TimeClass.copies: "GB/s"}  # fmt: skip
+"""Class -> unit of the rate that its counted work makes: FLOPs, or bytes read."""
 NO_LAUNCH = {TimeClass.communication, TimeClass.ranks, TimeClass.data, TimeClass.host}
 
 
@@ -59,8 +64,10 @@ class TracedRun:
         ms: by class; together the duration of a traced step.
         calls: operators or kernels by class.
         work: FLOPs of products and attention, bytes read by other classes.
+        operators: milliseconds, calls and work by (class, operator, shapes of its inputs).
         images_per_second: over the untraced window.
         critical_rank: the rank that the others wait for.
+        waited_ms: what each of the others waits for it, on average; 0 where there are none.
     """
 
     step_ms: float
@@ -68,8 +75,10 @@ class TracedRun:
     ms: Mapping[str, float]
     calls: Mapping[str, float]
     work: Mapping[str, float]
+    operators: Mapping[Operator, Floats]
     images_per_second: float
     critical_rank: int
+    waited_ms: float
 
 
 def traced_run(record: RunRecord) -> TracedRun | None:
@@ -79,20 +88,28 @@ def traced_run(record: RunRecord) -> TracedRun | None:
         return None
     try:
         critical = int(trace["critical_rank"])
-        rows = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
-        rows = [row for row in rows if row["rank"] == critical]
+        every = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
+        rows = [row for row in every if row["rank"] == critical]
         steps = len({row["step"] for row in rows})
         sums: dict[str, dict[str, float]] = {c: defaultdict(float) for c in ("ms", "calls", "work")}
+        operators: dict[Operator, Floats] = defaultdict(lambda: np.zeros(3))
         for row in rows:
-            for column, by_class in sums.items():
-                value = row[column]
-                by_class[str(row["class"])] += (nan if value is None else float(value)) / steps
+            amounts = [nan if row[c] is None else float(row[c]) / steps for c in sums]
+            for by_class, amount in zip(sums.values(), amounts, strict=True):
+                by_class[str(row["class"])] += amount
+            key = str(row["class"]), str(row["operator"]), str(row["shapes"])
+            operators[key] += amounts
+        others = max(len({row["rank"] for row in every}) - 1, 1)
+        waited = sum(row["ms"] for row in every if row["class"] == TimeClass.ranks)
+        waited -= sum(row["ms"] for row in rows if row["class"] == TimeClass.ranks)
         return TracedRun(
             step_ms=step_ms,
             plain_ms=float(trace["plain_ms"]),
             **sums,
+            operators=operators,
             images_per_second=float(record.metrics.get("images_per_second") or nan),
             critical_rank=critical,
+            waited_ms=waited / steps / others,
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
@@ -131,6 +148,9 @@ class Explanation:
             milliseconds of A and B, `less_work_ms` and `better_rate_ms` where work is counted, and the
             change of the number of `launches`. `ms` adds up to the difference.
         blocks: the milliseconds of each cause, one row per block.
+        operators: one row per operator and shapes of its inputs, the largest difference first: `class,
+            operator, shapes, ms, low, high, shown`, and for A and B milliseconds, calls, work (FLOPs or
+            bytes read) and `rate` in `unit`, all per step on the critical rank.
         notes: what else is known, in sentences.
     """
 
@@ -141,6 +161,7 @@ class Explanation:
     num_blocks: int
     causes: DataFrame
     blocks: DataFrame
+    operators: DataFrame
     notes: tuple[str, ...] = ()
 
     @property
@@ -189,7 +210,6 @@ class Explanation:
         """Return it as plain values for `--json`."""
         ms, low, high = self.difference
         columns = ["cause", "ms", "low", "high", "less_work_ms", "better_rate_ms", "launches"]
-        rows = self.causes[columns].astype(object).where(self.causes[columns].notna(), None)
         ends = [None if missing(v) else v for v in (low, high)]
         return {
             "a": self.names[0],
@@ -199,9 +219,14 @@ class Explanation:
             "difference_high_ms": ends[1],
             "speedup": self.speedup[0],
             "blocks": self.num_blocks,
-            "causes": rows.to_dict("records"),
+            "causes": _plain(self.causes[columns]),
+            "operators": _plain(self.operators),
             "notes": list(self.notes),
         }
+
+
+def _plain(table: DataFrame) -> list[dict[Any, Any]]:
+    return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
 def signed(value: float) -> str:
@@ -251,7 +276,30 @@ def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
         num_blocks=len(pairs),
         causes=DataFrame(rows),
         blocks=DataFrame(changes),
+        operators=_operators(pairs),
     )
+
+
+def _operators(pairs: Sequence[Pair]) -> DataFrame:
+    """Return the operators of both cells, the largest difference first."""
+    nothing, rows = np.zeros(3), []
+    for key in dict.fromkeys(key for pair in pairs for run in pair for key in run.operators):
+        # axes: block, cell (A, B), amount (milliseconds, calls, work)
+        found = np.array([[run.operators.get(key, nothing) for run in pair] for pair in pairs])
+        ms, low, high = mean_interval(found[:, 0, 0] - found[:, 1, 0])
+        row: dict[str, Any] = dict(zip(("class", "operator", "shapes"), key, strict=True))
+        row |= {"ms": ms, "low": low, "high": high, "shown": bool(low > 0 or high < 0)}
+        unit = UNITS.get(key[0], "")  # type: ignore[call-overload]
+        for side, (spent, calls, work) in zip("ab", found.mean(axis=0), strict=True):
+            rate = 1e-6 * work / spent if unit and spent > 0 and work > 0 else nan
+            row |= {
+                f"{side}_ms": spent,
+                f"{side}_calls": calls,
+                f"{side}_work": work,
+                f"{side}_rate": rate,
+            }
+        rows.append(row | {"unit": unit})
+    return DataFrame(rows).sort_values("ms", key=abs, ascending=False, ignore_index=True)
 
 
 def _added(run: TracedRun) -> float:
@@ -293,7 +341,7 @@ def _split(cause: str, pairs: Sequence[Pair]) -> tuple[float, float]:
         np.array([[run.__dict__[part].get(cause, 0.0) for run in pair] for pair in pairs])
         for part in ("ms", "work")
     )
-    if cause not in COUNTED or not (w > 0).all():
+    if cause not in UNITS or not (w > 0).all():
         return nan, nan
     per_work = t / w
     by_work = (w[:, 0] - w[:, 1]) * per_work.mean(axis=1)
@@ -311,8 +359,21 @@ def explain_cells(
     """
     newest = set(tables.runs["run_id"]) if len(tables.runs) else set()
     records = [record for record in tables.records if record.run_id in newest]
-    found = explained(traced_pairs(records, variant, baseline), names)
-    return replace(found, notes=tuple(_notes(tables, variant, baseline, found)))
+    pairs = traced_pairs(records, variant, baseline)
+    found = explained(pairs, names)
+    late = [_late_rank([pair[side] for pair in pairs], names[side]) for side in (0, 1)]
+    return replace(found, notes=(*filter(None, late), *_notes(tables, variant, baseline, found)))
+
+
+def _late_rank(runs: Sequence[TracedRun], name: str) -> str:
+    """Say which rank the others wait for, and how long; "" where that is short."""
+    waited = float(np.mean([run.waited_ms for run in runs]))
+    if waited < LATE * float(np.mean([run.step_ms for run in runs])):
+        return ""
+    ranks = Counter(run.critical_rank for run in runs)
+    listed = ", ".join(f"{rank} in {count(n, 'block')}" for rank, n in ranks.most_common())
+    which = f"rank {listed}" if len(ranks) > 1 else f"rank {runs[0].critical_rank}"
+    return f"{name}: the other ranks wait {number(waited)} ms a step for {which}."
 
 
 def explanations(tables: SweepTables) -> list[Explanation]:
@@ -401,6 +462,35 @@ def cause_text(found: Explanation) -> DataFrame:
     table = pd.concat([found.causes, DataFrame([found.total])], ignore_index=True)
     table = table.rename(columns={"low": "ms_low", "high": "ms_high"})
     return text_columns(table, columns)
+
+
+def operator_text(found: Explanation, rows: int) -> DataFrame:
+    """Return the table of the operators that differ most."""
+    columns: dict[str, Column] = {
+        "operator": values("operator", lambda name: re.split(r"::|: ", name)[-1]),
+        "class": values("class"),
+        "shapes": values("shapes"),
+        "ms a step": with_interval("ms", signed, signed),
+        "calls, A | B": lambda t: _both(t, "calls", lambda n: f"{n:,.0f}"),
+        "rate, A | B": lambda t: [
+            f"{pair} {unit}" if pair else ""
+            for pair, unit in zip(_both(t, "rate", number), t["unit"], strict=True)
+        ],
+        "differs": lambda t: ["" if shown else "not shown" for shown in t["shown"]],
+    }
+    table = found.operators.head(rows).rename(columns={"low": "ms_low", "high": "ms_high"})
+    return text_columns(table, columns)
+
+
+def _both(table: DataFrame, amount: str, shown: Callable[[float], str]) -> list[str]:
+    """Return the amounts of A and B as `4 | 2`; "" where neither is known."""
+    pairs = zip(table[f"a_{amount}"], table[f"b_{amount}"], strict=True)
+    return [
+        ""
+        if missing(a) and missing(b)
+        else " | ".join("-" if missing(v) else shown(v) for v in (a, b))
+        for a, b in pairs
+    ]
 
 
 def _signed_or_empty(value: float) -> str:
