@@ -25,15 +25,19 @@ def judged(
 
 
 def test_a_slow_base_and_a_faster_working_tree(
-    project: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("vitsweep.judging.trial.LONGEST_WINDOW", 0.1)
     unpacked = "images, labels = batch"
     slow = "import time\n" + TRAIN.replace(unpacked, f"time.sleep(0.05)\n        {unpacked}")
     write(project, {"train.py": slow})
     base = commit(project, "Slow")
     write(project, {"train.py": TRAIN})
     comment = tmp_path / "comment.md"
-    code, verdict = judged(capsys, base, "--markdown", str(comment), minutes=1)
+    code, verdict = judged(capsys, base, "--markdown", str(comment), minutes=3)
     assert (code, verdict["answer"]) == (ExitCode.ok, "faster")
     assert verdict["speed"]["low"] > 1
     assert verdict["changed_files"] == ["train.py"]
