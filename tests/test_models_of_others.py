@@ -14,8 +14,9 @@ import torch
 from torch.nn import functional as F
 
 from tests.cells import entry
+from tests.data.cells_and_worlds import world as one_rank
 from tests.ranks import on_ranks, placed
-from vitsweep.equivalence import prove
+from vitsweep.equivalence import WrongResultError, prove
 from vitsweep.model.build import build_model, first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
@@ -51,7 +52,8 @@ OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
             "image_size": 32, "hidden_dropout_prob": 0, "drop_path_rate": 0},
 }  # fmt: skip
 OF_OTHERS = ("build", "frozen", "with_batch_norm", "with_written_buffer", "with_ties", "with_dropout",
-             "with_ties_in_one_unit", "with_unused_parameters", "without_blocks")  # fmt: skip
+             "with_ties_in_one_unit", "with_unused_parameters", "without_blocks", "with_complex_buffer",
+             "with_custom_autograd", "Named")  # fmt: skip
 KNOBS = {
     "sharding": ("ddp", "zero1", "zero2", "fsdp"),
     "memory": ("keep_all", "recompute_blocks", "recompute_selected"),
@@ -65,10 +67,10 @@ FLOAT64 = ("precision=fp32", "precision.dtype=float64", "optimizer=sgd_loop", "o
 
 def described(model: str) -> tuple[str, ...]:
     if model in OF_OTHERS:
-        return ("model=module", f"model.target=tests.user_modules.{model}")
-    arguments = (
-        f"++model.arguments.{key}={value}" for key, value in OF_TRANSFORMERS[model].items()
-    )
+        output = ("model.output=logits",) if model == "Named" else ()
+        return ("model=module", f"model.target=tests.user_modules.{model}", *output)
+    named = OF_TRANSFORMERS[model].items()
+    arguments = (f"++model.arguments.{key}={value}" for key, value in named)
     return ("model=transformers", f"model.name={model}", "data=synthetic", "data.num_classes=10",
             "data.num_distinct=16", "batch.resolution_px=32", *arguments)  # fmt: skip
 
@@ -124,7 +126,7 @@ def checked(world: World, cell: CellSpec) -> tuple[float, dict[str, float]]:
     first = build_model(cell).double().state_dict()
     assert max(float((value - first[n]).abs().max()) for n, value in wanted.items()) > 1e-4
     return proof, {
-        name: float((found[name].double() - value.double()).abs().max()) if name in found else 9.0
+        name: float((found[name] - value).abs().double().max()) if name in found else 9.0
         for name, value in wanted.items()
     }
 
@@ -143,7 +145,7 @@ def checked(world: World, cell: CellSpec) -> tuple[float, dict[str, float]]:
 def test_a_model_of_others_is_computed_as_plain_pytorch_does_or_refused(
     model: str, tmp_path: Path
 ) -> None:
-    if model in OF_TRANSFORMERS:
+    if model not in OF_OTHERS:
         pytest.importorskip("transformers")
     for choice in drawn(model):
         planned = entry(*described(model), *FLOAT64, *choice)
@@ -186,3 +188,20 @@ def test_parameters_without_a_gradient_neither_decay_nor_move(tmp_path: Path) ->
             assert unused == 0 < used, name
     flat = entry(*chosen, "optimizer=sgd_contiguous").reasons
     assert any("would decay: freeze them" in reason for reason in flat), flat
+
+
+def test_the_proof_sees_the_imaginary_part_of_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a technique may drop, as a cast to a real dtype does."""
+
+    def conjugated(model: torch.nn.Module, *args: Any, **named: Any) -> torch.nn.Module:
+        for buffer in model.buffers():
+            buffer.data = buffer.data.conj().resolve_conj() if buffer.is_complex() else buffer.data
+        return model
+
+    alone = ("model=module", "model.target=tests.user_modules.with_unread_complex_buffer",
+             "batch.images_per_step=16", "sharding=none", "resources.ranks_per_node=1")  # fmt: skip
+    cell = entry(*alone).spec
+    assert prove(cell, one_rank()) < 1e-5
+    monkeypatch.setattr("vitsweep.parallelize.cast_model", conjugated)
+    with pytest.raises(WrongResultError, match="buffer of"):
+        prove(cell, one_rank())

@@ -243,3 +243,55 @@ def with_unused_parameters() -> nn.Module:
     model = Blocks([Residual(16), Residual(16)])
     model.old_head = nn.Linear(16, 10)
     return model
+
+
+class Turned(Residual):
+    """Turns pairs of numbers by angles in a complex buffer, as rotary positions do."""
+
+    def __init__(self) -> None:
+        super().__init__(16)
+        self.register_buffer("freqs_cis", torch.polar(torch.ones(8), torch.arange(8.0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (8, 2))) * self.freqs_cis
+        return super().forward(torch.view_as_real(pairs).flatten(-2))
+
+
+def with_complex_buffer() -> nn.Module:
+    return Blocks([Turned(), Turned()])
+
+
+def with_unread_complex_buffer() -> nn.Module:
+    model = Blocks([Residual(16), Residual(16)])
+    model.register_buffer("freqs_cis", torch.polar(torch.ones(8), torch.arange(8.0)))
+    return model
+
+
+class _Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return x.relu().square()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * ctx.saved_tensors[0].relu() * gradient
+
+
+class SquaredReLU(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + _Squared.apply(self.module(self.norm(x)))
+
+
+def with_custom_autograd() -> nn.Module:
+    return Blocks([SquaredReLU(16), SquaredReLU(16)])
+
+
+class Named(Blocks):
+    """Returns its logits by name, beside features."""
+
+    def __init__(self) -> None:
+        super().__init__([Residual(16), Residual(16)])
+
+    def forward(self, images: Tensor) -> Any:
+        return {"features": images.mean((1, 2, 3)), "logits": super().forward(images)}

@@ -252,6 +252,11 @@ class _Leg:
         held, seen = self._held(), self._seen()
         start = {plain_name(n): p.detach() for n, p in self._plain.model.named_parameters()}
         faults = [self._weights_apart("first weight", seen, start), self._half_apart(seen)]
+        if isinstance(
+            self._twin.model, ModuleSpec
+        ):  # constants, which each step takes from the twin
+            first = {plain_name(n): b for n, b in self._plain.model.named_buffers()}
+            faults.insert(0, self._buffers_apart(first))
         self._agree(faults, "before the first step")
         worst = 0.0
         for step in range(STEPS):
@@ -435,8 +440,12 @@ def _norms(tensors: Named) -> dict[str, float]:
     """Return name -> L2 norm, computed in float64 and read at once."""
     if not tensors:
         return {}
-    norms = torch.stack([t.detach().double().norm() for t in tensors.values()])
+    norms = torch.stack([_wide(t.detach()).norm() for t in tensors.values()])
     return dict(zip(tensors, norms.tolist(), strict=True))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double()
 
 
 def _typical(norms: dict[str, float]) -> float:
@@ -447,7 +456,7 @@ def _typical(norms: dict[str, float]) -> float:
 def _minus(these: Named, those: Named) -> Named:
     """Return differences by the names of `those`, in float64; what is missing counts as zero."""
     return {
-        n: (these[n].reshape(t.shape).double() if n in these else 0) - t.double()
+        n: (_wide(these[n].reshape(t.shape)) if n in these else 0) - _wide(t)
         for n, t in those.items()
     }
 
