@@ -54,6 +54,7 @@ def test_the_documents_are_whole_and_say_what_was_done(paper: Path) -> None:
     assert "measured 2 configurations of 2" in methods
     assert "of 1 configuration over 5 blocks each" in methods
     assert "faster (1)" in methods
+    assert "on 1 rank of" in methods
     assert r"CPU\_1 \& 100 \%" in methods
     assert r"\toprule" in texts["results.tex"]
     assert r"$\times$ [1." in texts["results.tex"]

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.caption import dates, values
+from vitsweep.charts.caption import dates, ranks, values
 from vitsweep.errors import VitsweepError
 from vitsweep.files import write_atomically
 from vitsweep.report.figures import drawn
@@ -222,7 +222,7 @@ def _facts(tables: SweepTables, measured: DataFrame, spent: Used) -> dict[str, A
             for name in ("model", "data", "device", "torch", "cuda", "nccl", "driver", "python", "cpu",
                          "git_commit", "optimizer", "task")
         },
-        "ranks": _range(measured["world_size"]),
+        "ranks": ranks(measured),
         "images": _range(measured["images_per_step"]),
         "pixels": _range(measured["resolution_px"]) if "resolution_px" in measured else "",
         "window": _range(runs["window_seconds"].round(1)) if "window_seconds" in runs else "",
