@@ -48,7 +48,7 @@ ENVIRONMENTS = [
     ("vitsweep --help", ASCII, 0, "python -m vitsweep plan"),
     ("vitsweep precision=O1", {"PYTHONOPTIMIZE": "1"}, 2, "without them"),
     ("mkdir x && cd x && rmdir ../x && vitsweep status", {}, 2, "The current folder was removed"),
-    pytest.param("vitsweep --config-dir nope", {}, 2, "nope' not found", marks=full),
+    pytest.param("vitsweep --config-dir nope", {}, 2, "no such folder below", marks=full),
     pytest.param("vitsweep --cfg job --package nosuch", {}, 2, "nosuch", marks=full),
     pytest.param(f"{PLAN} | head -1", {}, 0, "Plan of sweep", marks=full),
     pytest.param(f"{PLAN} >&-", {}, 0, "", marks=full),
