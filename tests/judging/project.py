@@ -64,12 +64,7 @@ def git(root: Path, *words: str) -> str:
 
 
 def files() -> dict[str, str]:
-    return {
-        "net/__init__.py": "",
-        "net/model.py": MODEL,
-        "train.py": TRAIN,
-        ".gitignore": "results\n",
-    }
+    return {"net/__init__.py": "", "net/model.py": MODEL, "train.py": TRAIN}
 
 
 def commit(root: Path, message: str) -> str:

@@ -148,18 +148,22 @@ def _head(repository: Path, root: Path, commit: str | None, typed: str | None) -
     if commit:
         return _worktree(repository, root, HEAD, commit, str(typed))
     # A commit of what is in the working tree, which no branch will know
-    stash = _git(repository, "stash", "create").strip() or _commit(repository, "HEAD")
+    identity = ("-c", "user.name=vitsweep", "-c", "user.email=vitsweep@localhost")
+    stash = _git(repository, *identity, "stash", "create").strip() or _commit(repository, "HEAD")
     tree = _worktree(repository, root, HEAD, stash, WORKING_TREE)
     notes = (*tree.notes, *_copy_untracked(repository, root))
     return Tree(side=HEAD, root=root, label=WORKING_TREE, source=repository, notes=notes)
 
 
 def _copy_untracked(repository: Path, root: Path) -> Iterator[str]:
+    results = root.parents[4]  # results/judge/judged/TIME/code/head
+    if results == repository:
+        results = root.parents[3]
     names = _git(repository, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
     for name in filter(None, names):
         source, target = repository / name, root / name
-        if source.is_relative_to(root.parents[1]) or not source.is_file():
-            continue  # results of this command, not code
+        if source.is_relative_to(results) or not source.is_file():
+            continue
         if source.stat().st_size > MOST_BYTES:
             yield f"head: `{name}` is large and not tracked: `--link {name}` shows it to both sides"
             continue
