@@ -201,7 +201,9 @@ def prepare(tree: Tree, setup: str, links: Sequence[str], files: Sequence[str]) 
         (tree.root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(tree.source / name, tree.root / name)
     if setup:
-        done = subprocess.run(setup, shell=True, cwd=tree.root, capture_output=True, text=True)
+        done = subprocess.run(
+            setup, shell=True, cwd=tree.root, capture_output=True, text=True, encoding="utf-8"
+        )
         if done.returncode:
             last = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
             raise VitsweepError(f"`--setup {setup}` failed in `{tree.label}`:\n{last}")
