@@ -1,5 +1,6 @@
 """Run a function on several gloo ranks, forked from a server that has imported torch once."""
 
+import faulthandler
 import json
 import multiprocessing
 import pickle
@@ -46,12 +47,14 @@ def on_ranks(
             process.join(seconds)
             process.kill()
             process.join()
+    died = [r for r in range(world_size) if not (folder / f"answer-{r}").exists()]
+    if died:  # the others only say that they lost it
+        codes = ", ".join(f"rank {r} with {processes[r].exitcode}" for r in died)
+        raise RankFailedError(f"ended without an answer, by exit code: {codes}")
     return [_answer(folder / f"answer-{rank}", rank) for rank in range(world_size)]
 
 
 def _answer(path: Path, rank: int) -> Any:
-    if not path.exists():
-        raise RankFailedError(f"rank {rank} left no answer")
     kind, value = pickle.loads(path.read_bytes())
     path.unlink()
     if kind == "error":
@@ -70,6 +73,7 @@ def _rank(
     from vitsweep.execution.process import joined_process_group
 
     multiprocessing.current_process().daemon = False  # as the ranks of the launcher
+    faulthandler.enable()
     try:
         with joined_process_group(cell, rank, rank, init_method) as world:
             answer = ("value", function(world, *arguments))

@@ -181,6 +181,8 @@ def _with_looks(
     return table.assign(speedup=table["speedup"].fillna(found), _look=found.notna())
 
 
+EQUAL_AT_A_LOOK = 1.05
+"""A ratio below this is told as equal, of a single short run."""
 SELECTIVE = (Status.timed_out, Status.killed, Status.out_of_memory)
 """Ends that a slow or large run meets more often than another: blocks without it are no random choice."""
 
@@ -313,7 +315,8 @@ def _blocks_of_other_code(blocks: int) -> str:
 def one_look(speedup: float, than: str = "") -> str:
     """Say what a look shows: `about 35x slower (one look, no interval)`; `than` follows `slower`."""
     times, which = (1 / speedup, "slower") if speedup < 1 else (speedup, "faster")
-    return f"about {times:.2g}x {which}{than} ({Claim.one_look}, no interval)"
+    size = "about equal" if times < EQUAL_AT_A_LOOK else f"about {times:.2g}x {which}{than}"
+    return f"{size} ({Claim.one_look}, no interval)"
 
 
 def _devices(runs: DataFrame) -> dict[str, set[str]]:
