@@ -51,15 +51,17 @@ def on_ranks(
     if died:  # the others only say that they lost it
         codes = ", ".join(f"rank {r} with {processes[r].exitcode}" for r in died)
         raise RankFailedError(f"ended without an answer, by exit code: {codes}")
-    return [_answer(folder / f"answer-{rank}", rank) for rank in range(world_size)]
+    answers = [_answer(folder / f"answer-{rank}") for rank in range(world_size)]
+    errors = [f"rank {r}:\n{text}" for r, (kind, text) in enumerate(answers) if kind == "error"]
+    if errors:
+        raise RankFailedError("\n".join(errors))
+    return [value for _, value in answers]
 
 
-def _answer(path: Path, rank: int) -> Any:
-    kind, value = pickle.loads(path.read_bytes())
+def _answer(path: Path) -> tuple[str, Any]:
+    answer: tuple[str, Any] = pickle.loads(path.read_bytes())
     path.unlink()
-    if kind == "error":
-        raise RankFailedError(f"rank {rank}:\n{value}")
-    return value
+    return answer
 
 
 def _rank(
