@@ -156,6 +156,15 @@ def other_table(root: Path) -> None:
     )
 
 
+def unreadable_cell(root: Path) -> None:
+    next((root / "cells").glob("*/cell.yaml")).write_text("spec: [1")
+
+
+def broken_command(root: Path) -> None:
+    with (root / "commands.jsonl").open("a") as file:
+        file.write("{\n")
+
+
 PLANTED: list[dict[Callable[[Path], None], str]] = [
     {
         faster_record: "its steps say",
@@ -170,6 +179,7 @@ PLANTED: list[dict[Callable[[Path], None], str]] = [
         other_table: "`cells.csv` is not what the records say",
     },
     {record_without_its_checksum: "cannot be read"},
+    {unreadable_cell: "`cell.yaml` of cell", broken_command: "of `commands.jsonl` cannot be read"},
 ]
 
 

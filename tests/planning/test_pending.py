@@ -12,6 +12,7 @@ from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.pending import CellState, ResumeState, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.rates.device import LIMITED_TO, LIMITS
 from vitsweep.results.record import RunRecord, Status
 
 CODE: dict[str, Any] = {"git_commit": "0123abcd", "packages": {"torch": "2.13.0"}}
@@ -326,6 +327,23 @@ def test_a_cell_whose_look_is_slow_stays_at_it(plan: SweepPlan, settings: SweepS
     all_slow = missing(plan, settings, *looks(plan, 3, 5))
     assert all_slow.missing_blocks == {}
     assert all_slow.cell_state(plan.entries[baseline]) is CellState.measured
+
+
+def test_runs_with_other_instructions_do_not_count_where_they_were_measured_by_hand(
+    plan: SweepPlan, settings: SweepSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, _ in LIMITS.values():
+        monkeypatch.delenv(variable, raising=False)
+    limited = f"AMD EPYC 7B13{LIMITED_TO}AVX2 (oneDNN)"
+    runs = measured(*plan.entries)
+    for launcher, lacking in (("local", 5), ("slurm", 0)):
+        facts = {"device": limited, "launcher": launcher}
+        other = [replace(r, environment=r.environment | facts) for r in runs]
+        fsdp, zero2, _ = plan.entries
+        wanted = {fsdp: lacking, zero2: lacking} if lacking else {}
+        assert missing(plan, settings, *other).missing_blocks == wanted
+    here = [replace(r, environment=r.environment | {"launcher": "local"}) for r in runs]
+    assert not missing(plan, settings, *here).missing_blocks
 
 
 def test_how_slow_a_cell_may_be_is_a_setting(plan: SweepPlan, settings: SweepSettings) -> None:

@@ -24,7 +24,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.files import read_bytes, read_text
 from vitsweep.report.views import collect
 from vitsweep.results.provenance import code_in_overrides, code_in_tree
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import RunRecord, Status, parsed_json
 from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.from_yaml import cell_from_tree
@@ -108,11 +108,17 @@ def _record_faults(store: Store, records: list[RunRecord]) -> Iterator[str]:
                     f"Run {record.run_id} says {said:.6g} images/s, and its steps say {(low + high) / 2:.6g}."
                 )
     for cell_id in store.cell_ids():
+        if not (store.cell(cell_id) / "cell.yaml").exists():
+            continue  # it cannot run again, nor be checked
         spec = next((r.spec for r in records if r.cell_id == cell_id), {})
-        with suppress(
-            VitsweepError
-        ):  # a cell without its frozen settings cannot run again, nor be checked
-            yield from _cell_faults(store, cell_id, spec)
+        try:
+            tree = store.frozen(cell_id)["cell"]
+        except (VitsweepError, KeyError, TypeError):
+            yield f"`cell.yaml` of cell {cell_id} cannot be read."
+            continue
+        with suppress(VitsweepError):  # a setting that this version does not know
+            yield from _cell_faults(cell_id, tree, spec)
+    yield from _command_faults(store.root / "commands.jsonl")
     for path in sorted((store.root / "code").glob("*.diff")):
         if sha256(read_bytes(path)).hexdigest()[:12] != path.stem:
             yield f"`code/{path.name}` is not the diff that its cells name."
@@ -134,12 +140,21 @@ def _throughput(record: RunRecord) -> tuple[float, float]:
     return images / (step_ms + slack), images / max(step_ms - slack, 1e-12)
 
 
-def _cell_faults(store: Store, cell_id: str, said: dict[str, Any]) -> Iterator[str]:
+def _command_faults(path: Path) -> Iterator[str]:
+    """Yield which lines of the commands are no JSON."""
+    lines = read_bytes(path).splitlines() if path.exists() else []
+    for place, line in enumerate(lines, start=1):
+        try:
+            parsed_json(line.decode())
+        except ValueError:
+            yield f"Line {place} of `commands.jsonl` cannot be read."
+
+
+def _cell_faults(cell_id: str, tree: Any, said: dict[str, Any]) -> Iterator[str]:
     """Yield what of a frozen cell is not what its runs were made with.
 
     A cell that names code is not built.
     """
-    tree = store.frozen(cell_id)["cell"]
     if [*code_in_tree(tree)] or HIDDEN in str(tree):
         return
     cell = cell_from_tree(tree)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.console import open_console, print_lines
-from vitsweep.errors import BadValueError
+from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.judging.session import JudgeRequest, file_and_function, judge, overrides_of
 
 HELP = """\
@@ -129,7 +130,11 @@ def run(arguments: Sequence[str]) -> int:
     """
     request, as_json, markdown = judge_request(arguments)
     console = Console(stderr=True) if as_json else open_console()
-    judged = judge(request, lambda text: console.print(text, highlight=False, markup=False))
+    try:
+        judged = judge(request, lambda text: console.print(text, highlight=False, markup=False))
+    except KeyboardInterrupt:
+        print("Stopped without a verdict; the same command begins anew.", file=sys.stderr)
+        return ExitCode.interrupted
     if markdown:
         markdown.write_text(judged.verdict.markdown(), encoding="utf-8")
     if as_json:

@@ -125,8 +125,10 @@ def judge(request: JudgeRequest, say: Callable[[str], None]) -> Judged:
             make_examples=request.examples,
             say=say,
         )
-        verdict = trial.verdict()
-    (folder / "examples.pt").unlink(missing_ok=True)
+        try:
+            verdict = trial.verdict()
+        finally:
+            (folder / "examples.pt").unlink(missing_ok=True)
     write_atomically(folder / "verdict.json", json.dumps(verdict.json(), indent=1))
     write_atomically(folder / "verdict.md", verdict.markdown())
     return Judged(verdict=verdict, folder=folder)

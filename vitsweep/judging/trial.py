@@ -4,7 +4,7 @@ import math
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ class Trial:
     make_examples: tuple[str, str] | None = None
     steps: int = PROBE_STEPS
     warm_steps: int = LEAST_WARM
+    block_seconds: float = 0.0
     memory: dict[str, list[float]] = field(default_factory=lambda: {BASE: [], HEAD: []})
     step_seconds: dict[str, list[float]] = field(default_factory=lambda: {BASE: [], HEAD: []})
     quality: Quality | None = None
@@ -105,14 +106,14 @@ class Trial:
             self._run(self.base, "examples", Seeds(), make=list(self.make_examples))
         if self._probe():  # nothing to measure
             return self._verdict(Answer.same_code, reason=self.found["same"])
-        why = (
-            "a script hands over no losses"
-            if self.request["script"]
-            else "`--quality` was asked for"
-        )
-        self.found["equality"] = f"Not proved equal: {why}"
+        if not self.proves:
+            asked = "`--quality` was asked for"
+            why = "a script hands over no losses" if self.request["script"] else asked
+            self.found["equality"] = f"Not proved equal: {why}"
         bounds = self._proof() if self.proves else None
         first = list(self._blocks(bounds, FIRST_SHARE, None))
+        if compared(first).claim is not Claim.slower:  # nothing to measure again yet
+            first += list(self._blocks(bounds, 1.0, None, first))
         speed = compared(first)
         if speed.claim is not Claim.slower:
             return self._concluded(speed, None)
@@ -199,9 +200,18 @@ class Trial:
         self.found["equality"] = f"Equal in {bounds.sentence}"
         return bounds
 
-    def _blocks(self, bounds: Bounds | None, share: float, most: int | None) -> Iterator[float]:
-        """Yield log(head / base) of throughput block by block, until the interval says enough."""
-        order, logs, last = BalancedOrder(), list[float](), 0.0
+    def _blocks(
+        self, bounds: Bounds | None, share: float, most: int | None, known: Sequence[float] = ()
+    ) -> Iterator[float]:
+        """Yield log(head / base) of throughput block by block, until the interval says enough.
+
+        Args:
+            bounds: of the proof; None where nothing is compared.
+            share: of the time left.
+            most: blocks at most; None for any number.
+            known: earlier blocks that the interval counts too.
+        """
+        order, logs = BalancedOrder(), [*known]
         begin = time.monotonic()
         end = begin + share * (self.deadline - begin)
         while most is None or len(logs) < most:
@@ -211,10 +221,10 @@ class Trial:
                 if decided or now.half_width <= self.width:
                     return
             started = time.monotonic()
-            if logs and started + last > end:
+            if logs and started + self.block_seconds > end:
                 return
             logs.append(self._block(order, bounds, "repeat" if most else "block"))
-            last = time.monotonic() - started
+            self.block_seconds = time.monotonic() - started
             self.say(f"block {len(logs)}: {_percent(compared(logs))}")
             yield logs[-1]
 

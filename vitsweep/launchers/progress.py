@@ -21,6 +21,8 @@ from vitsweep.tables.stats import Claim
 
 WAITING, RUNNING = "waiting", "running"
 MAX_ROWS = 30
+LEAST_NAME, OTHER_COLUMNS = 16, 56
+"""Characters of the shortest name of a cell, and of all else in a row."""
 MEDIAN = "median img/s"
 """The result table's `unadjusted_images_per_second`, over the runs of this command so far."""
 SO_FAR = "ratio"
@@ -167,10 +169,12 @@ class Progress:
             title=self._title(), title_justify="left", caption=CAPTION, caption_justify="left"
         )
         is_wide = self.console.width >= WIDE
-        table.add_column("cell", no_wrap=True)
+        # long names give way, never what was measured
+        name_width = max(LEAST_NAME, self.console.width - OTHER_COLUMNS)
+        table.add_column("cell", no_wrap=True, max_width=name_width)
         table.add_column("state")
         for column in ("runs", *([MEDIAN] if is_wide else []), SO_FAR):
-            table.add_column(column, justify="right")
+            table.add_column(column, justify="right", no_wrap=True)
         busy = sorted(self._states, key=lambda cell: self._states[cell] != RUNNING)
         for cell in busy[:MAX_ROWS]:
             speeds = self._speeds[cell]

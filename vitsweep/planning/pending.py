@@ -31,6 +31,7 @@ from rich.console import Console
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.code_hash import MOST_FILES, changed_files
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.rates.device import LIMITED_TO, cpu_limits
 from vitsweep.results.record import SCHEMA_VERSION, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.blocks import share_nodes
@@ -94,12 +95,12 @@ def usable_runs(
         accepts_any_code: `sweep.accept_code=any`.
         are_own: the command itself measured them, so that their code is the present one.
     """
-    found = UsableRuns()
+    found, limits = UsableRuns(), cpu_limits()
     entries = plan.entries
     earlier = [run for run in runs if run.cell_id in entries]
     for run in sorted(earlier, key=_began):
         entry, cell_id = entries[run.cell_id], run.cell_id
-        if not comparable(run, entry, torch_version):
+        if not _comparable(run, entry, torch_version, limits):
             continue
         code = str(run.environment.get("code_hash", ""))
         is_own = are_own or code == entry.code.hash
@@ -127,9 +128,17 @@ def usable_runs(
     return found
 
 
-def comparable(run: RunRecord, entry: PlannedCell, torch_version: str) -> bool:
-    """Tell whether a run was measured on the same kind of machine and with the same torch."""
+def _comparable(run: RunRecord, entry: PlannedCell, torch_version: str, limits: str) -> bool:
+    """Tell whether a run was measured on the same kind of machine and with the same torch.
+
+    Of a run that was measured by hand, not by a job, the instructions that the environment leaves a
+    processor must be the present ones: without them a format may be emulated.
+    """
     of_run = str(run.environment.get("torch") or torch_version)
+    if run.environment.get("launcher") == "local" and entry.spec.resources.device == "cpu":
+        _, limited, left = str(run.environment.get("device")).partition(LIMITED_TO)
+        if f"{limited}{left}" != limits:
+            return False
     return (
         run.schema_version == SCHEMA_VERSION
         and run.environment.get("device_type", entry.spec.resources.device)

@@ -22,6 +22,7 @@ ONEDNN = {
 }  # fmt: skip
 ATEN = {"default": "sse4_1", "avx2": "avx2", "avx512": "avx512bw"}
 """Value of the variable -> flag of a processor that has these instructions; each includes those before it."""
+LIMITED_TO = ", limited to "
 LIMITS = {"oneDNN": ("ONEDNN_MAX_CPU_ISA", ONEDNN), "ATen": ("ATEN_CPU_CAPABILITY", ATEN)}
 
 
@@ -37,6 +38,16 @@ def cpu_half_precision() -> str:
     return ", ".join(name for name in HALF_PRECISION if name in usable) or "none"
 
 
+def cpu_limits() -> str:
+    """Return the end of a processor's name where the environment takes instructions away, else ""."""
+    limits = [
+        f"{max((n for n in levels if levels[n] in _flags() - above), key=[*levels].index)} ({library})"
+        for library, (variable, levels) in LIMITS.items()
+        if (above := {*_above_limit(variable, levels)})
+    ]
+    return f"{LIMITED_TO}{' and '.join(limits)}" if limits else ""
+
+
 def device_name(device: str) -> str | None:
     """Return the device's name as in the `device` column of records; None without a driver.
 
@@ -46,12 +57,7 @@ def device_name(device: str) -> str | None:
         device: `cpu` or `cuda`.
     """
     if device == "cpu":
-        limits = [
-            f"{max((n for n in levels if levels[n] in _flags() - above), key=[*levels].index)} ({library})"
-            for library, (variable, levels) in LIMITS.items()
-            if (above := {*_above_limit(variable, levels)})
-        ]
-        return cpu_model() + (f", limited to {' and '.join(limits)}" if limits else "")
+        return cpu_model() + cpu_limits()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     try:
         import pynvml

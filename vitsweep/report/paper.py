@@ -134,10 +134,13 @@ def write_paper(
     shown = text.assign(
         status=text["status"].astype(str).str.split(r"[:;(]", regex=True).str[0].str.strip()
     )
-    texts |= {"results.tex": booktabs(shown), "references.bib": bibliography(keys)}
+    texts |= {
+        "results.tex": booktabs(shown.replace("", "--")),
+        "references.bib": bibliography(keys),
+    }
     for name, content in texts.items():
-        write_atomically(folder / name, content)
-    return [*texts, *(f"figures/{f['file']}.pdf" for f in figures)]
+        write_atomically(folder / name, f"{content.rstrip()}\n")
+    return [*texts, *(f"figures/{f['file']}.{kind}" for f in figures for kind in ("pdf", "svg"))]
 
 
 def booktabs(text: DataFrame) -> str:

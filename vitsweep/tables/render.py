@@ -420,8 +420,13 @@ def _common(ran: DataFrame) -> list[str]:
 
 
 def _tally(cells: DataFrame, more: str = "") -> str:
-    """Return `5 cells, all measured`, or `9 cells: 7 measured, 2 out of memory`."""
-    counts = Counter(map(status_words, cells["status"])).most_common()
+    """Return `5 cells, all measured`, or `9 cells: 6 measured, 2 out of memory, 1 at one look`."""
+    claims = cells["claim"] if "claim" in cells else [None] * len(cells)
+    looked = [claim == Claim.one_look for claim in claims]
+    words = map(status_words, cells["status"])
+    counts = Counter(
+        "at one look" if look else word for look, word in zip(looked, words, strict=True)
+    ).most_common()
     noun = count(len(cells), f"{more}{'setting' if 'replicates' in cells else 'cell'}")
     if len(counts) == 1:
         return f"{noun}, {'all ' if len(cells) > 1 else ''}{counts[0][0]}"
