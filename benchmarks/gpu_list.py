@@ -1,5 +1,6 @@
 """What the parts of `gpu.py` run, in which order and for how many seconds each (no torch, for `--dry`)."""
 
+import json
 from dataclasses import dataclass
 
 from vitsweep.spec.cell_spec import GROUPS
@@ -84,21 +85,31 @@ STACKS: dict[str, tuple[str, ...]] = {
 }
 """Name -> choices that stand beside the peers."""
 ONE_RANK = ("resources.ranks_per_node=1", "sharding=none", "data=synthetic")
-PRODUCT = (
-    *ONE_RANK, "model=vit_tiny", "measurement=smoke", "measurement.blocks=2",
-    "measurement.prove=twin", "measurement.trace=true", "optimizer=adamw_fused",
-    'sweep.baseline={precision: bf16, optimizer: adamw_fused}',
-    'sweep.cells=[["precision=bf16"],["precision=bf16","compilation=cuda_graphs"],'
-    '["precision=bf16","compilation=compile_blocks"],'
-    '["precision=bf16_masters","layout.patch_embedding=linear","attention=sdpa_cudnn_first",'
-    '"compilation=cuda_graphs_compiled"],'
-    '["precision=fp8","precision.layers=all","compilation=compile_blocks"]]',
-)  # fmt: skip
+PRODUCT_CELLS: tuple[tuple[str, ...], ...] = (
+    ("precision=bf16",),
+    ("precision=bf16", "compilation=cuda_graphs"),
+    ("precision=bf16", "compilation=compile_blocks"),
+    (STACK[0], *STACK[2:]),
+    ("precision=fp8", "precision.layers=all", "compilation=compile_blocks"),
+)
 """What the product itself measures first, kernels of eager PyTorch before compiled ones."""
-PRODUCT_SMOKE = (
-    *ONE_RANK, "model=vit_nano", "measurement=smoke", "measurement.prove=twin",
-    "batch.images_per_step=4", "batch.resolution_px=32", "optimizer=adamw_fused",
-    'sweep.baseline={optimizer: adamw_fused}', 'sweep.cells=[["precision=bf16"]]',
+
+
+def product_sweep(cells: tuple[tuple[str, ...], ...], *settings: str) -> tuple[str, ...]:
+    """Return what is typed for a sweep of some cells on one rank, without looks."""
+    return (
+        *ONE_RANK, *settings, "optimizer=adamw_fused", "measurement=smoke", "measurement.prove=twin",
+        "sweep.prune_slowdown=null", f"sweep.cells={json.dumps(cells)}",
+    )  # fmt: skip
+
+
+PRODUCT = product_sweep(
+    PRODUCT_CELLS, "model=vit_tiny", "measurement.blocks=2", "measurement.trace=true",
+    "sweep.baseline={precision: bf16, optimizer: adamw_fused}",
+)  # fmt: skip
+PRODUCT_SMOKE = product_sweep(
+    PRODUCT_CELLS[:1], "model=vit_nano", "batch.images_per_step=4", "batch.resolution_px=32",
+    "sweep.baseline={optimizer: adamw_fused}",
 )  # fmt: skip
 OURS = ("eager", "compile_blocks")
 """Compilations beside which the peers are measured."""
@@ -206,7 +217,7 @@ PARTS = (
         "product",
         140,
         "Do `python -m vitsweep` and its proof, monitors and records work, and how fast is each cell?",
-        tuple(PRODUCT[-1].partition("=")[2].strip("[]").replace('"', "").split("],[")),
+        tuple(" ".join(cell) for cell in PRODUCT_CELLS),
     ),
     Part(
         "peers",

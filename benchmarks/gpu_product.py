@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_list import PRODUCT, PRODUCT_SMOKE, STACK
-from gpu_steps import Figures, Run, cell_of, our_step, reason_of
+from gpu_list import BASE, PRODUCT, PRODUCT_SMOKE, STACK
+from gpu_steps import Figures, Run, cell_of, largest_batch, our_step, reason_of
 
 from vitsweep.measure.monitors import DeviceMonitor
 from vitsweep.measure.utilization import throughput
@@ -52,7 +52,7 @@ def calibration(run: Run) -> None:
 
 def soak(run: Run) -> None:
     """Train the best stack without a pause: does its rate hold once the GPU is warm?"""
-    images = run.figures_of("peers").get("images") or 8
+    images = run.figures_of("peers").get("images") or largest_batch(run.size, *BASE)
     device = torch.device(run.size.device)
     rows: list[Figures] = []
     try:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
+from tests.cells import GPU_NODE, entry
 from vitsweep.techniques.sequence_parallel.ring_attention import Plain
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -85,6 +86,16 @@ def test_a_part_that_is_none_is_refused() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "no part soke: there are product, peers, " in done.stderr
+
+
+@pytest.mark.usefixtures("beside")
+def test_the_products_cells_and_the_best_stacks_run_on_a_gpu() -> None:
+    import gpu_list
+
+    one = ("model=vit_large", *gpu_list.ONE_RANK)
+    beside = [(*cell, "optimizer=adamw_fused") for cell in gpu_list.PRODUCT_CELLS]
+    for choices in (*beside, *gpu_list.STACKS.values()):
+        assert not entry(*one, *choices, machine=GPU_NODE).reasons, choices
 
 
 @pytest.mark.usefixtures("beside")

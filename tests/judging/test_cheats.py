@@ -1,7 +1,7 @@
 """What a candidate may do in its own process, and what the judge says of it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -96,15 +96,17 @@ def train_head(held: Trial, base: tuple[Seeds, Training, Bounds]) -> None:
     bounds.require_equal(held._training(held._run(held.head, "proof", seeds), held.head), wanted)
 
 
+@pytest.fixture
+def trial_of(sides: tuple[Side, Side], examples: Path, tmp_path: Path) -> Callable[[str], Trial]:
+    """Name of the head's `make_step` -> its trial."""
+    return lambda name: trial(sides, examples, name, tmp_path)
+
+
 @pytest.mark.parametrize("name", cheats.FOUND)
 def test_a_cheat_is_found(
-    name: str,
-    sides: tuple[Side, Side],
-    examples: Path,
-    base: tuple[Seeds, Training, Bounds],
-    tmp_path: Path,
+    name: str, trial_of: Callable[[str], Trial], base: tuple[Seeds, Training, Bounds]
 ) -> None:
-    held = trial(sides, examples, name, tmp_path)
+    held = trial_of(name)
     if name == "state_between_runs":
         held._run(held.head, "proof", Seeds())
     with pytest.raises((WrongEvidenceError, RunFailedError), match=cheats.FOUND[name]):
@@ -113,13 +115,9 @@ def test_a_cheat_is_found(
 
 @pytest.mark.parametrize("name", cheats.EQUAL)
 def test_equal_training_is_proved(
-    name: str,
-    sides: tuple[Side, Side],
-    examples: Path,
-    base: tuple[Seeds, Training, Bounds],
-    tmp_path: Path,
+    name: str, trial_of: Callable[[str], Trial], base: tuple[Seeds, Training, Bounds]
 ) -> None:
-    train_head(trial(sides, examples, name, tmp_path), base)
+    train_head(trial_of(name), base)
 
 
 def test_processes_that_a_run_leaves_behind_are_killed(
