@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,12 +20,13 @@ from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.run_request import attempt_folder
 from vitsweep.execution.runner import Runner
 from vitsweep.files import append_line
+from vitsweep.launchers.slurm import commands
 from vitsweep.launchers.slurm.commands import SlurmJob, expand_job_ids
 from vitsweep.launchers.slurm.node import coordinator
 from vitsweep.launchers.slurm.node.coordinator import Coordinator, JobPlace
 from vitsweep.launchers.slurm.node.remote_ranks import Nodes
 from vitsweep.launchers.slurm.node.transport import LOOPBACK, JobEnvironment
-from vitsweep.launchers.slurm.state import poll
+from vitsweep.launchers.slurm.state import poll, status
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents, Run
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile
@@ -254,6 +256,52 @@ def test_nothing_is_concluded_about_jobs_of_another_cluster(store, slurm, monkey
     assert (state.state, rows(store)) == ("unknown", [])
 
 
+class Clock:
+    """A clock that moves when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    time = staticmethod(time.time)
+
+
+def test_a_hundred_waiting_commands_ask_slurm_less_than_ten_things_a_second(
+    store, slurm, monkeypatch
+):
+    clock, asked = Clock(), []
+    for module in (poll, status):
+        monkeypatch.setattr(module, "time", clock)
+    answer = poll.squeue
+    monkeypatch.setattr(poll, "squeue", lambda ids: asked.append(clock.seconds) or answer(ids))
+    slurm["7_0"] = SlurmJob(state="PENDING", script=SCRIPT)
+    assert not status.wait_for_jobs(store, seconds=3600)
+    assert [b - a for a, b in pairwise(asked[:6])] == [5, 10, 20, 40, 60]
+    assert 100 * len(asked) / 3600 < 10
+
+
+def test_a_waiting_command_sees_the_end_of_a_job_at_once(store, slurm, monkeypatch):
+    clock = Clock()
+    for module in (poll, status):
+        monkeypatch.setattr(module, "time", clock)
+    slurm["7_0"] = SlurmJob(state="RUNNING", script=SCRIPT)
+    ended = {"event": "job_end", "cause": "done", "reason": "", "time": time.time()}
+
+    def sleep(seconds: float) -> None:
+        clock.seconds += seconds
+        if clock.seconds == 300:
+            write_events(store, START, ended)
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    assert status.wait_for_jobs(store, seconds=3600)
+    assert clock.seconds == 300
+
+
 def test_an_id_that_was_given_to_another_job_since_is_not_taken_for_ours(store, slurm):
     slurm["7_0"] = SlurmJob(state="RUNNING", script="/results/s/jobs/b/submission.sh")
     [state] = reconcile(store)
@@ -400,3 +448,11 @@ def test_a_record_names_the_code_that_ran_and_not_that_of_the_submission(tmp_pat
     monkeypatch.setattr(coordinator, "PACKAGE_FOLDER", tmp_path / "code" / "ab" / "vitsweep")
     monkeypatch.setattr(coordinator, "code_state", lambda: pytest.fail("it is a copy"))
     assert coordinator.code_that_runs(tmp_path, of_submission) == of_submission
+
+
+def test_the_controllers_settings_are_asked_for_until_it_answers_and_once(monkeypatch):
+    answers = iter([None, "ClusterName = here\nPrivateData = none\n"])
+    monkeypatch.setattr(commands, "_SETTINGS", {})
+    monkeypatch.setattr(commands, "slurm_output", lambda *command: next(answers))
+    found = [commands.controller_settings().get("ClusterName") for _ in range(3)]
+    assert found == [None, "here", "here"]

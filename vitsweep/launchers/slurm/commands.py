@@ -68,11 +68,17 @@ def slurm_output(*command: str) -> str | None:
     return done.stdout if done is not None and done.returncode == 0 else None
 
 
+_SETTINGS: dict[str, str] = {}
+"""slurm.conf, once the controller has answered: a command asks it once."""
+
+
 def controller_settings() -> dict[str, str]:
     """Return slurm.conf as the controller has read it; {} where it does not answer."""
-    lines = (slurm_output("scontrol", "show", "config") or "").splitlines()
-    pairs = (line.partition("=") for line in lines)
-    return {key.strip(): value.strip() for key, separator, value in pairs if separator}
+    if not _SETTINGS:
+        lines = (slurm_output("scontrol", "show", "config") or "").splitlines()
+        pairs = (line.partition("=") for line in lines)
+        _SETTINGS.update({key.strip(): value.strip() for key, equals, value in pairs if equals})
+    return dict(_SETTINGS)
 
 
 def require_slurm() -> None:

@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitsweep.execution.run_request import Run
@@ -24,6 +24,13 @@ SECONDS_TO_SUBMIT = 60
 SECONDS_OF_SILENCE = 120
 """A job writes an event at least every 30 s; with a later one than this it is alive, even if Slurm
 does not list it (another cluster's Slurm, a controller that lost its state)."""
+
+FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 5.0, 60.0
+"""A waiting command asks Slurm after 5 s, then after 10, 20, 40 and every 60 s; after 5 s again once a
+job's state has changed. A hundred commands that wait ask a controller fewer than ten things a second."""
+
+REFRESH_SECONDS = 1.0
+"""How often a waiting command reads what jobs wrote."""
 
 State = Literal["waiting", "running", "ended", "gone", "unknown"]
 
@@ -98,6 +105,43 @@ def poll(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]
         is_answer = slurm is not None or answers.get(job.array.folder, False)
         states.append(_state_of(job, events, slurm, slurm_answers=is_answer))
     return states
+
+
+class PollTimes:
+    """When a waiting command asks Slurm's controller again: seldom while nothing changes."""
+
+    def __init__(self) -> None:
+        self._seconds, self._next, self._states = FIRST_POLL_SECONDS, 0.0, list[State]()
+
+    def is_due(self) -> bool:
+        """Whether it is time to ask."""
+        return time.monotonic() >= self._next
+
+    def asked(self, job_states: Sequence[JobState]) -> None:
+        """Choose the next time, by what Slurm has just said."""
+        states = [each.state for each in job_states]
+        is_same = states == self._states
+        self._seconds = min(2 * self._seconds, LAST_POLL_SECONDS) if is_same else FIRST_POLL_SECONDS
+        self._states, self._next = states, time.monotonic() + self._seconds
+
+
+def states_over_time(ask: Callable[[], list[JobState]]) -> Iterator[list[JobState]]:
+    """Yield the states of jobs without end: jobs' events as they are, and what Slurm said last.
+
+    Slurm is asked at `PollTimes`, and at once where a job has written its end.
+
+    Args:
+        ask: asks Slurm, such as `poll`.
+    """
+    times, job_states = PollTimes(), list[JobState]()
+    while True:
+        known = [replace(state, events=state.job.events()) for state in job_states]
+        has_ended = any(s.is_live and s.events.has_ended for s in known)
+        was_ended = any(s.is_live and s.events.has_ended for s in job_states)
+        if times.is_due() or (has_ended and not was_ended):
+            times.asked(known := ask())
+        job_states = known
+        yield job_states
 
 
 def _find_ids(arrays: Sequence[JobArray]) -> bool:

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -16,7 +17,13 @@ from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import KILLED, unfinished
 from vitsweep.launchers.slurm.commands import scancel
 from vitsweep.launchers.slurm.state.jobs import JobArray
-from vitsweep.launchers.slurm.state.poll import JobState, pending_runs, poll
+from vitsweep.launchers.slurm.state.poll import (
+    REFRESH_SECONDS,
+    JobState,
+    pending_runs,
+    poll,
+    states_over_time,
+)
 from vitsweep.launchers.slurm.state.reconcile import failure_of_job, reconcile, runs_to_record
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store, sweep_argument
@@ -232,7 +239,6 @@ def _continue_hint(
 # `vitsweep status` and `vitsweep cancel`: the jobs of a submitted sweep, from any terminal.
 
 
-REFRESH_SECONDS = 1.0
 SECONDS_TO_CANCEL = 60.0
 UNCONFIRMED = "Slurm does not say that these ids are jobs of this sweep (batch script)."
 REFUSED = "access/permission denied"
@@ -256,9 +262,9 @@ def status(store: Store, watch: bool, console: Console) -> int:
         console.print(page(store, job_states, outcomes))
         return 0 if is_busy(store, job_states, outcomes) else _exit_code(outcomes)
     with Live(console=console, auto_refresh=False) as live:
+        states = states_over_time(partial(poll, store))
         while True:
-            start = time.monotonic()
-            job_states = poll(store)
+            job_states, start = next(states), time.monotonic()
             outcomes = outcomes_of(store, job_states)
             live.update(page(store, job_states, outcomes), refresh=True)
             if not is_busy(store, job_states, outcomes):
@@ -332,7 +338,8 @@ def wait_for_jobs(store: Store, seconds: float | None = None) -> bool:
         False if jobs are still live after `seconds`.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
-    while any(state.is_live for state in reconcile(store)):
+    states = states_over_time(partial(reconcile, store))
+    while any(state.is_live for state in next(states)):
         if time.monotonic() > deadline:
             return False
         time.sleep(REFRESH_SECONDS)

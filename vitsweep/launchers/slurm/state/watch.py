@@ -11,14 +11,12 @@ from rich.console import Console
 
 from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, read_new_events
+from vitsweep.launchers.slurm.state.poll import REFRESH_SECONDS, PollTimes
 from vitsweep.launchers.slurm.state.reconcile import reconcile
 from vitsweep.launchers.slurm.state.status import cancel_waiting
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-
-READ_SECONDS = 1.0
-POLL_SLURM_SECONDS = 5.0
 
 
 def watch(
@@ -60,19 +58,19 @@ def _follow(
     """Read events often, and reconcile less often, until no job is live."""
     reader = _EventReader(plan, progress)
     num_jobs = sum(array.facts["num_jobs"] for array in watched)
-    reconciled_at, all_ended = time.monotonic(), False
+    times, all_ended, is_late = PollTimes(), False, False
+    times.asked([])
     while True:
         reader.read(watched)
         had_all_ended, all_ended = all_ended, len(reader.ended_jobs) == num_jobs
-        is_due = time.monotonic() > reconciled_at + POLL_SLURM_SECONDS
-        if is_due or (all_ended and not had_all_ended):
-            states = reconcile(store, watched)
+        was_late, is_late = is_late, time.monotonic() > deadline
+        if times.is_due() or (all_ended and not had_all_ended) or (is_late and not was_late):
+            times.asked(states := reconcile(store, watched))
             if not any(state.is_live for state in states):
                 break
-            if time.monotonic() > deadline:
+            if is_late:
                 cancel_waiting(states)
-            reconciled_at = time.monotonic()
-        time.sleep(READ_SECONDS)
+        time.sleep(REFRESH_SECONDS)
     reader.read(watched)
 
 
