@@ -15,6 +15,7 @@ from tests.builders import run, table
 from tests.cells import entry
 from vitsweep.console import can_be_redrawn, periodic_status, quiet_loggers
 from vitsweep.launchers.progress import Progress
+from vitsweep.results.record import LOOK
 from vitsweep.tables.cells import cells
 
 
@@ -88,7 +89,7 @@ def test_a_look_shows_its_ratio_at_once_and_enters_no_median() -> None:
     progress.expects({"base": 6, "slow": 6})
     for cell, speed in ((base, 100.0), (slow, 2.0)):
         progress.started(cell)
-        progress.ended(cell, run(cell.cell_id, "look", speed, environment={"look": True}))
+        progress.ended(cell, run(cell.cell_id, "look", speed, environment={"purpose": LOOK}))
     assert isinstance(console.file, io.StringIO)
     last = console.file.getvalue().splitlines()[-1]
     assert last == "[2/12] precision=O1: 2.00 img/s, about 50x slower (one look, no interval)"
@@ -100,7 +101,7 @@ def test_the_live_table_shows_the_ratio_so_far() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"}, width=99)
     progress = Progress(console, {"base": "plain", "fast": "precision=O1"}, 4)
     with progress.shown():
-        progress.ended(base, run("base", "look", 9.0, environment={"look": True}))
+        progress.ended(base, run("base", "look", 9.0, environment={"purpose": LOOK}))
         for number, ratio in enumerate((1.2, 1.4, 1.4)):
             progress.ended(base, run("base", f"b{number}", 100.0))
             progress.ended(fast, run("fast", f"b{number}", 100.0 * ratio))
@@ -139,7 +140,7 @@ def test_after_a_look_the_time_left_is_that_of_a_run_without_the_start_of_the_co
     progress.expects({cell.cell_id: 6})
     progress.started(cell)
     now += 60
-    facts = {"look": True, "run_seconds": 4.0}
+    facts = {"purpose": LOOK, "run_seconds": 4.0}
     progress.ended(cell, run(cell.cell_id, "look", 1.0, environment=facts))
     assert "about 0 min 35 s left" in progress.line(), "5 runs of 4 + 1 + 2 s"
 

@@ -27,7 +27,7 @@ from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.rounds import EXTRA_ROUNDS, blocks_in_turn, grid
 from vitsweep.planning.sweep_plan import SweepPlan
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import LOOK, RunRecord, Status
 
 CODE: dict[str, Any] = {"git_commit": "0123abcd", "packages": {"torch": "2.13.0"}}
 SEEDS = range(20)
@@ -382,7 +382,7 @@ def test_what_needs_no_look_gets_none() -> None:
 def test_a_cell_has_one_look_and_none_once_it_has_blocks() -> None:
     plan = sweep("sharding=ddp,fsdp")
     settings = sweep_settings(composer().compose().tree)
-    looks = [run(c, "look", 100, environment={"look": True}) for c in plan.entries]
+    looks = [run(c, "look", 100, environment={"purpose": LOOK}) for c in plan.entries]
     assert not list(look_blocks(plan, resume_state(plan, (), settings, CODE, looks), settings))
     blocks = [run(c, "b0", 100) for c in plan.entries]
     assert not list(look_blocks(plan, resume_state(plan, (), settings, CODE, blocks), settings))

@@ -16,7 +16,7 @@ from vitsweep.planning import rounds as rounds_module
 from vitsweep.planning.blocks import Block, within_minutes
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.rounds import blocks_in_turn, grid
-from vitsweep.results.record import RunRecord
+from vitsweep.results.record import LOOK, RunRecord
 
 CODE = {"packages": {"torch": "2.13.0"}}
 RATIOS = {"adamw_foreach": 1.5, "adamw_fused": 1.01, "sgd_loop": 0.1}
@@ -59,7 +59,7 @@ class Bench:
             ratio = RATIOS.get(self.optimizer(entry.cell_id), 1.0)
             begun = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)
             facts = {"started_at": begun.isoformat(), "run_seconds": seconds}
-            facts |= {"look": True} if block.is_look else {"any_look": True}
+            facts |= {"purpose": LOOK} if block.is_look else {"any_look": True}
             speed = 100 * ratio * self.noise(entry.cell_id)
             record = run(entry.cell_id, block.name, speed, environment=facts)
             record = replace(record, run_id=f"{self.now}", position=position)
@@ -75,7 +75,7 @@ def test_blocks_go_to_what_is_undecided_and_the_time_is_kept(
     first = bench.command()
     assert bench.now <= 240
     assert bench.now > 240 - 4 * RUN_SECONDS
-    looks = [r for r in first if r.environment.get("look")]
+    looks = [r for r in first if r.is_look]
     assert len(looks) == 4
     assert first[:4] == looks
     runs = Counter(bench.optimizer(r.cell_id) for r in first[4:])

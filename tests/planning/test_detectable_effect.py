@@ -20,6 +20,7 @@ from vitsweep.planning.detectable_effect import (
     noise_of_other_sweep,
 )
 from vitsweep.planning.freeze import plan_of
+from vitsweep.results.record import LOOK
 from vitsweep.results.store import Store
 
 
@@ -45,7 +46,9 @@ def test_the_effect_is_shown_in_four_of_five_sweeps(
 def test_looks_are_no_noise() -> None:
     speeds = {"base": 100.0, "a": 120.0}
     runs = [run(c, f"b{n}", v + n) for n in range(6) for c, v in speeds.items()]
-    looks = [run(c, "b6", v, environment={"look": True}) for c, v in (("base", 10.0), ("a", 99.0))]
+    looks = [
+        run(c, "b6", v, environment={"purpose": LOOK}) for c, v in (("base", 10.0), ("a", 99.0))
+    ]
     pairs = {"a": "base", "base": "base"}
     assert noise_of([*runs, *looks], pairs) == noise_of(runs, pairs)
 

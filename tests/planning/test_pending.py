@@ -13,7 +13,7 @@ from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.pending import CellState, ResumeState, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.rates.device import LIMITED_TO, LIMITS
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import LOOK, RunRecord, Status
 
 CODE: dict[str, Any] = {"git_commit": "0123abcd", "packages": {"torch": "2.13.0"}}
 BLOCKS = [f"b{number}" for number in range(5)]
@@ -313,7 +313,7 @@ def test_an_added_baseline_is_measured_where_its_own_cells_are(settings: SweepSe
 def looks(plan: SweepPlan, *speeds: float) -> list[RunRecord]:
     """One look of each cell; the baseline, last in the plan, at 100 img/s."""
     given = zip(plan.entries, [*speeds, 100.0], strict=True)
-    return [run(cell, "look", speed, environment={"look": True}) for cell, speed in given]
+    return [run(cell, "look", speed, environment={"purpose": LOOK}) for cell, speed in given]
 
 
 def test_a_cell_whose_look_is_slow_stays_at_it(plan: SweepPlan, settings: SweepSettings) -> None:

@@ -18,7 +18,7 @@ from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.racing.rounds import RaceRounds, describe_race
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.store import Store, read_race
+from vitsweep.results.store import RACE, Store, read_race
 from vitsweep.tables.race import race_answer, race_lines, race_table
 
 CODE = {"packages": {"torch": "2.13.0"}}
@@ -66,12 +66,9 @@ class Machine:
         started = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(
             seconds=RUN_SECONDS * len(self.records)
         )
-        record = run(
-            cell_id,
-            block.name,
-            100 * float(np.exp(log)),
-            environment={"started_at": started.isoformat(), "run_seconds": RUN_SECONDS},
-        )
+        facts = {"started_at": started.isoformat(), "run_seconds": RUN_SECONDS}
+        facts |= {"purpose": block.purpose}
+        record = run(cell_id, block.name, 100 * float(np.exp(log)), environment=facts)
         record = replace(record, run_id=f"{block.name}-{len(self.records)}", position=position)
         [record] = of_present_code(self.plan, [self.outcome(record)])
         if record.status != Status.measured:
@@ -147,9 +144,11 @@ def test_fresh_blocks_measure_the_leader_and_never_choose_again(
     confirmed = race["confirmed"][race["baseline"]]
     assert confirmed["num_blocks"] == 5
     assert confirmed["speedup_high"] < 0.6
+    (tmp_path / RACE).unlink()  # the records say which runs chose and which are fresh
     again = rounds_of(grid, tmp_path, machine.records)
     assert again.next(()) == []
     assert read_race(tmp_path)["leader"] == chosen
+    assert read_race(tmp_path)["confirmed"][race["baseline"]] == confirmed
 
 
 def test_a_race_killed_at_random_moments_twenty_times_loses_nothing_and_ends_the_same(

@@ -6,7 +6,7 @@ import pytest
 from pandas import DataFrame
 
 from tests.builders import run, table
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.speedup import OTHER_CODE, speedup_over
 from vitsweep.tables.valid_runs import newest_code
@@ -94,7 +94,7 @@ def test_a_sweep_whose_code_changed_between_two_commands_has_a_ratio_of_one_code
     assert found["images_per_second"] == pytest.approx(130.5, abs=0.1)
     assert "3 blocks" in str(found["speedup_note"])
     looked = [
-        run(r.cell_id, "look", r.metrics["images_per_second"], minute=9, validity={"look": True},
+        run(r.cell_id, "look", r.metrics["images_per_second"], minute=9, validity={"purpose": LOOK},
             environment={"code_hash": r.environment["code_hash"]})
         for r in after[::2]
     ]  # fmt: skip

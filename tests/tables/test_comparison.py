@@ -5,7 +5,7 @@ import pytest
 
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
-from vitsweep.results.record import Status
+from vitsweep.results.record import LOOK, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.comparison import (
     blocks_wanted,
@@ -77,7 +77,7 @@ def test_a_setting_that_was_never_measured_makes_no_pair():
 
 
 def test_a_look_makes_no_pair():
-    looks = [run(cell, "look", 10, environment={"look": True}) for cell in "AB"]
+    looks = [run(cell, "look", 10, environment={"purpose": LOOK}) for cell in "AB"]
     assert paired(table(*looks, *in_turns((200, 100))), "A", "B") == pytest.approx([math.log(2)])
 
 

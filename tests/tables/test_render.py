@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.builders import PLAIN, run, table
 from tests.sample_sweep import sweep
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.render import CellTable, as_table
 
@@ -150,7 +150,7 @@ def test_a_cell_that_has_not_run_yet_has_no_flag() -> None:
 def test_a_row_of_one_look_says_what_it_showed_and_how_to_measure_in_full() -> None:
     records = measured({"precision": ("fp32", "O1")})
     for cell, speed in (("fp32", 1000), ("O2", 40)):
-        look = {"environment": {"look": True}, "precision": cell}
+        look = {"environment": {"purpose": LOOK}, "precision": cell}
         records.append(run(cell, "look", speed, minute=9, **look))  # type: ignore[arg-type]
     text = printed(CellTable(compared(records), "slow"), 100)
     (row,) = [line for line in text.splitlines() if line.startswith("O2")]

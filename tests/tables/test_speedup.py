@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 from scipy import stats
 
 from tests.builders import run, table
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.stats import holm
@@ -208,7 +208,7 @@ def test_identical_cells_are_called_different_in_at_most_5_percent_of_sweeps():
 
 
 def look(cell: str, speed: float, block: str = "look"):
-    return run(cell, block, speed, environment={"look": True})
+    return run(cell, block, speed, environment={"purpose": LOOK})
 
 
 def test_a_look_gives_a_ratio_without_interval_and_claim():

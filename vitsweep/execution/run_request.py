@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.results.provenance import code_in_tree, require_trust
-from vitsweep.results.record import RunRecord
+from vitsweep.results.record import LOOK, RunRecord
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
@@ -23,19 +23,29 @@ class Run:
         position: place in the block, from 0.
         cell_id: its cell.
         name: run id of the first attempt.
-        is_look: it is as short as can be, see `Measurement.of_look`, and enters no interval.
+        purpose: why it runs, see `results.record.LOOK`; "" for one of a grid's blocks.
     """
 
     block: str
     position: int
     cell_id: str
     name: str
-    is_look: bool = False
+    purpose: str = ""
 
     @classmethod
-    def new(cls, block: str, position: int, cell_id: str, is_look: bool = False) -> "Run":
+    def new(cls, block: str, position: int, cell_id: str, purpose: str = "") -> "Run":
         """Name a run that has not begun."""
-        return cls(block, position, cell_id, f"{block}-{secrets.token_hex(3)}", is_look)
+        return cls(block, position, cell_id, f"{block}-{secrets.token_hex(3)}", purpose)
+
+    @property
+    def is_look(self) -> bool:
+        """Whether it is as short as can be, see `Measurement.of_look`; it enters no interval."""
+        return self.purpose == LOOK
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """Columns that its record has beside what is measured."""
+        return {"purpose": self.purpose} if self.purpose else {}
 
     def run_id(self, attempt: int) -> str:
         """Name an attempt, from 1: each has a record of its own, so none can overwrite another's."""

@@ -16,7 +16,7 @@ from vitsweep.execution.code_hash import MOST_FILES, CellCode, Sources, changed_
 from vitsweep.execution.rank_processes import Ranks, rendezvous
 from vitsweep.execution.run_request import Run, RunRequest, earlier_folders, request_for
 from vitsweep.execution.supervisor import start_local_ranks, supervise, warm_up
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -117,7 +117,7 @@ class Runner:
             proved=self.proof(run.cell_id, code.hash),
             proved_exactly=cell.id_without("precision") in self._proved_exactly,
             earlier=earlier_folders(self.store, run, attempt) if same_code else (),
-            environment={**self.place.facts, **({"look": True} if run.is_look else {})},
+            environment={**self.place.facts, **run.facts},
         )
 
     def attempt(self, request: RunRequest, cell: CellSpec) -> RunRecord:
@@ -127,7 +127,7 @@ class Runner:
             RunEnding: from `on_wait`; nothing is recorded unless all ranks had just finished.
             OSError: the record cannot be written (a full disk).
         """
-        if request.environment.get("look"):
+        if request.environment.get("purpose") == LOOK:
             cell = replace(cell, measurement=cell.measurement.of_look())
         return self._supervised(request, cell, supervise)
 

@@ -164,7 +164,7 @@ class BlockRunner:
         self._runner.warm_up(self._request(block, 0, entry), entry.spec)
 
     def _request(self, block: Block, position: int, entry: PlannedCell) -> RunRequest:
-        run, attempt = Run.new(block.name, position, entry.cell_id, block.is_look), 1
+        run, attempt = Run.new(block.name, position, entry.cell_id, block.purpose), 1
         if training := self.interrupted.get((block.name, entry.cell_id)):
             run, attempt = training.run, training.number + 1
         return self._runner.request(run, entry.spec, attempt, entry.code)

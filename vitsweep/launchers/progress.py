@@ -95,7 +95,7 @@ class Progress:
         if resumed := record.environment.get("resumed"):
             label = self._labels[entry.cell_id]
             self.console.print(f"{label}: {resumed}", highlight=False, markup=False)
-        is_look = bool(record.environment.get("look"))
+        is_look = record.is_look
         speed, seconds = record.metrics.get("images_per_second"), 0.0
         if own := record.environment.get("run_seconds"):  # the clock counts the server's start, too
             seconds = own + (least_seconds_beyond_look(entry) if is_look else 0.0)

@@ -21,7 +21,7 @@ from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.run_request import needs_warm_up
 from vitsweep.planning.pending import ResumeState, has_typed_blocks
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
+from vitsweep.results.record import LOOK, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.spec.measurement import MIN_BLOCKS
 
 RUN_PARTS = 4
@@ -37,13 +37,18 @@ class Block:
         entries: in the order in which they run.
         first_position: position of the first of them in the block; above 0 where runs that were
             stopped from outside are repeated at the end of their block.
-        is_look: its runs are looks, see `look_blocks`.
+        purpose: of its runs, see `results.record.LOOK`.
     """
 
     name: str
     entries: tuple[PlannedCell, ...]
     first_position: int = 0
-    is_look: bool = False
+    purpose: str = ""
+
+    @property
+    def is_look(self) -> bool:
+        """Whether its runs are looks, see `look_blocks`."""
+        return self.purpose == LOOK
 
 
 class BalancedOrder:
@@ -78,7 +83,7 @@ class BalancedOrder:
         """Return an order that takes into account where the cells stood in earlier blocks."""
         found: dict[str, list[RunRecord]] = {}
         for run in runs:
-            if run.status == Status.measured and not run.environment.get("look"):
+            if run.status == Status.measured and not run.is_look:
                 found.setdefault(run.block, []).append(run)
         ordered = (sorted(block, key=lambda run: run.position) for block in found.values())
         return cls([run.cell_id for run in block] for block in ordered)
@@ -157,7 +162,7 @@ def look_blocks(plan: SweepPlan, state: ResumeState, settings: SweepSettings) ->
         entries = sorted(_with_baselines(plan, members), key=lambda e: e.cell_id != e.baseline_id)
         name = secrets.token_hex(5)
         for position, entry in enumerate(entries):
-            yield Block(name, (entry,), position, is_look=True)
+            yield Block(name, (entry,), position, LOOK)
 
 
 def joined_looks(looks: Iterable[Block]) -> list[Block]:
@@ -182,7 +187,7 @@ def seconds_of_block(block: Block, records: Iterable[RunRecord]) -> float:
     full: dict[str, float] = {}
     looks: dict[str, float] = {}
     for run in records:
-        kept = looks if run.environment.get("look") else full
+        kept = looks if run.is_look else full
         kept[run.cell_id] = float(run.environment.get("run_seconds") or 0.0)
 
     def seconds(entry: PlannedCell) -> float:

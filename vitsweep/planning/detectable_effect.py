@@ -94,7 +94,7 @@ def noise_of(runs: Iterable[RunRecord], baselines: Mapping[str, str | None]) -> 
             "nodes_used": run.environment.get("nodes_used"),
         }
         for run in runs
-        if run.status == Status.measured and not run.environment.get("look")
+        if run.status == Status.measured and not run.is_look
     ]
     if not rows:
         return Noise()

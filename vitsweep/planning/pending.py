@@ -104,7 +104,7 @@ def usable_runs(
             continue
         code = str(run.environment.get("code_hash", ""))
         is_own = are_own or code == entry.code.hash
-        if run.environment.get("look") and run.status == Status.measured:
+        if run.is_look and run.status == Status.measured:
             found.looks += [run] if is_own else []
             continue
         if _had_less_time(run, entry) or _lacks_traced_steps(run, entry):

@@ -314,9 +314,7 @@ class _BoundedGrid(_Grid):
         known, now = [*self.earlier, *records], time.monotonic()
         self._rounds_left = 1
         found = super().next(records)
-        looked = [
-            r.environment.get("run_seconds") or 0.0 for r in records if r.environment.get("look")
-        ]
+        looked = [r.environment.get("run_seconds") or 0.0 for r in records if r.is_look]
         least = fmean(looked) if looked else 0.0  # of a cell that never ran
         return [b for b in found if now + (seconds_of_block(b, known) or least) <= self._end]
 

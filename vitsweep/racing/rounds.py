@@ -26,7 +26,7 @@ from vitsweep.racing.cells import RaceCells, peak_gib, seconds_of
 from vitsweep.racing.conclusions import Verdict
 from vitsweep.racing.document import state_of_race, write_race
 from vitsweep.racing.race import NEVER, Phase, Race, Step
-from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
+from vitsweep.results.record import CHOOSING, FRESH, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store, read_race
 from vitsweep.tables.formatting import count
 from vitsweep.tables.stats import estimate
@@ -43,22 +43,15 @@ class Confirmation:
 
     Attributes:
         cells: of the race.
-        known: what was confirmed so far: leader, runner-up, front, and the names of the blocks.
     """
 
     cells: RaceCells
-    known: list[dict[str, Any]] = field(default_factory=list)
     _num_begun: int = 0
-
-    @property
-    def blocks(self) -> set[str]:
-        """Names of all fresh blocks."""
-        return {name for some in self.known for name in some["blocks"]}
 
     def next(
         self, verdict: Verdict | None, used: Sequence[RunRecord], left: Mapping[str, Any]
-    ) -> tuple[str, list[str]] | None:
-        """Return the name and the cells of the next fresh block; None where there is none to run.
+    ) -> list[str]:
+        """Return the cells of the next fresh block, leader first; none where there is none to run.
 
         Blocks in which a cell was not measured are repeated, half as many as are wanted at most. Blocks
         that were stopped from outside, with the command or without it, do not count: a later command
@@ -69,32 +62,18 @@ class Confirmation:
             used: runs that count, oldest first.
             left: cells that are out of the race.
         """
-        confirmed, wanted = self._confirmed(verdict, left), self.cells.settings.confirm
-        if confirmed is None:
-            return None
-        chosen, found = confirmed
-        measured = {
-            (run.block, self.cells.first_of(run.cell_id))
-            for run in used
-            if run.status == Status.measured
-        }
-        complete = [name for name in found["blocks"] if all((name, c) in measured for c in chosen)]
-        failed = {
-            run.block
-            for run in used
-            if run.status not in (Status.measured, *STOPPED_FROM_OUTSIDE)
-            and run.block in found["blocks"]
-        }
-        attempts = wanted + ceil(wanted / 2)
-        num_tried = max(self._num_begun, len(failed.union(complete)))
-        if len(complete) >= wanted or num_tried >= attempts:
-            return None
+        chosen, wanted = self._chosen(verdict, left), self.cells.settings.confirm
+        num_complete = num_failed = 0
+        for runs in self._blocks(chosen, used).values():
+            measured = {self.cells.first_of(r.cell_id) for r in runs if r.status == Status.measured}
+            ended = (Status.measured, *STOPPED_FROM_OUTSIDE)
+            num_complete += measured == {*chosen}
+            num_failed += measured != {*chosen} and any(run.status not in ended for run in runs)
+        num_tried = max(self._num_begun, num_complete + num_failed)
+        if not chosen or num_complete >= wanted or num_tried >= wanted + ceil(wanted / 2):
+            return []
         self._num_begun += 1
-        name = secrets.token_hex(5)
-        found["blocks"].append(name)
-        if found not in self.known:
-            self.known.append(found)
-        return name, chosen
+        return chosen
 
     def ratios(
         self, verdict: Verdict | None, used: Sequence[RunRecord], left: Mapping[str, Any]
@@ -106,22 +85,24 @@ class Confirmation:
             the other cell. Of a race for a front: each member's to the baseline (the fastest member
             where there is none), by the id of the member, with `memory`, the ratio of peak memory.
         """
-        confirmed = self._confirmed(verdict, left)
-        if confirmed is None:
+        if verdict is None or not (chosen := self._chosen(verdict, left)):
             return {}
-        (leader, *others), found = confirmed
+        leader, *others = chosen
         pairs = {other: (leader, other) for other in others}
         if self.cells.settings.is_front:
-            reference = found["baseline"] or leader
-            pairs = {c: (c, reference) for c in (leader, *others) if c != reference}
-        values, peaks = {}, {}
-        for run in used:
-            if run.block in found["blocks"] and len(measured := self.cells.runs([run]).log):
+            baseline = self._baseline(verdict)
+            reference = baseline if baseline in chosen else leader
+            pairs = {c: (c, reference) for c in chosen if c != reference}
+        values: dict[tuple[str, str], float] = {}
+        peaks: dict[tuple[str, str], float] = {}
+        blocks = self._blocks(chosen, used)
+        for run in (run for runs in blocks.values() for run in runs):
+            if len(measured := self.cells.runs([run]).log):
                 key = run.block, self.cells.first_of(run.cell_id)
                 values[key], peaks[key] = float(measured[0]), peak_gib(run)
         ratios = {}
         for name, (a, b) in pairs.items():
-            both = [k for k in found["blocks"] if {(k, a), (k, b)} <= values.keys()]
+            both = [k for k in blocks if {(k, a), (k, b)} <= values.keys()]
             if not both:
                 continue
             logs = [values[k, a] - values[k, b] for k in both]
@@ -133,25 +114,37 @@ class Confirmation:
                 ratios[name]["memory"] = exp(memory)
         return ratios
 
-    def _confirmed(
-        self, verdict: Verdict | None, left: Mapping[str, Any]
-    ) -> tuple[list[str], dict[str, Any]] | None:
-        """Return the cells of a fresh block, leader first, and what is known of these blocks."""
+    def _chosen(self, verdict: Verdict | None, left: Mapping[str, Any]) -> list[str]:
+        """Return the cells of a fresh block, leader first; none where nothing is to be confirmed."""
         if verdict is None or not self.cells.settings.confirm:
-            return None
+            return []
         ids = [entry.cell_id for entry in self.cells.entries]
-        leader, runner_up = ids[verdict.leader], ids[verdict.runner_up]
-        baseline = self.cells.first_of(self.cells.entries[verdict.leader].baseline_id or "")
-        front = [ids[member] for member in verdict.front]
-        chosen = [leader, *front, baseline] if front else [leader, baseline, runner_up]
-        chosen = [c for c in dict.fromkeys(chosen) if c in self.cells.number and c not in left]
-        if len(chosen) < LEAST_CELLS or leader not in chosen:
-            return None
-        key: dict[str, Any] = {"leader": leader, "runner_up": runner_up}
-        if front:
-            key |= {"front": front, "baseline": baseline if baseline in chosen else ""}
-        known = [some for some in self.known if key.items() <= some.items()]
-        return chosen, (known[-1] if known else {**key, "blocks": []})
+        leader, front = ids[verdict.leader], [ids[member] for member in verdict.front]
+        rest = (
+            [*front, self._baseline(verdict)]
+            if front
+            else [self._baseline(verdict), ids[verdict.runner_up]]
+        )
+        chosen = [
+            c for c in dict.fromkeys([leader, *rest]) if c in self.cells.number and c not in left
+        ]
+        return chosen if len(chosen) >= LEAST_CELLS and leader in chosen else []
+
+    def _baseline(self, verdict: Verdict) -> str:
+        return self.cells.first_of(self.cells.entries[verdict.leader].baseline_id or "")
+
+    def _blocks(
+        self, chosen: Sequence[str], used: Sequence[RunRecord]
+    ) -> dict[str, list[RunRecord]]:
+        """Return the runs of each fresh block of these cells, whichever command began it."""
+        fresh: dict[str, list[RunRecord]] = {}
+        for run in used:
+            if run.purpose == FRESH:
+                fresh.setdefault(run.block, []).append(run)
+        first = self.cells.first_of
+        return {
+            b: runs for b, runs in fresh.items() if {first(r.cell_id) for r in runs} <= {*chosen}
+        }
 
 
 def _number(value: Any) -> float | None:
@@ -197,7 +190,7 @@ class RaceRounds:
         if raced and {entry.cell_id for entry in entries} <= raced:
             # a race that began without predictions goes on without them, even where there are some now
             self.predicted = stored.get("predicted", {})
-        self._confirmation = Confirmation(self.cells, list(stored.get("confirmations", [])))
+        self._confirmation = Confirmation(self.cells)
         self._order = BalancedOrder.after(self.earlier)
         self._num_blocks = len({run.block for run in self.earlier})
 
@@ -310,7 +303,7 @@ class RaceRounds:
         blocks: list[Block] = []
         if step.phase in (Phase.start, Phase.race):
             wanted = [[self.cells.entries[c].cell_id for c in cells] for cells in step.blocks]
-            blocks = [self._block(cells) for cells in self._affordable(wanted, used)]
+            blocks = [self._block(cells, CHOOSING) for cells in self._affordable(wanted, used)]
             self.ended = "" if blocks else "budget"
             if self.ended and not step.verdicts:  # within the start: who leads is said nevertheless
                 self._step = self._early(used, left)
@@ -318,7 +311,7 @@ class RaceRounds:
             self.ended = str(step.phase)
         if self.ended:
             fresh = self._confirmation.next(self._step.verdict, used, left)
-            blocks = [self._block(fresh[1], fresh[0])] if fresh else []
+            blocks = [self._block(fresh, FRESH)] if fresh else []
         write_race(self.store.root, self._document(used, left))
         return blocks
 
@@ -369,14 +362,13 @@ class RaceRounds:
 
     def _choosing(self, used: Sequence[RunRecord]) -> list[RunRecord]:
         """Return the runs that may choose the leader: all but those of fresh blocks."""
-        fresh = self._confirmation.blocks
-        return [run for run in used if run.block not in fresh]
+        return [run for run in used if run.purpose != FRESH]
 
-    def _block(self, cells: Sequence[str], name: str = "") -> Block:
+    def _block(self, cells: Sequence[str], purpose: str) -> Block:
         turn, self._num_blocks = self._num_blocks, self._num_blocks + 1
         seeded = [self.cells.with_seed(cell_id, turn).cell_id for cell_id in cells]
         entries = tuple(self.plan.entries[c] for c in self._order.next_block(seeded))
-        return Block(name or secrets.token_hex(5), entries)
+        return Block(secrets.token_hex(5), entries, purpose=purpose)
 
     def _affordable(
         self, wanted: Sequence[Sequence[str]], used: Sequence[RunRecord]
@@ -433,7 +425,6 @@ class RaceRounds:
             "grid_runs": self.grid_runs,
             "grid_blocks": self.grid_blocks,
             "predicted": dict(self.predicted),
-            "confirmations": self._confirmation.known,
             "confirmed": self._confirmation.ratios(self._step.verdict, used, left),
             **state_of_race(self.cells, cell_labels(self.plan), runs, self._step.verdicts, left),
         }

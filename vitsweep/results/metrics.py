@@ -335,7 +335,7 @@ _COLUMNS = (
         "environment",
         "torch cuda nccl driver cpu cpu_half_precision python host host_cores host_allocator "
         "cores_allowed huge_pages node nodes_used slurm_job_id peak_source compute_dtype flops_source "
-        "started_at run_seconds queued_s resumed schedule_epochs look any_look",
+        "started_at run_seconds queued_s resumed schedule_epochs purpose any_look",
     ),
     *_columns("table", "cell name is_baseline log_ratio damaged_runs"),
     *_columns("table", "replicates", heading="replicates"),

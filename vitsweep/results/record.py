@@ -54,6 +54,9 @@ class Status(StrEnum):
 
 STOPPED_FROM_OUTSIDE = (Status.killed, Status.preempted)
 """Statuses of runs that say nothing about their cell, which is therefore run again."""
+LOOK, CHOOSING, FRESH = "look", "choosing", "fresh"
+"""What a run was for, where it is not one of a grid's blocks: to tell whether its cell is worth blocks; to
+choose the leader of a race; to measure what a race had chosen. Column `purpose`."""
 RETRIABLE = tuple(str(s) for s in Status if s not in (Status.measured, Status.invalid))
 """Statuses after which a cell can be run again on request."""
 
@@ -93,6 +96,16 @@ class RunRecord:
     environment: dict[str, Any] = field(default_factory=dict)
     samples: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def purpose(self) -> str:
+        """What the run was for: `LOOK`, `CHOOSING`, `FRESH`, or "" where it is one of a grid's blocks."""
+        return str(self.environment.get("purpose") or "")
+
+    @property
+    def is_look(self) -> bool:
+        """Whether it is as short as can be, see `Measurement.of_look`; it enters no interval."""
+        return self.purpose == LOOK
 
     def to_json(self) -> str:
         """Return the record as JSON with a checksum at its end; non-finite numbers become null."""

@@ -479,16 +479,14 @@ def read_race(folder: Path) -> dict[str, Any]:
     """Return what a race wrote into a sweep folder; {} where there was none.
 
     Raises:
-        VitsweepError: the file is damaged. Nobody may go on as if there were none: it says which runs
-            chose, and which measured what was chosen.
+        VitsweepError: the file is damaged.
     """
     path = folder / RACE
     try:
         document = parsed_json(read_text(path))
-        cells, fresh = document.get("cells", []), document.get("confirmations", [])
-        is_whole = all(isinstance(cell["cell_id"], str) for cell in cells) and all(
-            isinstance(blocks, dict) for blocks in fresh
-        )
+        predicted = document.get("predicted", {}).values()
+        is_whole = all(isinstance(cell["cell_id"], str) for cell in document.get("cells", []))
+        is_whole &= all(isinstance(each, float) for each in predicted)
     except FileNotFoundError:
         return {}
     except UnsafeFileError:
@@ -497,8 +495,8 @@ def read_race(folder: Path) -> dict[str, Any]:
         is_whole = False
     if not is_whole:
         raise VitsweepError(
-            f"`{path}` is damaged: it is not known which runs chose and which are fresh. Restore it from a "
-            "backup, or remove it: then all runs choose, and the race measures fresh blocks again."
+            f"`{path}` is damaged. Restore it from a backup, or remove it: the same command writes it anew "
+            "from the runs, and a race that began with predictions goes on without them."
         )
     return dict(document)
 

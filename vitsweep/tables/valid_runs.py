@@ -11,7 +11,7 @@ from pandas import DataFrame, Index, Series
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import COLUMNS, METRICS, Metrics, known_metrics
-from vitsweep.results.record import Status
+from vitsweep.results.record import LOOK, Status
 
 DISQUALIFYING = (Status.wrong, Status.diverged)
 """The throughput of a cell whose results are wrong does not count."""
@@ -69,9 +69,9 @@ def counted(runs: DataFrame, by: str = "cell_id") -> DataFrame:
 
 def is_look(runs: DataFrame) -> Series:
     """Return which runs are looks: one short run of a cell, to tell whether it is worth its blocks."""
-    if "look" not in runs:
+    if "purpose" not in runs:
         return Series(False, runs.index)
-    return runs["look"].eq(True).fillna(False).astype(bool)
+    return runs["purpose"].eq(LOOK).fillna(False).astype(bool)
 
 
 # Runs of different code: only those of a cell's newest code count, and codes are never mixed.

@@ -30,6 +30,7 @@ from vitsweep.planning.blocks import look_blocks
 from vitsweep.planning.freeze import code_folder, plan_of
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.results.record import LOOK
 from vitsweep.results.store import Store
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
@@ -271,7 +272,7 @@ def ended_looks(job: ArrayJob, speed_of: Callable[[str], float]) -> JobEvents:
     return JobEvents(
         [
             {"event": "run_end", "run": r.name, "cell_id": r.cell_id, "status": "measured",
-             "will_repeat": False, "look": True, "images_per_second": speed_of(r.cell_id)}
+             "will_repeat": False, "purpose": LOOK, "images_per_second": speed_of(r.cell_id)}
             for r in looks
         ]
     )  # fmt: skip

@@ -29,7 +29,7 @@ def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
 def test_a_slow_cell_stays_at_the_look_that_its_job_takes(sweep: Sweep) -> None:
     cells = sweep.run(*CELLS)
     runs = list(sweep.command.store.runs())
-    assert Counter(bool(run.environment.get("look")) for run in runs) == {True: 3, False: 10}
+    assert Counter(run.is_look for run in runs) == {True: 3, False: 10}
     assert cells["blocks"].tolist() == [5, 5, 0] or sorted(cells["blocks"]) == [0, 5, 5]
     assert cells["speedup_note"].str.contains("one look").sum() == 1
     assert sweep.events.of_kind("warm_up_start") == [], "looks warm the node up"
@@ -46,11 +46,11 @@ def test_a_budget_of_minutes_is_kept_in_rounds_of_jobs(sweep: Sweep) -> None:
     done = sweep.command("-m", *SMALL, *CELLS, "sweep.minutes=2")
     assert done.returncode == 0, done.stdout + done.stderr
     runs = list(sweep.command.store.runs())
-    looks = [run for run in runs if run.environment.get("look")]
+    looks = [run for run in runs if run.is_look]
     assert len(looks) == 3
     assert len({run.environment["slurm_job_id"] for run in looks}) == 1
     assert all(run.environment.get("any_look") for run in runs)
-    blocks = Counter(run.block for run in runs if not run.environment.get("look"))
+    blocks = Counter(run.block for run in runs if not run.is_look)
     assert len(blocks) >= 3
     assert set(blocks.values()) == {2}, "the slow cell has its look alone"
     assert "Round of 1 block, 3 looks" in done.stdout + done.stderr

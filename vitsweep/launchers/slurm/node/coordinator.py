@@ -131,7 +131,7 @@ class JobEventWriter:
             status=str(record.status),
             reason=record.reason,
             images_per_second=record.metrics.get("images_per_second"),
-            **({"look": True} if run.is_look else {}),
+            **run.facts,
             will_repeat=will_repeat,
             saved_step=saved_step,
         )

@@ -26,7 +26,7 @@ from typing import Any
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
 from vitsweep.files import fits, open_safely, parsed_lines, read_bytes, read_lines, read_text
-from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status, parsed_json
+from vitsweep.results.record import CHOOSING, FRESH, LOOK, STOPPED_FROM_OUTSIDE, Status, parsed_json
 from vitsweep.results.store import NAME, Store
 
 # Events that a job writes about itself: its starts, runs, heartbeats, signals and end.
@@ -345,11 +345,14 @@ class ArrayJob:
         """Return the runs it has to do, in order."""
         try:
             runs = [
-                Run(block["name"], position, run["cell_id"], run["run_id"], "look" in block)
+                Run(
+                    block["name"], position, run["cell_id"], run["run_id"], block.get("purpose", "")
+                )
                 for block in self.task["blocks"]
                 for position, run in enumerate(block["runs"])
             ]
             is_whole = all(NAME.fullmatch(r.cell_id) and NAME.fullmatch(r.name) for r in runs)
+            is_whole &= {run.purpose for run in runs} <= {"", LOOK, CHOOSING, FRESH}
             self._slow_at_look(JobEvents([]))  # its section can be read
         except (TypeError, KeyError, AttributeError):
             is_whole = False

@@ -104,11 +104,9 @@ def _has_record(store: Store, cell_id: str) -> bool:
 def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> None:
     """Record the run that was in flight; it was measured where only its record was not published."""
     of_command = state.job.cells.get(run.cell_id, {})
-    environment: dict[str, object] = {"launcher": "slurm", "slurm_job_id": state.job.slurm_id}
+    environment = run.facts | {"launcher": "slurm", "slurm_job_id": state.job.slurm_id}
     if "code_hash" in of_command:
         environment["code_hash"] = of_command["code_hash"]
-    if run.is_look:
-        environment["look"] = True
     attempt = state.events.num_attempts(run)
     request = request_for(store, run, attempt, environment=environment)
     record_left(

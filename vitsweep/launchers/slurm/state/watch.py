@@ -15,7 +15,7 @@ from vitsweep.launchers.slurm.state.poll import REFRESH_SECONDS, PollTimes
 from vitsweep.launchers.slurm.state.reconcile import reconcile
 from vitsweep.launchers.slurm.state.status import cancel_waiting
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
-from vitsweep.results.record import Status
+from vitsweep.results.record import LOOK, Status
 from vitsweep.results.store import Store
 
 
@@ -113,7 +113,7 @@ class _EventReader:
                 self.ended_jobs.add(path)
             else:
                 self._report_run(event)
-        return any(event.get("look") for event in events)
+        return any(event.get("purpose") == LOOK for event in events)
 
     def _report_run(self, event: dict[str, Any]) -> None:
         cell = self._plan.entries.get(event.get("cell_id", ""))
@@ -124,5 +124,5 @@ class _EventReader:
         elif event["event"] == "run_end":
             self._progress.dropped(-1 if event["will_repeat"] else 0)
             status = Status(event["status"])
-            speed, is_look = event.get("images_per_second"), bool(event.get("look"))
+            speed, is_look = event.get("images_per_second"), event.get("purpose") == LOOK
             self._progress.reported(cell, status, event.get("reason", ""), speed, is_look)

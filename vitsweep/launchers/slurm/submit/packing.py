@@ -93,7 +93,7 @@ class PlannedJob:
         """
         entries = {entry.cell_id: entry for block in self.blocks for entry in block.entries}
         return {
-            "blocks": [{"name": b.name, "runs": _runs(b)} | self._look(b) for b in self.blocks],
+            "blocks": [self._plain(block) for block in self.blocks],
             **({"any_look": True} if self.any_look else {}),
             "cells": {
                 cell_id: {
@@ -103,6 +103,10 @@ class PlannedJob:
                 for cell_id, entry in entries.items()
             },
         }
+
+    def _plain(self, block: Block) -> dict[str, Any]:
+        purpose = {"purpose": block.purpose} if block.purpose else {}
+        return {"name": block.name, "runs": _runs(block)} | purpose | self._look(block)
 
     def _look(self, block: Block) -> dict[str, Any]:
         """Return what a job needs to know to leave out the cells that a look shows to be slow."""
