@@ -30,6 +30,16 @@ class UnsafeFileError(VitsweepError, OSError):
     """A file of a sweep is a link or no plain file; it is neither followed nor opened."""
 
 
+class SweepGoneError(VitsweepError, FileNotFoundError):
+    """A sweep folder was renamed or removed while a process used it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"`{folder}` is gone: it was renamed or removed while a command or a job used it. What was "
+            "measured is where the folder is now. Rename it back and type the same command to go on."
+        )
+
+
 def guard(folder: Path) -> None:
     """From now on this process follows no link below a folder; the folder itself may be one."""
     _guarded.add(os.path.abspath(folder))
@@ -41,17 +51,20 @@ def parent_of(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
 
     Args:
         path: a file or folder.
-        make: make the folders that are missing.
+        make: make the folders that are missing, but for a guarded one: `Store.create` makes it once.
 
     Raises:
         UnsafeFileError: a folder in between is a link.
+        SweepGoneError: the guarded folder is not there.
         OSError: there is no such folder, or it cannot be made.
     """
     absolute = Path(os.path.abspath(path))
     guarded = [p for p in absolute.parents if str(p) in _guarded]
     top = guarded[-1] if guarded else absolute.parent
-    if make:
+    if make and not guarded:
         top.mkdir(parents=True, exist_ok=True)
+    if guarded and not top.is_dir():
+        raise SweepGoneError(top)
     descriptor = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for folder in absolute.relative_to(top).parts[:-1]:

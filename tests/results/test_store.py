@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_made_is_told_with_a_way_out(tmp_path: Path) -> 
     with pytest.raises(VitsweepError) as error:
         Store(tmp_path / "file" / "sweep").create()
     assert str(error.value) == (
-        f"The results folder `{tmp_path}/file/sweep` cannot be written (Not a directory). "
+        f"The results folder `{tmp_path}/file/sweep` cannot be written (File exists). "
         "Choose another with `sweep.folder=DIR`, or free it."
     )
 

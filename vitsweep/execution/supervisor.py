@@ -176,7 +176,7 @@ def warm_up(
         RunEnding: from `on_wait`.
     """
     remove(scratch)
-    discarded = Store(scratch.absolute())
+    discarded = Store(scratch.absolute()).create()
     try:
         discarded.freeze(request.cell_id, Store(request.sweep_folder).frozen(request.cell_id))
         record = supervise(replace(request, sweep_folder=discarded.root), cell, start, on_wait)

@@ -28,6 +28,7 @@ from vitsweep.files import (
     guard,
     make_folder,
     open_safely,
+    parent_of,
     read_lines,
     read_text,
     remove,
@@ -101,6 +102,11 @@ class Store:
             VitsweepError: it cannot be written.
         """
         try:
+            with (
+                parent_of(self.root, make=True) as (parent, name),
+                contextlib.suppress(FileExistsError),
+            ):
+                os.mkdir(name, dir_fd=parent)
             make_folder(self.cells)
             probe = self.root / f".probe-{os.getpid()}"
             write_atomically(probe, "", durable=False)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.command import Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
-from tests.launchers.slurm.sweeps import SMALL, Sweep, hang
+from tests.launchers.slurm.sweeps import SMALL, Held, Sweep, hang
 from vitsweep.files import read_lines
 from vitsweep.launchers.slurm.commands import sacct
 
@@ -192,6 +192,25 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(sweep: Sweep) -> None:
     out, error = watching.communicate(timeout=60)
     assert watching.returncode == 3, error
     assert "killed 1" in out
+
+
+def test_a_folder_that_is_renamed_under_a_job_ends_it_in_words_and_is_not_made_again(
+    sweep: Sweep,
+) -> None:
+    held = Held(sweep.command.folder)
+    asked = [*held.cell, "sharding=ddp,fsdp", "sweep.baseline=null"]
+    submitter = sweep.command.start("-m", *SMALL, *asked)
+    eventually(held.is_waiting, 120, "the run")
+    root, job = sweep.command.store.root, sweep.job
+    moved = root.rename(root.with_name("moved"))
+    held.go_on()
+    out, error = submitter.communicate(timeout=120)
+    assert submitter.returncode == 2
+    assert f"`{root}` is gone: it was renamed or removed" in " ".join((out + error).split())
+    sweep.client.wait(job, "FAILED", seconds=90)
+    [log] = moved.glob("jobs/*/*_log.out")
+    assert f"`{root}` is gone" in log.read_text()
+    assert not root.exists()
 
 
 @pytest.mark.full

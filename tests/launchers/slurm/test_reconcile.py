@@ -1,6 +1,7 @@
 """Records for jobs that died, from their events and from what Slurm says, without a cluster."""
 
 import errno
+import io
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.builders import run as measured_run
 from tests.launchers.slurm.fabricated import SCRIPT, START, first_run_start, rows, write_events
@@ -19,7 +21,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.run_request import attempt_folder
 from vitsweep.execution.runner import Runner
-from vitsweep.files import append_line
+from vitsweep.files import SweepGoneError, append_line
 from vitsweep.launchers.slurm import commands
 from vitsweep.launchers.slurm.commands import SlurmJob, expand_job_ids
 from vitsweep.launchers.slurm.node import coordinator
@@ -27,9 +29,10 @@ from vitsweep.launchers.slurm.node.coordinator import Coordinator, JobPlace
 from vitsweep.launchers.slurm.node.remote_ranks import Nodes
 from vitsweep.launchers.slurm.node.transport import LOOPBACK, JobEnvironment
 from vitsweep.launchers.slurm.state import poll, status
-from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents, Run
+from vitsweep.launchers.slurm.state import reconcile as reconciling
+from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents, Run, job_arrays
 from vitsweep.launchers.slurm.state.poll import pending_runs
-from vitsweep.launchers.slurm.state.reconcile import reconcile
+from vitsweep.launchers.slurm.state.reconcile import reconcile, wait_for_records
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.load import cells_of
@@ -300,6 +303,43 @@ def test_a_waiting_command_sees_the_end_of_a_job_at_once(store, slurm, monkeypat
     monkeypatch.setattr(clock, "sleep", sleep)
     assert status.wait_for_jobs(store, seconds=3600)
     assert clock.seconds == 300
+
+
+def test_records_that_jobs_report_and_the_file_system_hides_are_waited_for(
+    store, slurm, monkeypatch
+):
+    clock = Clock()
+    start = first_run_start(store)
+    ended = start | {"event": "run_end", "status": "measured", "will_repeat": False}
+    write_events(store, START, start, ended | {"time": time.time()})
+    slurm["7_0"] = SlurmJob(state="RUNNING", script=SCRIPT)
+    record = replace(measured_run(start["cell_id"], "b", 1.0), run_id=start["run_id"])
+
+    def sleep(seconds: float) -> None:
+        clock.seconds += seconds
+        if clock.seconds == 50:
+            store.save_run(record)
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    monkeypatch.setattr(reconciling, "time", clock)
+    console = Console(file=io.StringIO())
+    wait_for_records(store, reconcile(store), console)
+    assert clock.seconds == 50
+    (store.cell(start["cell_id"]) / "runs" / f"{start['run_id']}.json").unlink()
+    wait_for_records(store, reconcile(store), console)
+    assert 170 <= clock.seconds <= 172, "not for ever"
+    assert "does not show 1 record after 120 s" in " ".join(console.file.getvalue().split())
+
+
+def test_a_folder_that_was_renamed_is_not_made_again(store, slurm):
+    slurm["7_0"] = SlurmJob(state="RUNNING", script=SCRIPT)
+    [array] = job_arrays(store)
+    store.root.rename(store.root.with_name("moved"))
+    with pytest.raises(SweepGoneError, match="was renamed or removed"):
+        store.save_run(measured_run("a", "b", 1.0))
+    with pytest.raises(SweepGoneError, match="was renamed or removed"):
+        append_line(array.folder / "0.jsonl", START)
+    assert not store.root.exists()
 
 
 def test_an_id_that_was_given_to_another_job_since_is_not_taken_for_ours(store, slurm):

@@ -15,7 +15,7 @@ from vitsweep.execution.code_hash import PACKAGE_FOLDER
 from vitsweep.execution.outcome import RunFailure, publish
 from vitsweep.execution.run_request import Run, RunRequest, needs_warm_up, read_cell
 from vitsweep.execution.runner import Runner
-from vitsweep.files import append_line
+from vitsweep.files import SweepGoneError, append_line
 from vitsweep.launchers.slurm.node.remote_ranks import Nodes, RemoteRanks
 from vitsweep.launchers.slurm.node.signals import JobEnding, Signals, requeue
 from vitsweep.launchers.slurm.node.transport import (
@@ -208,6 +208,9 @@ def coordinate(env: JobEnvironment, job: ArrayJob) -> int:
             return coordinator.end(NOT_STARTED, "not started", str(error))
         measured = coordinator.event_log.all_measured
         return coordinator.end(ALL_MEASURED if measured else NOT_ALL_MEASURED, CAUSE_DONE)
+    except SweepGoneError as error:
+        print(error, file=sys.stderr)
+        return NOT_STARTED
     except OSError as error:
         if error.errno not in DISK_FULL_ERRNOS:
             raise

@@ -4,6 +4,8 @@ import os
 import time
 from collections.abc import Sequence
 
+from rich.console import Console
+
 from vitsweep.errors import DISK_FULL_ERRNOS
 from vitsweep.execution.attempts import record_left
 from vitsweep.execution.outcome import RunFailure
@@ -16,9 +18,13 @@ from vitsweep.launchers.slurm.state.jobs import (
     CAUSE_TIME_LIMIT,
     JobArray,
 )
-from vitsweep.launchers.slurm.state.poll import JobState, poll
+from vitsweep.launchers.slurm.state.poll import REFRESH_SECONDS, JobState, poll
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store
+from vitsweep.results.store import NAME, Store
+from vitsweep.tables.formatting import count
+
+SECONDS_TO_SHOW = 120.0
+"""A file system that several nodes share shows a new file within its caches' lifetime: on NFS a minute."""
 
 HELD_AFTER_LAUNCH_FAILURE = "launch failed requeued held"
 
@@ -67,6 +73,39 @@ def reconcile(store: Store, only: Sequence[JobArray] | None = None) -> list[JobS
         if not state.is_live and not state.events.reconciled:
             append_line(state.job.events_path, {"event": "reconciled", "time": time.time()})
     return job_states
+
+
+def wait_for_records(store: Store, job_states: Sequence[JobState], console: Console) -> None:
+    """Wait until the records of runs that jobs have just reported as measured can be read.
+
+    A file system that is slow to show them must not cause them to be measured again.
+    """
+    reported = [
+        store.cell(event["cell_id"]) / "runs" / f"{event['run_id']}.json"
+        for state in job_states
+        for event in state.events.of_kind("run_end")
+        if event["status"] == Status.measured
+        and time.time() - event.get("time", 0.0) < SECONDS_TO_SHOW
+        and all(NAME.fullmatch(event.get(key, "")) for key in ("cell_id", "run_id"))
+    ]
+    deadline, is_said = time.monotonic() + SECONDS_TO_SHOW, False
+    while hidden := [path for path in reported if not path.exists()]:
+        if time.monotonic() > deadline:
+            seconds = f"after {SECONDS_TO_SHOW:.0f} s"
+            console.print(
+                f"The file system does not show {count(len(hidden), 'record')} {seconds}, such as "
+                f"`{hidden[0]}`: their runs are repeated.",
+                highlight=False,
+            )
+            return
+        if not is_said:
+            console.print(
+                f"Waiting until the file system shows {count(len(hidden), 'record')} of runs that "
+                "jobs have measured.",
+                highlight=False,
+            )
+        is_said = True
+        time.sleep(REFRESH_SECONDS)
 
 
 def _is_held_after_launch_failure(state: JobState) -> bool:

@@ -9,10 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
+from vitsweep.files import SweepGoneError
 from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, read_new_events
 from vitsweep.launchers.slurm.state.poll import REFRESH_SECONDS, PollTimes
-from vitsweep.launchers.slurm.state.reconcile import reconcile
+from vitsweep.launchers.slurm.state.reconcile import reconcile, wait_for_records
 from vitsweep.launchers.slurm.state.status import cancel_waiting
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import LOOK, Status
@@ -72,6 +73,7 @@ def _follow(
                 cancel_waiting(states)
         time.sleep(REFRESH_SECONDS)
     reader.read(watched)
+    wait_for_records(store, states, progress.console)
 
 
 class _EventReader:
@@ -90,6 +92,8 @@ class _EventReader:
     def read(self, watched: Sequence[JobArray]) -> None:
         """Read new events of all jobs."""
         for array in watched:
+            if not array.folder.is_dir():
+                raise SweepGoneError(array.folder.parents[1])
             for file in os.scandir(array.folder):
                 name = file.name.partition(".jsonl")[0]
                 if name.isdigit() and file.stat().st_size > self._offsets.get(file.path, 0):

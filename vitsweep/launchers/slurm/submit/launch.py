@@ -20,7 +20,7 @@ from vitsweep.launchers.base import (
 from vitsweep.launchers.slurm.commands import machine_of, max_array_size, require_slurm
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
-from vitsweep.launchers.slurm.state.reconcile import reconcile
+from vitsweep.launchers.slurm.state.reconcile import reconcile, wait_for_records
 from vitsweep.launchers.slurm.state.watch import watch
 from vitsweep.launchers.slurm.submit.packing import (
     PlannedJob,
@@ -159,6 +159,7 @@ class _Submission:
         self._sweep, self._settings, self._typed = sweep, settings, typed
         self._sweep_settings, self._console = request.settings, request.console
         self._job_states = reconcile(sweep.store)
+        wait_for_records(sweep.store, self._job_states, self._console)
         self._pending = pending_runs(self._job_states)
         self._folder = code_folder(sweep.store, snapshot=request.settings.snapshot_code)
         self._array_size = max_array_size(settings)
