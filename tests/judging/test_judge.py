@@ -5,10 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.judging.project import MODEL, SETTINGS, STEP, TRAIN, commit, git, repository, write
 from vitsweep.cli.judge import judge_request, run
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
+from vitsweep.judging import session
 
 
 @pytest.fixture
@@ -99,3 +101,46 @@ def test_the_line_is_read() -> None:
     assert (request.step, request.minutes, as_json) == (("a/b.py", "f"), 2.0, False)
     with pytest.raises(BadValueError, match=r"file\.py:function"):
         judge_request(["main", "--step", "a.py"])
+
+
+def test_a_function_that_a_file_does_not_name_is_refused_before_anything_runs(
+    project: Path,
+) -> None:
+    with pytest.raises(BadValueError, match=r"of the base .* has no `nofunc`; .*`make_step`"):
+        run(["HEAD", "--step", "train.py:nofunc", *SETTINGS])
+    write(project, {"train.py": TRAIN.replace("make_step", "another")})
+    with pytest.raises(BadValueError, match=r"of the head .* has no `make_step`"):
+        run(["HEAD", "--step", STEP, *SETTINGS])
+    write(project, {"train.py": "raise SystemExit(1)\nfrom net import *\n"})
+    assert run(["HEAD", "--step", "train.py:make_step", *SETTINGS]) == ExitCode.not_all_measured
+
+
+def test_the_same_question_names_the_earlier_verdict_and_git_ignores_both(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(project, {"net/unused.py": "pass\n"})
+    words = ["HEAD", "--step", STEP, "--minutes", "0.3", *SETTINGS]
+    assert run(words) == ExitCode.ok
+    assert "asked before" not in capsys.readouterr().out
+    [folder] = (project / "results" / "judge" / "judged").iterdir()
+    assert run(words) == ExitCode.ok
+    said = "".join(capsys.readouterr().out.split())
+    assert f"same code, in `{folder}`".replace(" ", "") in said
+    assert git(project, "status", "--short").split() == ["??", "net/unused.py"]
+    assert run([*words, "batch.images_per_step=16"]) == ExitCode.ok
+    assert "asked before" not in capsys.readouterr().out
+
+
+def test_examples_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["main", "--step", STEP, "data=synthetic", "batch.images_per_step=16"]
+    cell, _, _ = session._frozen_cell(judge_request(words)[0])
+    shapes = []
+    for most in (2**30, 2**25):
+        monkeypatch.setattr(session, "MOST_EXAMPLE_BYTES", most)
+        session._write_examples(cell, tmp_path / "examples.pt")
+        images, labels = torch.load(tmp_path / "examples.pt", weights_only=True)
+        assert len(images) == len(labels)
+        shapes.append(len(images))
+    image_bytes = images[0].nbytes
+    assert shapes == [9 * 16, max(2, int(2**25 / image_bytes) // 16) * 16]

@@ -62,7 +62,7 @@ _ALL = (
     Verb("judge", "BASE [HEAD] [override ...] [--step FILE:FUNCTION|--script FILE] "
          "[--examples FILE:FUNCTION] [--quality NAME] [--minutes 5] [--width 0.03] "
          "[--setup CMD] [--link PATH] [--path FOLDER] [--python-base PYTHON] "
-         "[--python-head PYTHON] [--config-dir FOLDER] [--markdown FILE] [--json]",
+         "[--python-head PYTHON] [--config-dir FOLDER] [--series FOLDER] [--markdown FILE] [--json]",
          "measure two states of your code in turns: faster, slower, or wrong", names_a_sweep=False),
     Verb("gate", "[SWEEP] --against KEPT [--tolerance 0.05] [--metric A,B] [--lenient] [--mixed-hardware]",
          "compare with a kept baseline; exit code 1 if a cell became worse"),

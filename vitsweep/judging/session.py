@@ -1,11 +1,15 @@
 """What `vitsweep judge` does: compose the cell, lay out both sides, hold the trial, keep its records."""
 
+import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,9 @@ from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.run_request import frozen_document
 from vitsweep.files import write_atomically
+from vitsweep.judging.series import Proposal, Series, opened
 from vitsweep.judging.sides import Side, interpreter
-from vitsweep.judging.trees import BASE, Tree, laid_out, prepare
+from vitsweep.judging.trees import BASE, Tree, laid_out, prepare, require_function
 from vitsweep.judging.trial import Trial
 from vitsweep.judging.verdict import Verdict
 from vitsweep.planning.freeze import code_state
@@ -32,8 +37,10 @@ from vitsweep.spec.resolve import resolve
 from vitsweep.spec.resources import Machine
 from vitsweep.world import World
 
-BATCHES = 9
+BATCHES, LEAST_BATCHES = 9, 2
 """Batches' worth of examples; one of them is held out."""
+MOST_EXAMPLE_BYTES = 2**30
+"""Fewer batches are made where more would take more memory, in this process and in every rank."""
 FOLDER = "sweep.name=judge"
 ONE_RANK = "resources.ranks_per_node=1"
 
@@ -58,6 +65,7 @@ class JudgeRequest:
         paths: folders of the project that its packages lie in.
         pythons: interpreter of each side; None for this one.
         config_dir: folder with more choices.
+        series: folder of the series that this is a proposal of; None for a single question.
     """
 
     base: str
@@ -74,6 +82,7 @@ class JudgeRequest:
     paths: tuple[str, ...]
     pythons: tuple[str | None, str | None]
     config_dir: str | None
+    series: Path | None = None
 
     @property
     def file(self) -> str:
@@ -95,6 +104,14 @@ def judge(request: JudgeRequest, say: Callable[[str], None]) -> Judged:
     Raises:
         VitsweepError: what was asked for cannot be judged; nothing was timed.
     """
+    with opened(request.series, say) if request.series else nullcontext() as series:
+        if series is not None:
+            base, head = series.states(request.base, request.head)
+            request = replace(request, base=base, head=head)
+        return _judged(request, series, say)
+
+
+def _judged(request: JudgeRequest, series: Series | None, say: Callable[[str], None]) -> Judged:
     deadline = time.monotonic() + 60 * request.minutes
     cell, store, cell_file = _frozen_cell(request)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
@@ -112,7 +129,17 @@ def judge(request: JudgeRequest, say: Callable[[str], None]) -> Judged:
             _write_examples(cell, folder / "examples.pt")
         device = device_name(cell.resources.device) or cell.resources.device
         facts = {"cell_id": cell.cell_id, "device": device, "question": request.quality or "equal"}
-        trial = Trial(
+        asked = _digest_of(
+            run, base.tree, head.tree, [request.setup, request.examples, request.pythons]
+        )
+        for earlier in _answered(store, asked):
+            say(f"The same was asked before: {earlier}. It is measured again.")
+        kind: Callable[..., Trial] = Trial
+        if series is not None:
+            kind = partial(Proposal, number=series.number, level=series.level)
+            question = {"cell_id": cell.cell_id, "step": run["step"], "examples": request.examples}
+            series.begin(request.base, str(request.head), json.loads(json.dumps(question)))
+        trial = kind(
             base=base,
             head=head,
             request=run,
@@ -129,8 +156,11 @@ def judge(request: JudgeRequest, say: Callable[[str], None]) -> Judged:
             verdict = trial.verdict()
         finally:
             (folder / "examples.pt").unlink(missing_ok=True)
+    verdict = replace(verdict, facts={**verdict.facts, "asked": asked})
     write_atomically(folder / "verdict.json", json.dumps(verdict.json(), indent=1))
     write_atomically(folder / "verdict.md", verdict.markdown())
+    if series is not None:
+        series.end(verdict, folder)
     return Judged(verdict=verdict, folder=folder)
 
 
@@ -157,6 +187,7 @@ def _frozen_cell(request: JudgeRequest) -> tuple[CellSpec, Store, Path]:
             raise ImpossibleCellError(reasons)
     settings = sweep_settings(composed.tree)
     store = Store(settings.path).create()
+    write_atomically(store.root / ".gitignore", "*\n")  # the repository is the user's
     document = frozen_document(cell, tree, tuple(composed.overrides), code_state())
     store.freeze(cell.cell_id, document)
     return cell, store, store.cell(cell.cell_id).absolute() / "cell.yaml"
@@ -189,6 +220,10 @@ def _sides(request: JudgeRequest, folder: Path, timeout: float) -> Iterator[tupl
             option = "--python-base" if tree.side == BASE else "--python-head"
             files = [request.file, *(request.examples or ())[:1]]
             prepare(tree, request.setup, request.links, [name for name in files if name])
+            if request.step:
+                require_function("--step", *request.step, tree)
+            if request.examples and tree.side == BASE:
+                require_function("--examples", *request.examples, tree)
             python = interpreter(option, typed, tree)
             paths = _paths(tree, request)
             sides.append(
@@ -227,13 +262,18 @@ def _write_examples(cell: CellSpec, path: Path) -> None:
         rank=0, local_rank=0, size=1, device=torch.device("cpu"), shape=_alone(cell).mesh, mesh=None
     )
     alone = _alone(cell)
-    wanted, parts = BATCHES * cell.images_per_step, list[Any]()
+    parts = list[Any]()
     batches = cell.data.open(alone, world)
     try:
-        epoch = 0
-        while sum(len(labels) for _, labels in parts) < wanted:
-            parts += list(batches.train(epoch))[: 1 + wanted // alone.micro_batch]
-            epoch += 1
+        first = next(iter(batches.train(0)))
+        bytes_per_example = sum(each.nbytes for each in first) / len(first[0])
+        most = int(MOST_EXAMPLE_BYTES / bytes_per_example) // cell.images_per_step
+        wanted = min(BATCHES, max(LEAST_BATCHES, most)) * cell.images_per_step
+        for epoch in count():
+            left = wanted - sum(len(labels) for _, labels in parts)
+            if left <= 0:
+                break
+            parts += islice(batches.train(epoch), math.ceil(left / alone.micro_batch))
     finally:
         batches.close()
     images, labels = (torch.cat(each)[:wanted] for each in zip(*parts, strict=True))
@@ -254,6 +294,23 @@ def _most_flops(cell: CellSpec, device: str) -> float:
         return 1e12 * max(profile.peak_tflops.values(), default=0.0) if profile else 0.0
     rates = matmul_rates(device, measure=True)
     return 1e9 * max(rates.values(), default=0.0) * cell.resources.threads_per_rank
+
+
+def _digest_of(run: dict[str, Any], base: Tree, head: Tree, more: Sequence[Any]) -> str:
+    """Return a hash of what is asked: both states, as they are laid out, and of what."""
+    given = {name: value for name, value in run.items() if name != "examples"}
+    text = json.dumps([given, sorted(base.files().items()), sorted(head.files().items()), more])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _answered(store: Store, asked: str) -> Iterator[str]:
+    """Yield answer and folder of the latest verdict on the same question, if there is one."""
+    for path in sorted((store.root.absolute() / "judged").glob("*/verdict.json"), reverse=True):
+        with suppress(ValueError, OSError):
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found.get("asked") == asked:
+                yield f"{found['answer']}, in `{path.parent}`"
+                return
 
 
 def file_and_function(option: str, typed: str) -> tuple[str, str]:

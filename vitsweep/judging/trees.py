@@ -1,5 +1,6 @@
 """The two states of the code: git worktrees, the working tree, or folders as they are."""
 
+import ast
 import hashlib
 import os
 import shutil
@@ -40,7 +41,7 @@ class Tree:
 
     def files(self) -> dict[str, str]:
         """Return path -> hash of the content of every file that git would track, or that is no cache."""
-        listed = _git(self.root, "ls-files", "-co", "--exclude-standard", "-z", check=False)
+        listed = git(self.root, "ls-files", "-co", "--exclude-standard", "-z", check=False)
         names = [n for n in listed.split("\0") if n] or [
             str(path.relative_to(self.root))
             for path in self.root.rglob("*")
@@ -54,7 +55,12 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
-def _git(folder: Path, *words: str, check: bool = True) -> str:
+def git(folder: Path, *words: str, check: bool = True) -> str:
+    """Return what a command of git prints; "" where it fails and `check` is off.
+
+    Raises:
+        VitsweepError: git is missing, or the command failed.
+    """
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *words], capture_output=True, encoding="utf-8"
@@ -90,15 +96,9 @@ def laid_out(base: str, head: str | None, place: Path) -> Iterator[tuple[Tree, T
         )
         yield base_tree, head_tree
         return
-    top = _git(Path.cwd(), "rev-parse", "--show-toplevel", check=False).strip()
-    if not top:
-        raise VitsweepError(
-            f"`{Path.cwd()}` is in no git repository: `cd` to the project whose commits you compare, or "
-            "give two folders."
-        )
-    repository = Path(top)
+    repository = repository_here()
     _refuse_own_judge(repository)
-    commits = {BASE: _commit(repository, base), HEAD: head and _commit(repository, head)}
+    commits = {BASE: commit_of(repository, base), HEAD: head and commit_of(repository, head)}
     try:
         yield (
             _worktree(repository, place / BASE, BASE, str(commits[BASE]), base),
@@ -106,9 +106,24 @@ def laid_out(base: str, head: str | None, place: Path) -> Iterator[tuple[Tree, T
         )
     finally:
         for side in (BASE, HEAD):
-            _git(repository, "worktree", "remove", "--force", str(place / side), check=False)
+            git(repository, "worktree", "remove", "--force", str(place / side), check=False)
             shutil.rmtree(place / side, ignore_errors=True)
-        _git(repository, "worktree", "prune", check=False)
+        git(repository, "worktree", "prune", check=False)
+
+
+def repository_here() -> Path:
+    """Return the root of the git repository that the working directory is in.
+
+    Raises:
+        VitsweepError: it is in none.
+    """
+    top = git(Path.cwd(), "rev-parse", "--show-toplevel", check=False).strip()
+    if not top:
+        raise VitsweepError(
+            f"`{Path.cwd()}` is in no git repository: `cd` to the project whose commits you compare, or "
+            "give two folders."
+        )
+    return Path(top)
 
 
 def _refuse_own_judge(repository: Path) -> None:
@@ -121,8 +136,13 @@ def _refuse_own_judge(repository: Path) -> None:
         )
 
 
-def _commit(repository: Path, text: str) -> str:
-    found = _git(
+def commit_of(repository: Path, text: str) -> str:
+    """Return the full id of a commit.
+
+    Raises:
+        BadValueError: the text names none.
+    """
+    found = git(
         repository, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", check=False
     ).strip()
     if not found or text.startswith("-"):
@@ -134,8 +154,8 @@ def _commit(repository: Path, text: str) -> str:
 
 
 def _worktree(repository: Path, root: Path, side: str, commit: str, typed: str) -> Tree:
-    _git(repository, "worktree", "add", "--detach", "--force", str(root), commit)
-    modules = _git(root, "submodule", "status", check=False).splitlines()
+    git(repository, "worktree", "add", "--detach", "--force", str(root), commit)
+    modules = git(root, "submodule", "status", check=False).splitlines()
     notes = tuple(
         f"{side}: the submodule `{line.split()[1]}` is empty: `--setup 'git submodule update --init'`"
         for line in modules
@@ -149,7 +169,7 @@ def _head(repository: Path, root: Path, commit: str | None, typed: str | None) -
         return _worktree(repository, root, HEAD, commit, str(typed))
     # A commit of what is in the working tree, which no branch will know
     identity = ("-c", "user.name=vitsweep", "-c", "user.email=vitsweep@localhost")
-    stash = _git(repository, *identity, "stash", "create").strip() or _commit(repository, "HEAD")
+    stash = git(repository, *identity, "stash", "create").strip() or commit_of(repository, "HEAD")
     tree = _worktree(repository, root, HEAD, stash, WORKING_TREE)
     notes = (*tree.notes, *_copy_untracked(repository, root))
     return Tree(side=HEAD, root=root, label=WORKING_TREE, source=repository, notes=notes)
@@ -159,7 +179,7 @@ def _copy_untracked(repository: Path, root: Path) -> Iterator[str]:
     results = root.parents[4]  # results/judge/judged/TIME/code/head
     if results == repository:
         results = root.parents[3]
-    names = _git(repository, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
+    names = git(repository, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
     for name in filter(None, names):
         source, target = repository / name, root / name
         if source.is_relative_to(results) or not source.is_file():
@@ -207,3 +227,34 @@ def prepare(tree: Tree, setup: str, links: Sequence[str], files: Sequence[str]) 
         if done.returncode:
             last = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
             raise VitsweepError(f"`--setup {setup}` failed in `{tree.label}`:\n{last}")
+
+
+def require_function(option: str, file: str, name: str, tree: Tree) -> None:
+    """Refuse a function that a file does not name; the file is read and not run.
+
+    Raises:
+        BadValueError: there is no such name in it.
+    """
+    try:
+        parsed = ast.parse((tree.root / file).read_bytes())
+    except (SyntaxError, ValueError):
+        return  # the run says it, with its line
+    named = {*_names(parsed)}
+    if named & {name, "*", "__getattr__", "globals"}:  # or one that nobody can read there
+        return
+    functions = [each.name for each in parsed.body if isinstance(each, ast.FunctionDef)]
+    has = ", ".join(f"`{each}`" for each in functions[:5]) or "none"
+    raise BadValueError(
+        f"`{option} {file}:{name}`: `{file}` of the {tree.side} ({tree.label}) has no `{name}`; "
+        f"its functions: {has}."
+    )
+
+
+def _names(parsed: ast.Module) -> Iterator[str]:
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).split(".")[0]

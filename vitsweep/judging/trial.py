@@ -110,7 +110,10 @@ class Trial:
             asked = "`--quality` was asked for"
             why = "a script hands over no losses" if self.request["script"] else asked
             self.found["equality"] = f"Not proved equal: {why}"
-        bounds = self._proof() if self.proves else None
+        return self._measured(self._proof() if self.proves else None)
+
+    def _measured(self, bounds: Bounds | None) -> Verdict:
+        """Measure blocks until they decide."""
         first = list(self._blocks(bounds, FIRST_SHARE, None))
         if compared(first).claim is not Claim.slower:  # nothing to measure again yet
             first += list(self._blocks(bounds, 1.0, None, first))
@@ -215,11 +218,8 @@ class Trial:
         begin = time.monotonic()
         end = begin + share * (self.deadline - begin)
         while most is None or len(logs) < most:
-            if len(logs) >= LEAST_BLOCKS:
-                now = compared(logs)
-                decided = now.claim in (Claim.faster, Claim.slower)
-                if decided or now.half_width <= self.width:
-                    return
+            if len(logs) >= LEAST_BLOCKS and self._is_decided(logs):
+                return
             started = time.monotonic()
             if logs and started + self.block_seconds > end:
                 return
@@ -227,6 +227,11 @@ class Trial:
             self.block_seconds = time.monotonic() - started
             self.say(f"block {len(logs)}: {_percent(compared(logs))}")
             yield logs[-1]
+
+    def _is_decided(self, logs: Sequence[float]) -> bool:
+        """Whether the interval excludes 1, or is narrow enough."""
+        now = compared(logs)
+        return now.claim in (Claim.faster, Claim.slower) or now.half_width <= self.width
 
     def _block(self, order: BalancedOrder, bounds: Bounds | None, phase: str) -> float:
         name, seeds = f"{phase}-{secrets.token_hex(4)}", Seeds()

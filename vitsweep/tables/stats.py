@@ -160,13 +160,26 @@ def any_look_p_value(middle: Any, spread: Any, number: Any) -> Any:
     log B = log(g / (n + g)) / 2 - n/2 log(1 - S^2 / ((n + g) V)), with S the sum of the values and V
     that of their squares. It is valid wherever one stops, so Holm's procedure may follow.
     """
+    return np.exp(-np.maximum(_log_evidence(middle, spread, number), 0.0))
+
+
+def any_look_e_value(middle: Any, spread: Any, number: Any) -> Any:
+    """Return the evidence against a mean of 0 or less: at level a it reaches 1 / a, ever, with chance a.
+
+    It is the least B of `any_look_p_value` over all means up to 0: B itself where the mean of the values
+    is above 0, and B of values with a mean of 0 elsewhere. So it is at most the B of the true mean.
+    """
+    above = np.maximum(np.asarray(middle, float), 0.0)
+    return np.exp(_log_evidence(above, spread, number))
+
+
+def _log_evidence(middle: Any, spread: Any, number: Any) -> Any:
     middle, number = np.asarray(middle, float), np.asarray(number, float)
     total = number + PRIOR
     with np.errstate(divide="ignore", invalid="ignore"):
         squares = middle**2 + np.asarray(spread, float) ** 2 * (number - 1) / number
         share = np.where(squares > 0, number * middle**2 / (total * squares), 0.0)
-    log_evidence = np.log(PRIOR / total) / 2 - number / 2 * np.log1p(-share)
-    return np.exp(-np.maximum(log_evidence, 0.0))
+    return np.log(PRIOR / total) / 2 - number / 2 * np.log1p(-share)
 
 
 def estimate(ratios: DataFrame, key: str = "cell_id") -> DataFrame:
