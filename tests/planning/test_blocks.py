@@ -330,12 +330,15 @@ def test_the_looks_at_what_the_machine_is_slow_at_come_last(
     rounds = grid(plan, settings, (), CODE)
     looks = [*rounds.next(())]
     rates |= {"float32": 80.0, "bfloat16": 0.3}  # known since the first look
-    looks += [look for _ in range(3) for look in rounds.next(())]
+    looks += rounds.next(())
+    while not (block := rounds.next(())[0]).is_look:
+        assert {e.spec.precision.name for e in block.entries} == {"fp32"}
+    looks.append(block)
     choices = [look.entries[0].composed.choices for look in looks]
     chosen = [(c["precision"], c["sharding"]) for c in choices]
     assert chosen[:2] == [("fp32", "ddp"), ("fp32", "fsdp")]
-    assert {precision for precision, _ in chosen[2:]} == {"O1"}
-    assert [look.first_position for look in looks] == [0, 1, 2, 3]
+    assert chosen[2][0] == "O1", "after all blocks of the others"
+    assert [look.first_position for look in looks] == [0, 1, 2]
 
 
 def test_runs_that_the_look_will_make_needless_are_not_expected(
@@ -359,15 +362,16 @@ def test_the_sentence_before_a_run_counts_looks_and_knows_what_the_machine_is_sl
     monkeypatch.setattr(rounds_module, "matmul_rates", lambda device, measure: rates)
     plan = sweep("precision=fp32,O1,bf16", "sharding=ddp,fsdp")
     settings = sweep_settings(composer().compose().tree)
-    first = "6 looks first, one short run of each cell, then "
     said = grid(plan, settings, (), CODE).notice
-    assert said.startswith(
-        first + "30 runs in blocks. On this machine products of precision=O1,bf16 "
-    )
+    first = "2 looks first, one short run of each cell, then at most 10 runs in blocks, 4 looks of slow "
+    assert said.startswith(first + "cells last. On this machine products of precision=O1,bf16 ")
     assert said.endswith("take 200 times as long as in float32 (measured).")
+    alone = grid(sweep("precision=fp32,O1"), settings, (), CODE)
+    assert "then probably no blocks, 1 look of slow cells last." in alone.notice
+    assert alone.num_runs(()).total() == 2, "no blocks of the baseline alone"
     rates["bfloat16"] = 80.0
     bounded = grid(plan, replace(settings, minutes=3.0), (), CODE)
-    assert bounded.notice == first + "blocks for 3 min."
+    assert bounded.notice == "6 looks first, one short run of each cell, then blocks for 3 min."
 
 
 def test_what_needs_no_look_gets_none() -> None:

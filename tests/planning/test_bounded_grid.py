@@ -6,12 +6,14 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from tests.builders import of_present_code, run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
+from vitsweep.launchers.base import announce_undecided
 from vitsweep.planning import rounds as rounds_module
 from vitsweep.planning.blocks import Block, within_minutes
 from vitsweep.planning.freeze import plan_of
@@ -26,8 +28,9 @@ RUN_SECONDS, LOOK_SECONDS = 6.0, 1.0
 class Bench:
     """Measures the blocks of commands; `now` is its clock."""
 
-    def __init__(self, minutes: float, monkeypatch: pytest.MonkeyPatch) -> None:
-        cells = expand([*TINY, f"optimizer={','.join(RATIOS)}", "measurement=standard"], composer())
+    def __init__(self, minutes: float, monkeypatch: pytest.MonkeyPatch, *typed: str) -> None:
+        typed = typed or (f"optimizer={','.join(RATIOS)}",)
+        cells = expand([*TINY, *typed, "measurement=standard"], composer())
         self.settings = replace(sweep_settings(cells[0].tree), minutes=minutes)
         self.plan = plan_of(cells, LAPTOP, composer())
         self.now, self.records, self.runs = 0.0, list[RunRecord](), Counter[str]()
@@ -57,11 +60,13 @@ class Bench:
         for position, entry in enumerate(block.entries):
             seconds = LOOK_SECONDS if block.is_look else RUN_SECONDS
             ratio = RATIOS.get(self.optimizer(entry.cell_id), 1.0)
+            ratio /= 50 if entry.spec.precision.name == "O1" else 1
             begun = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)
             facts = {"started_at": begun.isoformat(), "run_seconds": seconds}
             facts |= {"purpose": LOOK} if block.is_look else {"any_look": True}
             speed = 100 * ratio * self.noise(entry.cell_id)
             record = run(entry.cell_id, block.name, speed, environment=facts)
+            record = replace(record, metrics={**record.metrics, "step_time_ms": 1e3 / ratio})
             record = replace(record, run_id=f"{self.now}", position=position)
             found += of_present_code(self.plan, [record])
             self.now += seconds
@@ -86,6 +91,49 @@ def test_blocks_go_to_what_is_undecided_and_the_time_is_kept(
     again = bench.command()
     assert {bench.optimizer(r.cell_id) for r in again} <= {"adamw_fused", "adamw_loop"}
     assert bench.now - begin <= 240
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products of half precision take 100 times as long as float32's."""
+    rates = {"float32": 40.0, "bfloat16": 0.4}
+    monkeypatch.setattr(rounds_module, "matmul_rates", lambda device, measure: rates)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_looks_of_emulated_formats_come_after_the_blocks_of_what_is_undecided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(8.0, monkeypatch, "optimizer=adamw_loop,adamw_foreach", "precision=fp32,O1")
+    bench.settings = replace(bench.settings, indifference=0.1)
+    mine = bench.command()
+    slow = [r for r in mine if bench.plan.entries[r.cell_id].spec.precision.name == "O1"]
+    assert [r.is_look for r in slow[:2]] == [True, True]
+    decided = [r for r in mine[: mine.index(slow[0])] if not r.is_look]
+    assert 6 <= len(decided) <= 12, "one cell and its baseline"
+    assert bench.now <= 480
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_budget_that_holds_no_look_of_emulated_formats_leaves_them_out_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = Bench(1.0, monkeypatch, "optimizer=adamw_loop,adamw_fused", "precision=fp32,O1")
+    mine = list[RunRecord]()
+    rounds = grid(bench.plan, bench.settings, (), CODE)
+    for block in blocks_in_turn(rounds, mine):
+        mine += bench.measured(block)
+    assert sum(r.is_look for r in mine) == 2
+    assert {bench.plan.entries[r.cell_id].spec.precision.name for r in mine} == {"fp32"}
+    assert 60 - 2 * RUN_SECONDS < bench.now <= 60, "all of it went to blocks"
+    assert rounds.state(mine).missing_blocks.keys() > {e.cell_id for e in rounds.left_out}
+    announce_undecided(rounds, mine, bench.settings, Console(width=500))
+    said = capsys.readouterr().out
+    assert (
+        "1 cell not decided, 2 cells with emulated products left out: the same command goes on. On this"
+        in said
+    )
+    assert "products of precision=O1 take 100 times as long as in float32 (measured)." in said
 
 
 def test_a_command_whose_cells_are_all_decided_runs_nothing(

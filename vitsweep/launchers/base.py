@@ -18,7 +18,7 @@ from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
 from vitsweep.planning.pending import ResumeState, print_notices
 from vitsweep.planning.predictions import drop_oversized, traced_throughput
-from vitsweep.planning.rounds import Rounds, grid
+from vitsweep.planning.rounds import Rounds, grid, slow_products
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.provenance import require_trust
 from vitsweep.results.record import RunRecord
@@ -188,12 +188,18 @@ def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: 
 def announce_undecided(
     rounds: Rounds, records: Sequence[RunRecord], settings: SweepSettings, console: Console
 ) -> None:
-    """Say what a command whose minutes are over has left undecided."""
-    undecided = len(rounds.state(records).missing_blocks) if rounds.is_bounded else 0
-    if undecided:
+    """Say what a command whose minutes are over has left undecided, and what it left out."""
+    if not rounds.is_bounded:
+        return
+    left_out = rounds.left_out
+    num = len(rounds.state(records).missing_blocks.keys() - {e.cell_id for e in left_out})
+    said = [f"{count(num, 'cell')} not decided"] if num else []
+    if left_out:
+        said.append(f"{count(len(left_out), 'cell')} with emulated products left out")
+    if said:
         console.print(
-            f"The {settings.minutes:g} min of `sweep.minutes` are over; {count(undecided, 'cell')} not "
-            "decided: the same command goes on.",
+            f"The {settings.minutes:g} min of `sweep.minutes` are over; {', '.join(said)}: the same command "
+            f"goes on.{slow_products(left_out)}",
             highlight=False,
         )
 

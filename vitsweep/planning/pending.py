@@ -199,7 +199,7 @@ class ResumeState:
             not name run in the blocks of the cells that need them and are not listed.
         not_measured: cell id -> its latest run, of cells that are not repeated.
         looks: cell id -> how many times slower than its baseline the cell was in its latest look.
-        pruned: cells that stay at their look because they are so slow.
+        pruned: cells that stay at their look because they are so slow, and baselines of such cells alone.
         used_again: baselines that run again beside cells that lack blocks.
         changed_code: cell id -> hash of the code that measured it; the code has changed since, so
             that the cell is measured anew.
@@ -284,6 +284,10 @@ def resume_state(
             pruned.add(entry.cell_id)
         elif lacking > 0:
             missing[entry.cell_id] = lacking
+    for cell_id in lone_baselines(plan, pruned) & missing.keys():
+        if not has_typed_blocks(plan.entries[cell_id]):
+            pruned.add(cell_id)
+            del missing[cell_id]
     beside = {plan.entries[cell_id].baseline_id for cell_id in missing} - missing.keys()
     again = missing.keys() | beside
     other = before.other_code
@@ -315,6 +319,13 @@ def is_pruned(entry: PlannedCell, slowdown: float, settings: SweepSettings) -> b
     """Return whether a cell stays at its look, which showed it so many times slower than its baseline."""
     most = settings.prune_slowdown if settings.search == "grid" else None
     return most is not None and slowdown > most and not has_typed_blocks(entry)
+
+
+def lone_baselines(plan: SweepPlan, pruned: Collection[str]) -> set[str]:
+    """Return the baselines of which all cells that can run are pruned: their blocks would compare nothing."""
+    variants = [e for e in plan.runnable if e.baseline_id not in (None, e.cell_id)]
+    used = {e.baseline_id for e in variants if e.cell_id not in pruned}
+    return {e.baseline_id for e in variants if e.baseline_id and e.baseline_id not in used}
 
 
 def has_typed_blocks(entry: PlannedCell) -> bool:

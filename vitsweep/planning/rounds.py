@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf
-from statistics import fmean
 from typing import Any, Protocol
 
 from pandas import DataFrame
@@ -23,7 +22,7 @@ from vitsweep.planning.blocks import (
     runs_per_cell,
     seconds_of_block,
 )
-from vitsweep.planning.pending import ResumeState, resume_state, usable_runs
+from vitsweep.planning.pending import ResumeState, lone_baselines, resume_state, usable_runs
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.rates.calibration import matmul_rates
 from vitsweep.rates.device import device_name
@@ -41,6 +40,8 @@ SHARE_OF_PRODUCTS = 2.0
 """A step is slower by at least this part of the factor by which its products are slower: half of its time."""
 SLOW_PRODUCTS = 1.5
 """How many times slower than in float32 products are where a command says so before it runs."""
+STEPS_OF_LOOK = 3
+"""A look of a cell with slow steps takes about so many of them: its warm-up and a window of two."""
 
 
 class Rounds(Protocol):
@@ -54,6 +55,10 @@ class Rounds(Protocol):
     @property
     def notice(self) -> str:
         """What is to be known before the first block, or ""."""
+
+    @property
+    def left_out(self) -> Sequence[PlannedCell]:
+        """Cells without a look yet because their products are slow here."""
 
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
         """Return the blocks to run next; none where the command is done."""
@@ -171,28 +176,24 @@ class _Grid:
         """That nothing is missing; or how many looks and runs come, and in which format products are slow."""
         if not self._looks:
             return self._notice
-        looks, minutes = len(self._looks), self._settings.minutes
-        missing = self.state(()).missing_blocks
-        runs = count(runs_per_cell(self._plan, missing, self._size).total(), "run")
-        then = f"blocks for {minutes:g} min" if minutes else f"{runs} in blocks"
-        return (
-            f"{count(looks, 'look')} first, one short run of each cell, then {then}.{self._slow()}"
-        )
+        slow = slow_products(look.entries[0] for look in self._looks) if self._is_here else ""
+        last = sum(self._is_slow(look.entries[0]) for look in self._looks)
+        first, runs = len(self._looks) - last, self._num_in_blocks(self.state(())).total()
+        then = f"at most {count(runs, 'run')} in blocks" if runs else "probably no blocks"
+        if minutes := self._settings.minutes:
+            then = f"blocks for {minutes:g} min"
+        then += f", {count(last, 'look')} of slow cells last" if last else ""
+        return f"{count(first, 'look')} first, one short run of each cell, then {then}.{slow}"
 
-    def _slow(self) -> str:
-        """Say which choices compute products more slowly than in float32, by this machine's rates."""
-        slow: dict[str, float] = {}
-        for look in self._looks if self._is_here else ():  # a login node is not what measures
-            slow[look.entries[0].spec.precision.name] = _slowness(look.entries[0], measure=True)
-        by_factor: dict[str, list[str]] = {}
-        for choice, factor in slow.items():
-            if factor > SLOW_PRODUCTS:
-                by_factor.setdefault(number(factor, 2), []).append(choice)
-        return "".join(
-            f" On this machine products of precision={','.join(choices)} take {factor} times as long as "
-            "in float32 (measured)."
-            for factor, choices in by_factor.items()
-        )
+    @property
+    def left_out(self) -> Sequence[PlannedCell]:
+        """The cells whose looks would come last."""
+        return [e for look in self._looks for e in look.entries if self._is_slow(e)]
+
+    def _is_slow(self, entry: PlannedCell) -> bool:
+        """Return whether a cell's look is probably all that it gets, by the measured rates of products."""
+        most = SHARE_OF_PRODUCTS * (self._settings.prune_slowdown or inf)
+        return self._is_here and slowness(entry) > most  # a login node is not what measures
 
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the command with what is measured."""
@@ -203,53 +204,69 @@ class _Grid:
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
         """Return the next look, then the next block of the round, or the first of the next round.
 
-        On a cluster all looks are the first round, and all blocks of a round are returned.
+        Looks of cells with slow products come after all blocks. On a cluster all looks are the first
+        round, and all blocks of a round are returned.
         """
-        if self._looks and self._is_here:
-            return [self._next_look()]
-        if self._looks:
+        if self._looks and not self._is_here:
             looks, self._looks = joined_looks(self._looks), []
             return looks
-        state, found = self.state(records), list[Block]()
+        if look := self._next_look(records, is_slow=False):
+            return [look]
+        if found := self._next_blocks(self.state(records), records):
+            return found
+        if look := self._next_look(records, is_slow=True):
+            self._rounds_left = look.entries[0].spec.measurement.blocks + EXTRA_ROUNDS
+            return [look]
+        return []
+
+    def _next_blocks(self, state: ResumeState, records: Sequence[RunRecord]) -> list[Block]:
+        """Return the next block that ends in time; on a cluster all such of a round."""
+        awaited = {e.cell_id for look in self._looks for e in look.entries}
+        missing = {c: n for c, n in state.missing_blocks.items() if c not in awaited}
+        found = list[Block]()
         while not found:
             for members in self._members:
-                if lacking := [e for e in members if e.cell_id in state.missing_blocks]:
+                if lacking := [e for e in members if e.cell_id in missing]:
                     found.append(block_of(self._plan, lacking, self._order, state.not_measured))
                     if self._is_here:
-                        return found
-            if not self._rounds_left:
-                break
-            self._rounds_left -= 1
-            self._members = members_of_blocks(self._plan, self._of_round(state), self._size)
-        return found
+                        break
+            else:
+                if not self._rounds_left:
+                    break
+                self._rounds_left -= 1
+                of_round = dict.fromkeys(missing, 1) if self._is_here else missing
+                self._members = members_of_blocks(self._plan, of_round, self._size)
+        return [block for block in found if self._ends_in_time(block, records)]
 
-    def _of_round(self, state: ResumeState) -> Mapping[str, int]:
-        """Return the number of blocks of each cell in a round: one, where the next sees their results."""
-        once = dict.fromkeys(state.missing_blocks, 1)
-        return once if self._is_here else state.missing_blocks
-
-    def _next_look(self) -> Block:
+    def _next_look(self, records: Sequence[RunRecord], *, is_slow: bool) -> Block | None:
         """Take the look that is probably the cheapest of those that share a block, its baseline first.
 
         The rates of the machine may be known only since the look before.
         """
-        together = [look for look in self._looks if look.name == self._looks[0].name]
-        chosen = min(together, key=lambda look: _slowness(look.entries[0]))
+        looks = [look for look in self._looks if self._is_slow(look.entries[0]) == is_slow]
+        together = [look for look in looks if look.name == looks[0].name]
+        chosen = min(together, key=lambda look: slowness(look.entries[0]), default=None)
+        if chosen is None or not self._ends_in_time(chosen, records):
+            return None
         self._looks.remove(chosen)
         self._looked[chosen.name] += 1
         return replace(chosen, first_position=self._looked[chosen.name] - 1)
 
-    def num_runs(self, records: Sequence[RunRecord]) -> "Counter[str]":
-        """Return the runs that the missing blocks take, and looks still to come.
+    def _ends_in_time(self, block: Block, records: Sequence[RunRecord]) -> bool:
+        """Return whether a block probably ends within `sweep.minutes`."""
+        return True
 
-        A cell whose products are so slow here that its look will probably be all it gets has no blocks.
-        """
-        entries = [entry for block in self._looks for entry in block.entries]
-        most = SHARE_OF_PRODUCTS * (self._settings.prune_slowdown or inf)
-        slow = {e.cell_id for e in entries if self._is_here and _slowness(e) > most}
-        missing = self.state(records).missing_blocks
-        blocks = {cell_id: n for cell_id, n in missing.items() if cell_id not in slow}
-        return Counter(e.cell_id for e in entries) + runs_per_cell(self._plan, blocks, self._size)
+    def num_runs(self, records: Sequence[RunRecord]) -> "Counter[str]":
+        """Return the looks still to come, and the runs that the missing blocks take."""
+        looks = Counter(entry.cell_id for block in self._looks for entry in block.entries)
+        return looks + self._num_in_blocks(self.state(records))
+
+    def _num_in_blocks(self, state: ResumeState) -> "Counter[str]":
+        """Return the runs of the missing blocks; a cell of slow products will probably have none."""
+        slow = {entry.cell_id for entry in self.left_out}
+        slow |= lone_baselines(self._plan, slow | state.pruned)
+        missing = {cell_id: n for cell_id, n in state.missing_blocks.items() if cell_id not in slow}
+        return runs_per_cell(self._plan, missing, self._size)
 
     def to_resume(self) -> tuple[Mapping[str, int], int]:
         """Return the blocks that are missing."""
@@ -259,7 +276,7 @@ class _Grid:
         """Do nothing: the records say how far a grid came."""
 
 
-def _slowness(entry: PlannedCell, *, measure: bool = False) -> float:
+def slowness(entry: PlannedCell, *, measure: bool = False) -> float:
     """Return how many times slower than float32 the cell's products are on this machine, as far as known.
 
     Args:
@@ -275,6 +292,20 @@ def _slowness(entry: PlannedCell, *, measure: bool = False) -> float:
     rates = matmul_rates(str(device_name(device)), measure=measure)
     own = rates.get(dtype)
     return rates["float32"] / own if own and "float32" in rates else 1.0
+
+
+def slow_products(entries: Iterable[PlannedCell]) -> str:
+    """Say which choices compute products more slowly than in float32, by this machine's rates."""
+    slow = {entry.spec.precision.name: slowness(entry, measure=True) for entry in entries}
+    by_factor: dict[str, list[str]] = {}
+    for choice, factor in slow.items():
+        if factor > SLOW_PRODUCTS:
+            by_factor.setdefault(number(factor, 2), []).append(choice)
+    return "".join(
+        f" On this machine products of precision={','.join(choices)} take {factor} times as long as "
+        "in float32 (measured)."
+        for factor, choices in by_factor.items()
+    )
 
 
 class _BoundedGrid(_Grid):
@@ -311,12 +342,20 @@ class _BoundedGrid(_Grid):
 
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
         """Return looks, or blocks of undecided cells that end in time; nothing where there is none."""
-        known, now = [*self.earlier, *records], time.monotonic()
         self._rounds_left = 1
-        found = super().next(records)
-        looked = [r.environment.get("run_seconds") or 0.0 for r in records if r.is_look]
-        least = fmean(looked) if looked else 0.0  # of a cell that never ran
-        return [b for b in found if now + (seconds_of_block(b, known) or least) <= self._end]
+        return super().next(records)
+
+    def _ends_in_time(self, block: Block, records: Sequence[RunRecord]) -> bool:
+        seconds = seconds_of_block(block, [*self.earlier, *records])
+        looks = [run for run in records if run.is_look]
+        if not seconds and looks:  # of a cell that never ran
+            run = looks[-1]
+            ran = slowness(self._plan.entries[run.cell_id])
+            factor = slowness(block.entries[0]) / max(ran, 1.0) / SHARE_OF_PRODUCTS
+            step_seconds = (run.metrics.get("step_time_ms") or 0.0) / 1e3
+            seconds = run.environment.get("run_seconds") or 0.0
+            seconds += STEPS_OF_LOOK * max(factor - 1, 0.0) * step_seconds
+        return time.monotonic() + seconds <= self._end
 
     def _undecided(self, records: Sequence[RunRecord]) -> dict[str, int]:
         """Return the cells of which the runs do not say yet how they compare.

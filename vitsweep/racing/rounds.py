@@ -21,7 +21,7 @@ from vitsweep.composition.sweep_settings import TIME_TO_ACCURACY, SweepSettings
 from vitsweep.errors import BadValueError
 from vitsweep.planning.blocks import BalancedOrder, Block, runs_per_cell
 from vitsweep.planning.pending import ResumeState, resume_state, usable_runs
-from vitsweep.planning.sweep_plan import SweepPlan, all_refused, cell_labels
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, all_refused, cell_labels
 from vitsweep.racing.cells import RaceCells, peak_gib, seconds_of
 from vitsweep.racing.conclusions import Verdict
 from vitsweep.racing.document import state_of_race, write_race
@@ -181,6 +181,7 @@ class RaceRounds:
     predicted: Mapping[str, float] = field(default_factory=dict)
     ended: str = ""
     is_bounded: bool = False
+    left_out: Sequence[PlannedCell] = ()
     _step: Step = field(default_factory=lambda: Step(Phase.start))
 
     def __post_init__(self) -> None:
