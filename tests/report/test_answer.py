@@ -5,6 +5,7 @@ from pandas import DataFrame
 
 from tests.builders import run, table
 from vitsweep.report.answer import answers, next_command
+from vitsweep.results.record import LOOK
 from vitsweep.tables.cells import cells
 
 TYPED = "python -m vitsweep -m precision=O1"
@@ -57,5 +58,5 @@ def test_where_nothing_beat_the_baseline_a_group_that_was_not_tried_is_named(
     ("ratio", "said"), [(2.1, "Not decided yet, the same command goes on"), (0.1, "Nothing beat")]
 )
 def test_a_look_that_is_not_far_away_is_not_decided(ratio: float, said: str) -> None:
-    looks = measured(ratio, look=True)
+    looks = measured(ratio, purpose=LOOK)
     assert next_command(looks, TYPED).startswith(said)
