@@ -12,8 +12,8 @@ from pandas import DataFrame
 
 from analysis.sequences import sequence_rows
 from analysis.study import main
-from vitsweep.tables.communication import communication
 from vitsweep.tables.published import beside, published, with_conditions
+from vitsweep.tables.scaling import communication
 from vitsweep.tables.sweep_tables import SweepTables
 
 METHODS = {

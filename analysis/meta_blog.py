@@ -13,12 +13,12 @@ from analysis.study import main, with_conditions
 from vitsweep.charts.optimizer_step import optimizer_steps
 from vitsweep.charts.per_chip import per_chip
 from vitsweep.tables.cost import epoch_hours
+from vitsweep.tables.effects import waterfall
 from vitsweep.tables.names import with_changes
 from vitsweep.tables.published import beside, published
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import KEY, row_keys
-from vitsweep.tables.waterfall import waterfall
 
 BLOG = "Meta AI blog"
 FIGURE = ["value", "unit", "conditions", "sure", "source"]

@@ -16,7 +16,7 @@ from gpu_steps import Figures, Run, cell_of, largest_batch, our_step, reason_of
 
 from vitsweep.measure.monitors import DeviceMonitor
 from vitsweep.measure.utilization import throughput
-from vitsweep.techniques.precision.cast import set_process_flags
+from vitsweep.model.precision import set_process_flags
 from vitsweep.training.timed_steps import StepClock
 
 GRACE_S = 10.0

@@ -17,7 +17,7 @@ from vitsweep.techniques.sequence_parallel.ring_attention import (
     _merge,
     block_attention,
 )
-from vitsweep.training.captured_step import WARM_UP_STEPS
+from vitsweep.training.trainer import WARM_UP_STEPS
 from vitsweep.world import World, device_mesh
 
 TOKENS = 196

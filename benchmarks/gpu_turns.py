@@ -27,7 +27,7 @@ from torch import nn
 from vitsweep.measure.memory import peak_memory, reset_peak
 from vitsweep.measure.monitors import DeviceMonitor
 from vitsweep.measure.utilization import compute_dtype, throughput
-from vitsweep.techniques.precision.cast import set_process_flags
+from vitsweep.model.precision import set_process_flags
 from vitsweep.world import allow_tf32
 
 MOST_COMPILATIONS = 10_000

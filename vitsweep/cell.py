@@ -13,7 +13,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from vitsweep.collectives.messages import gathered
+from vitsweep.collectives.primitives import gathered
 from vitsweep.equivalence import not_proved, prove
 from vitsweep.errors import VitsweepError
 from vitsweep.measure.communication import (
@@ -22,8 +22,13 @@ from vitsweep.measure.communication import (
     profile_collectives,
     traced,
 )
-from vitsweep.measure.environment import environment, machine
-from vitsweep.measure.kernels_used import AttentionKernels, Compiled, converted_layers
+from vitsweep.measure.environment import (
+    AttentionKernels,
+    Compiled,
+    converted_layers,
+    environment,
+    machine,
+)
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
 from vitsweep.measure.monitors import ContentionMonitor, DeviceMonitor
 from vitsweep.measure.step_trace import RankTrace, TraceMarks, collective_ms, record_steps, reduced
@@ -32,9 +37,8 @@ from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
-from vitsweep.training.checkpoint_manager import CheckpointManager
+from vitsweep.training.checkpoint_manager import CheckpointManager, WeightKeeper
 from vitsweep.training.epochs import EpochSizes, Training, described, train_epochs
-from vitsweep.training.kept_weights import WeightKeeper
 from vitsweep.training.timed_steps import (
     TimedSteps,
     endless,

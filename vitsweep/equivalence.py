@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from vitsweep.collectives.messages import gathered
+from vitsweep.collectives.primitives import gathered
 from vitsweep.errors import VitsweepError
 from vitsweep.model.build import first_model
 from vitsweep.model.initialize import plain_name
@@ -24,7 +24,6 @@ from vitsweep.spec.model_variant import Averaging
 from vitsweep.techniques.attention.sdpa import HALF_ONLY
 from vitsweep.techniques.optimizer.muon import Muon
 from vitsweep.techniques.precision.full import FullPrecision
-from vitsweep.training.captured_step import WARM_UP_STEPS
 from vitsweep.training.optimizer_definitions import (
     EQUATIONS,
     ByEquations,
@@ -42,7 +41,7 @@ from vitsweep.training.reference import (
     plain_model,
 )
 from vitsweep.training.shards import Named, whole_tensors
-from vitsweep.training.trainer import MicroBatch, Trainer
+from vitsweep.training.trainer import WARM_UP_STEPS, MicroBatch, Trainer
 from vitsweep.training.update import names_in_blocks
 from vitsweep.world import World
 

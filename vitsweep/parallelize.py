@@ -20,12 +20,11 @@ import torch
 from torch import nn
 
 from vitsweep.errors import VitsweepError
-from vitsweep.model.draws import Draws
-from vitsweep.model.initialize import materialize, plain_name
+from vitsweep.model.initialize import Draws, materialize, plain_name
+from vitsweep.model.precision import autocast, cast_model, set_process_flags
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
-from vitsweep.techniques.precision.cast import autocast, cast_model, set_process_flags
-from vitsweep.training.drop_path import StochasticDepth
+from vitsweep.training.regularize import StochasticDepth
 from vitsweep.training.trainer import Criterion, Trainer, criterion_of
 from vitsweep.training.update import LocalShards, LossScaler, MasterWeights, parameter_groups
 from vitsweep.world import World

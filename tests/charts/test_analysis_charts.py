@@ -10,7 +10,7 @@ from tests.sample_sweep import sweep
 from tests.tables.test_effects import AVERAGE, LEVELS, TOGETHER, grid, simulated
 from tests.tables.test_roofline import METRICS
 from tests.tables.test_scaling_fit import amdahl, constant, curve
-from vitsweep.charts import days, effects, pareto, roofline, scaling, style
+from vitsweep.charts import effects, pareto, roofline, scaling, speedup, style
 from vitsweep.report.figures import CHARTS
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import effects as effects_table
@@ -130,7 +130,7 @@ def test_two_days_show_both_speedups_and_the_size_of_what_changed():
     a, baselines = simulate(truth, normal(0.01), np.random.default_rng(0))
     b, _ = simulate(truth | {"fast": 1.0}, normal(0.01), np.random.default_rng(1))
     found = sweep_diff(a, b, baselines, baselines)
-    axes = days.draw(found, {"fast": "O1", "same": "fsdp"}).axes[0]
+    axes = speedup.draw_changes(found, {"fast": "O1", "same": "fsdp"}).axes[0]
     assert names(axes) == ["O1", "fsdp"]
     shown = [t for t in texts(axes) if t]
     assert len(shown) == 1

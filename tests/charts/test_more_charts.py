@@ -28,12 +28,13 @@ from vitsweep.charts.per_chip import per_chip as per_chip_table
 from vitsweep.report.figures import drawn
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.tables import communication as communication_table
 from vitsweep.tables import cost
 from vitsweep.tables.cells import cells
+from vitsweep.tables.effects import waterfall as waterfall_table
 from vitsweep.tables.pareto import pareto_front
+from vitsweep.tables.scaling import PURPOSES
+from vitsweep.tables.scaling import communication as communication_of
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.waterfall import waterfall as waterfall_table
 
 
 def names(axes, which="y"):
@@ -177,13 +178,13 @@ def test_communication_names_the_degrees_where_they_are_all_that_differs():
             for d in (1, 2, 4)
         ]
     )
-    drawn = communication.draw(communication_table.communication(cells(runs, {}))).axes[0]
+    drawn = communication.draw(communication_of(cells(runs, {}))).axes[0]
     assert [name.rpartition(" ")[2] for name in names(drawn)] == ["ring=4", "ring=2", "ring=1"]
 
 
 def test_communication_stacks_purposes_and_marks_the_formula():
-    table = communication_table.communication(sweep("sequences").cells)
-    formula = {f"predicted_{p}": table[p] for p in communication_table.PURPOSES}
+    table = communication_of(sweep("sequences").cells)
+    formula = {f"predicted_{p}": table[p] for p in PURPOSES}
     axes = communication.draw(table.assign(**formula)).axes[0]
     assert axes.get_xlabel() == "Sent per rank and step (MiB)"
     assert set(legend(axes)) == {"parameter", "gradient", "activation", "formula"}

@@ -10,7 +10,7 @@ import torch
 import vitsweep
 from tests.cells import cell
 from tests.ranks import on_ranks
-from vitsweep.collectives.messages import from_first, gathered, gathered_tensors
+from vitsweep.collectives.primitives import from_first, gathered, gathered_tensors
 from vitsweep.world import World
 
 PICKLING = re.compile(

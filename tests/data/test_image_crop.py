@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitsweep.data.image_crop import Box, as_rgb, centre_box, cut, random_box
+from vitsweep.data.decoded_cache import Box, as_rgb, centre_box, cut, random_box
 
 
 def boxes(width: int, height: int, smallest_share: float = 0.08, count: int = 500) -> list[Box]:

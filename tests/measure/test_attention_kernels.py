@@ -5,7 +5,7 @@ import torch
 
 from tests.choices import choice
 from tests.shapes import build, step
-from vitsweep.measure.kernels_used import AttentionKernels
+from vitsweep.measure.environment import AttentionKernels
 
 
 @pytest.mark.parametrize(

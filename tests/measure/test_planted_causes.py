@@ -13,7 +13,7 @@ import torch
 from tests.cells import cell
 from tests.ranks import on_ranks
 from vitsweep.cell import _traced_steps
-from vitsweep.collectives.messages import gathered
+from vitsweep.collectives.primitives import gathered
 from vitsweep.measure.step_trace import RankTrace, trace_samples
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize

@@ -6,7 +6,7 @@ from tests.choices import choice
 from tests.shapes import NANO, build, replace, step
 from vitsweep.model import flops
 from vitsweep.model.attention import Attention, attend
-from vitsweep.model.multidim import MultiDimViT
+from vitsweep.model.vit import MultiDimViT
 from vitsweep.spec.model_spec import AxialViTSpec
 from vitsweep.spec.technique import AttentionPattern
 from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments

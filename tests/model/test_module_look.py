@@ -12,7 +12,7 @@ from tests.data.cells_and_worlds import world as lone_world
 from tests.ranks import on_ranks, placed
 from vitsweep.equivalence import prove
 from vitsweep.model.build import first_model
-from vitsweep.model.draws import Draws
+from vitsweep.model.initialize import Draws
 from vitsweep.model.module_look import listed
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.sweep_plan import PlannedCell

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitsweep.model.norm import layer_norm
+from vitsweep.model.precision import layer_norm
 
 ROWS, WIDTH = 12_544, 32
 """64 images of 196 tokens: what a ViT with 16 x 16 patches sums at 224 pixels."""

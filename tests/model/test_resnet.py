@@ -13,7 +13,7 @@ from tests.choices import choice
 from tests.equivalence import differences
 from tests.ranks import on_ranks
 from vitsweep.model import flops
-from vitsweep.model.resnet import ResNet
+from vitsweep.model.build import ResNet
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.spec.resnet_spec import ResNetSpec
 

@@ -15,7 +15,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.execution.code_hash import Sources
 from vitsweep.model.block import layers_of
 from vitsweep.model.build import build_model, first_model
-from vitsweep.model.counted_flops import counted
+from vitsweep.model.user_module import counted
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.world import World

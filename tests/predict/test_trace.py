@@ -5,9 +5,8 @@ import pytest
 from tests.cells import GPU_NODE, cell, entry
 from vitsweep.measure.utilization import hardware_flops
 from vitsweep.model.flops import num_parameters
-from vitsweep.predict.extrapolate import traced_depths
 from vitsweep.predict.step_trace import StepTrace
-from vitsweep.predict.trace import trace_cell, trace_rank, traceable
+from vitsweep.predict.trace import trace_cell, trace_rank, traceable, traced_depths
 
 PLAIN = ("sharding=none", "resources.ranks_per_node=1")
 FLOPS = [

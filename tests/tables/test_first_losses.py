@@ -6,7 +6,7 @@ from pandas import DataFrame
 from tests.builders import run, table
 from vitsweep.results.record import RunRecord
 from vitsweep.tables.cells import cells
-from vitsweep.tables.first_losses import with_wrong_losses
+from vitsweep.tables.load import with_wrong_losses
 
 BASE = {"fast": "base", "base": "base"}
 

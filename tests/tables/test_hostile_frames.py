@@ -9,7 +9,7 @@ import pytest
 from pandas import DataFrame
 
 from tests.builders import run, table
-from vitsweep.charts.caption import caption
+from vitsweep.charts.chart import caption
 from vitsweep.charts.optimizer_step import optimizer_steps
 from vitsweep.charts.per_chip import per_chip
 from vitsweep.errors import VitsweepError
@@ -17,21 +17,19 @@ from vitsweep.report.answer import answers, question
 from vitsweep.report.gate import gate
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.communication import communication
 from vitsweep.tables.comparison import paired
 from vitsweep.tables.cost import cost, epoch_hours, measured_with_peak
-from vitsweep.tables.diagnostics import diagnostics
+from vitsweep.tables.diagnostics import diagnostics, predicted_vs_measured
+from vitsweep.tables.effects import waterfall
 from vitsweep.tables.limits import limits
 from vitsweep.tables.load import tidy
 from vitsweep.tables.names import cell_names, with_changes
+from vitsweep.tables.notes import counts, coverage
 from vitsweep.tables.pareto import best_under, pareto_front
-from vitsweep.tables.prediction import predicted_vs_measured
 from vitsweep.tables.published import memory_parts
-from vitsweep.tables.reasons import counts, coverage
 from vitsweep.tables.render import cell_text, ranked
-from vitsweep.tables.scaling import scaling_efficiency
+from vitsweep.tables.scaling import communication, scaling_efficiency
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
-from vitsweep.tables.waterfall import waterfall
 
 SETTINGS = {
     "base": (100, {}),

@@ -12,14 +12,13 @@ from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.cost import cost, epoch_hours
 from vitsweep.tables.diagnostics import diagnostics
-from vitsweep.tables.effects import effects
+from vitsweep.tables.effects import effects, waterfall
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.reasons import coverage
+from vitsweep.tables.notes import coverage
 from vitsweep.tables.render import cell_text
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.waterfall import waterfall
 
 SETTINGS = {
     "base": {},

@@ -8,13 +8,13 @@ from vitsweep.charts.per_chip import per_chip
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.communication import communication
-from vitsweep.tables.prediction import (
+from vitsweep.tables.diagnostics import (
     predicted_vs_measured,
     prediction_sentence,
     predictions_text,
 )
 from vitsweep.tables.published import memory_parts
+from vitsweep.tables.scaling import communication
 
 
 def test_per_chip_is_relative_to_the_baseline_of_the_slowest_device():

@@ -1,4 +1,4 @@
-from vitsweep.tables.reasons import reason_lines
+from vitsweep.tables.notes import reason_lines
 
 CELLS = [
     {"precision": precision, "sharding": sharding, "ranks": "2"}

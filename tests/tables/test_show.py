@@ -7,7 +7,7 @@ from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.cells import cells
 from vitsweep.tables.formatting import markdown
-from vitsweep.tables.reasons import counts, coverage
+from vitsweep.tables.notes import counts, coverage
 from vitsweep.tables.render import _paired_note, cell_text, ranked
 
 BASELINES = {"base": "base", "fast": "base", "dead": "base"}

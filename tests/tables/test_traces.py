@@ -9,7 +9,7 @@ import pytest
 from tests.builders import run
 from vitsweep.report.html import write_report
 from vitsweep.results.store import Store
-from vitsweep.tables.traces import traces_of
+from vitsweep.tables.sweep_tables import traces_of
 
 STEP_MS = {"loop": 9.0, "foreach": 3.0}
 

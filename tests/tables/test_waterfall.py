@@ -8,9 +8,9 @@ from scipy import stats
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
 from vitsweep.tables.cells import cells
+from vitsweep.tables.effects import longest_sequence, waterfall
 from vitsweep.tables.names import with_changes
 from vitsweep.tables.stats import contrast
-from vitsweep.tables.waterfall import longest_sequence, waterfall
 
 O1 = {"precision": "O1"}
 FSDP = {"sharding": "fsdp"}

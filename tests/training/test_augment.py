@@ -13,7 +13,7 @@ from tests.data.cells_and_worlds import cell as data_cell
 from tests.data.cells_and_worlds import world
 from vitsweep.spec.task import Recipe
 from vitsweep.training import augment
-from vitsweep.training.augment import augmented
+from vitsweep.training.regularize import augmented
 
 
 def recipe(**settings: Any) -> Recipe:

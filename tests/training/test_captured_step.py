@@ -12,8 +12,7 @@ from tests.data.cells_and_worlds import world
 from tests.training.alone import ONE, alone, batch, trainer_of, weights
 from vitsweep.equivalence import prove
 from vitsweep.errors import VitsweepError
-from vitsweep.training.captured_step import WARM_UP_STEPS, CapturedStep
-from vitsweep.training.trainer import Trainer
+from vitsweep.training.trainer import WARM_UP_STEPS, CapturedStep, Trainer
 
 EXACT = ("precision.dtype=float64", "optimizer=adamw_loop")
 
@@ -104,7 +103,7 @@ def test_the_proof_before_timing_reaches_replayed_steps(
         recorders.append(OnCpu())
         return recorders[-1]
 
-    monkeypatch.setattr("vitsweep.training.captured_step.CudaRecorder", on_cpu)
+    monkeypatch.setattr("vitsweep.training.trainer.CudaRecorder", on_cpu)
     graphs = entry(*TINY, *ONE, f"compilation={choice}").spec.compilation
     prove(replace(alone(EXACT[0], "optimizer=sgd_loop"), compilation=graphs), world())
     assert all(recorder.calls.count("replay") >= 2 for recorder in recorders)

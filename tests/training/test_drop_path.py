@@ -14,7 +14,7 @@ from vitsweep.model.block import blocks_of
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.drop_path import DroppingBlock, StochasticDepth
+from vitsweep.training.regularize import DroppingBlock, StochasticDepth
 from vitsweep.training.trainer import Trainer
 
 RATE = 0.5

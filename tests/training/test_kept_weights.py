@@ -13,8 +13,8 @@ from tests.ranks import on_ranks, placed
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.checkpoint_manager import AVERAGED_FILE, FILE, WeightKeeper
 from vitsweep.training.epochs import train_epochs
-from vitsweep.training.kept_weights import AVERAGED_FILE, FILE, WeightKeeper
 from vitsweep.world import World
 
 TRAINING = (

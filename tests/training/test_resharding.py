@@ -22,10 +22,10 @@ from vitsweep.training.checkpoint import Position
 from vitsweep.training.checkpoint_files import (
     INFO_FILE,
     TrainingInterrupted,
+    other_course,
 )
 from vitsweep.training.checkpoint_manager import CheckpointManager, StopConsensus
 from vitsweep.training.epochs import train_epochs
-from vitsweep.training.resume_compat import other_course
 from vitsweep.training.shards import boxes
 from vitsweep.world import World
 

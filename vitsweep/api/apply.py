@@ -232,7 +232,7 @@ class _Process:
         """
         import torch
 
-        from vitsweep.techniques.precision.cast import set_process_flags
+        from vitsweep.model.precision import set_process_flags
 
         if not any(user is each for each in self._users):
             raise VitsweepError("This cell was closed: call `vitsweep.apply` for a new one.")
@@ -327,9 +327,8 @@ def for_model(cell: CellSpec, model: "nn.Module") -> CellSpec:
     Raises:
         VitsweepError: it is a model of vitsweep's of another shape.
     """
-    from vitsweep.model.multidim import MultiDimViT
-    from vitsweep.model.resnet import ResNet
-    from vitsweep.model.vit import ViT
+    from vitsweep.model.build import ResNet
+    from vitsweep.model.vit import MultiDimViT, ViT
 
     if isinstance(model, ViT | MultiDimViT | ResNet):
         if model.spec != cell.shape:

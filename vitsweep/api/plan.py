@@ -37,7 +37,7 @@ from vitsweep.tables.formatting import (
     values,
     with_interval,
 )
-from vitsweep.tables.reasons import reason_lines
+from vitsweep.tables.notes import reason_lines
 from vitsweep.tables.render import as_table
 
 if TYPE_CHECKING:

@@ -4,11 +4,9 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import Chart
-from vitsweep.charts.series import labels
-from vitsweep.tables import communication as communication_table
-from vitsweep.tables.communication import PURPOSES
+from vitsweep.charts.chart import Chart, labels
 from vitsweep.tables.formatting import cell_label, number
+from vitsweep.tables.scaling import PURPOSES, communication
 from vitsweep.tables.sweep_tables import SweepTables
 
 MIB = 2.0**20
@@ -18,12 +16,12 @@ COLOURS = dict(zip(PURPOSES, ("#4477aa", "#88ccee", "#aa4499"), strict=True))
 
 def table_of(tables: SweepTables) -> DataFrame:
     """Return the bytes sent, where anything was sent."""
-    table = communication_table.communication(tables.settings)
+    table = communication(tables.settings)
     return table[table["bytes_per_step"] > 0]
 
 
 def draw(table: DataFrame) -> Figure:
-    """Draw the table of `tables.communication`: stacked counts, a diamond at the formula's total."""
+    """Draw the table of `tables.scaling.communication`: stacked counts, a diamond at the formula's total."""
     shown = table.sort_values("bytes_per_step", ascending=False).head(MOST)
     figure, axes = style.new_figure(8.6, style.height(len(shown)))
     left = shown["bytes_per_step"] * 0.0

@@ -4,8 +4,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart
-from vitsweep.charts.series import labels, looks
+from vitsweep.charts.chart import NOTHING, Chart, labels, looks
 from vitsweep.tables import cost
 from vitsweep.tables.formatting import missing, number, plain
 from vitsweep.tables.names import cell_names

@@ -6,8 +6,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart, mixed
-from vitsweep.charts.series import labels, looks
+from vitsweep.charts.chart import NOTHING, Chart, labels, looks, mixed
 from vitsweep.tables import cost
 from vitsweep.tables.formatting import missing
 from vitsweep.tables.names import cell_names

@@ -7,8 +7,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart, mixed
-from vitsweep.charts.series import labels, looks
+from vitsweep.charts.chart import NOTHING, Chart, labels, looks, mixed
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import times

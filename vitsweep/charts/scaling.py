@@ -8,8 +8,7 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import HOLLOW, NOTHING, Chart, mixed
-from vitsweep.charts.series import Look, fastest, labels, looks
+from vitsweep.charts.chart import HOLLOW, NOTHING, Chart, Look, fastest, labels, looks, mixed
 from vitsweep.tables.sweep_tables import SweepTables
 
 TITLES = {

@@ -6,8 +6,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart, mixed
-from vitsweep.charts.series import Look, fastest, looks, settings
+from vitsweep.charts.chart import NOTHING, Chart, Look, fastest, looks, mixed, settings
 from vitsweep.tables.accuracy import mean_curve, training_curves
 from vitsweep.tables.sweep_tables import SweepTables
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from vitsweep.collectives import primitives
-from vitsweep.collectives.padding import check_share, pad
+from vitsweep.collectives.primitives import check_share, pad
 
 # The two pairs of Megatron's operators around a pair of split matrices (arXiv:1909.08053, 2205.05198).
 #

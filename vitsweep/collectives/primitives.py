@@ -1,17 +1,80 @@
-"""Collectives on one tensor along any axis, without gradients, and why each of them is sent.
+"""Collectives on one tensor along any axis, without gradients, and what ranks tell each other.
 
 Spelled for torch 2.11 and 2.13.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
+
+
+def padded_share(length: int, ranks: int) -> int:
+    """Length of every rank's part, padding included."""
+    return -(-length // ranks)
+
+
+def unpadded_length(length: int, part: int, index: int) -> int:
+    """Length without padding of part number `index`, where every part is `part` long."""
+    return min(part, max(0, length - index * part))
+
+
+def pad(x: Tensor, axis: int, ranks: int) -> Tensor:
+    """Append zeros along `axis` until its length is a multiple of `ranks`."""
+    missing = padded_share(x.shape[axis], ranks) * ranks - x.shape[axis]
+    return pad_to(x, axis, x.shape[axis] + missing)
+
+
+def pad_to(x: Tensor, axis: int, length: int) -> Tensor:
+    """Append zeros along `axis` up to `length`."""
+    missing = length - x.shape[axis]
+    if not missing:
+        return x
+    return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, missing])
+
+
+def check_share(x: Tensor, axis: int, length: int, group: ProcessGroup) -> None:
+    """Make sure that a rank holds its share of an axis: unequal shares would hang a collective.
+
+    Raises:
+        ValueError: the local length is another than `padded_share(length, size)`.
+    """
+    expected = padded_share(length, group.size())
+    if x.shape[axis] != expected:
+        raise ValueError(
+            f"Axis {axis} of a tensor {tuple(x.shape)} has {x.shape[axis]} positions on rank "
+            f"{group.rank()}; {length} positions over {group.size()} ranks are {expected} on each, "
+            "padding included. Split it with `resharding.split`."
+        )
+
+
+# Where parameters lie in a flat buffer (needs torch).
+
+
+ALIGNMENT_BYTES = 256
+"""Every view starts at a multiple of it: matrix kernels want aligned operands (cuBLAS: 16 B)."""
+
+
+def aligned(numbers: int, element_size: int) -> int:
+    """Return the least multiple of the alignment that holds so many numbers, in numbers."""
+    step = ALIGNMENT_BYTES // element_size
+    return -(-numbers // step) * step
+
+
+def view_like(buffer: Tensor, like: Tensor, start: int) -> Tensor:
+    """Return a part of `buffer` with the shape of `like`, channels_last where `like` is."""
+    part = buffer[start : start + like.numel()]
+    if like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last):
+        return part.as_strided(like.size(), like.stride(), part.storage_offset())
+    return part.view(like.shape)
+
 
 Purpose = Literal["parameter", "gradient", "activation"]
 
@@ -179,3 +242,86 @@ class RingPass:
         for work in self._works:
             work.wait()
         return self._received
+
+
+# Values that ranks tell each other, as JSON or as tensors: nothing that another sends is unpickled.
+# `torch.distributed`'s own object collectives unpickle, so that whoever can reach the port of a run's
+# store could make its ranks execute code.
+
+
+def gathered(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return the values of all ranks of a group, by rank; every rank of it calls this.
+
+    Args:
+        value: as JSON takes it; numbers of NumPy become those of Python, tuples become lists.
+        group: None for all ranks.
+    """
+    if not dist.is_initialized():
+        return [value]
+    own, count = _encoded(value, group), dist.get_world_size(group)
+    lengths = [torch.zeros(1, dtype=torch.int64, device=own.device) for _ in range(count)]
+    dist.all_gather(lengths, torch.tensor([len(own)], device=own.device), group=group)
+    longest = max(int(length) for length in lengths)
+    padded = torch.cat([own, own.new_zeros(longest - len(own))])
+    texts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(texts, padded, group=group)
+    return [_decoded(text[: int(size)]) for text, size in zip(texts, lengths, strict=True)]
+
+
+def from_first(value: Any, group: dist.ProcessGroup | None = None, rank: int = 0) -> Any:
+    """Return the value of one rank of a group, the first; those of the others do not matter."""
+    if not dist.is_initialized():
+        return value
+    source = _global(rank, group)
+    content = _encoded(value if source == dist.get_rank() else None, group)
+    length = torch.tensor([len(content)], device=content.device)
+    dist.broadcast(length, source, group=group)
+    if source != dist.get_rank():
+        content = torch.empty(int(length), dtype=torch.uint8, device=content.device)
+    dist.broadcast(content, source, group=group)
+    return _decoded(content)
+
+
+def gathered_tensors(
+    tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None
+) -> list[dict[str, Tensor]]:
+    """Return the tensors of all ranks of a group, by rank; shapes and types may differ.
+
+    Args:
+        tensors: of this rank, on the device of the group.
+        group: None for all ranks.
+    """
+    described = {
+        k: (list(v.shape), str(v.dtype).removeprefix("torch.")) for k, v in tensors.items()
+    }
+    found: list[dict[str, Tensor]] = []
+    for rank, those in enumerate(gathered(described, group)):
+        source = _global(rank, group)
+        parts = {}
+        for name, (shape, dtype) in those.items():
+            if source == dist.get_rank():
+                part = tensors[name].detach().contiguous()
+            else:
+                part = torch.empty(shape, dtype=getattr(torch, dtype), device=_device(group))
+            dist.broadcast(part.reshape(-1).view(torch.uint8), source, group=group)
+            parts[name] = part
+        found.append(parts)
+    return found
+
+
+def _encoded(value: Any, group: dist.ProcessGroup | None) -> Tensor:
+    text = json.dumps(value, default=lambda number: number.item()).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(_device(group))
+
+
+def _decoded(text: Tensor) -> Any:
+    return json.loads(text.cpu().numpy().tobytes())
+
+
+def _global(rank: int, group: dist.ProcessGroup | None) -> int:
+    return rank if group is None else dist.get_global_rank(group, rank)
+
+
+def _device(group: dist.ProcessGroup | None) -> torch.device:
+    on_gpu = dist.get_backend(group) == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

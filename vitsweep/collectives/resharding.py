@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from vitsweep.collectives import primitives
-from vitsweep.collectives.padding import check_share, pad, padded_share
-from vitsweep.collectives.primitives import exchange_chunks
+from vitsweep.collectives.primitives import check_share, exchange_chunks, pad, padded_share
 
 
 def split(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:

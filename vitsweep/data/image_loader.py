@@ -1,18 +1,30 @@
 """Batches of an image folder that processes or threads read while the model trains."""
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from vitsweep.data.batches import ReplicaSampler
-from vitsweep.data.decoded_cache import DecodedImages, decoded_images
+from vitsweep.data.decoded_cache import (
+    DecodedImages,
+    centre_box,
+    cut,
+    decode,
+    decoded_images,
+    random_box,
+)
 from vitsweep.data.folder_scan import Files, files
-from vitsweep.data.image_reader import ImageReader, Read
-from vitsweep.data.image_threads import ThreadedReads
 from vitsweep.data.loader_batches import LoaderBatches, Pair, Request
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
@@ -20,6 +32,189 @@ from vitsweep.world import World
 
 if TYPE_CHECKING:
     from vitsweep.data.image_folder import ImageFolder
+
+# Reading batches of images from files: in processes of a loader, or in threads of the rank.
+
+
+class Read(NamedTuple):
+    """A batch that was read.
+
+    Attributes:
+        images: (B, H, W, 3) uint8: a quarter of the bytes that would travel as float32.
+        labels: (B,) int64.
+        damaged: path and reason of every image that could not be read.
+    """
+
+    images: Tensor
+    labels: Tensor
+    damaged: list[tuple[str, str]]
+
+
+class ImageReader(Dataset[Read]):
+    """Reads requests, for training (random cuts) or for a test (centre cuts).
+
+    A damaged image is replaced by the next readable one when training. In a test it is left out
+    instead: no other image may count twice.
+
+    Args:
+        files: of one split.
+        side: of a cut, in pixels.
+        crop_share: smallest share of the area when training, share of the shorter side in a test.
+        training: cut and mirror at random.
+        seed: decides the cuts, together with epoch and row.
+        max_damaged: a request that meets more damaged images is given up: the run will fail.
+        decoded: the pixels of the split, where they are kept; None decodes the files.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        side: int,
+        crop_share: float,
+        training: bool,
+        seed: int,
+        max_damaged: int,
+        decoded: DecodedImages | None = None,
+    ) -> None:
+        self.files, self.side, self.crop_share = files, side, crop_share
+        self.training, self.seed, self.max_damaged = training, seed, max_damaged
+        self.decoded = decoded
+
+    def __getitem__(self, request: Request) -> Read:
+        """Read one batch; it is shorter than asked where damaged images were left out."""
+        images, labels = self.empty(len(request.rows))
+        count, damaged = self.fill(request, images.numpy(), labels.numpy())
+        return Read(images[:count], labels[:count], list(damaged.items()))
+
+    def empty(self, count: int, *, pinned: bool = False) -> tuple[Tensor, Tensor]:
+        """Return room for images (count, H, W, 3) uint8 and labels (count,)."""
+        images = torch.empty((count, self.side, self.side, 3), dtype=torch.uint8, pin_memory=pinned)
+        return images, torch.empty(count, dtype=torch.int64, pin_memory=pinned)
+
+    def fill(
+        self, request: Request, images: NDArray[np.uint8], labels: NDArray[np.int64]
+    ) -> tuple[int, dict[str, str]]:
+        """Read a request into arrays; return how many images there are, and path -> why not."""
+        damaged: dict[str, str] = {}
+        count = 0
+        for row in request.rows.tolist():
+            readable = self._first_readable(self._candidates(row), damaged)
+            if readable is not None:
+                found, image = readable
+                images[count] = self._cut(image, found, request.epoch)
+                labels[count] = self.files.labels[found]
+                count += 1
+        return count, damaged
+
+    def _candidates(self, row: int) -> Iterable[int]:
+        if not self.training:
+            return (row,)
+        count = len(self.files)
+        return ((row + step) % count for step in range(count))
+
+    def _first_readable(
+        self, rows: Iterable[int], damaged: dict[str, str]
+    ) -> tuple[int, Image.Image] | None:
+        for row in rows:
+            if len(damaged) > self.max_damaged:
+                return None
+            image = self.decoded.image(row) if self.decoded else decode(self.files.path(row))
+            if not isinstance(image, str):
+                return row, image
+            damaged[self.files.path(row)] = image
+        return None
+
+    def _cut(self, image: Image.Image, row: int, epoch: int) -> NDArray[np.uint8]:
+        if not self.training:
+            return cut(image, centre_box(*image.size, self.crop_share), self.side)
+        random = np.random.default_rng((self.seed, epoch, row))
+        box = random_box(*image.size, self.crop_share, random)
+        return cut(image, box, self.side, mirrored=bool(random.random() < 0.5))
+
+
+PARTS_PER_THREAD = 4
+"""Parts of a micro-batch per thread: a thread with larger images leaves the last ones to others."""
+
+Part = Future[tuple[int, dict[str, str]]]
+
+
+@dataclass
+class _Reading:
+    """A request that threads are reading: its parts fill slices of the same tensors."""
+
+    images: Tensor
+    labels: Tensor
+    parts: list[tuple[slice, Part]]
+
+    def wait(self) -> Read:
+        """Return the batch when all parts are read; images that were left out close up."""
+        damaged: dict[str, str] = {}
+        kept: list[Tensor] = []
+        for rows, part in self.parts:
+            count, found = part.result()
+            damaged |= found
+            kept.append(torch.arange(rows.start, rows.start + count))
+        read = torch.cat(kept)
+        if len(read) < len(self.labels):
+            return Read(self.images[read], self.labels[read], list(damaged.items()))
+        return Read(self.images, self.labels, list(damaged.items()))
+
+
+class ThreadedReads(Iterator[Read]):
+    """Batches in the order of the requests; reading begins at once.
+
+    Args:
+        reader: reads a request; its methods are called from several threads.
+        requests: without end, or to the end of a test.
+        num_threads: that read.
+        prefetch_batches: batches that are read ahead.
+        pinned: deliver page-locked memory, from which copies to a GPU run beside the host.
+    """
+
+    def __init__(
+        self,
+        reader: ImageReader,
+        requests: Iterable[Request],
+        num_threads: int,
+        prefetch_batches: int,
+        *,
+        pinned: bool,
+    ) -> None:
+        Image.preinit()  # threads would register Pillow's formats at the same time
+        self._reader, self._requests, self._pinned = reader, iter(requests), pinned
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="image-loader")
+        self._ahead = deque(map(self._start, islice(self._requests, prefetch_batches)))
+
+    def __next__(self) -> Read:
+        """Return the next batch; wait for it where it is late."""
+        if not self._ahead:
+            self.close()
+            raise StopIteration
+        reading = self._ahead.popleft()
+        self._ahead.extend(map(self._start, islice(self._requests, 1)))
+        return reading.wait()
+
+    def close(self) -> None:
+        """Let the threads end; nothing more is read."""
+        self._ahead.clear()
+        self._requests = iter(())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, request: Request) -> _Reading:
+        images, labels = self._reader.empty(len(request.rows), pinned=self._pinned)
+        pixels, classes = images.numpy(), labels.numpy()
+        size = -(-len(request.rows) // (PARTS_PER_THREAD * self._num_threads))
+        parts = []
+        for first in range(0, len(request.rows), size):
+            rows = slice(first, first + size)
+            part = Request(request.epoch, request.rows[rows])
+            parts.append(
+                (rows, self._pool.submit(self._reader.fill, part, pixels[rows], classes[rows]))
+            )
+        return _Reading(images, labels, parts)
+
 
 LOG = logging.getLogger(__name__)
 

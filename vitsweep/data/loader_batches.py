@@ -34,7 +34,7 @@ START_METHOD = "forkserver"
 
 def start_fork_server() -> None:
     """Let the server import torch while the rank builds its model."""
-    forkserver.set_forkserver_preload(["torch", "vitsweep.data.image_reader"])
+    forkserver.set_forkserver_preload(["torch", "vitsweep.data.image_loader"])
     forkserver.ensure_running()
 
 

@@ -68,7 +68,7 @@ def run_rank_in_process(request: RunRequest, cell: CellSpec, rank: int, local_ra
 
     There is no supervisor: an exception ends the process, and the launcher of the ranks sees it.
     """
-    from vitsweep.collectives.messages import from_first
+    from vitsweep.collectives.primitives import from_first
 
     _set_up(cell, local_rank)
     with joined_process_group(cell, rank, local_rank, request.init_method) as world:

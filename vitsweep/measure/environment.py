@@ -1,13 +1,21 @@
-"""Hardware and software that a run was made with."""
+"""Hardware, software and kernels that a run was made with."""
 
 import os
 import platform
+import re
 import socket
+import sys
+from collections import Counter
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from vitsweep.measure.communication import observing
+from vitsweep.model.initialize import plain_name
 from vitsweep.rates.device import cpu_half_precision, cpu_model, device_name
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -72,3 +80,157 @@ def _driver() -> str | None:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except Exception:  # only a column of the record
         return None
+
+
+# Which attention kernel really runs, whichever was asked for.
+
+KERNELS = {
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_flash_attention_for_cpu": "flash (cpu)",
+    "_scaled_dot_product_efficient_attention": "efficient",
+    "_scaled_dot_product_cudnn_attention": "cudnn",
+    "_scaled_dot_product_fused_attention_overrideable": "of the device",
+    "flex_attention": "flex",
+}
+"""Operation that torch dispatches -> kernel."""
+SOFTMAX = ("_softmax", "_safe_softmax")
+"""Without a fused kernel the scores are normalised by one of these."""
+
+
+class AttentionKernels(AbstractContextManager["AttentionKernels"]):
+    """Notes the attention kernels of the operations inside the block."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, None] = {}
+        self._softmax = False
+        self._mode: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> "AttentionKernels":
+        try:
+            self._mode = observing(self._note)
+            self._mode.__enter__()
+        except ImportError:  # this torch has no dispatch modes as they are used here
+            self._mode = None
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(*raised)
+
+    @property
+    def name(self) -> str | None:
+        """The kernels, `math` where none was fused, None where no attention was seen."""
+        if self._found:
+            return ", ".join(self._found)
+        return "math" if self._softmax else None
+
+    def _note(self, func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = getattr(func, "_schema", None)
+        short = (
+            name.name.split("::")[-1] if name is not None else str(getattr(func, "__name__", ""))
+        )
+        kernel = KERNELS.get(short)
+        if kernel == "flash":
+            kernel = _flash()
+        if kernel:
+            self._found[kernel] = None
+        elif short in SOFTMAX and args and isinstance(args[0], torch.Tensor) and args[0].ndim > 2:
+            self._softmax = True
+
+
+def _flash() -> str:
+    """Return the implementation of flash attention that is registered, such as `flash (FA3)`."""
+    try:
+        from torch.nn.attention import current_flash_attention_impl
+    except ImportError:
+        return "flash"
+    found = current_flash_attention_impl()
+    return f"flash ({found})" if found else "flash"
+
+
+# How many graphs torch.compile has compiled, and for how long.
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What torch.compile has done in this process.
+
+    Attributes:
+        graphs: compiled, each with its backward graph; None where unknown.
+        seconds: that it took; None where unknown.
+        skipped: CUDA graphs that TorchInductor left out; None where unknown.
+    """
+
+    graphs: int | None
+    seconds: float | None
+    skipped: int | None
+
+    @classmethod
+    def so_far(cls) -> "Compiled":
+        """Return all that was compiled up to now."""
+        return cls(compiled_graphs(), compile_seconds(), skipped_graphs())
+
+    def since(self, before: "Compiled") -> "Compiled":
+        """Return what was compiled after an earlier look."""
+        graphs, seconds, skipped = None, None, None
+        if self.graphs is not None and before.graphs is not None:
+            graphs = self.graphs - before.graphs
+        if self.seconds is not None and before.seconds is not None:
+            seconds = self.seconds - before.seconds
+        if self.skipped is not None and before.skipped is not None:
+            skipped = self.skipped - before.skipped
+        return Compiled(graphs, seconds, skipped)
+
+
+def compiled_graphs() -> int | None:
+    """Return the graphs that were compiled in this process so far, each with its backward graph.
+
+    A graph that is cut (by a hook, or by DDP's buckets) counts once per part. The counter is private
+    to torch: None where it is missing.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")  # importing it takes a second
+    if dynamo is None:
+        return 0
+    counters = getattr(dynamo, "counters", None)
+    return None if counters is None else int(counters["aot_autograd"]["total"])
+
+
+def skipped_graphs() -> int | None:
+    """Return how often TorchInductor went without a CUDA graph that was asked for.
+
+    It only logs why. The counter is private to torch: None where it is missing.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return 0
+    counters = getattr(dynamo, "counters", None)
+    return None if counters is None else int(counters["inductor"]["cudagraph_skips"])
+
+
+def compile_seconds() -> float | None:
+    """Return the seconds that torch.compile took in this process so far, backward graphs included.
+
+    The sums are private to torch: None where they are missing.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return 0.0
+    spent = getattr(dynamo, "cumulative_time_spent_ns", None)
+    if spent is None:
+        return None
+    # the first contains the forward graph's compilation by TorchInductor, the second is apart
+    return float(
+        sum(spent.get(k, 0) for k in ("entire_frame_compile", "entire_backward_compile")) / 1e9
+    )
+
+
+# Which layers multiply in float8, for the record.
+
+
+def converted_layers(model: nn.Module) -> str | None:
+    """Return the names of the linears that multiply in float8, blocks counted together; None for none."""
+    names = [
+        name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"
+    ]
+    found = Counter(re.sub(r"^(.*?blocks)\.\d+\.", r"\1.*.", plain_name(name)) for name in names)
+    return ", ".join(f"{count} x {name}" for name, count in found.items()) or None

@@ -80,7 +80,7 @@ def utilization(
 def _flops_and_parameters(cell: CellSpec) -> tuple[int, int]:
     """Return the FLOPs of one image, forward and backward, and the number of parameters."""
     if isinstance(cell.model, ModuleSpec):
-        from vitsweep.model.counted_flops import counted  # loads torch
+        from vitsweep.model.user_module import counted  # loads torch
 
         return counted(cell.model, cell.batch.resolution_px)
     return train_flops(*_shape(cell), cell.attention_pattern), num_parameters(*_shape(cell))

@@ -4,19 +4,31 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitsweep.errors import BadValueError
 from vitsweep.model.block import mark_layers
-from vitsweep.model.module_look import MOST_NAMES, Look, listed, logits_of, look_at
+from vitsweep.model.module_look import (
+    MOST_NAMES,
+    Look,
+    differentiable,
+    listed,
+    logits_of,
+    look_at,
+    outputs_of,
+)
+from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.spec.from_yaml import wrong_function
 
 if TYPE_CHECKING:
     from vitsweep.model.module_spec import ModuleSpec
     from vitsweep.spec.cell_spec import CellSpec
+
 
 MOST_CANDIDATES = 8
 AUTO = "auto"
@@ -380,3 +392,50 @@ def shortened(text: str) -> str:
     if len(parts) <= 2 * MOST_NAMES:  # a sentence or two
         return text
     return f"{', '.join(parts[:MOST_NAMES])} and {len(parts) - MOST_NAMES} more"
+
+
+# FLOPs of a module whose formula nobody wrote, by torch's counter.
+
+IMAGES = 2
+"""BatchNorm takes no batch of one value."""
+
+
+class Counted(NamedTuple):
+    """What was counted.
+
+    Attributes:
+        train_flops: of one image, forward and backward; one multiply-add is two FLOPs, only matrix
+            products, convolutions and attention count.
+        num_parameters: of the module.
+    """
+
+    train_flops: int
+    num_parameters: int
+
+
+_COUNTED: dict[tuple[str, int], Counted] = {}
+
+
+def counted(spec: ModuleSpec, resolution_px: int) -> Counted:
+    """Count one forward and backward pass, on `meta`, or on the host where the module fails there."""
+    key = spec.key, resolution_px
+    if key not in _COUNTED:
+        module = without_weights(spec, resolution_px)
+        try:
+            _COUNTED[key] = _count(module, spec, resolution_px)
+        except Exception:  # whatever an operation without a meta kernel raises
+            _COUNTED[key] = _count(build_module(spec, resolution_px), spec, resolution_px)
+    return _COUNTED[key]
+
+
+def _count(module: torch.nn.Module, spec: ModuleSpec, resolution_px: int) -> Counted:
+    parameters = list(module.parameters())
+    device = parameters[0].device if parameters else torch.device("cpu")
+    example = example_of(spec, IMAGES, resolution_px)
+    batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), example)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        torch.stack(
+            [part.sum() for part in differentiable(outputs_of(module, batch))]
+        ).sum().backward()
+    return Counted(counter.get_total_flops() // IMAGES, sum(p.numel() for p in parameters))

@@ -13,8 +13,8 @@ from vitsweep.spec.resolve import resolve
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.spec.rules import conflicts, lacking_here
 from vitsweep.spec.task import OPTIMIZER_FIELDS
-from vitsweep.tables.reasons import reason_lines
-from vitsweep.training.resume_compat import resume_conflicts
+from vitsweep.tables.notes import reason_lines
+from vitsweep.training.checkpoint_files import resume_conflicts
 
 _GROUPS = tuple(part.name for part in fields(CellSpec) if part.name != "seed")
 

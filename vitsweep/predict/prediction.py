@@ -11,10 +11,10 @@ import psutil
 from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
 from vitsweep.predict.measured_rates import calibrated_rates
 from vitsweep.predict.profile_rates import TableRates, UncalibratedCpuRates
-from vitsweep.predict.rates import Rates
 from vitsweep.predict.step_time import (
     NO_RESIDUALS,
     PARTS,
+    Rates,
     ResidualModel,
     StepTimePrediction,
     predict_step,

@@ -4,13 +4,13 @@ from math import ceil, log, nan
 
 from pandas import DataFrame, Series
 
-from vitsweep.charts.caption import values
+from vitsweep.charts.chart import values
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables import formatting
 from vitsweep.tables.names import MANY, cell_names, named, varying, with_changes
-from vitsweep.tables.reasons import counts
+from vitsweep.tables.notes import counts
 from vitsweep.tables.speedup import one_look
 from vitsweep.tables.stats import Claim, any_look_half_width, half_width
 from vitsweep.tables.valid_runs import checked_cells, row_keys

@@ -7,8 +7,7 @@ from importlib import import_module
 from matplotlib.figure import Figure
 
 from vitsweep.charts import style
-from vitsweep.charts.caption import caption
-from vitsweep.charts.chart import Chart
+from vitsweep.charts.chart import Chart, caption
 from vitsweep.tables.sweep_tables import SweepTables
 
 

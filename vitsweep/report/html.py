@@ -28,7 +28,7 @@ from vitsweep.results.store import Store
 from vitsweep.tables.causes import explanations
 from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.cost import peaks_gib, repayments, with_peak
-from vitsweep.tables.diagnostics import diagnostics
+from vitsweep.tables.diagnostics import diagnostics, prediction_sentence, predictions_text
 from vitsweep.tables.formatting import (
     any_value,
     csv_text,
@@ -40,10 +40,14 @@ from vitsweep.tables.formatting import (
 )
 from vitsweep.tables.limits import limit_answer, limits_text
 from vitsweep.tables.names import CHOICES, cell_names, environment_columns, metric_columns, varying
-from vitsweep.tables.notes import empty_metrics, half_precision_note
-from vitsweep.tables.prediction import prediction_sentence, predictions_text
+from vitsweep.tables.notes import (
+    counts,
+    coverage,
+    empty_metrics,
+    half_precision_note,
+    unmeasured_lines,
+)
 from vitsweep.tables.race import race_answer, race_lines, race_table, race_text
-from vitsweep.tables.reasons import counts, coverage, unmeasured_lines
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.replicates import replicates_answer
 from vitsweep.tables.scaling import exposed_text

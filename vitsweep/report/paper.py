@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.caption import dates, ranks, values
+from vitsweep.charts.chart import dates, ranks, values
 from vitsweep.errors import VitsweepError
 from vitsweep.files import write_atomically
 from vitsweep.report.figures import drawn

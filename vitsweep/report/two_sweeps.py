@@ -6,8 +6,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pandas import DataFrame
 
-from vitsweep.charts import days, style
-from vitsweep.charts.caption import caption
+from vitsweep.charts import speedup, style
+from vitsweep.charts.chart import caption
 from vitsweep.errors import VitsweepError
 from vitsweep.files import write_atomically
 from vitsweep.results.store import Store
@@ -112,7 +112,7 @@ def _names(sweeps: dict[str, SweepTables]) -> dict[str, str]:
 def _chart(changes: DataFrame, names: dict[str, str], folder: Path) -> Markup | None:
     if not (changes["change"].notna() & (changes["claim"] != Claim.baseline)).any():
         return None
-    figure = style.freeze_layout(days.draw(changes, names))
+    figure = style.freeze_layout(speedup.draw_changes(changes, names))
     svg = style.to_svg(figure)
     write_atomically(folder / "days.svg", svg)
     write_atomically(folder / "days.png", style.to_png(figure))

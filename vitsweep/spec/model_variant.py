@@ -19,7 +19,7 @@ class ModelVariant(Technique):
     part_of_training = True
 
     draws: ClassVar[bool] = False
-    """True where a forward pass in training makes random choices, those of `model.draws`."""
+    """True where a forward pass in training makes random choices, those of `model.initialize`."""
 
     group: ClassVar[str]
     """The name of the group in `conf/`."""

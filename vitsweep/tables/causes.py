@@ -28,8 +28,8 @@ from vitsweep.tables.formatting import (
     values,
     with_interval,
 )
-from vitsweep.tables.moved import moved_elsewhere
 from vitsweep.tables.names import CHOICES, cell_names, varying
+from vitsweep.tables.speedup import moved_elsewhere
 from vitsweep.tables.stats import mean_interval
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_runs, counted, keyed

@@ -1,10 +1,14 @@
-"""Metrics of the user's that have no value in runs that were measured, and why, in one sentence each."""
+"""Sentences beside a table: why cells were not measured, metrics are empty, half precision is no faster."""
+
+from collections.abc import Mapping, Sequence
 
 from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import own_metrics
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import count
+from vitsweep.tables.formatting import as_text, count, missing, plain, status_words
+from vitsweep.tables.names import MANY, cell_names, varying
+from vitsweep.tables.valid_runs import checked_cells
 
 LONGEST_REASON = 300
 """Characters that a sentence shows of what a function raised or returned."""
@@ -77,3 +81,93 @@ def half_precision_note(cells: DataFrame) -> str:
         f"With a width of {width:g} matrix products are a small part of the step: half precision speeds up "
         "wider models."
     )
+
+
+# Cells that share a reason, in one line instead of one long row each.
+
+Settings = Mapping[str, str]
+"""Key -> value of what distinguishes a cell from the others."""
+
+
+def unmeasured_lines(cells: DataFrame) -> list[str]:
+    """Return one line per status and reason of the cells that were not measured."""
+    return lines_of(cells, cells["status"] != Status.measured)
+
+
+def lines_of(cells: DataFrame, chosen: Series) -> list[str]:
+    """Return one line per status and reason of the chosen cells; the others tell them apart."""
+    columns = varying(cells)
+    settings = as_text(cells[columns]).to_dict("records") if columns else [{}] * len(cells)
+    rows = zip(cells["status"], cells["reason"], chosen, strict=True)
+    return reason_lines(
+        [{str(key): str(value) for key, value in row.items()} for row in settings],
+        [_reason(status, reason) if is_chosen else "" for status, reason, is_chosen in rows],
+    )
+
+
+def _reason(status: object, reason: object) -> str:
+    word = status_words(status)
+    text = " ".join(plain(reason).split())
+    return f"{word}: {text}" if text else word
+
+
+def reason_lines(settings: Sequence[Settings], reasons: Sequence[str]) -> list[str]:
+    """Return one line per reason, "4 cells with `sharding=none`: ...", in order of appearance.
+
+    Args:
+        settings: of every cell, those without a reason too: they tell what a group has in common
+            that the other cells do not have.
+        reasons: of every cell; empty for a cell that has none.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, reason in enumerate(reasons):
+        if reason:
+            groups.setdefault(reason, []).append(index)
+    return [
+        f"{count(len(members), 'cell')}{_common(settings, members)}: {reason}"
+        for reason, members in groups.items()
+    ]
+
+
+def _common(settings: Sequence[Settings], members: Sequence[int]) -> str:
+    """Return the fewest settings that all members share and that tell them from other cells.
+
+    Each setting is the one that leaves out most of the cells which fit so far; where no setting
+    tells the members from the rest, those that come nearest are named.
+    """
+    first, inside = settings[members[0]], set(members)
+    others = [cell for index, cell in enumerate(settings) if index not in inside]
+    shared = [k for k, v in first.items() if v and all(settings[i].get(k) == v for i in members)]
+    named: list[str] = []
+    while others and shared:
+        best = min(shared, key=lambda key: sum(cell.get(key) == first[key] for cell in others))
+        left = [cell for cell in others if cell.get(best) == first[best]]
+        if len(left) == len(others):
+            break
+        named, others = [*named, best], left
+    return f" with `{' '.join(f'{key}={first[key]}' for key in named)}`" if named else ""
+
+
+def coverage(cells: DataFrame) -> DataFrame:
+    """Return one row per cell without a measurement: what varies, status, reason, rank, cell id.
+
+    A cell of the sweep that was never run has the status `not run`.
+    """
+    cells = checked_cells(cells, "reason", "failed_rank", "attempt")
+    absent = cells.assign(cell=cell_names(cells))[cells["status"] != Status.measured]
+    named = varying(cells)
+    named = ["cell"] if len(named) > MANY else named
+    columns = [*named, "status", "reason", "failed_rank", "attempt", "cell_id"]
+    return (
+        absent.assign(status=absent["status"].map(plain).replace("", "not run"))
+        .reindex(columns=columns)
+        .assign(reason=lambda t: t["reason"].map(plain).astype(str))
+        .sort_values("status", kind="stable")
+    )
+
+
+def counts(cells: DataFrame) -> DataFrame:
+    """Return the number of cells per status, `status, num_cells`, measured cells first."""
+    status = checked_cells(cells)["status"].map(lambda s: "not run" if missing(s) else str(s))
+    tally = status.value_counts().rename_axis("status").rename("num_cells").reset_index()
+    return tally.sort_values("status", key=lambda s: s != Status.measured, kind="stable")

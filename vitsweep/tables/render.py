@@ -39,8 +39,7 @@ from vitsweep.tables.formatting import (
     with_spread,
 )
 from vitsweep.tables.names import MANY, cell_names, name_parts, varying
-from vitsweep.tables.notes import half_precision_note
-from vitsweep.tables.reasons import lines_of
+from vitsweep.tables.notes import half_precision_note, lines_of
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.valid_runs import checked_cells
 

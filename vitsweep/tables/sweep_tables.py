@@ -15,15 +15,20 @@ from vitsweep.results.metrics import Metrics, known_metrics
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import DamagedRecordWarning, Store, read_race
 from vitsweep.tables.accuracy import evaluations_of
-from vitsweep.tables.effects import effects
+from vitsweep.tables.effects import effects, waterfall
 from vitsweep.tables.limits import limit_key, limits
 from vitsweep.tables.load import cells_from, load, runs_of, stacked, stores_in, tidy
 from vitsweep.tables.replicates import replicate_key, replicates
 from vitsweep.tables.scaling import exposed_communication, scaling_efficiency
 from vitsweep.tables.scaling_fit import predicted_scaling
-from vitsweep.tables.traces import traces_of
 from vitsweep.tables.valid_runs import newest_code
-from vitsweep.tables.waterfall import waterfall
+
+
+def traces_of(store: Store) -> dict[str, Path]:
+    """Return cell -> its latest trace, for cells that were run with `measurement.trace=true`."""
+    found = store.cells.glob("*/attempts/*/trace.json.gz")
+    newest_last = sorted(found, key=lambda path: path.stat().st_mtime)
+    return {path.parents[2].name: path for path in newest_last}
 
 
 @dataclass(frozen=True, eq=False)

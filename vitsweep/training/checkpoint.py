@@ -3,8 +3,14 @@
 Written with torch.distributed.checkpoint: all ranks write at once, and what several ranks hold only
 once. Model, optimizer state and averaged weights are whole tensors under the plain model's names
 (`shards`), so that another number of ranks and another sharding can read them.
+
+`torch.distributed.checkpoint` unpickles `.metadata`, and a pickle calls whatever it names. Here it may
+name the classes that torch writes there and nothing else. The tensors themselves are read by torch
+with `weights_only=True`.
 """
 
+import io
+import pickle
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -16,9 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -32,23 +41,71 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.optim import Optimizer
 
-from vitsweep.collectives.messages import gathered
+from vitsweep.collectives.primitives import gathered
 from vitsweep.errors import VitsweepError
-from vitsweep.files import make_folder, refuse_links
+from vitsweep.files import make_folder, read_bytes, refuse_links
 from vitsweep.training.checkpoint_files import (
     CheckpointInfo,
     altered_file,
     checksum,
+    course,
     damage,
     drop_old_checkpoints,
     read_info,
     step_folder,
     write_info,
 )
-from vitsweep.training.resume_compat import course
 from vitsweep.training.shards import Shard, Updated, untouched, updated, whole
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
+
+# Reads a checkpoint's list of tensors without executing what a changed file would name.
+
+WRITTEN_BY_TORCH = {
+    "torch.distributed.checkpoint.metadata": {
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"},
+    "pathlib": {"PosixPath", "PurePosixPath"},
+}
+"""Module -> what a checkpoint's `.metadata` names of it, beside the dtypes (torch 2.11 to 2.13)."""
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
+        if name not in WRITTEN_BY_TORCH.get(module, ()):
+            raise pickle.UnpicklingError(f"it names `{module}.{name}`, which no checkpoint does")
+        return super().find_class(module, name)
+
+
+class CheckpointReader(FileSystemReader):
+    """A FileSystemReader that executes nothing of the files and follows no link among them."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return which tensors the checkpoint holds, and where.
+
+        Raises:
+            pickle.UnpicklingError: the file names what torch does not write.
+        """
+        path = Path(self._get_metadata_path(kwargs.get("rank")))
+        refuse_links(path.parent)
+        metadata = _MetadataUnpickler(io.BytesIO(read_bytes(path))).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(f"it holds a {type(metadata).__name__}")
+        metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
 
 # How torch.distributed.checkpoint writes and reads boxes of whole tensors.
 
@@ -221,7 +278,7 @@ def refusal(trainer: Trainer, folder: Path) -> str:
 
     Each rank reads its part of the files for their checksums: the answers of all ranks count.
     """
-    from vitsweep.training.checkpoint_reader import CheckpointReader
+    from vitsweep.training.checkpoint import CheckpointReader
 
     world = trainer.world
     if reason := damage(folder) or altered_file(folder, world.rank, world.size):
@@ -434,7 +491,7 @@ def load(trainer: Trainer, folder: Path) -> Position:
     """
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-    from vitsweep.training.checkpoint_reader import CheckpointReader
+    from vitsweep.training.checkpoint import CheckpointReader
 
     if reason := first_of_all_ranks(refusal(trainer, folder)):
         raise VitsweepError(reason)

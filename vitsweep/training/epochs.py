@@ -16,20 +16,18 @@ from torch.nn.functional import interpolate
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from vitsweep.collectives.messages import gathered
-from vitsweep.collectives.primitives import broadcast_together
-from vitsweep.model.draws import drop_after_embedding
+from vitsweep.collectives.primitives import broadcast_together, gathered
 from vitsweep.model.flops import train_flops
+from vitsweep.model.initialize import drop_after_embedding
 from vitsweep.model.module_look import logits_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.spec.from_yaml import imported_function
 from vitsweep.spec.model_spec import ViTSpec
 from vitsweep.spec.model_variant import EpochSize
-from vitsweep.training.augment import augmented
 from vitsweep.training.checkpoint import Position
-from vitsweep.training.checkpoint_manager import CheckpointManager, Decision
-from vitsweep.training.kept_weights import WeightKeeper
+from vitsweep.training.checkpoint_manager import CheckpointManager, Decision, WeightKeeper
+from vitsweep.training.regularize import augmented
 from vitsweep.training.trainer import MicroBatch, Trainer, at_least_float32, labels_of
 
 # Epochs of a training with smaller images and fewer patches than the cell has.

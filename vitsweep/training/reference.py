@@ -14,11 +14,10 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from vitsweep.model.block import NORMS
 from vitsweep.model.build import build_model
-from vitsweep.model.draws import Draws
-from vitsweep.model.initialize import plain_name
+from vitsweep.model.initialize import Draws, plain_name
 from vitsweep.model.module_look import inputs_of, logits_of
+from vitsweep.model.precision import autocast
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.techniques.precision.cast import autocast
 from vitsweep.training.trainer import MicroBatch, at_least_float32, labels_of
 from vitsweep.training.update import parameter_groups
 

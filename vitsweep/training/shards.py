@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from vitsweep.collectives.messages import gathered_tensors
 from vitsweep.collectives.parallel_linear import (
     Block,
     ColumnParallelLinear,
     SplitLinear,
     split_over_ranks,
 )
+from vitsweep.collectives.primitives import gathered_tensors
 from vitsweep.model.initialize import plain_name
 from vitsweep.techniques.optimizer.flat_buffer import FlatBuffer
 from vitsweep.training.trainer import Trainer

@@ -14,7 +14,7 @@ from tests.shapes import CASES, build, step
 from vitsweep.cell import _refuse_skipped_graphs
 from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.errors import VitsweepError
-from vitsweep.measure.kernels_used import Compiled, compiled_graphs
+from vitsweep.measure.environment import Compiled, compiled_graphs
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.techniques.compilation.torch_compile import TorchCompile

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from tests.cells import cell
-from vitsweep.collectives.padding import ALIGNMENT_BYTES
+from vitsweep.collectives.primitives import ALIGNMENT_BYTES
 from vitsweep.spec.technique import OptimizerChoice
 from vitsweep.training.update import parameter_groups
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from vitsweep.model.precision import cast_model
 from vitsweep.spec.technique import DType, PrecisionPlan
-from vitsweep.techniques.precision.cast import cast_model
 from vitsweep.training.reference import _cast
 
 

@@ -9,7 +9,7 @@ from tests.cells import GPU_NODE, TINY, entry
 from tests.choices import choice
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.equivalence import twin_of
-from vitsweep.measure.kernels_used import converted_layers
+from vitsweep.measure.environment import converted_layers
 from vitsweep.spec.resources import HERE
 from vitsweep.techniques.precision.float8 import gains
 

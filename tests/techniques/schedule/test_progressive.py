@@ -13,7 +13,7 @@ from tests.training.alone import ONE, alone, trainer_of
 from tests.training.test_checkpoint import Told
 from vitsweep.cell import RunContext, run_cell
 from vitsweep.model.build import build_model
-from vitsweep.model.draws import Draws
+from vitsweep.model.initialize import Draws
 from vitsweep.model.vit import resized_positions
 from vitsweep.spec.model_variant import EpochSize
 from vitsweep.training.checkpoint_files import TrainingInterrupted

@@ -11,8 +11,8 @@ from tests.choices import choice
 from tests.shapes import CASES, NANO, build, replace, step
 from tests.techniques.vit_block.test_block import assert_equal, drawing
 from vitsweep.model.build import build_model
-from vitsweep.model.draws import Draws
 from vitsweep.model.flops import train_flops
+from vitsweep.model.initialize import Draws
 
 
 @pytest.mark.parametrize("kwargs", CASES.values(), ids=CASES)

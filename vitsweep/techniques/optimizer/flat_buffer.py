@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitsweep.collectives.padding import aligned, view_like
+from vitsweep.collectives.primitives import aligned, view_like
 
 
 class FlatBuffer:

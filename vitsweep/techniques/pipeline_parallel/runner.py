@@ -16,8 +16,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
 )
 
-from vitsweep.collectives.messages import from_first
-from vitsweep.collectives.primitives import sent_as
+from vitsweep.collectives.primitives import from_first, sent_as
 from vitsweep.model.block import become
 from vitsweep.world import World
 

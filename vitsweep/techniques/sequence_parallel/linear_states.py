@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from vitsweep.collectives import primitives
-from vitsweep.collectives.padding import check_share, padded_share, unpadded_length
-from vitsweep.collectives.primitives import sent_as
+from vitsweep.collectives.primitives import check_share, padded_share, sent_as, unpadded_length
 from vitsweep.model.attention import Attend
 from vitsweep.model.linear_attention import (
     Decay,

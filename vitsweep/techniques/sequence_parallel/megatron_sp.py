@@ -90,7 +90,7 @@ def shard_outside(model: "nn.Module", group: "ProcessGroup") -> "nn.Module":
     )
     from vitsweep.model.attention import token_axes
     from vitsweep.model.block import become, split_blocks
-    from vitsweep.model.norm import TokenShardedNorm
+    from vitsweep.model.precision import TokenShardedNorm
 
     along = token_axes(model)[0]
     outside = TokenSharded(group, along.axis, along.length)
@@ -106,7 +106,7 @@ def shard_outside(model: "nn.Module", group: "ProcessGroup") -> "nn.Module":
         return gather_replicated(tokens, along.axis, group).narrow(along.axis, 0, along.length)
 
     model.embedding.register_forward_hook(deal)  # type: ignore[union-attr]
-    model.norm.register_forward_hook(collect)  # type: ignore[union-attr]
+    model.precision.register_forward_hook(collect)  # type: ignore[union-attr]
     return model
 
 
@@ -122,7 +122,7 @@ def sum_over_tokens(model: "nn.Module", group: "ProcessGroup") -> None:
 def _seeing_own_tokens(model: "nn.Module") -> "Iterator[nn.Parameter]":
     from vitsweep.collectives.parallel_linear import RowParallelLinear
     from vitsweep.model.block import Block
-    from vitsweep.model.norm import TokenShardedNorm
+    from vitsweep.model.precision import TokenShardedNorm
 
     for module in model.modules():
         if isinstance(module, TokenShardedNorm):

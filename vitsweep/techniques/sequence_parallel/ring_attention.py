@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from vitsweep.collectives.padding import check_share, unpadded_length
-from vitsweep.collectives.primitives import RingPass
+from vitsweep.collectives.primitives import RingPass, check_share, unpadded_length
 from vitsweep.model.attention import Attend
 
 # Attention to one block of keys and values, with what is needed to merge blocks (needs torch).

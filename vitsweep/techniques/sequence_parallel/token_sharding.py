@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, cat, nn
 from torch.distributed import ProcessGroup
 
-from vitsweep.collectives.padding import pad, padded_share
+from vitsweep.collectives.primitives import pad, padded_share
 from vitsweep.collectives.resharding import gather, split, switch
 from vitsweep.model.attention import Attend, TokenAxis, attentions_along, token_axes
 
@@ -47,7 +47,7 @@ def shard_tokens(
 
     # Hooks, because the model knows nothing of techniques and no name of a parameter may change.
     model.embedding.register_forward_hook(deal)  # type: ignore[union-attr]
-    model.norm.register_forward_hook(collect)  # type: ignore[union-attr]
+    model.precision.register_forward_hook(collect)  # type: ignore[union-attr]
 
 
 def replace_attend(

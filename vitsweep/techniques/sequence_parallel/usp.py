@@ -42,7 +42,7 @@ class Usp(Ring):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens; exchange them for heads within a row, ring attention over a column."""
-        from vitsweep.collectives.padding import padded_share
+        from vitsweep.collectives.primitives import padded_share
         from vitsweep.model.attention import Attend, token_axes
         from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of
         from vitsweep.techniques.sequence_parallel.token_sharding import (

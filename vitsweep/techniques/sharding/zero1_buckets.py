@@ -11,13 +11,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from vitsweep.collectives.padding import aligned, view_like
 from vitsweep.collectives.primitives import (
+    aligned,
     broadcast_together,
     start_mean_scatter,
     start_part_gather,
+    view_like,
 )
-from vitsweep.model.norm import TokenShardedNorm
+from vitsweep.model.precision import TokenShardedNorm
 
 MIB = 2**20
 

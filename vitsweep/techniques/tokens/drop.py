@@ -83,12 +83,12 @@ class DropTokens(TokenVariant):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Drop patches after the embedding."""
-        from vitsweep.model.draws import drop_after_embedding
+        from vitsweep.model.initialize import drop_after_embedding
 
         return drop_after_embedding(model, self.kept)
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
         """Draw the same, and pick the tokens of one image after the other."""
-        from vitsweep.model.draws import drop_after_embedding
+        from vitsweep.model.initialize import drop_after_embedding
 
         return drop_after_embedding(model, self.kept, image_by_image=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitsweep.model.block import Block, BlockStack, become, blocks_of, swap_block_class
-from vitsweep.model.draws import chosen
+from vitsweep.model.initialize import chosen
 
 
 class ParallelBlock(nn.Module):

@@ -199,7 +199,7 @@ def _without_result(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
         return
     from pandas import DataFrame
 
-    from vitsweep.tables.reasons import lines_of
+    from vitsweep.tables.notes import lines_of
 
     known = [o for o in outcomes.values() if o.spec or o.status not in going]
     rows = DataFrame([dict(o.spec) | {"status": o.status, "reason": o.reason} for o in known])
