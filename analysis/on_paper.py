@@ -34,7 +34,7 @@ from vitsweep.charts import style
 from vitsweep.composition.composer import Composer
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.closed_memory import Sizes
-from vitsweep.predict.closed_trace import closed_trace
+from vitsweep.predict.layouts import closed_trace
 from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import predict_step
 from vitsweep.rates.profile import profile_named

@@ -7,8 +7,7 @@ from itertools import combinations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from vitsweep.racing.design import Design, Ints
-from vitsweep.racing.model import Runs
+from vitsweep.racing.model import Design, Ints, Runs
 
 Floats = NDArray[np.float64]
 

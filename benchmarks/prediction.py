@@ -29,7 +29,7 @@ from vitsweep.predict.step_time import StepTimePrediction
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.rates.calibration import load_calibration
-from vitsweep.rates.device import device_name
+from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
 

@@ -43,10 +43,8 @@ from numpy.typing import NDArray
 from pandas import DataFrame, concat, read_csv
 
 from benchmarks.landscapes import KINDS, NUM_LEVELS, Floats, Landscape, Machine
-from vitsweep.racing.conclusions import front_of
-from vitsweep.racing.design import Design
-from vitsweep.racing.model import Model
-from vitsweep.racing.race import NEVER, Phase, Race
+from vitsweep.racing.conclusions import NEVER, Phase, Race, front_of
+from vitsweep.racing.model import Design, Model
 
 INDIFFERENCE, RUNS_PER_BLOCK, GRID_BLOCKS, CONFIRM = 0.02, 8, 5, 5
 CELLS_PER_BLOCK = RUNS_PER_BLOCK - 1

@@ -29,7 +29,7 @@ MAKING = (
 """What turns a spec into samples, highest first; rooms of one line never import one another."""
 READING = (("bundle",), ("report",), ("charts",), ("tables",), ("results",))
 """What turns records into pages, highest first; it knows nothing of what made them."""
-FIGURES = {"vitsweep.rates.calibration", "vitsweep.rates.device", "vitsweep.rates.profile"}
+FIGURES = {"vitsweep.rates.calibration", "vitsweep.rates.profile"}
 """What is known of devices, without torch: for readers of records too."""
 COMMANDING = (
     ("hydra_plugins", "__main__"),

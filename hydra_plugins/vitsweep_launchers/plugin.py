@@ -64,7 +64,7 @@ class CellLauncherPlugin(Launcher):
         """
         from vitsweep.cli.cells import run_cells
         from vitsweep.cli.hydra_detour import composer_of, session_of
-        from vitsweep.composition.sweep_name import named
+        from vitsweep.composition.grid import named
         from vitsweep.errors import BadValueError
 
         self.check_that_results_are_awaited()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vitsweep.cli.help import suggestions
+from vitsweep.cli.show import suggestions
 from vitsweep.results.store import Store
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from vitsweep.cli import show
-from vitsweep.cli.help import menu, shown_group, usage
+from vitsweep.cli.show import menu, shown_group, usage
 from vitsweep.errors import BadValueError
 from vitsweep.spec.menu import choices, comment, conf_dir, groups
 

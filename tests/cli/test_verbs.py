@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vitsweep.cli.help import usage
 from vitsweep.cli.main import run
+from vitsweep.cli.show import usage
 from vitsweep.cli.verbs import VERBS
 
 

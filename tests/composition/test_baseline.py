@@ -2,9 +2,8 @@
 
 import pytest
 
-from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.composer import ComposedCell, Composer
-from vitsweep.composition.grid import expand
+from vitsweep.composition.grid import baseline_of, expand
 from vitsweep.errors import BadValueError
 from vitsweep.spec.cell_spec import GROUPS
 

@@ -8,9 +8,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
 from tests.cells import GPU_NODE, LAPTOP
 from tests.composition import small_conf
-from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.grid import expand
+from vitsweep.composition.grid import baseline_of, expand
 from vitsweep.composition.overrides import value_override
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell

@@ -5,8 +5,7 @@ from dataclasses import fields
 import pytest
 
 from tests.cells import GPU_NODE, composer
-from vitsweep.composition.baseline import baseline_of
-from vitsweep.composition.grid import expand
+from vitsweep.composition.grid import baseline_of, expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.cell_spec import CellSpec

@@ -15,7 +15,7 @@ from vitsweep.execution.attempts import broken_off_trainings
 from vitsweep.execution.outcome import EXIT_SAVED, RECORD_DRAFT
 from vitsweep.execution.rank_processes import STOP_SIGNAL, LocalRanks, Ranks, fork_server
 from vitsweep.execution.run_request import UNFINISHED, RunRequest, attempt_folder
-from vitsweep.execution.supervisor import RunEnding, supervise
+from vitsweep.execution.runner import RunEnding, supervise
 from vitsweep.files import append_line, read_lines, write_atomically
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store

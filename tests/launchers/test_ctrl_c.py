@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.execution.calibration import calibrated
-from vitsweep.execution.supervisor import RunEnding
+from vitsweep.execution.runner import RunEnding
 from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block

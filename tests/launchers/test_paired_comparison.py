@@ -17,7 +17,7 @@ from vitsweep.api.compare import _plan_pair
 from vitsweep.cli.compare import comparison_request
 from vitsweep.cli.main import run as front_door
 from vitsweep.composition.composer import Composer
-from vitsweep.rates.device import cpu_model
+from vitsweep.rates.profile import cpu_model
 from vitsweep.results.store import Store
 
 FAST = ("compare", "optimizer=adamw_foreach", "optimizer=adamw_loop", *QUICK)

@@ -23,7 +23,7 @@ from vitsweep.measure.communication import (
 )
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
-from vitsweep.rates.quick import calibrate
+from vitsweep.rates.operators import calibrate
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
 

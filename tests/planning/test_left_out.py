@@ -12,10 +12,10 @@ from tests.predict.test_run_duration import prediction
 from tests.predict.traces import NOTHING_HELD, trace_of
 from vitsweep.api.plan import PlanRequest
 from vitsweep.api.plan import plan as show
-from vitsweep.composition.baseline import baseline_of
+from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.planning.blocks import runs_per_cell
-from vitsweep.planning.budget_filter import without_left_out
+from vitsweep.planning.predictions import without_left_out
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
 from vitsweep.predict.trace_pool import TraceCache
 from vitsweep.spec.resources import Machine

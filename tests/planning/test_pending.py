@@ -12,7 +12,7 @@ from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.pending import CellState, ResumeState, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan
-from vitsweep.rates.device import LIMITED_TO, LIMITS
+from vitsweep.rates.profile import LIMITED_TO, LIMITS
 from vitsweep.results.record import LOOK, RunRecord, Status
 
 CODE: dict[str, Any] = {"git_commit": "0123abcd", "packages": {"torch": "2.13.0"}}

@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.cells import GPU_NODE, THIS_LAPTOP, TINY, composer
 from tests.predict.traces import NOTHING_HELD, moved, trace_of
 from vitsweep.api.functions import all_refused
-from vitsweep.composition.baseline import baseline_of
+from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.planning import predictions
 from vitsweep.planning.predictions import drop_oversized, keep_predictions, traced_throughput

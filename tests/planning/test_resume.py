@@ -10,8 +10,8 @@ from vitsweep.console import open_console
 from vitsweep.execution.run_request import Run
 from vitsweep.files import append_line
 from vitsweep.launchers.block_runner import BlockRunner
+from vitsweep.planning.blocks import blocks_to_complete, interrupted_trainings
 from vitsweep.planning.freeze import plan_of
-from vitsweep.planning.resume import blocks_to_complete, interrupted_trainings
 from vitsweep.results.store import Store
 
 

@@ -9,8 +9,7 @@ from vitsweep.composition.composer import Composer
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.closed_memory import Sizes
-from vitsweep.predict.closed_trace import closed_trace
-from vitsweep.predict.layouts import Found, search_layouts
+from vitsweep.predict.layouts import Found, closed_trace, search_layouts
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.rates.profile import profile_named
 from vitsweep.spec.cell_spec import CellSpec

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from vitsweep.racing import model as model_module
-from vitsweep.racing.design import Design, Floats
-from vitsweep.racing.model import Mixture, Model, Posterior, Runs, Scales, _around
+from vitsweep.racing.model import Design, Floats, Mixture, Model, Posterior, Runs, Scales, _around
 
 LEVELS = list(product("ab", "cd", "efg"))
 DESIGN = Design.of([dict(zip("xyz", level, strict=True)) for level in LEVELS])

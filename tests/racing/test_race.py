@@ -8,10 +8,8 @@ import pytest
 
 from benchmarks.landscapes import Landscape, Machine
 from benchmarks.racing import INDIFFERENCE, race, simulate, summary
-from vitsweep.racing.conclusions import Verdict, proposals
-from vitsweep.racing.design import Design
-from vitsweep.racing.model import Model, Runs
-from vitsweep.racing.race import NEVER, Phase, Race
+from vitsweep.racing.conclusions import NEVER, Phase, Race, Verdict, proposals
+from vitsweep.racing.model import Design, Model, Runs
 
 NOTHING = Runs(*(np.zeros(0, kind) for kind in (np.int64, np.int64, float, float)))
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from vitsweep.rates import device
+from vitsweep.rates import profile
 from vitsweep.rates.calibration import path_for
-from vitsweep.rates.device import HALF_PRECISION, cpu_half_precision, cpu_model, device_name
+from vitsweep.rates.profile import HALF_PRECISION, cpu_half_precision, cpu_model, device_name
 
 XEON = "model name\t: Xeon\nflags\t\t: sse4_1 avx avx2 avx512bw avx512_vnni avx512_bf16 amx_bf16\n"
 
@@ -14,7 +14,7 @@ XEON = "model name\t: Xeon\nflags\t\t: sse4_1 avx avx2 avx512bw avx512_vnni avx5
 @pytest.fixture
 def xeon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     (tmp_path / "cpuinfo").write_text(XEON)
-    monkeypatch.setattr(device, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(profile, "CPUINFO", tmp_path / "cpuinfo")
     for variable in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"):
         monkeypatch.delenv(variable, raising=False)
     return monkeypatch

@@ -6,7 +6,7 @@ import pytest
 
 from tests.builders import run
 from vitsweep.errors import VitsweepError
-from vitsweep.report.two_sweeps import write_comparison_report
+from vitsweep.report.html import write_comparison_report
 from vitsweep.results.store import Store
 
 BASELINES = {"base": "base", "fast": "base", "same": "base"}

@@ -21,9 +21,8 @@ from vitsweep.files import (
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.results import provenance
 from vitsweep.results import store as store_module
-from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.record_index import FILE
-from vitsweep.results.secrets import masked_word
+from vitsweep.results.provenance import masked_word
+from vitsweep.results.record import FILE, RunRecord, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.tables.formatting import csv_text
 from vitsweep.tables.load import cells_of

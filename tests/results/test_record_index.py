@@ -7,8 +7,7 @@ import pytest
 
 from tests.builders import run
 from vitsweep.results import store as store_module
-from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.record_index import FILE
+from vitsweep.results.record import FILE, RunRecord, Status
 from vitsweep.results.store import Store
 
 RECORDS = [run("aa", block="b0"), run("aa", block="b1"), run("bb", status=Status.killed)]

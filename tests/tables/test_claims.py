@@ -24,7 +24,7 @@ from vitsweep.tables.formatting import ratio
 from vitsweep.tables.load import families_of
 from vitsweep.tables.pareto import best_under
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
-from vitsweep.tables.stats import LEVEL, holm, holm_level
+from vitsweep.tables.stats import LEVEL, adjusted
 
 THREE, FIVE, TEN = (pytest.param(n, marks=pytest.mark.full) if n != 5 else n for n in (3, 5, 10))
 """Blocks of a design: five, as the shipped sweeps have; the others run in `make test-full`."""
@@ -83,11 +83,12 @@ def test_the_interval_of_a_claim_excludes_1_exactly_where_the_claim_holds():
 
 
 def test_the_levels_of_holms_procedure():
-    p = DataFrame({"p": [0.001, 0.02, 0.03, np.nan, 0.9]})["p"]
-    assert holm_level(p).tolist() == pytest.approx(
+    p = np.array([0.001, 0.02, 0.03, np.nan, 0.9])
+    holm, level = adjusted(p)
+    assert level.tolist() == pytest.approx(
         [LEVEL / 4, LEVEL / 3, LEVEL / 3, np.nan, LEVEL / 3], nan_ok=True
     )
-    assert (holm(p) < LEVEL).tolist() == (p < holm_level(p)).tolist()
+    assert (holm < LEVEL).tolist() == (p < level).tolist()
 
 
 def test_cells_of_other_commands_in_the_folder_do_not_weaken_a_claim():

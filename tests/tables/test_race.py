@@ -10,7 +10,7 @@ from matplotlib.collections import LineCollection
 import vitsweep
 from tests.command import ROOT
 from vitsweep.charts import race as chart
-from vitsweep.racing.document import write_race
+from vitsweep.racing.cells import write_race
 from vitsweep.tables.race import race_answer, race_history, race_lines, race_table, race_text
 
 

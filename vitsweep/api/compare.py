@@ -37,7 +37,7 @@ from vitsweep.planning.pending import (
     usable_runs,
 )
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, make_sweep_plan
-from vitsweep.rates.device import device_name
+from vitsweep.rates.profile import device_name
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import check_tracker

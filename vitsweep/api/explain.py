@@ -7,7 +7,7 @@ from rich.console import Console
 from vitsweep.api.compare import DEFAULT_MINUTES, ComparisonRequest, StopReason, measured_pair
 from vitsweep.composition.overrides import value_override
 from vitsweep.errors import BadValueError
-from vitsweep.report.explained import Explained, explain_stored
+from vitsweep.report.answer import Explained, explain_stored
 from vitsweep.results.provenance import code_in_overrides, require_trust
 from vitsweep.results.store import Store, find_sweep
 from vitsweep.tables.causes import explain_cells, find_cell

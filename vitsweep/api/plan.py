@@ -22,8 +22,7 @@ from vitsweep.planning.detectable_effect import (
 from vitsweep.planning.freeze import code_state, plan_of, store_of
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings
-from vitsweep.rates.device import device_name
-from vitsweep.rates.profile import profile_named
+from vitsweep.rates.profile import device_name, profile_named
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.tables.formatting import (
@@ -341,8 +340,7 @@ def _predicted(
     console: Console,
 ) -> list[dict[str, Any]]:
     """Return the rows with their predictions, and without what the settings leave out because of them."""
-    from vitsweep.planning.budget_filter import without_left_out
-    from vitsweep.planning.predictions import earlier_errors, tracing
+    from vitsweep.planning.predictions import earlier_errors, tracing, without_left_out
     from vitsweep.predict.prediction import predict_cells
 
     plan, missing = found.plan, found.state.missing_blocks

@@ -16,7 +16,8 @@ from vitsweep.composition.composer import (
     is_plain_value,
     set_value,
 )
-from vitsweep.composition.grid import expand
+from vitsweep.composition.grid import AUTO, expand
+from vitsweep.composition.hydra import unknown_choice
 from vitsweep.composition.overrides import (
     parse_overrides,
     plain_value,
@@ -24,8 +25,6 @@ from vitsweep.composition.overrides import (
     sweep_override,
     value_override,
 )
-from vitsweep.composition.suggestions import unknown_choice
-from vitsweep.composition.sweep_name import AUTO
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.spec.from_yaml import target_class

@@ -16,10 +16,9 @@ from typing import Any
 
 import pandas as pd
 
-from vitsweep.bundle.anonymous import HIDDEN
 from vitsweep.bundle.archive import checksum_faults, files_of
 from vitsweep.bundle.claims import Claim, claims_of, read_claims
-from vitsweep.bundle.pack import figures_of, packages, read_document
+from vitsweep.bundle.pack import HIDDEN, figures_of, packages, read_document
 from vitsweep.errors import VitsweepError
 from vitsweep.files import read_bytes, read_text
 from vitsweep.report.views import collect

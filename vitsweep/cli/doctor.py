@@ -85,7 +85,7 @@ def _unwritable_results() -> list[str]:
 
 
 def _machine(machine: Machine) -> list[tuple[str, str]]:
-    from vitsweep.rates.device import device_name
+    from vitsweep.rates.profile import device_name
 
     memory = psutil.virtual_memory()
     disk = shutil.disk_usage(Path.cwd())
@@ -101,7 +101,7 @@ def _machine(machine: Machine) -> list[tuple[str, str]]:
 
 
 def _half_precision() -> str:
-    from vitsweep.rates.device import cpu_half_precision
+    from vitsweep.rates.profile import cpu_half_precision
 
     found = cpu_half_precision()
     none = "no bfloat16 instructions: O1 to O3 and bf16 will be slower than fp32 here"

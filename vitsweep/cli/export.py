@@ -69,8 +69,7 @@ def run(arguments: Sequence[str]) -> int:
     typed = parser().parse_intermixed_args(list(arguments))
     _check(typed)
     from vitsweep.execution.run_request import read_cell_safely
-    from vitsweep.export.header import header
-    from vitsweep.export.prove import not_provable, prove
+    from vitsweep.export.prove import header, not_provable, prove
     from vitsweep.export.write import written
     from vitsweep.results.store import find_sweep
     from vitsweep.tables.sweep_tables import SweepTables

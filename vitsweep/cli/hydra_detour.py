@@ -22,10 +22,9 @@ from vitsweep.api.session import Session
 from vitsweep.cli.cells import MULTIRUN, check_words, finish, is_override
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell, Composer, belongs_to_the_sweep
-from vitsweep.composition.grid import expand
+from vitsweep.composition.grid import expand, named
+from vitsweep.composition.hydra import hydra_error_sentence
 from vitsweep.composition.overrides import parse_overrides, refuse_ignored, value_override
-from vitsweep.composition.suggestions import hydra_error_sentence
-from vitsweep.composition.sweep_name import named
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError

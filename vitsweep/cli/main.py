@@ -193,14 +193,14 @@ def _run_rank(arguments: Sequence[str]) -> int:
 
 def _complete() -> int:
     """Answer the Tab key, on behalf of a script that Hydra wrote."""
-    from vitsweep.cli.help import suggestions, typed_line
+    from vitsweep.cli.show import suggestions, typed_line
 
     print("\n".join(suggestions(typed_line())))
     return ExitCode.ok
 
 
 def _help() -> int:
-    from vitsweep.cli.help import menu, usage
+    from vitsweep.cli.show import menu, usage
 
     print(usage())
     print(menu())

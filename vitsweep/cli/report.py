@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
         print(sweep.report())
         return 0
     other = load(asked.other)
-    from vitsweep.report.two_sweeps import write_comparison_report
+    from vitsweep.report.html import write_comparison_report
 
     page = write_comparison_report(sweep.folder, other.folder)
     print(page)

@@ -1,11 +1,160 @@
 """`vitsweep show`: what the choices of a group are, and what the file of one says."""
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
+from textwrap import TextWrapper
 
-from vitsweep.cli.help import menu, shown_choice, shown_group
-from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.cli.verbs import VERBS, Options, Verb
+from vitsweep.composition import hydra
 from vitsweep.errors import BadValueError, did_you_mean
-from vitsweep.spec.menu import choices, conf_dir
+from vitsweep.results.store import sweep_names
+from vitsweep.spec.menu import choices, comment, conf_dir, groups
+
+# What `--help` prints: the verbs, and every group of conf/ with its default; and what `show` says.
+
+COMMAND = "python -m vitsweep"
+WIDTH = 80
+SWEEPS = "sweep"
+"""Folder of the named sweeps, which are no choices of a cell."""
+
+
+def usage() -> str:
+    """Return how vitsweep is called: cells, sweeps, and the verbs."""
+    examples = {
+        f"{COMMAND} precision=O2 sharding=fsdp": "one cell and its baseline, here",
+        f"{COMMAND} -m precision=O1,O2 sharding=ddp,fsdp": "a sweep of four cells, and their baseline",
+        'eval "$(vitsweep -sc install=bash)"': "complete by the Tab key; zsh, fish: docs/commands.md",
+    }
+    verbs = {f"{COMMAND} {verb.name}": verb.summary for verb in VERBS.values()}
+    return "\n".join(
+        [
+            "vitsweep: sweep the techniques that make Vision-Transformer training fast.",
+            "",
+            *(
+                line
+                for command, text in examples.items()
+                for line in (f"  {command}", f"      {text}")
+            ),
+            "",
+            "Verbs; `VERB --help` lists the options of one:",
+            *_in_two_columns(verbs, 30),
+            "",
+            *_wrapped(
+                "SWEEP is a name under results/ or a folder; `sweep.name=NAME` chooses it when cells run. "
+                "Keys are set as group.key=value, swept as group.key=a,b or group.key=range(1,4)."
+            ),
+        ]
+    )
+
+
+def menu() -> str:
+    """Return the groups in the order of conf/config.yaml, with default and number of choices."""
+    return "\n".join(_groups())
+
+
+def _groups() -> Iterator[str]:
+    heading = ""
+    yield f"\nGroups: default, number of choices; `{COMMAND} show GROUP` lists them."
+    for name, group in groups().items():
+        if group.heading != heading:
+            heading = group.heading
+            yield f"\n{heading}"
+        if choices(name):
+            named = f"{name}={group.plain}".ljust(25) + f"{len(choices(name)):>4}"
+            yield from _in_two_columns({named: group.caption or "of Hydra"}, 30)
+    yield "\nNamed sweeps: `+sweep=NAME`"
+    yield from _wrapped(", ".join(choices(SWEEPS)), "  ")
+
+
+def shown_group(group: str) -> str:
+    """Return the choices of a group with all that their files say, the default marked with `*`."""
+    known = groups().get(group)
+    caption = known.caption if known else "named sweeps: `+sweep=NAME`"
+    lines = [f"{group}: {caption}", ""]
+    for name in choices(group):
+        lines += [f"{'*' if known and name == known.plain else ' '} {name}"]
+        lines += _wrapped(comment(group, name), "      ")
+    typed = f"{'+' if group == SWEEPS else ''}{group}=..."
+    last = f"One is chosen as `{typed}`; `{COMMAND} show {group}=...` shows its keys."
+    return "\n".join([*lines, "", *_wrapped(last)])
+
+
+def shown_choice(group: str, choice: str) -> str:
+    """Return the file of a choice: what it is, and its keys with their values."""
+    text = (conf_dir() / group / f"{choice}.yaml").read_text(encoding="utf-8")
+    keys = [x for x in text.splitlines() if not x.startswith(("#", "_target_"))]
+    plus = "+" if group == SWEEPS else ""
+    return "\n".join(
+        [f"{plus}{group}={choice}", *_wrapped(comment(group, choice), "  "), "", *keys]
+    )
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return TextWrapper(
+        WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    ).wrap(text)
+
+
+def _in_two_columns(rows: dict[str, str], width: int) -> Iterator[str]:
+    """Yield name and text side by side; a name that is too long has its text on the next line."""
+    for name, text in rows.items():
+        lines = _wrapped(text, " " * (width + 2))
+        first = f"  {name:<{width}}"
+        if len(name) < width:
+            yield first + lines[0].lstrip()
+            yield from lines[1:]
+        else:
+            yield first.rstrip()
+            yield from lines
+
+
+# What may follow in a half-typed command line, for the Tab key.
+#
+# Hydra writes the scripts for bash, zsh and fish and knows groups, choices and keys. Verbs, their options,
+# sweeps and what follows a comma are added here.
+
+
+FLAGS = ("--help", "--multirun", "--trust", "--shell-completion", "-m")
+
+
+def typed_line() -> str:
+    """Return what the shell says was typed after the name of the program, up to the cursor."""
+    line = os.environ.get("COMP_LINE", "")
+    before_cursor = line[: int(os.environ.get("COMP_POINT") or len(line))]
+    return re.sub(r"^\s*\S+\s*", "", before_cursor)
+
+
+def suggestions(line: str) -> list[str]:
+    """Return the words that may stand where the last word of `line` stands."""
+    words = [*line.split(), ""] if line.endswith(" ") or not line else line.split()
+    *before, word = words
+    verb = VERBS.get(before[0]) if before else None
+    if word.startswith("-"):
+        found = _flags_of(verb) if verb else [*FLAGS]
+    elif verb and not verb.names_a_sweep and "override" not in verb.usage:
+        found = []
+    elif verb and verb.names_a_sweep and "=" not in word:
+        found = sweep_names()
+    else:
+        found = _overrides([w for w in before if "=" in w], word) + ([] if before else [*VERBS])
+    return sorted(text for text in found if text.startswith(word))
+
+
+def _flags_of(verb: Verb) -> list[str]:
+    return [flag for action in verb.parser()._actions for flag in action.option_strings]
+
+
+def _overrides(before: list[str], word: str) -> list[str]:
+    """Ask Hydra, for the value after the last comma alone."""
+    key, equals, values = word.partition("=")
+    done = values[: values.rfind(",") + 1]
+    asked = f"{key}{equals}{values.removeprefix(done)}"
+    loader = hydra.open_loader(conf_dir())
+    found = hydra.completions(loader, "config", before, asked)
+    chosen = done.split(",")
+    values_found = [text.removeprefix(f"{key}=") for text in found]
+    return [f"{key}={done}{v}" for v in values_found if v not in chosen] if equals else found
 
 
 def parser() -> Options:

@@ -20,8 +20,8 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from vitsweep.composition import hydra
+from vitsweep.composition.hydra import hydra_error_sentence, unknown_choice, unknown_key
 from vitsweep.composition.overrides import parse_overrides
-from vitsweep.composition.suggestions import hydra_error_sentence, unknown_choice, unknown_key
 from vitsweep.errors import BadValueError
 from vitsweep.spec.menu import conf_dir
 

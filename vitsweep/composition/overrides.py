@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from vitsweep.composition import hydra
-from vitsweep.composition.suggestions import unknown_choice
+from vitsweep.composition.hydra import unknown_choice
 from vitsweep.errors import BadValueError
 from vitsweep.spec.menu import choices
 

@@ -20,7 +20,7 @@ from vitsweep.execution.rank_processes import (
 )
 from vitsweep.files import write_atomically
 from vitsweep.rates.calibration import kept_calibration
-from vitsweep.rates.device import device_name
+from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 
 START_S = 480
@@ -38,7 +38,7 @@ def start_local_calibration(cell: CellSpec, init_method: str, answer: Path) -> R
 def calibration_for(
     cell: CellSpec, folder: Path, host: str, on_wait: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
-    """Return the rates of the cell's ranks on this machine (see `rates.quick.calibrate`).
+    """Return the rates of the cell's ranks on this machine (see `rates.operators.calibrate`).
 
     They are measured unless the device's calibration holds some of the last hour. If that fails they are
     {}: cells still run, and columns relative to a measured rate are empty.
@@ -101,7 +101,7 @@ def calibrate_rank(
 ) -> None:
     """Run one rank of a calibration; rank 0 writes the rates as JSON to the file `answer`."""
     from vitsweep.execution.process import joined_process_group
-    from vitsweep.rates.quick import calibrate
+    from vitsweep.rates.operators import calibrate
 
     end_with_launcher()
     own_limit = replace(cell.measurement, timeout_min=TIMEOUT_S / 60)  # not that of the cell's runs

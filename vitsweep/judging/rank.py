@@ -240,7 +240,7 @@ class Side:
 
 def _factory(request: Mapping[str, Any]) -> Callable[[Cell], Any]:
     if not request["step"]:
-        from vitsweep.judging.cell_step import make_step
+        from vitsweep.judging.cell_step import make_step  # of the state of vitsweep under judgment
 
         return make_step
     return _imported(*request["step"])

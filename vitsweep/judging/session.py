@@ -27,8 +27,7 @@ from vitsweep.judging.trial import Trial
 from vitsweep.judging.verdict import Verdict
 from vitsweep.planning.freeze import code_state
 from vitsweep.rates.calibration import matmul_rates
-from vitsweep.rates.device import device_name
-from vitsweep.rates.profile import profile_of
+from vitsweep.rates.profile import device_name, profile_of
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.spec.from_yaml import cell_from_tree

@@ -13,11 +13,15 @@ from rich.console import Console
 from vitsweep.errors import DISK_FULL_ERRNOS, VitsweepError
 from vitsweep.execution.attempts import Attempt
 from vitsweep.execution.run_request import Run, RunRequest
-from vitsweep.execution.runner import LocalPlace, Runner
-from vitsweep.execution.supervisor import RunEnding
+from vitsweep.execution.runner import LocalPlace, RunEnding, Runner
 from vitsweep.launchers.progress import Progress
-from vitsweep.planning.blocks import Block, runs_per_cell, warm_up_cell
-from vitsweep.planning.resume import blocks_to_complete, interrupted_trainings
+from vitsweep.planning.blocks import (
+    Block,
+    blocks_to_complete,
+    interrupted_trainings,
+    runs_per_cell,
+    warm_up_cell,
+)
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store

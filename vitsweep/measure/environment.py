@@ -16,7 +16,7 @@ from torch import nn
 
 from vitsweep.measure.communication import observing
 from vitsweep.model.initialize import plain_name
-from vitsweep.rates.device import cpu_half_precision, cpu_model, device_name
+from vitsweep.rates.profile import cpu_half_precision, cpu_model, device_name
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 

@@ -11,15 +11,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from vitsweep.composition.baseline import baseline_of
 from vitsweep.composition.composer import ComposedCell, Composer
+from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.code_hash import PACKAGE_FOLDER, CellCode, package_hash
 from vitsweep.execution.run_request import frozen_document
 from vitsweep.files import make_folder, remove
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, make_sweep_plan
+from vitsweep.results.provenance import masked_word
 from vitsweep.results.record import Status, utc_now
-from vitsweep.results.secrets import masked_word
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.resources import Machine

@@ -31,7 +31,7 @@ from rich.console import Console
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.code_hash import MOST_FILES, changed_files
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.rates.device import LIMITED_TO, cpu_limits
+from vitsweep.rates.profile import LIMITED_TO, cpu_limits
 from vitsweep.results.record import SCHEMA_VERSION, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.blocks import share_nodes

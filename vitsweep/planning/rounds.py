@@ -25,7 +25,7 @@ from vitsweep.planning.blocks import (
 from vitsweep.planning.pending import ResumeState, lone_baselines, resume_state, usable_runs
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.rates.calibration import matmul_rates
-from vitsweep.rates.device import device_name
+from vitsweep.rates.profile import device_name
 from vitsweep.results.record import RunRecord
 from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.tables.formatting import count, number

@@ -22,7 +22,7 @@ from vitsweep.files import write_atomically
 from vitsweep.predict.measured_rates import CalibratedRates
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.rates.calibration import Calibration, RankSetup
-from vitsweep.rates.device import device_name
+from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 
 SECONDS = 165.0

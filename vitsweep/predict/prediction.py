@@ -22,8 +22,7 @@ from vitsweep.predict.step_time import (
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.rates.calibration import load_calibration, matmul_rates
-from vitsweep.rates.device import device_name
-from vitsweep.rates.profile import Profile, generic_gpu, profile_named, profile_of
+from vitsweep.rates.profile import Profile, device_name, generic_gpu, profile_named, profile_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import BYTES
 

@@ -1,8 +1,9 @@
 """The rounds of `sweep.search=race`: from the stored runs of a sweep to the next blocks, or to the end.
 
-What a race does next follows from the records alone, see `racing.race`: an interrupted race continues as
-if it had not been. Of `race.json`, which tables and charts read, two things are read again: the names
-of the fresh blocks, since these never choose the leader, and the predictions with which the race began.
+What a race does next follows from the records alone, see `racing.conclusions.Race`: an interrupted race
+continues as if it had not been. Of `race.json`, which tables and charts read, two things are read again:
+the names of the fresh blocks, since these never choose the leader, and the predictions with which the
+race began.
 """
 
 import secrets
@@ -22,10 +23,8 @@ from vitsweep.errors import BadValueError
 from vitsweep.planning.blocks import BalancedOrder, Block, runs_per_cell
 from vitsweep.planning.pending import ResumeState, resume_state, usable_runs
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, all_refused, cell_labels
-from vitsweep.racing.cells import RaceCells, peak_gib, seconds_of
-from vitsweep.racing.conclusions import Verdict
-from vitsweep.racing.document import state_of_race, write_race
-from vitsweep.racing.race import NEVER, Phase, Race, Step
+from vitsweep.racing.cells import RaceCells, peak_gib, seconds_of, state_of_race, write_race
+from vitsweep.racing.conclusions import NEVER, Phase, Race, Step, Verdict
 from vitsweep.results.record import CHOOSING, FRESH, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store, read_race
 from vitsweep.tables.formatting import count

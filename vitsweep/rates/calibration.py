@@ -24,7 +24,10 @@ QUICK_MAX_AGE_S = 3600
 """Quick rates older than this are measured again: load and clocks of a machine change."""
 
 
-MEASURE = "import json; from vitsweep.rates.quick import matmul_gflops_per_core as f; print(json.dumps(f()))"
+MEASURE = (
+    "import json; from vitsweep.rates.operators import matmul_gflops_per_core as f; "
+    "print(json.dumps(f()))"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +58,14 @@ class Calibration:
     """Measured rates of one device.
 
     Attributes:
-        device: its name, with its instructions (see `rates.device`).
+        device: its name, with its instructions (see `rates.profile`).
         device_type: `cpu` or `cuda`.
         torch: version that timed the operators.
         date: day of that measurement, ISO 8601.
         cores: of the node.
         setups: times of operators by number of ranks.
-        matmul: GFLOP/s of one CPU core by dtype, see `rates.quick.matmul_gflops_per_core`.
-        quick: host, ranks and threads -> what `rates.quick.calibrate` returned, and `time`, when it did.
+        matmul: GFLOP/s of one CPU core by dtype, see `rates.operators.matmul_gflops_per_core`.
+        quick: host, ranks and threads -> what `rates.operators.calibrate` returned, and `time`, when it did.
     """
 
     device: str

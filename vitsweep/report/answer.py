@@ -1,18 +1,26 @@
 """The result of a sweep in one sentence per baseline, and what to type next."""
 
+from dataclasses import dataclass
+from html import escape
 from math import ceil, log, nan
 
+from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
+from vitsweep.charts import causes, style
 from vitsweep.charts.chart import values
+from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.results.record import Status
+from vitsweep.results.store import Store, sweep_argument
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables import formatting
+from vitsweep.tables.causes import Explanation, explain_cells, find_cell
 from vitsweep.tables.names import MANY, cell_names, named, varying, with_changes
 from vitsweep.tables.notes import counts
 from vitsweep.tables.speedup import one_look
 from vitsweep.tables.stats import Claim, any_look_half_width, half_width
+from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells, row_keys
 
 UNKNOWN = Series({"images_per_second": float("nan")})
@@ -272,3 +280,66 @@ def _rivals(group: DataFrame, best: Series) -> str:
 
 def _the_baseline(name: str) -> str:
     return f"the {name}" if name.startswith("baseline") else f"the baseline {name}"
+
+
+# Why one cell of a sweep is faster than another, as table, figure and sentence.
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """Why one cell is faster than another, as table, figure and sentence.
+
+    Attributes:
+        explanation: causes with intervals, see `tables.causes.Explanation`.
+        store: where the runs are.
+    """
+
+    explanation: Explanation
+    store: Store
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        return self.explanation.sentence
+
+    @property
+    def table(self) -> DataFrame:
+        """One row per cause: milliseconds per step with a 95 % interval."""
+        return self.explanation.causes
+
+    @property
+    def figure(self) -> Figure:
+        """The picture of causes."""
+        return style.freeze_layout(causes.draw(causes.rows_of([self.explanation])))
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.sentence)}</p>{style.to_svg(self.figure)}"
+
+
+def explain_stored(store: Store, a: str, b: str, least_blocks: int = 1) -> Explained | None:
+    """Return why cell A is faster than cell B from stored traces alone; None where blocks lack.
+
+    Raises:
+        BadValueError: a text names no cell of the sweep, or several.
+    """
+    tables = SweepTables.of(store)
+    first, second = (find_cell(tables.cells, text) for text in (a, b))
+    if first == second:
+        raise BadValueError(f"`{a}` and `{b}` are the same cell of `{store.name}`.")
+    labels = dict(zip(tables.cells["cell_id"], cell_names(tables.cells), strict=True))
+    try:
+        found = explain_cells(tables, first, second, (labels[first], labels[second]))
+    except VitsweepError:
+        return None
+    return Explained(found, store) if found.num_blocks >= least_blocks else None
+
+
+def lacking(store: Store, a: str, b: str) -> VitsweepError:
+    """Return the error of a pair whose traces lack, with the command that measures them."""
+    return VitsweepError(
+        f"No block of `{store.name}` has traced steps of both `{a}` and `{b}`: `python -m vitsweep explain "
+        f"'{a}' '{b}' --sweep {sweep_argument(store)}` measures some."
+    )

@@ -37,8 +37,16 @@ from vitsweep.files import (
     write_once,
 )
 from vitsweep.results.provenance import MARK, is_own, is_own_text, marked, marked_text
-from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, Status, parsed_json
-from vitsweep.results.record_index import MIN_NEW_RECORDS, RecordIndex, Version
+from vitsweep.results.record import (
+    MIN_NEW_RECORDS,
+    SCHEMA_VERSION,
+    OtherSchemaError,
+    RecordIndex,
+    RunRecord,
+    Status,
+    Version,
+    parsed_json,
+)
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -71,8 +79,8 @@ class Store:
     cells/<cell_id>/attempts.jsonl       start and end of every attempt, with exit codes
     cells/<cell_id>/runs/<run_id>.json   one record per run
     cells/<cell_id>/record.json          the cell's one row
-    runs.index                           the run records once more, see `results.record_index`
-    race.json                            how far a race came, see `racing.document`
+    runs.index                           the run records once more, see `results.record`
+    race.json                            how far a race came, see `racing.cells`
     runs.parquet samples.parquet cells.parquet cells.csv report/     made from the records
     ```
 

@@ -10,7 +10,8 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
@@ -34,26 +35,22 @@ class Mirror:
 
     Attributes:
         name: as shown in messages.
-        module: module of `vitsweep.results` that is run as a process and writes the copy.
         package: Python package that it needs.
         install: what to `pip install` for it.
         folder: its folder in the sweep folder.
     """
 
     name: str
-    module: str
     package: str
     install: str
     folder: str
 
 
-_WANDB = Mirror("W&B", "wandb_runs", "wandb", "wandb", "wandb")
+_WANDB = Mirror("W&B", "wandb", "wandb", "wandb")
 MIRRORS: Mapping[str, Mirror] = {
     "offline": _WANDB,
     "online": _WANDB,
-    "tensorboard": Mirror(
-        "TensorBoard", "tensorboard_runs", "tensorboard", "vitsweep[tensorboard]", "tensorboard"
-    ),
+    "tensorboard": Mirror("TensorBoard", "tensorboard", "vitsweep[tensorboard]", "tensorboard"),
 }
 """`tracker.mode` -> the tracker."""
 
@@ -135,7 +132,7 @@ def mirror(store: Store, rows: Sequence[Mapping[str, Any]], tracker: Mapping[str
     }
     make_folder(store.root / kept.folder)
     limit = float(tracker["time_limit_s"])
-    command = [sys.executable, "-m", f"vitsweep.results.{kept.module}"]
+    command = [sys.executable, "-m", "vitsweep.results.trackers"]
     try:
         done = subprocess.run(
             command,
@@ -209,3 +206,112 @@ def _value(value: Any) -> Any:
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the measured columns of a row that hold a number."""
     return {m: row[m] for m in METRICS if isinstance(row.get(m), (int, float))}
+
+
+# The process that writes a copy, from a task on standard input.
+
+RUN, CELL = "run", "cell"
+"""Prefixes of tags: metrics of each run (one step per run), and metrics of the cell over its runs."""
+
+EVENTS = "events.out.tfevents.*"
+
+
+def write_runs(task: dict[str, Any]) -> None:
+    """Write one run of the task's tracker for every cell of the task."""
+    is_wandb = MIRRORS[task["tracker"]["mode"]] is _WANDB
+    write = _write_wandb_run if is_wandb else _write_tensorboard_run
+    records = by_cell(Store(Path(task["root"])))
+    for row in task["cells"]:
+        write(row, records.get(row["cell_id"], []), task)
+
+
+def _write_wandb_run(row: dict[str, Any], records: list[Any], task: dict[str, Any]) -> None:
+    """Write the spec as config, each run as a step, the row as summary."""
+    os.environ["WANDB_SILENT"] = "true"
+    import wandb
+
+    settings = task["tracker"]
+    run = wandb.init(
+        mode=settings["mode"],
+        project=settings["project"],
+        dir=task["root"],
+        id=f"{task['sweep']}-{row['cell_id']}",
+        resume="allow" if settings["mode"] == "online" else None,
+        group=task["sweep"],
+        name=row["cell_id"],
+        config=records[-1].spec if records else {},
+        save_code=False,
+        settings=wandb.Settings(disable_git=True, x_disable_stats=True, console="off"),
+    )
+    run.define_metric("*", summary="none")  # the summary is the cell's row, not its last run
+    for step, record in enumerate(r for r in records if r.status == "measured"):
+        run.log({k: v for k, v in record.metrics.items() if v is not None}, step=step)
+    run.summary.update(metrics_of(row) | {"status": row["status"]})
+    run.finish()
+
+
+def _write_tensorboard_run(row: dict[str, Any], records: list[Any], task: dict[str, Any]) -> None:
+    """Write the runs as steps, the row, and the spec as hyperparameters.
+
+    TensorBoard's own writer needs neither TensorFlow nor torch.
+    """
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    folder = Path(task["root"]) / "tensorboard" / row["cell_id"]
+    for before in make_folder(folder).glob(EVENTS):  # the copy has the records as they are now
+        before.unlink()
+    writer = EventFileWriter(str(folder))
+    for summary, step in _summaries(row, records):
+        writer.add_event(_event(summary, step))
+    writer.close()
+
+
+def _summaries(row: dict[str, Any], records: list[Any]) -> Iterator[tuple[Any, int]]:
+    yield _session_start(_choices(records[-1].spec) if records else {}), 0
+    for step, record in enumerate(r for r in records if r.status == "measured"):
+        yield _scalars(RUN, {k: v for k, v in record.metrics.items() if v is not None}), step
+    yield _scalars(CELL, metrics_of(row)), 0
+
+
+def _session_start(choices: Mapping[str, Any]) -> Any:
+    """Return the choices as an hparams summary; the plugin's own helpers would load TensorFlow."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    hparams = HParamsPluginData()
+    for name, value in choices.items():
+        one = hparams.session_start_info.hparams[name]
+        if isinstance(value, bool):  # before numbers: True is an int
+            one.bool_value = value
+        elif isinstance(value, (int, float)):
+            one.number_value = value
+        else:
+            one.string_value = value
+    described = metadata.create_summary_metadata(hparams)
+    tag = metadata.SESSION_START_INFO_TAG
+    return Summary(value=[Summary.Value(tag=tag, metadata=described, tensor=metadata.NULL_TENSOR)])
+
+
+def _choices(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what TensorBoard takes as a hyperparameter; lists become text, missing ones are left out."""
+    known = {name: value for name, value in spec.items() if value is not None}
+    plain = (str, bool, int, float)
+    return {n: v if isinstance(v, plain) else json.dumps(v) for n, v in known.items()}
+
+
+def _scalars(prefix: str, values: Mapping[str, float]) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    found = [Summary.Value(tag=f"{prefix}/{m}", simple_value=v) for m, v in values.items()]
+    return Summary(value=found)
+
+
+def _event(summary: Any, step: int) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    return Event(summary=summary, step=step, wall_time=time.time())
+
+
+if __name__ == "__main__":
+    write_runs(json.load(sys.stdin))

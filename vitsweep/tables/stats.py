@@ -224,18 +224,13 @@ def holm(p_values: Series) -> Series:
     return Series(adjusted(p_values.to_numpy(float, na_value=np.nan))[0], p_values.index)
 
 
-def holm_level(p_values: Series) -> Series:
-    """Return the level at which Holm's procedure tests each p-value.
+def adjusted(p_values: Floats) -> tuple[Floats, Floats]:
+    """Return `holm` of an array of p-values, and the level at which each is tested; NaN for NaN.
 
     The interval with this error is the one that belongs to the claim: it excludes 1 exactly where
     the adjusted p-value is below `LEVEL`. With m p-values, the i-th smallest is tested at LEVEL / (m - i + 1)
     until one is not rejected; that one and all larger ones at the same level.
     """
-    return Series(adjusted(p_values.to_numpy(float, na_value=np.nan))[1], p_values.index)
-
-
-def adjusted(p_values: Floats) -> tuple[Floats, Floats]:
-    """Return `holm` and `holm_level` of an array of p-values; NaN where a p-value is NaN."""
     order = np.argsort(p_values, kind="stable")  # NaN last
     known = p_values[order[: np.count_nonzero(~np.isnan(p_values))]]
     left = np.arange(len(known), 0, -1)

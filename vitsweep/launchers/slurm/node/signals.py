@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 
-from vitsweep.execution.supervisor import RunEnding
+from vitsweep.execution.runner import RunEnding
 from vitsweep.launchers.slurm.commands import slurm_output
 from vitsweep.launchers.slurm.state.jobs import (
     CAUSE_CANCELLED,

@@ -19,7 +19,7 @@ from vitsweep.launchers.slurm.commands import controller_settings, submitted_scr
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.launchers.slurm.submit.packing import PlannedJob
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings
-from vitsweep.results.secrets import SECRET_NAME, SECRET_VALUE
+from vitsweep.results.provenance import SECRET_NAME, SECRET_VALUE
 from vitsweep.results.store import Store
 
 TESTED_SUBMITIT = "1.5"
