@@ -103,7 +103,7 @@ def test_a_dense_head_puts_each_patch_where_it_was():
     spec = replace(NANO, head="dense", num_classes=2)
     model = build(spec).eval()
     with torch.no_grad():
-        model.precision.weight.zero_()  # every token predicts the bias of the head
+        model.norm.weight.zero_()  # every token predicts the bias of the head
         model.head.bias.copy_(torch.arange(8))  # two fields of 2 x 2 pixels per patch
         field_CHW = model(torch.zeros(1, 3, 8, 8, dtype=torch.float64))[0]
 

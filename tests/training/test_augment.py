@@ -12,7 +12,7 @@ from tests.choices import choice
 from tests.data.cells_and_worlds import cell as data_cell
 from tests.data.cells_and_worlds import world
 from vitsweep.spec.task import Recipe
-from vitsweep.training import augment
+from vitsweep.training import regularize
 from vitsweep.training.regularize import augmented
 
 
@@ -34,7 +34,7 @@ SWAPPED = torch.tensor([1, 0, 3, 2, 5, 4, 7, 6])
 
 def test_mixup_averages_each_image_with_its_neighbour_and_the_labels_alike() -> None:
     given = images()
-    mixed, shares = augment.mixed(given, LABELS, recipe(mixup_alpha=0.8), drawn(), 10)
+    mixed, shares = regularize.mixed(given, LABELS, recipe(mixup_alpha=0.8), drawn(), 10)
 
     share = float(shares[0, 0])
     assert 0 < share < 1
@@ -46,7 +46,7 @@ def test_mixup_averages_each_image_with_its_neighbour_and_the_labels_alike() -> 
 def test_cutmix_shares_of_labels_are_shares_of_pixels() -> None:
     given = images()
     for seed in range(20):
-        mixed, shares = augment.mixed(given, LABELS, recipe(cutmix_alpha=1.0), drawn(seed), 10)
+        mixed, shares = regularize.mixed(given, LABELS, recipe(cutmix_alpha=1.0), drawn(seed), 10)
         kept = (mixed == given).all(1).float().mean(dim=(1, 2))
         assert ((mixed == given) | (mixed == given[SWAPPED])).all()
         torch.testing.assert_close(kept, shares[torch.arange(8), LABELS])
@@ -54,7 +54,7 @@ def test_cutmix_shares_of_labels_are_shares_of_pixels() -> None:
 
 def test_with_both_alphas_each_is_drawn() -> None:
     given, both = images(), recipe(mixup_alpha=0.8, cutmix_alpha=1.0)
-    found = [augment.mixed(given, LABELS, both, drawn(seed), 10)[0] for seed in range(20)]
+    found = [regularize.mixed(given, LABELS, both, drawn(seed), 10)[0] for seed in range(20)]
     cuts = [bool(((m == given) | (m == given[SWAPPED])).all()) for m in found]
     assert 4 < sum(cuts) < 16
 
@@ -62,20 +62,20 @@ def test_with_both_alphas_each_is_drawn() -> None:
 def test_random_distortions_change_images_and_keep_their_level() -> None:
     given = images(256, channels=3)
     strong = recipe(rand_augment_ops=2, rand_augment_magnitude=9.0)
-    found = augment.rand_augmented(given, strong, drawn(), 256, slice(0, 256))
+    found = regularize.rand_augmented(given, strong, drawn(), 256, slice(0, 256))
 
     changed = (found - given).flatten(1).abs().amax(1) > 1e-3
     assert changed.float().mean() > 0.95
     assert torch.isfinite(found).all()
     assert abs(float(found.mean())) < 0.2
-    weak = augment.rand_augmented(given, recipe(rand_augment_ops=2), drawn(), 256, slice(0, 256))
+    weak = regularize.rand_augmented(given, recipe(rand_augment_ops=2), drawn(), 256, slice(0, 256))
     assert (weak - given).square().mean() < 0.3 * (found - given).square().mean()
 
 
 @pytest.mark.parametrize(("kind", "axis"), [(2, 3), (3, 2)])
 def test_a_translation_moves_along_its_axis(kind: int, axis: int) -> None:
     """The whole strength of 1 moves by 0.45 of the side."""
-    maps = augment._affine(np.array([kind]), np.array([20 / 45]))  # 0.2 of the side: 4 of 20 px
+    maps = regularize._affine(np.array([kind]), np.array([20 / 45]))  # 0.2 of the side: 4 of 20 px
     grid = torch.nn.functional.affine_grid(
         torch.from_numpy(maps[:, :2]).float(), [1, 1, 20, 20], align_corners=False
     )
@@ -88,14 +88,14 @@ def test_a_translation_moves_along_its_axis(kind: int, axis: int) -> None:
 
 
 def test_a_rotation_keeps_distances() -> None:
-    maps = augment._affine(np.array([4]), np.array([1.0]))[0]
+    maps = regularize._affine(np.array([4]), np.array([1.0]))[0]
     np.testing.assert_allclose(maps[:2, :2] @ maps[:2, :2].T, np.eye(2), atol=1e-12)
     assert np.degrees(np.arccos(maps[0, 0])) == pytest.approx(30)
 
 
 def test_the_asked_share_of_images_loses_a_rectangle() -> None:
     given = torch.zeros(2000, 1, 16, 16)
-    found = augment.erased(given, 0.25, drawn(), 2000, slice(0, 2000))
+    found = regularize.erased(given, 0.25, drawn(), 2000, slice(0, 2000))
     area = (found != 0).float().mean(dim=(1, 2, 3))
     assert float((area > 0).float().mean()) == pytest.approx(0.25, abs=0.04)
     assert float(area.max()) < 0.45

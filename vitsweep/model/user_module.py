@@ -22,7 +22,6 @@ from vitsweep.model.module_look import (
     look_at,
     outputs_of,
 )
-from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.spec.from_yaml import wrong_function
 
 if TYPE_CHECKING:
@@ -416,7 +415,7 @@ class Counted(NamedTuple):
 _COUNTED: dict[tuple[str, int], Counted] = {}
 
 
-def counted(spec: ModuleSpec, resolution_px: int) -> Counted:
+def counted(spec: "ModuleSpec", resolution_px: int) -> Counted:
     """Count one forward and backward pass, on `meta`, or on the host where the module fails there."""
     key = spec.key, resolution_px
     if key not in _COUNTED:
@@ -428,7 +427,7 @@ def counted(spec: ModuleSpec, resolution_px: int) -> Counted:
     return _COUNTED[key]
 
 
-def _count(module: torch.nn.Module, spec: ModuleSpec, resolution_px: int) -> Counted:
+def _count(module: nn.Module, spec: "ModuleSpec", resolution_px: int) -> Counted:
     parameters = list(module.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
     example = example_of(spec, IMAGES, resolution_px)

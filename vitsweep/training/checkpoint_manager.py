@@ -32,7 +32,6 @@ from vitsweep.world import World
 
 if TYPE_CHECKING:
     from vitsweep.training.epochs import Evaluation
-    from vitsweep.training.trainer import Trainer
 
 
 # Requests to save or to stop a training, and the agreement of all ranks on the step before which.

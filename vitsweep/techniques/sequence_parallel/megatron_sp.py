@@ -106,7 +106,7 @@ def shard_outside(model: "nn.Module", group: "ProcessGroup") -> "nn.Module":
         return gather_replicated(tokens, along.axis, group).narrow(along.axis, 0, along.length)
 
     model.embedding.register_forward_hook(deal)  # type: ignore[union-attr]
-    model.precision.register_forward_hook(collect)  # type: ignore[union-attr]
+    model.norm.register_forward_hook(collect)  # type: ignore[union-attr]
     return model
 
 

@@ -47,7 +47,7 @@ def shard_tokens(
 
     # Hooks, because the model knows nothing of techniques and no name of a parameter may change.
     model.embedding.register_forward_hook(deal)  # type: ignore[union-attr]
-    model.precision.register_forward_hook(collect)  # type: ignore[union-attr]
+    model.norm.register_forward_hook(collect)  # type: ignore[union-attr]
 
 
 def replace_attend(
