@@ -10,12 +10,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from vitsweep.measure.kernel_kinds import kind_of_kernel, kind_of_operator
+from vitsweep.measure.kernel_kinds import Event, kind_of_kernel, kind_of_operator
 from vitsweep.measure.step_trace import (
     END,
     STEP,
     WAIT,
-    Event,
     RankTrace,
     TraceMarks,
     critical_rank,

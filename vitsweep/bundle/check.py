@@ -106,17 +106,17 @@ def _record_faults(store: Store, records: list[RunRecord]) -> Iterator[str]:
                 yield (
                     f"Run {record.run_id} says {said:.6g} images/s, and its steps say {(low + high) / 2:.6g}."
                 )
+    specs = {r.cell_id: r.spec for r in reversed(records)}  # of a cell's first run
     for cell_id in store.cell_ids():
         if not (store.cell(cell_id) / "cell.yaml").exists():
             continue  # it cannot run again, nor be checked
-        spec = next((r.spec for r in records if r.cell_id == cell_id), {})
         try:
             tree = store.frozen(cell_id)["cell"]
         except (VitsweepError, KeyError, TypeError):
             yield f"`cell.yaml` of cell {cell_id} cannot be read."
             continue
         with suppress(VitsweepError):  # a setting that this version does not know
-            yield from _cell_faults(cell_id, tree, spec)
+            yield from _cell_faults(cell_id, tree, specs.get(cell_id, {}))
     yield from _command_faults(store.root / "commands.jsonl")
     for path in sorted((store.root / "code").glob("*.diff")):
         if sha256(read_bytes(path)).hexdigest()[:12] != path.stem:

@@ -1,15 +1,20 @@
 """`vitsweep explain`: why one cell is faster than another, cause by cause."""
 
 import json
-import math
 from argparse import Namespace
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from vitsweep.api.compare import DEFAULT_MINUTES, StopReason
-from vitsweep.api.explain import DEFAULT_BLOCKS, DEFAULT_STEPS, ExplainRequest, explain
-from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.api.compare import (
+    DEFAULT_BLOCKS,
+    DEFAULT_MINUTES,
+    DEFAULT_STEPS,
+    ExplainRequest,
+    StopReason,
+    explain,
+)
+from vitsweep.cli.verbs import VERBS, Options, require_positive
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.report.answer import Explained
@@ -94,8 +99,7 @@ def explain_request(arguments: Sequence[str]) -> tuple[ExplainRequest, Namespace
             raise BadValueError(
                 f"`--{option} {getattr(found, option)}` must be from {least} to {most:,}."
             )
-    if not 0 < found.minutes < math.inf:
-        raise BadValueError(f"`--minutes {found.minutes:g}` must be a number above 0.")
+    require_positive("minutes", found.minutes)
     a, b, *common = found.settings
     request = ExplainRequest(
         a=a,

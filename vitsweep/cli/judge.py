@@ -1,14 +1,13 @@
 """`vitsweep judge`: is a change of code faster, and does it still train the same?"""
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from vitsweep.cli.verbs import VERBS, Options, require_writable
+from vitsweep.cli.verbs import VERBS, Options, require_positive, require_writable
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.judging.session import JudgeRequest, file_and_function, judge, overrides_of
@@ -95,9 +94,7 @@ def judge_request(arguments: Sequence[str]) -> tuple[JudgeRequest, bool, Path | 
     options = parser()
     found = options.parse_intermixed_args([word for word in arguments if word != "--"])
     for option in ("minutes", "width"):
-        value = getattr(found, option)
-        if not 0 < value < math.inf:
-            raise BadValueError(f"`--{option} {value:g}` must be a number above 0.")
+        require_positive(option, getattr(found, option))
     states, overrides = overrides_of(found.words)
     if not 1 <= len(states) <= 2:
         raise BadValueError(

@@ -1,13 +1,12 @@
 """`vitsweep reproduce`: the claims of a bundle, checked and measured again."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from vitsweep.bundle.claims import Verdict
-from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.cli.verbs import VERBS, Options, require_positive
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 
 if TYPE_CHECKING:
@@ -60,8 +59,7 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: the file is no bundle, an entry of it is refused, or `--trust` is needed.
     """
     typed = parser().parse_intermixed_args(list(arguments))
-    if not 0 < typed.minutes < math.inf:
-        raise BadValueError(f"`--minutes {typed.minutes:g}` must be a number above 0.")
+    require_positive("minutes", typed.minutes)
     if not typed.bundle.is_file():
         raise BadValueError(f"`{typed.bundle}` is no file: name an archive of `vitsweep bundle`.")
     from vitsweep.bundle.archive import extract

@@ -1,5 +1,6 @@
 """The verbs of the command line: the one table that help, completion and documentation follow."""
 
+import math
 import os
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -105,6 +106,16 @@ def require_writable(option: str, file: Path) -> None:
     else:
         return
     raise BadValueError(f"`{option} {file}` {fault}.")
+
+
+def require_positive(option: str, value: float) -> None:
+    """Refuse the number of an option that is not above 0, or not finite.
+
+    Raises:
+        BadValueError: it is not.
+    """
+    if not 0 < value < math.inf:
+        raise BadValueError(f"`--{option} {value:g}` must be a number above 0.")
 
 
 class Options(ArgumentParser):

@@ -1,7 +1,13 @@
-"""What operators and kernels do, by their names: one table for CPU and CUDA."""
+"""What operators and kernels do: their class, by one table of names for CPU and CUDA, and their work."""
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
+from math import nan, prod
+from typing import Any
+
+import torch
 
 from vitsweep.spec.measurement import TimeClass
 
@@ -70,3 +76,90 @@ def kind_of_operator(name: str) -> TimeClass | None:
 def _known(name: str) -> TimeClass | None:
     lower = name.lower()
     return next((kind for kind, pattern in _KINDS if pattern.search(lower)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What a profiler recorded of one operator, kernel, range or collective.
+
+    Attributes:
+        name: of the operator or kernel.
+        start: in nanoseconds of the profiler's clock.
+        end: in the same.
+        thread: of the host.
+        on_device: a kernel or copy of the device.
+        is_range: named by Python, not an operator.
+        is_node: a node of autograd.
+        sequence: number that autograd gave an operator of a forward pass; -1 without.
+        id: correlation of a kernel with the operator that launched it; the same number at both.
+        shapes: of the inputs.
+        dtypes: of the inputs.
+    """
+
+    name: str
+    start: int
+    end: int
+    thread: int = 0
+    on_device: bool = False
+    is_range: bool = False
+    is_node: bool = False
+    sequence: int = -1
+    id: int = 0
+    shapes: Sequence[Any] = ()
+    dtypes: Sequence[str] = ()
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it is the transfer of a collective, waiting included."""
+        on_device = self.on_device and not self.is_range
+        return self.name.startswith("gloo:") or (on_device and self.name.startswith("nccl"))
+
+
+_BYTES = {
+    "double": 8,
+    "long": 8,
+    "long int": 8,
+    "float": 4,
+    "int": 4,
+    "bool": 1,
+    "unsigned char": 1,
+}
+_BYTES |= {"c10::Half": 2, "c10::BFloat16": 2}
+
+
+def work_of(event: Event) -> float:
+    """Return the FLOPs of a product or of attention, by torch's own formulas; else the bytes it reads.
+
+    0 where torch has no formula for it, NaN for the backward pass of attention that is no kernel of its own.
+    """
+    if event.is_node:
+        return nan
+    kind = kind_of_operator(event.name)
+    try:
+        if kind is TimeClass.attention:
+            return _attention_flops(event)
+        if kind is TimeClass.products:
+            formula = _formula(event.name)
+            return float(formula(*event.shapes, out_val=None)) if formula else 0.0
+    except (TypeError, ValueError, AssertionError, IndexError):  # of another signature
+        return 0.0
+    pairs = zip(event.shapes, event.dtypes, strict=False)
+    return float(sum(prod(s) * _BYTES.get(d, 0) for s, d in pairs if s and isinstance(s[0], int)))
+
+
+def _attention_flops(event: Event) -> float:
+    from torch.utils import flop_counter
+
+    if "backward" in event.name:
+        return float(flop_counter.sdpa_backward_flop_count(*event.shapes[:4]))
+    return float(flop_counter.sdpa_flop_count(*event.shapes[:3]))
+
+
+@cache
+def _formula(name: str) -> Callable[..., Any] | None:
+    from torch.utils.flop_counter import flop_registry
+
+    space, _, operator = name.partition("::")
+    packet = getattr(getattr(torch.ops, space, None), operator, None)
+    found: Callable[..., Any] | None = flop_registry.get(packet)
+    return found

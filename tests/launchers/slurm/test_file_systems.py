@@ -14,7 +14,7 @@ from tests.command import Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Held, Sweep
 from tests.small_disk import fill, small_disk
-from vitsweep.launchers.slurm.node.remote_ranks import SECONDS_UNTIL_LOST
+from vitsweep.launchers.slurm.node.transport import SECONDS_UNTIL_LOST
 from vitsweep.results.store import Store
 
 

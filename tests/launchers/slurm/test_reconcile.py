@@ -26,8 +26,7 @@ from vitsweep.launchers.slurm import commands
 from vitsweep.launchers.slurm.commands import SlurmJob, expand_job_ids
 from vitsweep.launchers.slurm.node import coordinator
 from vitsweep.launchers.slurm.node.coordinator import Coordinator, JobPlace
-from vitsweep.launchers.slurm.node.remote_ranks import Nodes
-from vitsweep.launchers.slurm.node.transport import LOOPBACK, JobEnvironment
+from vitsweep.launchers.slurm.node.transport import LOOPBACK, JobEnvironment, Nodes
 from vitsweep.launchers.slurm.state import poll, status
 from vitsweep.launchers.slurm.state import reconcile as reconciling
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents, Run, job_arrays

@@ -15,10 +15,10 @@ import pytest
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution import process
-from vitsweep.launchers.slurm.node.remote_ranks import Nodes
 from vitsweep.launchers.slurm.node.transport import (
     AgentListener,
     JobEnvironment,
+    Nodes,
     connect,
     receive,
     send,

@@ -16,12 +16,13 @@ from vitsweep.execution.outcome import RunFailure, publish
 from vitsweep.execution.run_request import Run, RunRequest, needs_warm_up, read_cell
 from vitsweep.execution.runner import Runner
 from vitsweep.files import SweepGoneError, append_line
-from vitsweep.launchers.slurm.node.remote_ranks import Nodes, RemoteRanks
 from vitsweep.launchers.slurm.node.signals import JobEnding, Signals, requeue
 from vitsweep.launchers.slurm.node.transport import (
     SECONDS_TO_CONNECT,
     AgentListener,
     JobEnvironment,
+    Nodes,
+    RemoteRanks,
 )
 from vitsweep.launchers.slurm.state.jobs import (
     CAUSE_CANCELLED,

@@ -21,7 +21,7 @@ from vitsweep.launchers.slurm.commands import machine_of, max_array_size, requir
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs
 from vitsweep.launchers.slurm.state.reconcile import reconcile, wait_for_records
-from vitsweep.launchers.slurm.state.watch import watch
+from vitsweep.launchers.slurm.state.status import watch
 from vitsweep.launchers.slurm.submit.packing import (
     PlannedJob,
     pack,
