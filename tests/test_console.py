@@ -102,13 +102,21 @@ def test_the_live_table_shows_the_ratio_so_far() -> None:
     progress = Progress(console, {"base": "plain", "fast": "precision=O1"}, 4)
     with progress.shown():
         progress.ended(base, run("base", "look", 9.0, environment={"purpose": LOOK}))
+        progress.ended(fast, run("fast", "look", 18.0, environment={"purpose": LOOK}))
+    with progress.shown():
+        records = []
         for number, ratio in enumerate((1.2, 1.4, 1.4)):
-            progress.ended(base, run("base", f"b{number}", 100.0))
-            progress.ended(fast, run("fast", f"b{number}", 100.0 * ratio))
+            pace = 10.0**number  # the machine's; a ratio of medians would be of other blocks
+            records += [run("base", f"b{number}", 100.0 * pace)]
+            records += [run("fast", f"b{number}", 100.0 * pace * ratio)]
+        records += [run("base", "b3", 7.0)]
+        for record in records:
+            progress.ended(base if record.cell_id == "base" else fast, record)
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
-    assert re.search(r"precision=O1 .*measured .* 3 .* 140 .* 1\.40x ", shown)
-    assert re.search(r"plain .*measured .* 3 .* 100 ", shown)
+    assert re.search(r"precision=O1 .*one look .* 0 .* \(2\.00x\) ", shown)
+    rows = cells(table(*records), {"base": "base", "fast": "base"}).set_index("cell_id")
+    assert re.search(rf"precision=O1 .*measured .* 3 .* 1,400 .* {rows.loc['fast', 'speedup']:.2f}x ", shown)
     assert "1.00x" not in shown
 
 

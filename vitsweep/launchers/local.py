@@ -127,6 +127,7 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
     resumed = runner.resume(plan, *rounds.to_resume(), console)
     minutes = request.settings.minutes
     progress = Progress(console, cell_labels(plan), 0, inf if minutes is None else 60 * minutes)
+    progress.expects(rounds.num_runs(()))
     planned = blocks_in_turn(rounds, runner.records, resumed, progress.expects)
     stopped = runner.run(planned, progress)
     if not stopped:

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from math import inf
+from math import exp, inf, log
 from statistics import fmean, median
 
 from rich.console import Console
@@ -26,9 +26,10 @@ LEAST_NAME, OTHER_COLUMNS = 16, 56
 MEDIAN = "median img/s"
 """The result table's `unadjusted_images_per_second`, over the runs of this command so far."""
 SO_FAR = "ratio"
+"""The result table's `speedup`, over the blocks of this command so far; of looks alone, in brackets."""
 WIDE = 80
 """Columns of a terminal below which the table leaves out the images per second."""
-CAPTION = "Of this command's runs; the result table pairs a cell with its baseline in each block."
+CAPTION = "Over the blocks of this command; a ratio in brackets is of one look."
 MOST_NAMED = 3
 """Running cells that a line names."""
 
@@ -55,7 +56,7 @@ class Progress:
         self._started: dict[str, float] = {}
         self._left: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
-        self._looks: dict[str, float] = {}
+        self._per_block: dict[tuple[bool, str], dict[str, float]] = {}
         self._baselines: dict[str, str] = {}
         self._live: Live | None = None
 
@@ -99,7 +100,8 @@ class Progress:
         speed, seconds = record.metrics.get("images_per_second"), 0.0
         if own := record.environment.get("run_seconds"):  # the clock counts the server's start, too
             seconds = own + (least_seconds_beyond_look(entry) if is_look else 0.0)
-        self.reported(entry, record.status, record.reason, speed, is_look, seconds)
+        block = record.block
+        self.reported(entry, record.status, record.reason, speed, is_look, seconds, block)
 
     def reported(
         self,
@@ -109,6 +111,7 @@ class Progress:
         speed: float | None,
         is_look: bool = False,
         seconds: float = 0.0,
+        block: str = "",
     ) -> None:
         """Note how a run of this cell ended that another process measured.
 
@@ -119,23 +122,25 @@ class Progress:
             speed: images per second.
             is_look: the run is a look: it counts for no median, and its ratio is shown at once.
             seconds: that the next run of the cell will take; 0 for as long as this one took.
+            block: of the run; a ratio is taken within it.
         """
         self._done += 1
-        cell_id, text = entry.cell_id, ""
+        cell_id, text, said = entry.cell_id, "", ""
         self._left[cell_id] -= 1
         took = time.monotonic() - self._started.pop(cell_id, time.monotonic())
         self._seconds[cell_id] = seconds or took
         self._baselines[cell_id] = entry.baseline_id or ""
-        if is_look and speed:
-            self._looks[cell_id], text = speed, str(Claim.one_look)
-            if (base := self._looks.get(entry.baseline_id or "")) and cell_id != entry.baseline_id:
-                text = one_look(speed / base)
-        elif status == Status.measured and speed:
-            self._speeds[cell_id].append(speed)
+        if status == Status.measured and speed:
+            self._per_block.setdefault((is_look, cell_id), {})[block] = speed
+            if not is_look:
+                self._speeds[cell_id].append(speed)
+            else:
+                ratio, text = self._ratio(cell_id, is_look=True), str(Claim.one_look)
+                said = one_look(ratio) if ratio else text
         self._states[cell_id] = text or str(status)
         if self._live is None:
             outcome = f"{number(speed)} img/s" if speed else f"{status}: {reason}"
-            outcome = ", ".join(filter(None, (outcome, text)))
+            outcome = ", ".join(filter(None, (outcome, said)))
             self.console.print(
                 f"{self._place()} {self._labels[entry.cell_id]}: {outcome}",
                 highlight=False, markup=False,
@@ -179,15 +184,22 @@ class Progress:
         for cell in busy[:MAX_ROWS]:
             speeds = self._speeds[cell]
             speed = number(median(speeds)) if speeds else ""
-            state, ratio = self._states[cell], self._ratio(cell)
             measured = [speed] if is_wide else []
-            table.add_row(self._labels[cell], state, str(len(speeds)), *measured, ratio)
+            ratio = self._ratio_text(cell)
+            table.add_row(self._labels[cell], self._states[cell], str(len(speeds)), *measured, ratio)
         return table
 
-    def _ratio(self, cell: str) -> str:
-        """Return the median of the cell's runs over that of its baseline's; "" of a baseline."""
-        own, base = (self._speeds.get(c, []) for c in (cell, self._baselines.get(cell, "")))
-        return times(median(own) / median(base)) if own and base and own is not base else ""
+    def _ratio_text(self, cell: str) -> str:
+        if ratio := self._ratio(cell):
+            return times(ratio)
+        return f"({times(look)})" if (look := self._ratio(cell, is_look=True)) else ""
+
+    def _ratio(self, cell: str, *, is_look: bool = False) -> float:
+        """Return the mean ratio over the blocks of a cell and its baseline; 0 without any."""
+        base = self._baselines.get(cell, "")
+        own, other = (self._per_block.get((is_look, c), {}) for c in (cell, base))
+        both = [block for block in own if block in other] if cell != base else []
+        return exp(fmean(log(own[b] / other[b]) for b in both)) if both else 0.0
 
     def _title(self) -> str:
         if self._budget < inf:

@@ -127,6 +127,7 @@ class JobEventWriter:
         self.write(
             "run_end",
             run=run.name,
+            block=run.block,
             cell_id=run.cell_id,
             run_id=record.run_id,
             status=str(record.status),

@@ -478,4 +478,5 @@ class _EventReader:
             self._progress.dropped(-1 if event["will_repeat"] else 0)
             status = Status(event["status"])
             speed, is_look = event.get("images_per_second"), event.get("purpose") == LOOK
-            self._progress.reported(cell, status, event.get("reason", ""), speed, is_look)
+            reason, block = event.get("reason", ""), event.get("block", "")
+            self._progress.reported(cell, status, reason, speed, is_look, block=block)
