@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from vitsweep.measure.environment import (
     machine,
 )
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
+from vitsweep.measure.module_trace import module_rows, naming_modules
 from vitsweep.measure.monitors import ContentionMonitor, DeviceMonitor
 from vitsweep.measure.step_trace import RankTrace, TraceMarks, collective_ms, record_steps, reduced
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
@@ -48,7 +50,7 @@ from vitsweep.training.timed_steps import (
     timed_steps,
     undisturbed,
 )
-from vitsweep.training.trainer import MicroBatch, Trainer
+from vitsweep.training.trainer import MicroBatch, Trainer, unwrapped
 from vitsweep.world import World, process_flags_kept
 
 TOO_SLOW = "one step takes longer than `measurement.max_seconds`"
@@ -278,7 +280,10 @@ def _trace(trainer: Trainer, stream: Iterator[MicroBatch], context: RunContext) 
 def _traced_steps(
     trainer: Trainer, stream: Iterator[MicroBatch], prefetched_steps: int
 ) -> RankTrace | None:
-    """Take plain and traced steps where asked; both empty the loader's queue first, which a pause fills."""
+    """Take plain and traced steps where asked, and others by module, whose hooks would cost time in these.
+
+    All empty the loader's queue first, which a pause fills.
+    """
     steps, lead_in = trainer.cell.measurement.traced_steps, prefetched_steps + 1
     if not steps:
         return None
@@ -288,10 +293,19 @@ def _traced_steps(
         _sync_ranks(trainer.world)
         plain_ms = mean_step_ms(trainer, stream, steps, lead_in)
         _sync_ranks(trainer.world)
-        events = record_steps(
-            lambda: trainer.step(watched, marks), lead_in + steps, trainer.world.device
+        record = partial(
+            record_steps,
+            lambda: trainer.step(watched, marks),
+            lead_in + steps,
+            trainer.world.device,
         )
-    return RankTrace(plain_ms, reduced(events, steps, gathered(collective_ms(events))))
+        events = record()
+        # hooks would compile or record a compiled or recorded step anew
+        is_eager = trainer.cell.compilation.scope == "nothing" and not trainer.captured
+        with naming_modules(unwrapped(trainer.model)) if is_eager else contextlib.nullcontext():
+            by_module = record()
+    rows = reduced(events, steps, gathered(collective_ms(events)))
+    return RankTrace(plain_ms, rows, module_rows(by_module, steps))
 
 
 def _skipped(trainer: Trainer, steps: int) -> list[bool]:

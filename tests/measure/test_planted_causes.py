@@ -60,8 +60,8 @@ class Arm:
         trace = _traced_steps(self.trainer, self.stream, 0)
         assert trace is not None
         planted_ms = float(np.mean(self.naps_ms[-TRACED_STEPS:] or [0.0]))
-        ranks = gathered([step_ms, trace.plain_ms, trace.rows, planted_ms])
-        traces = [RankTrace(plain, rows) for _, plain, rows, _ in ranks]
+        ranks = gathered([step_ms, trace.plain_ms, trace.rows, planted_ms, trace.modules])
+        traces = [RankTrace(plain, rows, modules) for _, plain, rows, _, modules in ranks]
         most = {
             name: max(rank[at] for rank in ranks) for name, at in (("step_ms", 0), ("planted", 3))
         }
@@ -163,6 +163,9 @@ def test_a_planted_delay_lies_within_the_interval_of_its_cause(
     print(f"planted: {planted_ms:.2f} ms")
     assert row["low"] - UNTRUE_MS <= planted_ms <= row["high"] + UNTRUE_MS
     assert row["low"] > 0
+    if plant == "block":
+        block = found.modules.set_index("module").loc["blocks.0"]
+        assert block["low"] - UNTRUE_MS <= planted_ms <= block["high"] + UNTRUE_MS
 
 
 BIG = ("batch.images_per_step=64", "model.width=128", "model.mlp_width=256")

@@ -21,6 +21,7 @@ from vitsweep.measure.step_trace import (
     record_steps,
     step_rows,
     transfers_ms,
+    work_of,
 )
 from vitsweep.spec.measurement import TimeClass
 
@@ -267,3 +268,10 @@ OPERATORS = {
 def test_names_of_kernels_and_operators_are_classed_by_one_table() -> None:
     assert {name: kind_of_kernel(name) for name in KERNELS} == KERNELS
     assert {name: kind_of_operator(name) for name in OPERATORS} == OPERATORS
+
+
+def test_products_with_factors_have_their_flops() -> None:
+    bias, a, b = torch.ones(4), torch.ones(3, 5), torch.ones(5, 4)
+    events = record_steps(lambda: torch.addmm(bias, a, b), 1, torch.device("cpu"))
+    [found] = [e for e in events if e.name == "aten::addmm"]
+    assert work_of(found) == 2 * 3 * 4 * 5

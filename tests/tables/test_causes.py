@@ -46,6 +46,7 @@ def run(
         images_per_second=16e3 / step,
         critical_rank=0,
         waited_ms=0.0,
+        modules={"blocks.0": 0.75 * sum(ms.values()), "(optimizer)": 0.25 * sum(ms.values())},
     )
 
 
@@ -127,6 +128,14 @@ def test_a_late_rank_is_named_with_what_the_others_wait() -> None:
     assert (traced.critical_rank, traced.waited_ms) == (1, 8.0)
     assert _late_rank([traced], "fsdp") == "fsdp: the other ranks wait 8.00 ms a step for rank 1."
     assert not _late_rank([replace(traced, waited_ms=0.1)], "fsdp")
+
+
+def test_modules_add_up_to_the_traced_step() -> None:
+    found = explained(pairs(), NAMES).modules.set_index("module")
+    assert [*found.index] == ["blocks.0", "(optimizer)", "traced step"]
+    for column in ("ms", "a_ms", "b_ms"):
+        assert found[column].iloc[:-1].sum() == pytest.approx(found.at["traced step", column])
+    assert found.at["blocks.0", "ms"] == pytest.approx(3 * found.at["(optimizer)", "ms"])
 
 
 def test_two_blocks_have_no_interval_and_show_nothing() -> None:

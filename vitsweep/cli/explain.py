@@ -21,7 +21,7 @@ from vitsweep.report.answer import Explained
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.spec.measurement import MIN_BLOCKS, MOST_BLOCKS, MOST_TRACED_STEPS
-from vitsweep.tables.causes import cause_text, operator_text
+from vitsweep.tables.causes import cause_text, module_text, operator_text
 from vitsweep.tables.render import as_table
 
 WIDE, WIDE_ONLY = 110, ("by less work", "by a better rate", "launches")
@@ -39,7 +39,7 @@ least {MIN_BLOCKS} blocks give intervals.
 
   python -m vitsweep explain optimizer=adamw_foreach optimizer=adamw_loop
   python -m vitsweep explain O2 fp32 --sweep vit_nano-precision
-  python -m vitsweep explain O2 fp32 --operators 10
+  python -m vitsweep explain O2 fp32 --operators 10 --modules
   python -m vitsweep explain O2 fp32 --json
 """
 
@@ -75,7 +75,12 @@ def parser() -> Options:
         help="also show the N operators that differ most",
     )
     options.add_argument(
-        "--json", action="store_true", help="print JSON: difference_ms, causes, operators"
+        "--modules",
+        action="store_true",
+        help="also show what each block and part of the model takes, forward and backward",
+    )
+    options.add_argument(
+        "--json", action="store_true", help="print JSON: difference_ms, causes, operators, modules"
     )
     return options
 
@@ -128,7 +133,7 @@ def run(arguments: Sequence[str]) -> int:
     if asked.json:
         print(json.dumps(found.explanation.json(), indent=1))
     else:
-        _show(found, request, console, asked.operators)
+        _show(found, request, console, asked)
     codes = {
         StopReason.not_measured: ExitCode.not_all_measured,
         StopReason.interrupted: ExitCode.interrupted,
@@ -136,16 +141,24 @@ def run(arguments: Sequence[str]) -> int:
     return codes.get(stop_reason, ExitCode.ok) if stop_reason else ExitCode.ok
 
 
-def _show(found: Explained, request: ExplainRequest, console: Console, operators: int) -> None:
+def _show(found: Explained, request: ExplainRequest, console: Console, asked: Namespace) -> None:
     """Write the views and the report; show the table and the sentences."""
     explanation = found.explanation
     console.print()
     table = cause_text(explanation)
     hidden = WIDE_ONLY if console.width < WIDE else ()
-    console.print(as_table(table.drop(columns=list(hidden))))
-    if operators > 0:
-        console.print(as_table(operator_text(explanation, operators)))
+    console.print(as_table(table.drop(columns=list(hidden)), "Causes"))
+    if asked.operators > 0:
+        console.print(
+            as_table(operator_text(explanation, asked.operators), "Operators that differ most")
+        )
+    if asked.modules and len(explanation.modules):
+        console.print(
+            as_table(module_text(explanation), "Modules, forward and backward, in traced steps")
+        )
     lines = [f"\n{found.sentence}", *explanation.notes]
+    if asked.modules and not len(explanation.modules):
+        lines.append("The stored traces hold no modules: another `--blocks` measures new ones.")
     if explanation.num_blocks < request.blocks:
         more = f"{explanation.num_blocks} of {request.blocks} blocks have traces of both"
         lines.append(f"{more}; the same command continues.")

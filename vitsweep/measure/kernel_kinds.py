@@ -140,7 +140,8 @@ def work_of(event: Event) -> float:
             return _attention_flops(event)
         if kind is TimeClass.products:
             formula = _formula(event.name)
-            return float(formula(*event.shapes, out_val=None)) if formula else 0.0
+            tensors = [shape for shape in event.shapes if shape]  # without factors such as beta
+            return float(formula(*tensors, out_val=None)) if formula else 0.0
     except (TypeError, ValueError, AssertionError, IndexError):  # of another signature
         return 0.0
     pairs = zip(event.shapes, event.dtypes, strict=False)

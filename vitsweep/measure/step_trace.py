@@ -8,7 +8,7 @@ does counts only while the device is idle.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -195,8 +195,8 @@ def step_rows(
         steps: how many of the last are wanted; those before led in.
         transfers: of `transfers_ms`; None where waiting for ranks cannot be told apart.
     """
-    found = _Reader(events)
-    segments = [*found.segments(), *_of_collectives(events, transfers)]
+    found = TraceReader(events)
+    segments = [*found.segments(), *of_collectives(events, transfers)]
     return [
         _rows(segments, begin, end)
         for begin, end in zip(found.borders[:-1], found.borders[1:], strict=True)
@@ -225,9 +225,7 @@ def _rows(segments: Sequence[Segment], begin: int, end: int) -> list[dict[str, A
     ]
 
 
-def _of_collectives(
-    events: Sequence[Event], transfers: Sequence[float] | None
-) -> Iterator[Segment]:
+def of_collectives(events: Sequence[Event], transfers: Sequence[float] | None) -> Iterator[Segment]:
     """Yield waiting for the last rank and transfer of each collective, one after the other."""
     found = sorted((e for e in events if e.is_collective), key=lambda e: e.start)
     for place, event in enumerate(found):
@@ -242,34 +240,41 @@ def _of_collectives(
 
 
 @dataclass(slots=True)
-class _Operator:
+class Operator:
     """An operator of the host, with what it inherits from those around it."""
 
     event: Event
-    owner: "_Operator | None" = None  # the innermost around it that has a kind, itself included
+    owner: "Operator | None" = None  # the innermost around it that has a kind, itself included
     kind: TimeClass | None = None
     in_backward: bool = False
     recomputes: bool = False
     counted: bool = False
 
 
-class _Reader:
-    """Reads the operators, phases and kernels of a trace."""
+class TraceReader:
+    """Reads the operators, phases and kernels of a trace.
+
+    Attributes:
+        kernels: of the device, without those of collectives.
+        waits: ranges in which the host waits for a micro-batch.
+        steps: starts of the marks between steps, in nanoseconds.
+        phases: (phase, start, end) on the host.
+        operators: correlation -> operator that launched a kernel.
+        borders: where steps begin and end, in nanoseconds.
+    """
 
     def __init__(self, events: Sequence[Event]) -> None:
-        self._kernels = [
-            e for e in events if e.on_device and not e.is_range and not e.is_collective
-        ]
-        self._waits = [e for e in events if e.name == WAIT and not e.on_device]
+        self.kernels = [e for e in events if e.on_device and not e.is_range and not e.is_collective]
+        self.waits = [e for e in events if e.name == WAIT and not e.on_device]
         marks = [e for e in events if e.is_range and not e.on_device]
-        self._steps = sorted(e.start for e in marks if e.name == STEP)
-        self._phases = self._phases_of([e for e in marks if e.name.startswith(END)])
+        self.steps = sorted(e.start for e in marks if e.name == STEP)
+        self.phases = self._phases_of([e for e in marks if e.name.startswith(END)])
         self._threads: defaultdict[int, list[Event]] = defaultdict(list)
         for event in events:
             if not (event.on_device or event.is_collective or event.name.startswith("vitsweep.")):
                 self._threads[event.thread].append(event)
         self._of_attention = _numbers_of_attention(events)
-        self._operators: dict[int, _Operator] = {}
+        self.operators: dict[int, Operator] = {}
         self._again: list[tuple[int, int]] = []
         self._of_host = [s for ops in self._threads.values() for s in self._walk(ops)]
         self.borders = self._borders()
@@ -277,14 +282,14 @@ class _Reader:
     def segments(self) -> list[Segment]:
         """Return what claims time beside collectives."""
         waits = [
-            Segment(start=e.start, end=e.end, level=_LEVEL[TimeClass.data]) for e in self._waits
+            Segment(start=e.start, end=e.end, level=_LEVEL[TimeClass.data]) for e in self.waits
         ]
-        if self._kernels:
-            return [*waits, *map(self._of_kernel, self._kernels)]
+        if self.kernels:
+            return [*waits, *map(self._of_kernel, self.kernels)]
         between = [
             Segment(start=start, end=end, level=_RANGE_LEVEL[kind])
             for kind, spans in (
-                (TimeClass.optimizer, [s for p, *s in self._phases if p == "optimizer"]),
+                (TimeClass.optimizer, [s for p, *s in self.phases if p == "optimizer"]),
                 (TimeClass.recomputation, self._again),
             )
             for start, end in spans
@@ -294,7 +299,7 @@ class _Reader:
     def _phases_of(self, ends: Sequence[Event]) -> list[tuple[str, int, int]]:
         """Return (phase, start, end): a phase begins where the one before it ends, or the step."""
         marks = sorted([*((e.start, e.name.removeprefix(END)) for e in ends)])
-        starts = sorted([*self._steps, *(start for start, _ in marks)])
+        starts = sorted([*self.steps, *(start for start, _ in marks)])
         before = np.searchsorted(starts, [start for start, _ in marks]) - 1
         return [
             (phase, starts[max(int(place), 0)], start)
@@ -303,20 +308,20 @@ class _Reader:
 
     def _borders(self) -> list[int]:
         """Return where steps end: on a GPU when the last kernel has that the step launched."""
-        if not self._kernels:
-            return self._steps
-        launched = np.array([self._launch(k) for k in self._kernels])
-        ends = np.array([k.end for k in self._kernels])
-        begin = min(k.start for k in self._kernels)
-        return [max([begin, *ends[launched < mark]]) for mark in self._steps]
+        if not self.kernels:
+            return self.steps
+        launched = np.array([self._launch(k) for k in self.kernels])
+        ends = np.array([k.end for k in self.kernels])
+        begin = min(k.start for k in self.kernels)
+        return [max([begin, *ends[launched < mark]]) for mark in self.steps]
 
     def _launch(self, kernel: Event) -> int:
-        operator = self._operators.get(kernel.id)
+        operator = self.operators.get(kernel.id)
         return operator.event.start if operator else kernel.start
 
     def _walk(self, events: list[Event]) -> list[Segment]:
         """Return the time of each operator of a thread in which it is the innermost with a kind."""
-        stack: list[_Operator] = []
+        stack: list[Operator] = []
         found: list[Segment] = []
         cursor = 0
 
@@ -336,9 +341,9 @@ class _Reader:
             cursor = max(cursor, stack.pop().event.end)
         return found
 
-    def _entered(self, event: Event, parent: _Operator | None) -> _Operator:
+    def _entered(self, event: Event, parent: Operator | None) -> Operator:
         """Note an operator that begins within another, or within none."""
-        operator = _Operator(event, parent.owner if parent else None)
+        operator = Operator(event, parent.owner if parent else None)
         operator.in_backward = event.is_node or bool(parent and parent.in_backward)
         # autograd numbers operators of forward passes only
         is_forward = event.sequence >= 0 and not (event.is_node or event.is_range)
@@ -353,7 +358,7 @@ class _Reader:
         if kind is not None and not in_attention:
             operator.owner, operator.kind = operator, kind
         if event.id:
-            self._operators[event.id] = operator
+            self.operators[event.id] = operator
         return operator
 
     def _note_recomputation(self, event: Event, node: Event) -> None:
@@ -363,7 +368,7 @@ class _Reader:
         else:
             self._again.append((node.start, event.end))
 
-    def _claimed(self, owner: _Operator, start: int, end: int) -> Segment:
+    def _claimed(self, owner: Operator, start: int, end: int) -> Segment:
         event, calls = owner.event, not owner.counted
         owner.counted = True
         return Segment(
@@ -375,7 +380,7 @@ class _Reader:
             work=work_of(event) if calls else 0.0,
         )
 
-    def _level(self, operator: _Operator | None, kind: TimeClass) -> int:
+    def _level(self, operator: Operator | None, kind: TimeClass) -> int:
         """Return the level of what an operator computes or launches."""
         if operator is None or kind is TimeClass.communication:
             return _LEVEL[kind]
@@ -383,15 +388,15 @@ class _Reader:
             return _LEVEL[TimeClass.optimizer]
         if operator.recomputes:
             return _LEVEL[TimeClass.recomputation]
-        if any(w.start <= operator.event.start < w.end for w in self._waits):
+        if any(w.start <= operator.event.start < w.end for w in self.waits):
             return _LEVEL[TimeClass.data]
         return _LEVEL[kind]
 
     def _phase(self, time: int) -> str:
-        return next((phase for phase, start, end in self._phases if start <= time < end), "")
+        return next((phase for phase, start, end in self.phases if start <= time < end), "")
 
     def _of_kernel(self, kernel: Event) -> Segment:
-        operator = self._operators.get(kernel.id)
+        operator = self.operators.get(kernel.id)
         kind = kind_of_kernel(kernel.name)
         owner = operator.owner if operator else None
         if owner and (owner.kind is TimeClass.attention or kind is TimeClass.other):
@@ -406,7 +411,7 @@ class _Reader:
             work=self._work_once(owner),
         )
 
-    def _work_once(self, owner: _Operator | None) -> float:
+    def _work_once(self, owner: Operator | None) -> float:
         if owner is None or owner.counted:
             return 0.0
         owner.counted = True
@@ -442,10 +447,12 @@ class RankTrace:
     Attributes:
         plain_ms: mean duration of as many steps without the profiler, just before them.
         rows: of `COLUMNS`.
+        modules: rows `step, module, ms` of further steps, see `module_trace.module_rows`.
     """
 
     plain_ms: float
     rows: list[list[Any]]
+    modules: list[list[Any]] = field(default_factory=list)
 
 
 def reduced(
@@ -467,15 +474,20 @@ def trace_samples(ranks: Sequence[RankTrace | None]) -> dict[str, Any]:
     known = [rank for rank in ranks if rank is not None]
     if not known:
         return {}
-    rows = [[rank, *row] for rank, trace in enumerate(known) for row in trace.rows]
+    critical = critical_rank(known)
     return {
         "trace": {
             "columns": ["rank", *COLUMNS],
-            "rows": [[round(v, 5) if isinstance(v, float) else v for v in row] for row in rows],
+            "rows": [[rank, *row] for rank, own in enumerate(known) for row in _rounded(own.rows)],
+            "modules": _rounded(known[critical].modules),
             "plain_ms": max(rank.plain_ms for rank in known),
-            "critical_rank": critical_rank(known),
+            "critical_rank": critical,
         }
     }
+
+
+def _rounded(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    return [[round(v, 5) if isinstance(v, float) else v for v in row] for row in rows]
 
 
 def critical_rank(ranks: Sequence[RankTrace]) -> int:

@@ -38,6 +38,7 @@ Floats = NDArray[np.float64]
 Operator = tuple[str, str, str]
 
 TRACING, REST = "tracing itself", "rest"
+TRACED_STEP = "traced step"
 MOST_NAMED = 3
 """Causes that the sentence names."""
 WORTH_A_WORD = 0.05
@@ -68,6 +69,7 @@ class TracedRun:
         images_per_second: over the untraced window.
         critical_rank: the rank that the others wait for.
         waited_ms: what each of the others waits for it, on average; 0 where there are none.
+        modules: milliseconds by module, of further traced steps; together the duration of one.
     """
 
     step_ms: float
@@ -79,6 +81,7 @@ class TracedRun:
     images_per_second: float
     critical_rank: int
     waited_ms: float
+    modules: Mapping[str, float]
 
 
 def traced_run(record: RunRecord) -> TracedRun | None:
@@ -110,9 +113,19 @@ def traced_run(record: RunRecord) -> TracedRun | None:
             images_per_second=float(record.metrics.get("images_per_second") or nan),
             critical_rank=critical,
             waited_ms=waited / steps / others,
+            modules=_by_module(trace.get("modules", [])),
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
+
+
+def _by_module(rows: Sequence[tuple[int, str, float]]) -> dict[str, float]:
+    """Return the mean milliseconds of each module over the steps, in the order of the forward pass."""
+    steps = len({step for step, _, _ in rows})
+    found: dict[str, float] = defaultdict(float)
+    for _, module, ms in rows:
+        found[str(module)] += float(ms) / steps
+    return found
 
 
 Pair = tuple[TracedRun, TracedRun]
@@ -151,6 +164,9 @@ class Explanation:
         operators: one row per operator and shapes of its inputs, the largest difference first: `class,
             operator, shapes, ms, low, high, shown`, and for A and B milliseconds, calls, work (FLOPs or
             bytes read) and `rate` in `unit`, all per step on the critical rank.
+        modules: one row per part of the model and of the step, in order: `module, ms, low, high, shown`,
+            and the milliseconds of A and B in traced steps; the last row is their sum. Empty where a run
+            traced no modules.
         notes: what else is known, in sentences.
     """
 
@@ -162,6 +178,7 @@ class Explanation:
     causes: DataFrame
     blocks: DataFrame
     operators: DataFrame
+    modules: DataFrame
     notes: tuple[str, ...] = ()
 
     @property
@@ -221,6 +238,7 @@ class Explanation:
             "blocks": self.num_blocks,
             "causes": _plain(self.causes[columns]),
             "operators": _plain(self.operators),
+            "modules": _plain(self.modules),
             "notes": list(self.notes),
         }
 
@@ -277,7 +295,26 @@ def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
         causes=DataFrame(rows),
         blocks=DataFrame(changes),
         operators=_operators(pairs),
+        modules=_modules(pairs),
     )
+
+
+def _modules(pairs: Sequence[Pair]) -> DataFrame:
+    """Return the parts of the model with what they take in A and in B, and their sum."""
+    if not all(run.modules for pair in pairs for run in pair):
+        return DataFrame()
+    known = dict.fromkeys(module for pair in pairs for run in pair for module in run.modules)
+    ordered = sorted(known, key=lambda module: module.startswith("("))  # phases last
+    # axes: block, cell (A, B), module
+    found = np.array([[[r.modules.get(m, 0.0) for m in ordered] for r in pair] for pair in pairs])
+    found = np.concatenate([found, found.sum(axis=2, keepdims=True)], axis=2)
+    rows = []
+    for place, module in enumerate([*ordered, TRACED_STEP]):
+        ms, low, high = mean_interval(found[:, 0, place] - found[:, 1, place])
+        spent = dict(zip(("a_ms", "b_ms"), found[:, :, place].mean(axis=0).tolist(), strict=True))
+        ends = {"ms": ms, "low": low, "high": high, "shown": bool(low > 0 or high < 0)}
+        rows.append({"module": module, **ends, **spent})
+    return DataFrame(rows)
 
 
 def _operators(pairs: Sequence[Pair]) -> DataFrame:
@@ -480,6 +517,18 @@ def operator_text(found: Explanation, rows: int) -> DataFrame:
     }
     table = found.operators.head(rows).rename(columns={"low": "ms_low", "high": "ms_high"})
     return text_columns(table, columns)
+
+
+def module_text(found: Explanation) -> DataFrame:
+    """Return the table of the parts of the model, their sum last."""
+    columns: dict[str, Column] = {
+        "module": values("module"),
+        "ms a step": with_interval("ms", signed, signed),
+        found.names[0]: values("a_ms", number),
+        found.names[1]: values("b_ms", number),
+        "differs": lambda t: ["" if shown else "not shown" for shown in t["shown"]],
+    }
+    return text_columns(found.modules.rename(columns={"low": "ms_low", "high": "ms_high"}), columns)
 
 
 def _both(table: DataFrame, amount: str, shown: Callable[[float], str]) -> list[str]:
