@@ -116,7 +116,9 @@ def test_the_live_table_shows_the_ratio_so_far() -> None:
     shown = console.file.getvalue()
     assert re.search(r"precision=O1 .*one look .* 0 .* \(2\.00x\) ", shown)
     rows = cells(table(*records), {"base": "base", "fast": "base"}).set_index("cell_id")
-    assert re.search(rf"precision=O1 .*measured .* 3 .* 1,400 .* {rows.loc['fast', 'speedup']:.2f}x ", shown)
+    assert re.search(
+        rf"precision=O1 .*measured .* 3 .* 1,400 .* {rows.loc['fast', 'speedup']:.2f}x ", shown
+    )
     assert "1.00x" not in shown
 
 

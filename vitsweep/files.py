@@ -90,8 +90,11 @@ def _entered(parent: int, name: str, path: Path, *, make: bool) -> int:
 
 def _refuse_link(parent: int, name: str, path: Path) -> None:
     with suppress(FileNotFoundError):
-        if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+        if stat.S_ISLNK(mode):
             raise UnsafeFileError(_link(name, path))
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # root could replace /dev/null
+            raise UnsafeFileError(f"`{path}` is no plain file: replace it by a copy, or remove it.")
 
 
 def _link(name: str, path: Path) -> str:

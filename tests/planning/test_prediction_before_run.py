@@ -172,7 +172,7 @@ def test_what_has_run_is_predicted_once(tmp_path: Path) -> None:
     traced(plan, 1)
     assert kept(plan, Store(tmp_path)) == (False, ""), "nothing has run"
     store = measured(plan, tmp_path)
-    assert kept(plan, store) == (True, "")
+    assert kept(plan, store) == (True, "Predicting 2 cells for later plans.\n")
     for entry in plan.runnable:
         assert store.prediction(entry.cell_id)["predicted_peak_gib"] == pytest.approx(
             PROCESS_GIB + 1 / 1024
@@ -186,7 +186,7 @@ def test_why_a_cell_has_no_prediction_is_said(
     plan, _ = planned(("sweep.baseline=null",), machine=THIS_LAPTOP)
     store = measured(plan, tmp_path)
     monkeypatch.setattr(predictions, "SECONDS_AFTER_RUNS", 0.0)
-    assert "its step was not traced within 0 s" in kept(plan, store)[1]
+    assert "1 cell not predicted within 0 s: the next command goes on" in kept(plan, store)[1]
     traced(plan, 1)
     monkeypatch.setattr("vitsweep.predict.prediction.predict_step", lambda *_, **__: 1 / 0)
     found, said = kept(plan, store)

@@ -239,6 +239,6 @@ def test_each_table_is_computed_once_for_views_and_report(tmp_path):
     tables, seen = SweepTables.of(store), Profile()
     seen.runcall(lambda: write_report(collect(tables)))
     calls = {(Path(file).stem, name): n for (file, _, name), (n, *_) in Stats(seen).stats.items()}
-    once = [("cells", "cells"), ("scaling", "scaling_efficiency"), ("waterfall", "waterfall")]
+    once = [("cells", "cells"), ("scaling", "scaling_efficiency"), ("effects", "waterfall")]
     once += [("effects", "effects"), ("scaling", "exposed_communication"), ("load", "runs_of")]
     assert {key: calls.get(key) for key in once} == dict.fromkeys(once, 1)

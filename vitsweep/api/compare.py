@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pandas import DataFrame
 from rich.console import Console
@@ -39,7 +39,6 @@ from vitsweep.planning.pending import (
 )
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, make_sweep_plan
 from vitsweep.rates.profile import device_name
-from vitsweep.report.answer import Explained, explain_stored
 from vitsweep.results.provenance import code_in_overrides, require_trust
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, find_sweep
@@ -59,6 +58,9 @@ from vitsweep.tables.formatting import count
 from vitsweep.tables.speedup import one_look
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import one_device
+
+if TYPE_CHECKING:  # draws charts
+    from vitsweep.report.explained import Explained
 
 # Two settings measured in turns, until the interval on their ratio is narrow enough.
 
@@ -467,7 +469,7 @@ class ExplainRequest:
         )
 
 
-def explain(request: ExplainRequest, console: Console) -> tuple[Explained, StopReason | None]:
+def explain(request: ExplainRequest, console: Console) -> "tuple[Explained, StopReason | None]":
     """Say why A takes another time per step than B; blocks with traces are measured where they lack.
 
     Returns:
@@ -477,6 +479,8 @@ def explain(request: ExplainRequest, console: Console) -> tuple[Explained, StopR
         VitsweepError: a setting is wrong, names no cell or several, or cannot run; A and B are one
             cell; or the budget ended before a block had traces of both.
     """
+    from vitsweep.report.explained import Explained
+
     pair = _comparison(request)
     if isinstance(pair, Explained):
         return pair, None
@@ -488,8 +492,10 @@ def explain(request: ExplainRequest, console: Console) -> tuple[Explained, StopR
         return Explained(found, measured.store), measured.stop_reason
 
 
-def _comparison(request: ExplainRequest) -> ComparisonRequest | Explained:
+def _comparison(request: ExplainRequest) -> "ComparisonRequest | Explained":
     """Return the blocks that are to be measured, or the explanation where they are stored."""
+    from vitsweep.report.explained import explain_stored
+
     traces = (value_override("measurement.traced_steps", request.steps),)
     asked = ComparisonRequest(
         variant=tuple(request.a.split()),

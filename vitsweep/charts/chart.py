@@ -14,7 +14,7 @@ from vitsweep.charts import style
 from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
-from vitsweep.tables.formatting import plain
+from vitsweep.tables.formatting import distinct, plain
 from vitsweep.tables.names import CHOICES, cell_names, varying
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
@@ -145,25 +145,16 @@ def caption(cells: DataFrame) -> str:
     cells = checked_cells(cells)
     measured = cells[cells["status"] == Status.measured]
     parts = [
-        values(measured, "device"),
+        distinct(measured, "device"),
         ranks(measured),
-        _prefixed("torch ", values(measured, "torch")),
-        _prefixed("CUDA ", values(measured, "cuda")),
+        _prefixed("torch ", distinct(measured, "torch")),
+        _prefixed("CUDA ", distinct(measured, "cuda")),
         dates(measured),
         f"{len(measured)} of {len(cells)} cells measured",
         *left_out(cells),
         *flags(measured),
     ]
     return " · ".join(part for part in parts if part)
-
-
-def values(cells: DataFrame, column: str, most: int = 3) -> str:
-    """Return the distinct values of a column, `a, b, c and 2 more`."""
-    if column not in cells:
-        return ""
-    found = list(dict.fromkeys(cells[column].dropna().astype(str)))
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
 
 
 def ranks(cells: DataFrame) -> str:

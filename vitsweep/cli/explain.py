@@ -17,7 +17,7 @@ from vitsweep.api.compare import (
 from vitsweep.cli.verbs import VERBS, Options, require_positive
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
-from vitsweep.report.answer import Explained
+from vitsweep.report.explained import Explained
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.spec.measurement import MIN_BLOCKS, MOST_BLOCKS, MOST_TRACED_STEPS

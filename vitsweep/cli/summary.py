@@ -7,7 +7,7 @@ from rich.console import Console
 
 from vitsweep.api.functions import SUBMITTED, Row, collected, rows_of, submitted_rows
 from vitsweep.api.session import Session
-from vitsweep.console import periodic_status, print_lines
+from vitsweep.console import print_lines
 from vitsweep.errors import ExitCode
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import command_line, store_of
@@ -66,23 +66,24 @@ def summarize(
         return submitted_rows(result.plan)
     store, (tables, mine) = result.store, collected(result)
     console.print()
+    said: list[str] = []
     if result.is_race:
         show_race(tables, console)
     else:
         key = replicate_key(store.commands())
         table = replicates(mine, key) if key else mine
-        print_lines(console, [replicates_answer(table)] if key else answers(mine))
         console.print(CellTable(table, sweep_argument(store)))
+        said = [replicates_answer(table)] if key else answers(mine)
+        said += filter(None, [next_command(mine, command_line())])
     print_lines(console, empty_metrics(tables.runs))
     if with_report and (mine["status"] == Status.measured).any():
-        said = iter(["Drawing the charts of the report."])  # once
-        with periodic_status(console, lambda: next(said, "")):
-            page = write_report(tables)
+        console.print("Drawing the charts of the report.", highlight=False)
+        page = write_report(tables)
         console.print(f"Report: {page}", highlight=False, soft_wrap=True)
-    if not result.is_race:
-        print_lines(console, filter(None, [next_command(mine, command_line())]))
     if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
         console.print(message, highlight=False)
+    result.predict()
+    print_lines(console, said)
     rows = rows_of(mine, result.plan)
     measured = [row for row in rows if row["status"] == Status.measured]
     return measured or rows if result.is_race else rows

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import Annotated, Any
 
@@ -82,14 +83,22 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
     with prepared(request, Machine.here()) as sweep:
         record_unfinished(sweep.store, sweep.plan.entries)
         interrupted = _run(sweep, request, settings.parallel)
-        is_race = request.settings.search == "race"
-        yield LaunchResult(
-            store=sweep.store, plan=sweep.plan, interrupted=interrupted, is_race=is_race
-        )
-        if not interrupted and keep_predictions(sweep.plan, sweep.store, request.console):
-            from vitsweep.report.views import collect
 
-            collect(sweep.store)  # the views have the predictions, and later plans their errors
+        @cache
+        def predict() -> None:
+            if not interrupted and keep_predictions(sweep.plan, sweep.store, request.console):
+                from vitsweep.report.views import collect
+
+                collect(sweep.store)  # the views have the predictions, and later plans their errors
+
+        yield LaunchResult(
+            store=sweep.store,
+            plan=sweep.plan,
+            interrupted=interrupted,
+            is_race=request.settings.search == "race",
+            predict=predict,
+        )
+        predict()
 
 
 def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer) -> None:

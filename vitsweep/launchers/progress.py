@@ -186,7 +186,9 @@ class Progress:
             speed = number(median(speeds)) if speeds else ""
             measured = [speed] if is_wide else []
             ratio = self._ratio_text(cell)
-            table.add_row(self._labels[cell], self._states[cell], str(len(speeds)), *measured, ratio)
+            table.add_row(
+                self._labels[cell], self._states[cell], str(len(speeds)), *measured, ratio
+            )
         return table
 
     def _ratio_text(self, cell: str) -> str:

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.attempts import Attempt, attempts
@@ -92,6 +91,10 @@ class BalancedOrder:
 
     def next_block(self, cells: Sequence[str]) -> list[str]:
         """Return the cells of the next block in the order in which they run."""
+        from scipy.optimize import (
+            linear_sum_assignment,  # takes half a second; a typo need not wait
+        )
+
         num_cells = len(cells)
         places = np.linspace(0.0, 1.0, num_cells)
         before = np.zeros((num_cells, num_cells))

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from math import expm1, inf, sqrt
 
 from pandas import DataFrame
-from scipy.optimize import brentq
 from scipy.special import nctdtr, stdtrit
 
 from vitsweep.errors import VitsweepError
@@ -72,6 +71,8 @@ def minimum_detectable_effect(
     def excess(noncentrality: float) -> float:
         """The other tail of the two-sided test holds less than 1e-6 where the power is above 0.5."""
         return (1 - float(nctdtr(degrees, noncentrality, threshold))) - power
+
+    from scipy.optimize import brentq
 
     noncentrality = brentq(excess, 0.0, 3 * threshold + 10)
     return expm1(noncentrality * log_ratio_sd / sqrt(num_blocks))

@@ -26,6 +26,7 @@ from vitsweep.rates.profile import device_name
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.resources import HERE, Machine
+from vitsweep.tables.formatting import count
 from vitsweep.tables.load import load
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def _tables(store: Store) -> Iterator[DataFrame]:
             continue
 
 
-SECONDS_AFTER_RUNS = 30.0
+SECONDS_AFTER_RUNS = 10.0
 """So long at most the end of a command waits for predictions; what is not traced by then has none yet."""
 SECONDS_BEFORE_A_SUBMISSION = 60.0
 """So long at most a command traces cells that may be too large; what is not traced by then is submitted."""
@@ -260,18 +261,22 @@ def keep_predictions(plan: SweepPlan, store: Store, console: Console) -> bool:
         return False
     from vitsweep.predict.prediction import predict_cells
 
+    console.print(f"Predicting {count(len(specs), 'cell')} for later plans.", highlight=False)
     context = fork_server()  # says what the server imports, before it starts
     start_fork_server()
     with tracing(console) as progress:
         found = predict_cells(specs, context=context, progress=progress, seconds=SECONDS_AFTER_RUNS)
     for cell_id, prediction in found.items():
         _keep(prediction, cell_id, store)
-    late = f"its step was not traced within {SECONDS_AFTER_RUNS:.0f} s"
-    reasons = {cell_id: found[cell_id].reason if cell_id in found else late for cell_id in specs}
-    for cell_id, reason in reasons.items():
-        if reason:
-            text = f"No prediction for {cell_id}: {reason}."
+        if prediction.reason:
+            text = f"No prediction for {cell_id}: {prediction.reason}."
             console.print(text, highlight=False, markup=False)
+    if late := len(specs) - len(found):
+        console.print(
+            f"{count(late, 'cell')} not predicted within {SECONDS_AFTER_RUNS:.0f} s: the next command "
+            "goes on.",
+            highlight=False,
+        )
     return any(prediction.trace for prediction in found.values())
 
 

@@ -29,7 +29,6 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
-from scipy.optimize import minimize
 from scipy.special import ndtri
 
 # The settings of cells as contrast-coded columns of a linear model, built for some cells at a time.
@@ -461,6 +460,8 @@ def _fit(design: Design, runs: Runs, start: Scales, prior: Scales, log_sd: Float
         return float(fitted + np.log(np.diag(cholesky[0])).sum() + penalty)
 
     best, weights = start, np.ones(len(recent))
+    from scipy.optimize import minimize  # takes half a second
+
     for _ in range(2):
         simplex = np.vstack([best.logs, best.logs + 0.5 * np.eye(4)])
         options = {"maxfev": 45, "initial_simplex": simplex}

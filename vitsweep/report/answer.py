@@ -1,26 +1,17 @@
 """The result of a sweep in one sentence per baseline, and what to type next."""
 
-from dataclasses import dataclass
-from html import escape
 from math import ceil, log, nan
 
-from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
-from vitsweep.charts import causes, style
-from vitsweep.charts.chart import values
-from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store, sweep_argument
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables import formatting
-from vitsweep.tables.causes import Explanation, explain_cells, find_cell
 from vitsweep.tables.names import MANY, cell_names, named, varying, with_changes
 from vitsweep.tables.notes import counts
 from vitsweep.tables.speedup import one_look
-from vitsweep.tables.stats import Claim, any_look_half_width, half_width
-from vitsweep.tables.sweep_tables import SweepTables
+from vitsweep.tables.stats import Claim, any_look_half_width, half_width, is_inconclusive
 from vitsweep.tables.valid_runs import checked_cells, row_keys
 
 UNKNOWN = Series({"images_per_second": float("nan")})
@@ -33,6 +24,8 @@ NOISY = 0.1
 """Noise of one block's ratio above which a sweep without a difference is called inconclusive."""
 LEAST_DIFFERENCE = 0.02
 """Smaller differences are not worth the blocks that would show them."""
+CLEAR = 1.01
+"""Lower end of a speedup's interval above which no further block is named."""
 NEAR_LOOK = 0.5
 """Ratio of a look above which a cell stays at it only because the time of the command was over."""
 MOST_BLOCKS = 60
@@ -56,7 +49,7 @@ def question(cells: DataFrame, replicated: str = "") -> str:
     groups = [c.replace("_", " ") for c in varying(cells) if c != replicated]
     what = f"combination of {', '.join(groups)}" if groups else "setting"
     what = "combination of techniques" if len(groups) > MANY else what
-    return f"Which {what} trains {values(cells, 'model') or 'the model'} fastest?"
+    return f"Which {what} trains {formatting.distinct(cells, 'model') or 'the model'} fastest?"
 
 
 def answers(cells: DataFrame) -> list[str]:
@@ -163,6 +156,9 @@ def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where:
             f"Inconclusive: the noise of this machine is {100 * noise:.0f} % (of one block's ratio). "
             f"{unshown}"
         )
+    elif is_inconclusive(best):
+        blocks = formatting.count(best["num_pairs"], "block")
+        unshown = f"Inconclusive: {blocks} leave a wide interval. {unshown}"
     return sentences.get(best["claim"], unshown)
 
 
@@ -192,14 +188,15 @@ def next_command(cells: DataFrame, typed: str) -> str:
         typed: that command.
 
     Returns:
-        Empty where the fastest cell is known, and faster than its baseline.
+        Empty where the fastest cell is known, and clearly faster than its baseline.
     """
     measured = checked_cells(cells, *COMPARED)
     measured = measured[(measured["status"] == Status.measured) & measured["speedup"].notna()]
     compared = measured[~measured["claim"].isin([Claim.baseline, Claim.one_look])]
     best = compared.nlargest(1, "speedup")
     if len(best) and best["claim"].iloc[0] in (Claim.faster, Claim.probably_faster):
-        return _surer(best.iloc[0], typed) if best["claim"].iloc[0] != Claim.faster else ""
+        is_clear = best["claim"].iloc[0] == Claim.faster and best["speedup_low"].iloc[0] >= CLEAR
+        return "" if is_clear else _surer(best.iloc[0], typed)
     if len(best) and best["claim"].iloc[0] == Claim.blocks_lost:
         return ""
     unsure = compared[compared["claim"].isin([Claim.no_difference_shown, Claim.too_few_blocks])]
@@ -280,66 +277,3 @@ def _rivals(group: DataFrame, best: Series) -> str:
 
 def _the_baseline(name: str) -> str:
     return f"the {name}" if name.startswith("baseline") else f"the baseline {name}"
-
-
-# Why one cell of a sweep is faster than another, as table, figure and sentence.
-
-
-@dataclass(frozen=True, eq=False)
-class Explained:
-    """Why one cell is faster than another, as table, figure and sentence.
-
-    Attributes:
-        explanation: causes with intervals, see `tables.causes.Explanation`.
-        store: where the runs are.
-    """
-
-    explanation: Explanation
-    store: Store
-
-    @property
-    def sentence(self) -> str:
-        """The answer in one sentence."""
-        return self.explanation.sentence
-
-    @property
-    def table(self) -> DataFrame:
-        """One row per cause: milliseconds per step with a 95 % interval."""
-        return self.explanation.causes
-
-    @property
-    def figure(self) -> Figure:
-        """The picture of causes."""
-        return style.freeze_layout(causes.draw(causes.rows_of([self.explanation])))
-
-    def __str__(self) -> str:
-        return self.sentence
-
-    def _repr_html_(self) -> str:
-        return f"<p>{escape(self.sentence)}</p>{style.to_svg(self.figure)}"
-
-
-def explain_stored(store: Store, a: str, b: str, least_blocks: int = 1) -> Explained | None:
-    """Return why cell A is faster than cell B from stored traces alone; None where blocks lack.
-
-    Raises:
-        BadValueError: a text names no cell of the sweep, or several.
-    """
-    tables = SweepTables.of(store)
-    first, second = (find_cell(tables.cells, text) for text in (a, b))
-    if first == second:
-        raise BadValueError(f"`{a}` and `{b}` are the same cell of `{store.name}`.")
-    labels = dict(zip(tables.cells["cell_id"], cell_names(tables.cells), strict=True))
-    try:
-        found = explain_cells(tables, first, second, (labels[first], labels[second]))
-    except VitsweepError:
-        return None
-    return Explained(found, store) if found.num_blocks >= least_blocks else None
-
-
-def lacking(store: Store, a: str, b: str) -> VitsweepError:
-    """Return the error of a pair whose traces lack, with the command that measures them."""
-    return VitsweepError(
-        f"No block of `{store.name}` has traced steps of both `{a}` and `{b}`: `python -m vitsweep explain "
-        f"'{a}' '{b}' --sweep {sweep_argument(store)}` measures some."
-    )

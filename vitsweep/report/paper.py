@@ -12,13 +12,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import dates, ranks, values
+from vitsweep.charts.chart import dates, ranks
 from vitsweep.errors import VitsweepError
 from vitsweep.files import write_atomically
 from vitsweep.report.figures import drawn
 from vitsweep.results.metrics import FLAGS, headings
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import count, number
+from vitsweep.tables.formatting import count, distinct, number
 from vitsweep.tables.render import cell_text
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
@@ -221,7 +221,7 @@ def _facts(tables: SweepTables, measured: DataFrame, spent: Used) -> dict[str, A
         ],
         "seeds": _range(measured["seed"]) if "seed" in measured else "",
         "values": {
-            name: values(measured, name)
+            name: distinct(measured, name)
             for name in ("model", "data", "device", "torch", "cuda", "nccl", "driver", "python", "cpu",
                          "git_commit", "optimizer", "task")
         },

@@ -62,7 +62,9 @@ class Comparison:
         """Return the result in one sentence."""
         interval = "" if self.low != self.low else f" [{self.low:.3f}, {self.high:.3f}]"
         size = f"{times(self.ratio)}{interval} the throughput of {baseline}"
-        text = f"{variant} has {size} over {count(self.num_blocks, 'block')}: {self.claim}."
+        is_wide = self.claim == Claim.no_difference_shown and self.half_width > stats.TOO_WIDE - 1
+        claim = stats.INCONCLUSIVE if is_wide else self.claim
+        text = f"{variant} has {size} over {count(self.num_blocks, 'block')}: {claim}."
         if self.correlation >= CORRELATED:
             text += (
                 f" Neighbouring blocks resemble each other (correlation {self.correlation:.2f}), so "

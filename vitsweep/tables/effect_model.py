@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import Series
 from scipy.linalg import cho_factor, cho_solve
-from scipy.optimize import minimize
 
 from vitsweep.tables.blocks import WithinBlocks
 
@@ -155,6 +154,8 @@ def fit_mixed_model(data: WithinBlocks, main: Floats, both: Floats) -> MixedFit:
         total += 2 * data.degrees * logs[0] + data.residual / noise**2
         prior = 2 * has_both * logs[1] - ((logs[2] - np.log(USUAL_REST)) / REST_LOG_SPREAD) ** 2
         return float(total - prior)
+
+    from scipy.optimize import minimize  # takes half a second
 
     guess = max(data.noise if data.degrees else float(np.std(seen)), 10 * SMALLEST_SPREAD)
     start = np.log([guess, guess, USUAL_REST])

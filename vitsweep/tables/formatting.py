@@ -137,6 +137,15 @@ Column = Callable[[DataFrame], list[str]]
 """Table -> the texts of one column."""
 
 
+def distinct(table: DataFrame, column: str, most: int = 3) -> str:
+    """Return the distinct values of a column, `a, b, c and 2 more`."""
+    if column not in table:
+        return ""
+    found = list(dict.fromkeys(table[column].dropna().astype(str)))
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
+
+
 def values(column: str, write: Callable[[Any], str] = plain) -> Column:
     """Return the texts of a column; all empty where the table has no such column."""
     return lambda table: [

@@ -40,7 +40,8 @@ from vitsweep.tables.formatting import (
 )
 from vitsweep.tables.names import MANY, cell_names, name_parts, varying
 from vitsweep.tables.notes import half_precision_note, lines_of
-from vitsweep.tables.stats import Claim
+from vitsweep.tables.speedup import about
+from vitsweep.tables.stats import INCONCLUSIVE, Claim, is_inconclusive
 from vitsweep.tables.valid_runs import checked_cells
 
 BEST = 20
@@ -350,7 +351,9 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
     if note := _paired_note(shown):
         notes.append(note)
     if (shown["claim"] == Claim.one_look).any():
-        notes.append("Note: `measurement.blocks=5` measures cells of one look in full.")
+        notes.append(
+            "Note: a look is one short run, without an interval; `measurement.blocks=5` measures in full."
+        )
     return marks, notes
 
 
@@ -388,7 +391,9 @@ def _numbers(shown: DataFrame, marks: Sequence[str]) -> DataFrame:
 
 
 def _results(shown: DataFrame) -> list[str]:
-    claims = shown["claim"].mask(shown["claim"] == Claim.one_look, shown["speedup_note"])
+    claims = shown["claim"].mask(is_inconclusive(shown), INCONCLUSIVE)
+    looked = (shown["claim"] == Claim.one_look) & shown["speedup"].notna()
+    claims[looked] = [f"{about(speedup)} (look)" for speedup in shown.loc[looked, "speedup"]]
     rows = zip(shown["status"], claims, strict=True)
     return [
         str(claim) if status == Status.measured and not missing(claim) else status_words(status)

@@ -385,9 +385,13 @@ def _blocks_of_other_code(blocks: int) -> str:
 
 def one_look(speedup: float, than: str = "") -> str:
     """Say what a look shows: `about 35x slower (one look, no interval)`; `than` follows `slower`."""
+    return f"{about(speedup, than)} ({Claim.one_look}, no interval)"
+
+
+def about(speedup: float, than: str = "") -> str:
+    """Say what one ratio shows: `about 35x slower`, or `about equal`; `than` follows `slower`."""
     times, which = (1 / speedup, "slower") if speedup < 1 else (speedup, "faster")
-    size = "about equal" if times < EQUAL_AT_A_LOOK else f"about {times:.2g}x {which}{than}"
-    return f"{size} ({Claim.one_look}, no interval)"
+    return "about equal" if times < EQUAL_AT_A_LOOK else f"about {times:.2g}x {which}{than}"
 
 
 def _devices(runs: DataFrame) -> dict[str, set[str]]:
