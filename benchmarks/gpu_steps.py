@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from gpu_list import DEVICE_LOST
-from torch import Tensor
 
 from vitsweep.composition.composer import Composer
 from vitsweep.execution.outcome import classify
@@ -138,30 +137,12 @@ def our_step(cell: CellSpec, world: World | None = None) -> Step:
     torch.manual_seed(cell.seed)
     with torch.device("meta"):
         model = build_model(cell)
-    _draw_once(model)
     trainer = parallelize(model, cell, world)
     shape = (cell.micro_batch, *cell.model.input_shape(cell.batch.resolution_px))
     images = torch.randn(shape, device=device)
     labels = torch.randint(cell.model.num_classes, (cell.micro_batch,), device=device)
     micro_batches = [(images, labels)] * cell.batch.accumulation_steps
     return lambda: trainer.step(iter(micro_batches))
-
-
-_drawn: dict[tuple[str, torch.Size], Tensor] = {}
-
-
-def _draw_once(model: Any) -> None:
-    """Let weights be copied from the first model of the same shape: drawing a ViT-L's takes seconds."""
-    draw = model.draw
-
-    def copied(name: str, weight: Tensor, generator: torch.Generator) -> None:
-        key = name, weight.shape
-        if key not in _drawn:
-            draw(name, weight, generator)
-            _drawn[key] = weight.clone()
-        weight.copy_(_drawn[key])
-
-    vars(model)["draw"] = copied
 
 
 BATCHES = (512, 384, 256, 192, 128, 96, 64, 32, 16)

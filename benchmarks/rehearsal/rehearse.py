@@ -64,9 +64,9 @@ NOT_FAKED = {
 """Choice -> what of it a fake tensor cannot stand for."""
 READ = torch.ops.aten._local_scalar_dense.default
 KNOWN_READS = {
-    "scaler.py": "torch's GradScaler asks whether to skip the update of an optimizer that is not fused"
+    "LossScaler.step": "torch's GradScaler asks whether to skip the update of an optimizer that is not fused"
 }
-"""File -> why the host may read a value there in every step."""
+"""Method -> why the host may read a value there in every step."""
 
 
 COPY = torch.ops.aten._to_copy.default
@@ -86,8 +86,10 @@ class HostReads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is READ and args[0].device.type == "cuda":
             frames = [f for f in traceback.extract_stack() if "/vitsweep/" in f.filename]
-            place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "torch"
-            self.places.append(place)
+            last = frames[-1] if frames else None
+            is_scaler = last and (Path(last.filename).name, last.name) == ("update.py", "step")
+            place = f"{Path(last.filename).name}:{last.lineno}" if last else "torch"
+            self.places.append("LossScaler.step" if is_scaler else place)
             return 0.0 if args[0].is_floating_point() else 0
         to = torch.device((kwargs or {}).get("device") or "cpu")
         if func is COPY and to.type == "cuda" and args[0].device.type == "cpu":
@@ -228,10 +230,10 @@ def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
         assert loss.device == world.device
         with HostReads():  # a checkpoint may read
             rehearse_checkpoint(trainer, _trainer(cell, world))
-    unknown = [place for place in reads.places if place.partition(":")[0] not in KNOWN_READS]
+    unknown = [place for place in reads.places if place not in KNOWN_READS]
     if unknown:
         raise RuntimeError(f"the host reads a value of the device at {', '.join(unknown)}")
-    known = dict.fromkeys(KNOWN_READS[place.partition(":")[0]] for place in reads.places)
+    known = dict.fromkeys(KNOWN_READS[place] for place in reads.places)
     return ", ".join(["ok", *(f"the host waits: {reason}" for reason in known)])
 
 

@@ -52,7 +52,7 @@ def verdict(composed: ComposedCell, machine: Machine) -> tuple[object, ...]:
         if getattr(technique, "axes", ()) and hasattr(technique, "sent_bytes_per_step")
     ]
     forwards = None if spec.num_tokens is None else Volume.of(spec).forwards
-    return (reasons, sent, forwards, spec.compilation.needs_spawn)
+    return (reasons, sent, forwards, spec.compilation.fuses_kernels)
 
 
 def overrides_of(model: str, *choices: str) -> list[str]:

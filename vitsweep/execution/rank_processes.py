@@ -277,11 +277,11 @@ def variables(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def context_for(cell: CellSpec) -> Context:
-    """Compiled cells start from a fresh interpreter: compilers start threads before the fork.
+    """Ranks with variables of their own start from a fresh interpreter: the fork server has begun without.
 
-    So do ranks with environment variables of their own, which the fork server was started without.
+    All others are forked before they compile: the server has neither threads nor a compiler's processes.
     """
-    if cell.runtime.environment() or any(t.needs_spawn for t in cell.techniques.values()):
+    if cell.runtime.environment():
         return multiprocessing.get_context("spawn")
     return fork_server()
 

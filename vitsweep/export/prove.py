@@ -191,8 +191,12 @@ def _prepare(folder: Path, cell: CellSpec) -> None:
     (folder / "train.py").write_text(written(cell, "train.py", []), encoding="utf-8")
     (folder / "cell.pickle").write_bytes(pickle.dumps(cell))
     torch.manual_seed(cell.seed)
-    model = first_model(cell) if isinstance(cell.model, ModuleSpec) else build_model(cell)
-    torch.save(model.state_dict(), folder / "init.pt")
+    if isinstance(cell.model, ModuleSpec):
+        model = first_model(cell)
+    else:
+        with torch.device(cell.resources.device):  # whose generator the cell's weights are drawn by
+            model = build_model(cell)
+    torch.save(model.cpu().state_dict(), folder / "init.pt")
     generator = torch.Generator().manual_seed(cell.seed)
     shape = (cell.images_per_step, *cell.model.input_shape(cell.batch.resolution_px))
     batches = [

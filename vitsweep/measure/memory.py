@@ -22,6 +22,7 @@ NOT_PARAMETERS = ("Activation", "Temp")
 def reset_peak(device: torch.device) -> None:
     """Start a new peak, once the model is built."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # of the weights that were drawn whole, one after the other
         torch.cuda.reset_peak_memory_stats(device)
         return
     with suppress(OSError):  # a kernel that forbids it: the peak then covers the whole process

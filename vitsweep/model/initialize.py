@@ -1,8 +1,10 @@
 """First weights of a model, each fixed by torch's seed and its own name.
 
-A weight is drawn whole, in float32 on the CPU, by a generator of its own. So it is the same on every
-device and under every technique, and a rank draws only what it holds some part of: a model that is
-built on `meta`, split over ranks and sharded is materialised one tensor at a time.
+A weight is drawn whole, in float32 on the device that keeps it, by a generator of its own. So it is the
+same on every number of ranks and under every technique (a CPU and a GPU draw different numbers, and so may
+two types of GPU), and a rank draws only what it holds some part of: a model that is built on `meta`,
+split over ranks and sharded is materialised one tensor at a time. A GPU draws ten billion numbers within
+a second, for which a host needs minutes.
 """
 
 import hashlib
@@ -65,7 +67,7 @@ def draw_transformer_weight(
 
     Args:
         name: in the plain model.
-        weight: whole, float32, on the CPU.
+        weight: whole, float32.
         generator: for the random numbers.
         layer_scale: first value of LayerScale's factors.
 
@@ -133,8 +135,8 @@ def draw_weights(model: Any) -> None:
         module, plain = modules[owner], plain_name(name)
         split = isinstance(module, SplitLinear)
         shape = module.whole_shape(own) if split else parameter.shape
-        whole = torch.empty(shape, dtype=torch.float32, device="cpu")
-        model.draw(plain, whole, named_generator(seed, plain))
+        whole = torch.empty(shape, dtype=torch.float32, device=parameter.device)
+        model.draw(plain, whole, named_generator(seed, plain, whole.device))
         _fill(parameter, module.part_of(own, whole) if split else whole)
 
 
@@ -151,7 +153,6 @@ def named_seed(seed: int, name: str) -> int:
 def _fill(parameter: Any, value: Tensor) -> None:
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
-        value = value.to(mesh.device_type)
         # Every rank has the same values: nothing is sent.
         shard = distribute_tensor(value, mesh, parameter.placements, src_data_rank=None)
         parameter.to_local().copy_(shard.to_local())

@@ -86,9 +86,6 @@ class Technique(ABC):
     cites: ClassVar[tuple[str, ...]] = ()
     """Keys in `report/references.bib` of what was published about it."""
 
-    needs_spawn: ClassVar[bool] = False
-    """True where a compiler starts threads or processes, so that a forked child may hang."""
-
     @property
     def references(self) -> tuple[str, ...]:
         """`cites`, or those of them that belong to the knobs as they are."""

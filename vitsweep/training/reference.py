@@ -16,6 +16,7 @@ from vitsweep.model.block import NORMS
 from vitsweep.model.build import build_model
 from vitsweep.model.initialize import Draws, plain_name
 from vitsweep.model.module_look import inputs_of, logits_of
+from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.precision import autocast
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.trainer import MicroBatch, at_least_float32, labels_of
@@ -39,7 +40,9 @@ def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:
     layout = replace(
         cell.layout, batch_first=True, channels_last=False, patch_embedding="convolution"
     )
-    model: nn.Module = build_model(replace(cell, layout=layout))
+    # The generator of the device draws the cell's own weights; a user's module draws on the host.
+    with nullcontext() if isinstance(cell.model, ModuleSpec) else device:
+        model: nn.Module = build_model(replace(cell, layout=layout))
     vars(model)["draws"] = Draws(cell.seed)
     for technique in cell.techniques.values():
         model = technique.plain_twin(model)

@@ -74,12 +74,6 @@ def test_names_of_parameters_stay(name):
     assert list(model.state_dict()) == list(build().state_dict())
 
 
-def test_only_what_compiles_asks_for_a_spawned_process():
-    asks = {n: choice("compilation", n).needs_spawn for n in ("eager", "cuda_graphs", *COMPILED)}
-
-    assert asks == {"eager": False, "cuda_graphs": False, **dict.fromkeys(COMPILED, True)}
-
-
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_missing_compiler_is_named(name, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler -m64")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from vitsweep.spec.technique import AttentionKernel, Technique
 from vitsweep.techniques.attention.sdpa import ScaledDotProduct
@@ -21,8 +21,6 @@ class Flex(AttentionKernel):
     """
 
     cites = ("dong2024flex",)
-
-    needs_spawn: ClassVar[bool] = True
 
     @property
     def recomputes_scores(self) -> bool:

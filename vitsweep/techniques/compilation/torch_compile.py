@@ -41,7 +41,6 @@ class TorchCompile(Compilation):
     mode: Literal["default", "max_autotune", "reduce_overhead"]
     optimizer_step: bool
 
-    needs_spawn: ClassVar[bool] = True
     fuses_kernels: ClassVar[bool] = True
 
     @abstractmethod

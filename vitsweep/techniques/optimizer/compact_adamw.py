@@ -55,11 +55,6 @@ class CompactAdamW(OptimizerChoice):
         kinds = {"int8": self.cites[:2], "int4": self.cites[::2]}
         return kinds.get(self.state, self.cites[:1])
 
-    @property
-    def needs_spawn(self) -> bool:  # type: ignore[override]
-        """The compiler starts processes."""
-        return self.compiled
-
     def trace_substitute(self) -> tuple[Technique, str]:
         """The update without a compiler."""
         if not self.compiled:
