@@ -12,22 +12,22 @@ import torch
 from vitsweep.spec.measurement import TimeClass
 
 KINDS: tuple[tuple[TimeClass, str], ...] = (
-    (TimeClass.communication, r"nccl|gloo|c10d|record_param_comms"),
+    (TimeClass.communication, r"nccl|gloo|c10d|record_param_comms|symm_mem|multimem|all_reduce"),
     (
         TimeClass.fused,
-        r"triton_(poi|per|red|for|mix|unk|_\d)|graph_.*_cpp_fused|cpp_fused|compiled",
+        r"triton_(poi|per|red|for|mix|unk|_\d)|graph_.*_cpp_fused|cpp_fused|(?<!pre)compiled",
     ),
     (TimeClass.attention, r"flash|fmha|attention|sdpa|attn"),
-    (TimeClass.optimizer, r"adam|multi_tensor|foreach|optim|sgd"),
+    (TimeClass.optimizer, r"adam|multi_tensor|foreach|optimizer|sgd"),
     (
         TimeClass.products,
-        r"(?<!fb)gemm|gemv|scudnn|wgrad|dgrad|fprop|cublas|cutlass|nvjet|xmma|splitk|winograd|(?<![a-z])(add|badd|b|scaled_|int_)*mm"
-        r"(?![a-z])|matmul|linear|conv(?!ert)|einsum|(?<![a-z])(mv|dot|bilinear)(?![a-z])",
+        r"(?<!fb)gemm|gemv|cijk_|scudnn|wgrad|dgrad|fprop|cublas|cutlass|nvjet|xmma|splitk|winograd|(?<![a-z])(add|badd|b|scaled_|int_)*mm"
+        r"(?![a-z])|matmul|linear(?!ize)|conv(?!ert)|einsum|(?<![a-z])(mv|dot|bilinear)(?![a-z])",
     ),
     (
         TimeClass.copies,
-        r"copy|(?<!with)cast|memcpy|memset|convert|clone|contiguous|catarray|::(to|cat|stack|pad|constant_pad_nd|roll)$"
-        r"|transpose_kernel|fsdp::",
+        r"copy|(?<!with)(?<!no)(?<!out)cast|memcpy|memset|convert|clone|contiguous|catarray|::(to|cat|stack|pad|constant_pad_nd|roll)$"
+        r"|transpose_kernel|batched_transpose|nchwtonhwc|nhwctonchw|fsdp::",
     ),
     (
         TimeClass.elementwise,
