@@ -132,13 +132,59 @@ def test_host_time_and_scale_are_found_from_whole_steps() -> None:
     measured = [
         1.3 * a + 12e-3 * sum(t.dispatches.values()) for a, t in zip(alone, traces, strict=True)
     ]
-    found = fitted(setup(), traces, measured)
+    found = fitted(setup(), traces, [[ms] for ms in measured])
     assert found.scale == pytest.approx(1.3, rel=0.01)
     assert found.dispatch_us == pytest.approx(12, rel=0.01)
     assert found.log_error == 0.05  # never narrower: machines are not that constant
     whole = predict_step(traces[2], rates(found))
     assert whole.step_time_ms == pytest.approx(measured[2], rel=0.01)
     assert whole.low_ms < measured[2] < whole.high_ms
+
+
+def sharded(scale: int, size: int) -> StepTrace:
+    operators = step(scale, 0).operators
+    return trace_of(*operators, exchange(size, "all_reduce", ranks=2), dispatches=500, device="cpu")
+
+
+def test_what_shards_exchange_takes_longer_within_a_step_than_alone() -> None:
+    """An exchange that takes 1.6 times as long within a step is found from trainings that send much."""
+    two = setup(ranks=2)
+    sizes = ((1, 10**6), (8, 10**7), (40, 10**6), (90, 10**7), (20, 3 * 10**7))
+    traces = [sharded(*size) for size in sizes]
+    alone = [predict_step(t, rates(two)).parts_ms for t in traces]
+    measured = [p["compute"] + 500 * 10e-3 + 1.6 * p["communication"] for p in alone]
+    found = fitted(two, traces, [[ms] for ms in measured])
+    assert found.sent_scale == pytest.approx(1.6, rel=0.01)
+    assert predict_step(traces[1], rates(found)).step_time_ms == pytest.approx(
+        measured[1], rel=0.01
+    )
+
+
+def width(of: RankSetup, trace: StepTrace) -> float:
+    found = predict_step(trace, rates(of))
+    return found.high_ms / found.low_ms
+
+
+def test_the_interval_holds_errors_of_the_model_and_of_repetition_and_knows_how_few_they_are() -> (
+    None
+):
+    traces = [step(scale, 500) for scale in (1, 4, 8, 20, 40, 60, 90, 120)]
+    alone = [predict_step(t, rates(setup())).parts_ms["compute"] + 5 for t in traces]
+    calm = fitted(setup(), traces, [[ms, ms] for ms in alone])
+    # a training that takes 25 % more or less in its second turn, but no other mean
+    restless = fitted(setup(), traces, [[ms * 1.25, ms / 1.25] for ms in alone])
+    assert calm.log_error == 0.05
+    assert restless.log_error == pytest.approx(0.22, abs=0.01)  # log(1.25), of a single repetition
+    few = fitted(setup(), traces[:3], [[ms * 1.25, ms / 1.25] for ms in alone[:3]])
+    assert few.log_error == pytest.approx(restless.log_error, rel=0.01)
+    assert width(few, traces[2]) > 1.05 * width(restless, traces[2])
+
+
+def test_the_interval_is_wider_for_a_step_longer_than_all_that_were_timed() -> None:
+    timed = replace(setup(), step_ms=(5.0, 100.0))
+    near, far = step(40, 500), step(4000, 500)
+    assert predict_step(near, rates(timed)).step_time_ms < 100
+    assert width(timed, far) > 1.1 * width(timed, near)
 
 
 def calibration() -> Calibration:

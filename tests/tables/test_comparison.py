@@ -122,7 +122,7 @@ def test_the_tables_show_the_interval_and_the_claim_that_compare_printed():
 
 
 def test_the_result_says_where_blocks_resemble_each_other():
-    waves = [0.02, 0.02, 0.02, -0.02, -0.02, -0.02, 0.02, 0.02, 0.02, -0.02, -0.02, -0.02]
+    waves = 2 * [0.02, 0.02, 0.02, 0.02, -0.02, -0.02, -0.02, -0.02]
     assert "Neighbouring blocks resemble each other" in compared(waves).sentence("A", "B")
     quiet = [0.02, -0.02, 0.01, -0.01, 0.02, -0.02, 0.01]
     assert "resemble" not in compared(quiet).sentence("A", "B")

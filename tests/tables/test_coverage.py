@@ -101,6 +101,10 @@ def test_blocks_that_resemble_each_other_cost_coverage_as_the_diagnostic_says(nu
     assert covered(autocorrelated(correlation=0.3), num_blocks) == pytest.approx(0.87, abs=0.035)
 
 
+def test_from_12_blocks_on_the_interval_allows_for_blocks_that_resemble_each_other():
+    assert covered(autocorrelated(correlation=0.3), 12) >= 0.92
+
+
 def test_runs_that_resemble_the_run_before_cost_little_coverage():
     # AR(1) 0.6 from run to run, across the ends of blocks: the ratios of a block share most of it
     assert covered(run_to_run(correlation=0.6), 10) >= 0.90

@@ -16,7 +16,7 @@ from rich.table import Table
 from vitsweep.composition.composer import Composer
 from vitsweep.errors import ExitCode
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.predict.calibrate import SHORT_TRAININGS, calibrate_machine
+from vitsweep.predict.calibrate import SHARDED_TRAININGS, SHORT_TRAININGS, calibrate_machine
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.rates.calibration import Calibration, RankSetup, kept_calibration
@@ -83,7 +83,8 @@ def calibrate(console: Console) -> int:
 
     def cells_for(ranks: int) -> list[CellSpec]:
         shared = [f"resources.ranks_per_node={ranks}", "measurement=smoke"]
-        return [plan_cell(composer.compose([*o, *shared]), machine).spec for o in SHORT_TRAININGS]
+        trainings = (*SHORT_TRAININGS, *(SHARDED_TRAININGS if ranks > 1 else ()))
+        return [plan_cell(composer.compose([*o, *shared]), machine).spec for o in trainings]
 
     most = machine.devices_per_node or machine.cores_per_node
     counts = sorted({1, min(2, most), most} if machine.device == "cpu" else {1, most})

@@ -24,6 +24,7 @@ from vitsweep.predict.step_trace import StepTrace
 from vitsweep.rates.calibration import Calibration, RankSetup
 from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.world import World, device_mesh
 
 SECONDS = 165.0
 """Of all measurements; with the start of the processes and the traces it takes three minutes at most."""
@@ -35,6 +36,9 @@ WEIGHT = {False: 2, True: 1}
 """Of a part among all, by whether it only repeats the short trainings."""
 SLOW = 4.0
 """A format whose products are so many times slower than float32 is emulated: only tiny ones are timed."""
+MOST_SENT = 4.0
+"""Largest factor by which an exchange may last longer beside the work of a step than alone."""
+FEWEST_DEGREES = 3.0
 WORST_ERROR = 0.5
 """Of `RankSetup.log_error`; that of operators without a training that ended in time."""
 TRAINING_SECONDS = 1.5
@@ -53,6 +57,15 @@ SHORT_TRAININGS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 """Overrides of the trainings that relate operators alone to whole steps; no model in `conf/` has their
 depths, so that none of them is a cell that anybody measures."""
+SHARDED_TRAININGS: tuple[tuple[str, ...], ...] = (
+    ("model.depth=3", "batch.images_per_step=32", "sharding=fsdp"),
+    ("model=vit_tiny", "data=synthetic", "model.depth=2", "batch.images_per_step=8", "sharding=fsdp",
+     "optimizer=adamw_foreach"),
+    ("model=vit_small", "data=synthetic", "model.depth=2", "batch.images_per_step=4", "sharding=fsdp",
+     "optimizer=adamw_fused"),
+    ("model=vit_tiny", "data=synthetic", "model.depth=2", "batch.images_per_step=12", "sharding=zero1"),
+)  # fmt: skip
+"""Beside them under several ranks: what shards exchange takes otherwise than the sums of gradients."""
 
 
 def calibrate_machine(
@@ -112,19 +125,19 @@ def calibrate_machine(
             operators=measured[ranks]["operators"],
             collectives=measured[ranks]["collectives"],
         )
-        known = {(o["kind"], o["dtype"]) for o in setup.operators}
-        if not known >= {("matmul", "float32"), ("memory", "float32")}:
+        timed = {(o["kind"], o["dtype"]) for o in setup.operators}
+        if not timed >= {("matmul", "float32"), ("memory", "float32")}:
             raise RuntimeError(
                 "Too little was measured in time to predict from: is the machine busy?"
             )
-        traces = list(traces_of(trainings))
-        step_ms = [*measured[ranks]["step_ms"], *again[ranks]["step_ms"]]
-        pairs = [(t, ms) for t, ms in zip([*traces, *traces], step_ms, strict=True) if ms]
-        if not pairs:
+        rounds = zip(measured[ranks]["step_ms"], again[ranks]["step_ms"], strict=True)
+        times = [[ms for ms in both if ms] for both in rounds]
+        if not any(times):
             setups.append(replace(setup, log_error=WORST_ERROR))
             continue
-        done, times = [t for t, _ in pairs], [ms for _, ms in pairs]
-        setups.append(fitted(setup, done, times, resources.device == "cuda"))
+        known = [(t, ms) for t, ms in zip(traces_of(trainings), times, strict=True) if ms]
+        done, step_ms = [t for t, _ in known], [ms for _, ms in known]
+        setups.append(fitted(setup, done, step_ms, resources.device == "cuda"))
     return Calibration(
         device=str(device_name(resources.device)),
         device_type=resources.device,
@@ -152,19 +165,23 @@ def _without(slow: tuple[str, ...], cells: Sequence[CellSpec]) -> list[CellSpec]
 def fitted(
     setup: RankSetup,
     traces: Sequence[StepTrace],
-    step_ms: Sequence[float],
+    step_ms: Sequence[Sequence[float]],
     asynchronous: bool = False,
 ) -> RankSetup:
-    """Return a setup with the host time per operator and the scale that explain whole steps best.
+    """Return a setup with the host time per operator and the scales that explain whole steps best.
 
-    On a CPU the step is scale x operators + host time x dispatches + communication: a non-negative
-    least-squares fit of relative errors. On a GPU host and device work at once, so that only the scale
-    is fitted, to the steps; the host time stays that of the smallest training.
+    On a CPU the step is scale x operators + host time x dispatches + sent scale x communication: a
+    non-negative least-squares fit of relative errors. On a GPU host and device work at once, so that only
+    the scale is fitted, to the steps; the host time stays that of the smallest training.
+
+    The error that a prediction states has two parts: that of the model, from what the fit leaves of each
+    training's mean, and that of repetition, from the times of one training that ran twice. Its degrees of
+    freedom are Satterthwaite's.
 
     Args:
         setup: measured operators and collectives.
-        traces: of the short trainings, once for each time that they ran.
-        step_ms: their measured step times.
+        traces: of the short trainings.
+        step_ms: their measured step times, one for each time that a training ran.
         asynchronous: whether the device is a GPU.
     """
     import numpy as np
@@ -184,19 +201,43 @@ def fitted(
     operators = np.array([parts["compute"] + parts["optimizer"] for parts in alone])
     sent = np.array([parts["communication"] for parts in alone])
     dispatches = np.array([sum(trace.dispatches.values()) for trace in traces], dtype=float)
-    measured = np.array(step_ms)
+    logs = [np.log(times) for times in step_ms]
+    measured = np.exp([of_one.mean() for of_one in logs])
     if asynchronous:
         host_us = float(np.min(measured / dispatches)) * 1e3
         setup = replace(setup, dispatch_us=host_us, scale=float(np.median(measured / operators)))
-        fit = measured
+        fit, terms = measured, 1
     else:
-        matrix = np.stack([operators, dispatches / 1e3], axis=1) / measured[:, None]
-        (scale, host_us), _ = nnls(matrix, np.maximum(0.05, 1 - sent / measured))
-        setup = replace(setup, scale=max(0.3, float(scale)), dispatch_us=float(host_us))
-        fit = setup.scale * operators + setup.dispatch_us * dispatches / 1e3 + sent
+        columns = [operators, dispatches / 1e3, *([sent] if sent.any() else [])]
+        (scale, host_us, *more), _ = nnls(
+            np.stack(columns, axis=1) / measured[:, None], np.ones(len(measured))
+        )
+        sent_scale = min(MOST_SENT, max(1.0, *more)) if more else 1.0
+        if more:  # the others once more beside it
+            rest = np.maximum(0.05, 1 - sent_scale * sent / measured)
+            (scale, host_us), _ = nnls(np.stack(columns[:2], axis=1) / measured[:, None], rest)
+        setup = replace(
+            setup,
+            scale=max(0.3, float(scale)),
+            dispatch_us=float(host_us),
+            sent_scale=float(sent_scale),
+        )
+        fit = setup.scale * operators + setup.dispatch_us * dispatches / 1e3 + sent_scale * sent
+        terms = len(columns)
     errors = np.log(measured / fit)
-    spread = float(np.sqrt(np.sum(errors**2) / max(1, len(errors) - 2)))
-    return replace(setup, log_error=min(WORST_ERROR, max(0.05, spread)))
+    left = max(1, len(errors) - terms)
+    of_model = float(errors @ errors) / left
+    repeated = [of_one for of_one in logs if len(of_one) > 1]
+    of_repetition = float(np.mean([of_one.var(ddof=1) for of_one in repeated])) if repeated else 0.0
+    # half of the repetition's variance is in the mean of two already
+    variance, half = of_model + of_repetition / 2, of_repetition / 2
+    parts = of_model**2 / left + half**2 / max(1, len(repeated))
+    return replace(
+        setup,
+        log_error=min(WORST_ERROR, max(0.05, float(np.sqrt(variance)))),
+        degrees=max(FEWEST_DEGREES, variance**2 / parts) if parts > 0 else float(left),
+        step_ms=(float(measured.min()), float(measured.max())),
+    )
 
 
 def measure_steps(cells: Sequence[CellSpec]) -> list[float]:
@@ -302,8 +343,11 @@ def _all_before(end: float, world: Any) -> bool:
     return not late
 
 
-def _step_ms(cell: CellSpec, world: Any) -> float:
-    """Return the median step time of a short training; all ranks make the same number of steps."""
+def _step_ms(cell: CellSpec, world: World) -> float:
+    """Return the median step time of a short training, over a mesh of its own.
+
+    All ranks make the same number of steps.
+    """
     import torch
     import torch.distributed as dist
 
@@ -311,6 +355,9 @@ def _step_ms(cell: CellSpec, world: Any) -> float:
     from vitsweep.parallelize import parallelize
     from vitsweep.training.timed_steps import endless
 
+    if world.shape != cell.mesh:
+        mesh = device_mesh(world.device.type, cell.mesh)
+        world = replace(world, shape=cell.mesh, mesh=mesh)
     torch.manual_seed(cell.seed)
     with torch.device("meta"):
         model = build_model(cell)

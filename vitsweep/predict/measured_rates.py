@@ -17,6 +17,10 @@ GENERIC = "add"
 """Element-wise operator whose bytes per microsecond stand for those that were not measured."""
 
 
+FAR_ERROR = 0.1
+"""Error of a step that is 4 times longer than all that the calibration timed (assumed)."""
+
+
 class Neighbours:
     """A positive function of several positive numbers, from the nearest measured points.
 
@@ -129,7 +133,7 @@ class CalibratedRates(Rates):
         curve, ranks = next(self._collectives[k] for k in wanted if k in self._collectives)
         size = max(1.0, float(collective.bytes_whole))
         here = (collective.group_ranks - 1) / collective.group_ranks
-        return curve(size) * here / ((ranks - 1) / ranks) * self._slower
+        return curve(size) * here / ((ranks - 1) / ranks) * self._slower * self._setup.sent_scale
 
     def log_error(self, part: str) -> float:
         """Return the error of the steps that the calibration timed, wider where it extrapolates."""
@@ -137,6 +141,17 @@ class CalibratedRates(Rates):
         if part == "step":
             return self._setup.log_error * wider
         return {"communication": 0.2, "data": 0.5, "optimizer": 0.1}.get(part, 0.05) * wider
+
+    @property
+    def degrees(self) -> float:
+        """Of freedom, of the short trainings."""
+        return self._setup.degrees
+
+    def far_error(self, step_ms: float) -> float:
+        """A tenth for each factor of 4 by which a step is shorter or longer than all that were timed."""
+        least, most = self._setup.step_ms
+        away = max(1.0, least / step_ms, step_ms / most) if step_ms > 0 else 1.0
+        return FAR_ERROR * math.log(away) / math.log(4)
 
     def compiled_dispatch(self, captured: bool) -> float:
         """A compiled step dispatches about a quarter of the operators (B200, 1B model: 12.6 of 48.8 ms)."""

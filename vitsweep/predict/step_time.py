@@ -66,6 +66,15 @@ class Rates(ABC):
                 parts have in common).
         """
 
+    @property
+    def degrees(self) -> float:
+        """Degrees of freedom behind `log_error`: few make intervals wider."""
+        return math.inf
+
+    def far_error(self, step_ms: float) -> float:
+        """Return the standard deviation that a step far from all that was timed adds to the log."""
+        return 0.0
+
     def compiled_dispatch(self, captured: bool) -> float:
         """Host time of a compiled step relative to eager; `captured` by CUDA graphs."""
         return 1.0
@@ -179,8 +188,13 @@ def fit_residuals(
     )
 
 
-Z_80 = 1.2816
-"""Half the width of an interval of 80 % in standard deviations."""
+def student_80(degrees: float) -> float:
+    """Return half the width of an interval of 80 % in standard deviations that are known so well."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(min(degrees, 1e9), 0.9))
+
+
 PARTS = ("compute", "communication", "optimizer", "launch", "bubble", "data")
 
 
@@ -242,10 +256,11 @@ def predict_step(
     shift, spread = residuals.correction(settings or {}, _log_error(parts, rates))
     parts = {part: value * math.exp(shift) for part, value in parts.items()}
     total = sum(parts.values())
+    half = spread * student_80(rates.degrees if residuals.spread is None else residuals.records - 1)
     return StepTimePrediction(
         step_time_ms=total,
-        low_ms=total * math.exp(-Z_80 * spread),
-        high_ms=total * math.exp(Z_80 * spread),
+        low_ms=total * math.exp(-half),
+        high_ms=total * math.exp(half),
         parts_ms=parts,
         regime=max(parts, key=lambda part: parts[part]),
         rates=rates.title + residuals.title,
@@ -308,4 +323,4 @@ def _log_error(parts: dict[str, float], rates: Rates) -> float:
     """Combine errors of the parts, taken as independent, and the one that all share."""
     total = sum(parts.values()) or 1.0
     own = sum((value / total * rates.log_error(part)) ** 2 for part, value in parts.items())
-    return math.sqrt(own + rates.log_error("step") ** 2)
+    return math.sqrt(own + rates.log_error("step") ** 2 + rates.far_error(total) ** 2)

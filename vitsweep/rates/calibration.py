@@ -6,6 +6,7 @@ quick rates, which every run is recorded beside, for an hour.
 """
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -41,7 +42,10 @@ class RankSetup:
         collectives: as `rates.operators.collective_times` returns them.
         dispatch_us: host time of one dispatched operator beside what the operators take alone.
         scale: computing time in training steps relative to operators alone.
-        log_error: standard deviation of log(measured / predicted) over the steps that gave these two.
+        sent_scale: time of an exchange within a step relative to it alone.
+        log_error: standard deviation of log(measured / predicted) of a step that is measured once more.
+        degrees: of freedom of that.
+        step_ms: shortest and longest of the steps that gave all these.
     """
 
     ranks: int
@@ -50,7 +54,10 @@ class RankSetup:
     collectives: Sequence[dict[str, Any]]
     dispatch_us: float = 0.0
     scale: float = 1.0
+    sent_scale: float = 1.0
     log_error: float = 0.1
+    degrees: float = 5.0
+    step_ms: tuple[float, float] = (0.0, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)

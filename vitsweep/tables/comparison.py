@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log1p, nan
+from math import exp, log1p, nan, sqrt
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,6 @@ SELF_TEST = (
     "100 such intervals hold it."
 )
 
-CORRELATED = 0.3
-"""Correlation of neighbouring blocks from which on the result says so."""
-
-LEAST_FOR_CORRELATION = 6
 MOST_BLOCKS = 10**6
 """Of a comparison that needs more the number is not computed."""
 
@@ -41,8 +37,8 @@ class Comparison:
     low: float
     high: float
     num_blocks: int
-    correlation: float = nan
-    """Of neighbouring blocks, estimated; the interval assumes 0."""
+    correlation: float = 0.0
+    """Of neighbouring blocks, where it is shown."""
 
     @property
     def half_width(self) -> float:
@@ -65,11 +61,10 @@ class Comparison:
         is_wide = self.claim == Claim.no_difference_shown and self.half_width > stats.TOO_WIDE - 1
         claim = stats.INCONCLUSIVE if is_wide else self.claim
         text = f"{variant} has {size} over {count(self.num_blocks, 'block')}: {claim}."
-        if self.correlation >= CORRELATED:
+        if self.correlation:
             text += (
-                f" Neighbouring blocks resemble each other (correlation {self.correlation:.2f}), so "
-                "the interval misses the truth more often than in 5 %: looked at after each block, in 11 % "
-                "at 0.3."
+                f" Neighbouring blocks resemble each other (correlation {self.correlation:.2f}), so the "
+                "interval may miss the truth more often than in 5 %: measure on another day too."
             )
         return text
 
@@ -140,12 +135,14 @@ def compared(log_ratios: Sequence[float]) -> Comparison:
 
 
 def _correlation(log_ratios: Sequence[float]) -> float:
-    """Return the lag-1 autocorrelation, corrected for its bias of about -1 / blocks."""
-    off = np.asarray(log_ratios) - np.mean(log_ratios)
-    total = float(off @ off)
-    if len(off) < LEAST_FOR_CORRELATION or not total:
-        return nan
-    return (len(off) * float(off[1:] @ off[:-1]) / total + 1) / (len(off) - 3)
+    """Return the correlation of neighbouring blocks; 0 where shuffled blocks often show as much."""
+    number = len(log_ratios)
+    if number < stats.BLOCKS_TO_TELL:
+        return 0.0
+    off = [np.asarray(log_ratios)[None] - np.mean(log_ratios)]
+    found = stats.correlation_in_time(off)
+    is_large = found > 1 / sqrt(number)  # less is never shown, and shuffling takes a millisecond
+    return found if is_large and stats.order_p_value(off) <= stats.LEVEL else 0.0
 
 
 @dataclass(frozen=True)
@@ -284,4 +281,4 @@ def with_comparisons(
 
 
 def _spread(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1))
+    return float(np.std(values, ddof=1)) * stats.spread_factor(np.asarray(values, float))

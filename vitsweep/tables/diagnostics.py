@@ -1,6 +1,6 @@
 """Do the blocks of a sweep support its intervals: position effect and autocorrelation of blocks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import exp, nan, sqrt, tanh
 
 import numpy as np
@@ -23,16 +23,22 @@ from vitsweep.tables.formatting import (
     with_interval,
 )
 from vitsweep.tables.names import cell_names, varying
-from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, half_width, two_sided
+from vitsweep.tables.stats import (
+    BLOCKS_FOR_CORRELATION,
+    BLOCKS_TO_TELL,
+    LEVEL,
+    MIN_BLOCKS,
+    correlation_in_time,
+    half_width,
+    mean_variance_factor,
+    order_p_value,
+    two_sided,
+)
 from vitsweep.tables.valid_runs import checked_cells, checked_runs, counted, keyed
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
-BLOCKS_TO_TELL = 8
-"""Fewer blocks cannot tell independent ones from others: independence is assumed."""
 HALF, NOISY = 0.5, 0.1
 """Share of runs on a shared device, and noise of a block's ratio, above which a sentence says so."""
-DRAWS = 999
-"""Shuffles of the blocks: the smallest p-value is 0.001."""
 
 Floats = NDArray[np.float64]
 
@@ -100,19 +106,24 @@ def _autocorrelation(
     groups = [g for g in groups if (g != 0).any()]
     if not groups:
         return None
-    blocks = max(g.shape[1] for g in groups)
     pairs = sum(g.shape[0] * (g.shape[1] - 1) for g in groups)
-    estimate = _correlation(groups)
+    estimate = correlation_in_time(groups)
     # cells of one block share the noise of its baseline: each group counts as one series
     error = 1 / sqrt(max(sum(g.shape[1] for g in groups) - 3, 1))
     low, high = (tanh(np.arctanh(estimate) + side * 1.96 * error) for side in (-1, 1))
     enough = [g for g in groups if g.shape[1] >= BLOCKS_TO_TELL]
-    threatens = bool(enough) and estimate > 0 and _permuted(enough) <= LEVEL
-    covered = 100 * coverage_when_correlated(high, blocks)
+    threatens = bool(enough) and estimate > 0 and order_p_value(enough) <= LEVEL
+    few = min(g.shape[1] for g in groups)
+    covered = 100 * coverage_when_correlated(high, few)
+    follows = (
+        "their intervals are as wide as that asks for"
+        if few >= BLOCKS_FOR_CORRELATION
+        else f"the intervals of fewer than {BLOCKS_FOR_CORRELATION} blocks cover the truth less often than "
+        f"95 %, perhaps no more than {covered:.0f} % (at {high:.2f})"
+    )
     sentence = (
         f"Neighbouring blocks resemble each other (autocorrelation {estimate:.2f} "
-        f"[{low:.2f}, {high:.2f}] over {count(pairs, 'pair')}): the intervals cover the truth less "
-        f"often than 95 %, perhaps no more than {covered:.0f} % (at {high:.2f}). More time between blocks, "
+        f"[{low:.2f}, {high:.2f}] over {count(pairs, 'pair')}): {follows}. More time between blocks, "
         "or blocks on several days, help."
     )
     assumed = "" if enough else f"independence is assumed: fewer than {BLOCKS_TO_TELL} blocks"
@@ -143,42 +154,13 @@ def _ratios_in_time(runs: DataFrame, baselines: Mapping[int, int | None]) -> lis
     return [np.stack(found) for found in own.values()]
 
 
-def _raw(groups: Sequence[Floats]) -> float:
-    """Return the lag-1 autocorrelation over all cells, before its bias is corrected."""
-    total = sum(float((g**2).sum()) for g in groups)
-    return sum(float((g[:, 1:] * g[:, :-1]).sum()) for g in groups) / total
-
-
-def _correlation(groups: Sequence[Floats]) -> float:
-    blocks = sum(g.size for g in groups) / sum(g.shape[0] for g in groups)
-    return float(np.clip((_raw(groups) * blocks + 1) / (blocks - 3), -0.99, 0.99))
-
-
-def _permuted(groups: Sequence[Floats]) -> float:
-    """Return the p-value of no order among blocks: how rarely shuffled blocks resemble as much.
-
-    All cells of a set of blocks are shuffled alike, so that what they share (the baseline's noise) stays.
-    The p-value (1 + as large) / (1 + draws) is exact for any noise (Phipson and Smyth 2010).
-    """
-    generator, seen, shuffled = np.random.default_rng(0), 0.0, np.zeros(DRAWS)
-    for group in groups:
-        blocks = np.arange(group.shape[1])
-        order = generator.permuted(np.tile(blocks, (DRAWS, 1)), axis=1)
-        for cell in group:
-            drawn = cell[order]
-            shuffled += (drawn[:, 1:] * drawn[:, :-1]).sum(axis=1)
-            seen += float(cell[1:] @ cell[:-1])
-    return float((1 + (shuffled >= seen - 1e-12).sum()) / (1 + DRAWS))
-
-
 def coverage_when_correlated(correlation: float, blocks: int) -> float:
     """Return how often Student's 95 % interval over AR(1) blocks covers the mean, about.
 
-    The variance of the mean is f sigma^2 / n with f = 1 + 2 sum (1 - k/n) correlation^k, and the mean of
-    the sample variance is sigma^2 (n - f) / (n - 1).
+    The variance of the mean is f sigma^2 / n with f of `mean_variance_factor`, and the mean of the sample
+    variance is sigma^2 (n - f) / (n - 1).
     """
-    lags = np.arange(1, blocks)
-    factor = 1 + 2 * float(((1 - lags / blocks) * correlation**lags).sum())
+    factor = mean_variance_factor(correlation, blocks)
     shrunk = (blocks - factor) / (blocks - 1)
     limit = float(half_width(1.0, blocks - 1.0)) * sqrt(max(shrunk, 0.0) / max(factor, 1e-9))
     return 1 - float(two_sided(limit, 1.0, blocks - 1.0))
