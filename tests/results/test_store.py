@@ -1,11 +1,6 @@
 """A sweep folder that survives crashes, full disks, and several writers at once."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,27 +160,6 @@ def test_a_folder_that_cannot_be_made_is_told_with_a_way_out(tmp_path: Path) -> 
         f"The results folder `{tmp_path}/file/sweep` cannot be written (File exists). "
         "Choose another with `sweep.folder=DIR`, or free it."
     )
-
-
-NO_FLOCK = """
-#include <errno.h>
-int flock(int descriptor, int operation) { errno = ENOTSUP; return -1; }
-"""
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_a_file_system_without_locks_is_said_at_once(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "flock.c").write_text(NO_FLOCK)
-    command = ["cc", "-shared", "-fPIC", "-o", tmp_path / "flock.so", tmp_path / "flock.c"]
-    subprocess.run(command, check=True)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(HOLDER), store.root],
-        env=os.environ | {"LD_PRELOAD": str(tmp_path / "flock.so")},
-        capture_output=True,
-        encoding="utf-8",
-    )
-    assert "has no locks (flock: Operation not supported)" in done.stderr
-    assert "held" not in done.stdout
 
 
 def test_only_one_command_races_in_a_sweep(store: Store) -> None:

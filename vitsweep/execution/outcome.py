@@ -159,7 +159,10 @@ def _failure_of_exit_code(rank: int, code: int) -> RunFailure:
         reason = f"Rank {rank} could not write its files: {os.strerror(errno.ENOSPC)}."
         return RunFailure(Status.killed, reason, rank)
     if code >= 0:
-        reason = f"Rank {rank} left with exit code {code} and no error message."
+        reason = (
+            f"Rank {rank} left with exit code {code} and no error message: see `rank{rank}.log` under "
+            "`attempts/` of the cell."
+        )
         return RunFailure(Status.failed, reason, rank)
     name = signal.Signals(-code).name
     hint = " (the kernel does so when memory runs out)" if -code == signal.SIGKILL else ""

@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import psutil
 
+from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import RankEnd, killed_for_memory, read_failure
 from vitsweep.execution.process import main_module_left_alone
 from vitsweep.spec.cell_spec import CellSpec
@@ -292,7 +293,14 @@ def rendezvous() -> Iterator[str]:
     _remove_abandoned_rendezvous()
     folder = tempfile.mkdtemp(prefix=RENDEZVOUS)
     try:
-        with _locked_folder(folder):
+        with ExitStack() as held:
+            try:
+                held.enter_context(_locked_folder(folder))
+            except OSError as error:
+                raise VitsweepError(
+                    f"`{tempfile.gettempdir()}` has no locks (flock: {error.strerror}), which the ranks of "
+                    "PyTorch need to meet: set `TMPDIR` to a folder on a local disk."
+                ) from error
             yield f"file://{folder}/rendezvous"
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
 """The launcher of this machine: one cell at a time, each run in fresh processes."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -79,8 +79,13 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
 
     Raises:
         BadValueError: a value is wrong; nothing has run.
+        VitsweepError: a race of the same sweep runs on a cluster.
     """
-    with prepared(request, Machine.here()) as sweep:
+    is_race = request.settings.search == "race"
+    with (
+        prepared(request, Machine.here()) as sweep,
+        sweep.store.only_rounds() if is_race else nullcontext(),
+    ):
         record_unfinished(sweep.store, sweep.plan.entries)
         interrupted = _run(sweep, request, settings.parallel)
 
@@ -95,7 +100,7 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
             store=sweep.store,
             plan=sweep.plan,
             interrupted=interrupted,
-            is_race=request.settings.search == "race",
+            is_race=is_race,
             predict=predict,
         )
         predict()

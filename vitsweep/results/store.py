@@ -1,8 +1,6 @@
 """A sweep folder: the records under `cells/`, from which all tables and parquet files are made."""
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -27,7 +25,6 @@ from vitsweep.files import (
     fits,
     guard,
     make_folder,
-    open_safely,
     parent_of,
     read_lines,
     read_text,
@@ -36,6 +33,7 @@ from vitsweep.files import (
     write_if_changed,
     write_once,
 )
+from vitsweep.results.lease import held, is_held, require_leases
 from vitsweep.results.provenance import MARK, is_own, is_own_text, marked, marked_text
 from vitsweep.results.record import (
     MIN_NEW_RECORDS,
@@ -141,26 +139,8 @@ class Store:
     @contextmanager
     def lock(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold the folder for one launcher at a time; `on_wait` is called if another has it."""
-        descriptor = open_safely(self.root / ".lock", os.O_RDWR | os.O_CREAT)
-        with open(descriptor, "r+", encoding="utf-8") as handle:
-            try:
-                self._flock(handle.fileno())
-            except BlockingIOError:
-                on_wait()
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        with held(self.root / ".lock", on_wait):
             yield
-
-    def _flock(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
-                raise
-            raise VitsweepError(
-                f"The file system of `{self.root}` has no locks (flock: {error.strerror}), so that two "
-                "commands could measure the same runs: choose another with `sweep.folder=DIR`, or mount it "
-                "with them (Lustre: `-o flock`; NFS: without `nolock`)."
-            ) from error
 
     @contextmanager
     def only_rounds(self) -> Iterator[None]:
@@ -169,27 +149,27 @@ class Store:
         Raises:
             VitsweepError: another one does. Two would choose from each other's fresh runs.
         """
-        descriptor = open_safely(self.root / ".race.lock", os.O_RDWR | os.O_CREAT)
-        with open(descriptor, "r+", encoding="utf-8") as handle:
-            try:
-                self._flock(handle.fileno())
-            except BlockingIOError:
-                raise VitsweepError(
-                    f"Another command chooses the rounds of `{self.root}`: wait for it, or end it with "
-                    "Ctrl-C and type this one, which goes on."
-                ) from None
+
+        def refuse() -> None:
+            raise VitsweepError(
+                f"Another command chooses the rounds of `{self.root}`: wait for it, or end it with "
+                "Ctrl-C and type this one, which goes on."
+            )
+
+        with held(self.root / ".race.lock", refuse):
             yield
+
+    def require_lease(self) -> None:
+        """Stop before something is published in a folder that this command held and has lost.
+
+        Raises:
+            LeaseLostError: it has; only where the file system has no locks.
+        """
+        require_leases(self.root)
 
     def is_locked(self) -> bool:
         """Whether a command of this machine or of another one holds the folder."""
-        try:
-            with open(open_safely(self.root / ".lock", os.O_RDONLY), encoding="utf-8") as handle:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # no command has ever held it, or this user may not read the file
-            return False
-        return False
+        return is_held(self.root / ".lock")
 
     def freeze(self, cell_id: str, document: dict[str, Any]) -> None:
         """Write what the worker will read; a cell that this user has frozen already stays as it was.
@@ -268,6 +248,7 @@ class Store:
 
         The first record of a run is final: a rank that outlives its job publishes too late.
         """
+        self.require_lease()
         path = self.cell(run.cell_id) / "runs" / f"{run.run_id}.json"
         if not write_once(path, run.to_json()):
             with contextlib.suppress(ValueError):
@@ -430,6 +411,7 @@ class Store:
 
     def append_command(self, entry: dict[str, Any]) -> None:
         """Add a command to `commands.jsonl`."""
+        self.require_lease()
         append_line(self.root / "commands.jsonl", marked(entry))
 
     def commands(self) -> list[dict[str, Any]]:

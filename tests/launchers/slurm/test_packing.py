@@ -222,6 +222,21 @@ def test_a_requeue_is_told_from_a_cancellation_by_the_number_of_restarts(
     assert (ending.cause, ending.requeue) == (cause, requeue)
 
 
+def test_a_job_of_a_node_that_was_taken_out_of_service_says_so(monkeypatch):
+    def shown(command, *words):
+        nodes = "n1|idle|none\nn2|drained*|bad disk\nn2|drained*|bad disk\n"
+        return nodes if command == "sinfo" else "JobState=COMPLETING Restarts=1 PreemptTime=None"
+
+    monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", shown)
+    received = Signals(
+        "1", "1_0", started_at=time.time(), limit_s=3600, delay_s=30, received="SIGTERM"
+    )
+    told = "Slurm requeued job 1_0 (signal SIGTERM) without grace time."
+    assert received.ending().reason == told
+    gone = replace(received, nodes=("n1", "n2")).ending().reason
+    assert gone == f"Out of service: n2 (drained: bad disk). {told}"
+
+
 @pytest.mark.parametrize(
     ("config", "most", "least"),
     [

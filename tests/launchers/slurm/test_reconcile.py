@@ -60,6 +60,17 @@ def test_every_cell_of_a_dead_job_has_a_row(store, slurm, job, status, reason):
     assert len(rows(store)) == 2
 
 
+def test_an_exit_code_comes_with_the_log_that_tells_why(store, slurm):
+    write_events(store, START, first_run_start(store))
+    slurm["7_0"] = SlurmJob(state="FAILED", exit_code=2)
+    log = store.root / "jobs" / "a" / "7_0_0_log.out"
+    log.write_text("python: No such file")
+    reconcile(store)
+    assert all(
+        f"with exit code 2, without reporting an end. See `{log}`." in r for _, r in rows(store)
+    )
+
+
 def test_a_job_that_was_cancelled_while_pending_says_so(store, slurm):
     slurm["7_0"] = SlurmJob(state="CANCELLED", reason="by 0")
     reconcile(store)

@@ -77,6 +77,27 @@ def test_a_race_whose_command_is_killed_after_each_round_goes_on_with_its_jobs(
     assert len(runs) == race["num_runs"] == len(list(sweep.command.store.runs()))
 
 
+@pytest.mark.slow
+def test_of_two_commands_of_one_race_one_races(sweep: Sweep) -> None:
+    """Each would choose from the other's fresh runs, and both would measure the same blocks."""
+    grid = ("-m", *SMALL, "precision=fp32,O1")
+    words = (*grid, "sweep.search=race", "sweep.confirm=1")
+    first = sweep.command.start(*words)
+    eventually(lambda: sweep.arrays != [] or first.poll() is not None, 300, "a round")
+    local = [word for word in words if not word.startswith("hydra/launcher")]
+    for second in (words, local):
+        refused = sweep.command(*second)
+        assert refused.returncode == 2
+        assert "Another command chooses the rounds of" in refused.stderr
+    out, error = first.communicate(timeout=600)
+    assert first.returncode == 0, out + error
+    race = read_race(sweep.command.store.root)
+    planned = [run for array in sweep.arrays for job in array.jobs() for run in job.runs()]
+    runs = list(sweep.command.store.runs())
+    assert len(planned) == len({run.run_id for run in runs}) == race["num_runs"]
+    assert {run.environment["launcher"] for run in runs} == {"slurm"}
+
+
 def test_cells_with_different_resources_are_not_raced() -> None:
     assert (
         only_request(plan("sharding=ddp,fsdp").runnable, settings(), "sweep.search=race").nodes == 1

@@ -1,6 +1,7 @@
 """Connections of agents to the coordinator of a job: who gets in, and where it listens."""
 
 import multiprocessing
+import resource
 import secrets
 import socket
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from vitsweep.launchers.slurm.node.transport import (
     AgentListener,
     JobEnvironment,
     Nodes,
+    allow_files,
     connect,
     receive,
     send,
@@ -154,3 +156,39 @@ def test_the_port_of_a_rendezvous_is_kept_for_rank_0(address: str) -> None:
     assert store.get("key") == b"value"
     assert urlsplit(nodes.rendezvous()).port != port
     nodes.shut_down()
+
+
+def test_heartbeats_wake_nobody_and_reports_do(key: bytes) -> None:
+    listening, _ = listener(key)
+    mine = [connect(env(index), key, 60) for index in range(2)]
+    nodes = Nodes(listening.accept_agents(TWO, 60), lambda: None)
+    for _ in range(5):
+        send(mine[0], {"heartbeat": 0})
+    before = nodes.all[0].received_at
+    nodes.receive(0.3)
+    assert nodes.all[0].received_at > before
+    assert [node.report for node in nodes.all] == [{}, {}]
+    send(mine[1], {"run": "r", "running": True, "ends": []})
+    nodes.receive(60)
+    assert nodes.all[1].report["run"] == "r"
+    mine[0].close()
+    nodes.receive(60)
+    assert "its agent ended or the node died" in nodes.lost
+    send(mine[1], {"run": "s", "running": False, "ends": []})
+    nodes.receive(60)  # a lost node is not read again
+    assert nodes.all[1].report["run"] == "s"
+
+
+def test_a_coordinator_may_open_a_connection_per_node_or_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+        allow_files(200)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (200, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 1024))
+    with pytest.raises(VitsweepError, match="needs 1124 open files, and its limit is 1024"):
+        AgentListener(env(nodes=TWO * 256), b"key")

@@ -36,7 +36,7 @@ from vitsweep.launchers.slurm.node.transport import (
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.results.store import Store
 
-HEARTBEAT_SECONDS = 2.0
+HEARTBEAT_SECONDS = 10.0
 IGNORED_SIGNALS = (
     signal.SIGUSR1,
     signal.SIGUSR2,

@@ -11,13 +11,15 @@ import multiprocessing
 import os
 import queue
 import random
+import resource
+import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,8 @@ SECONDS_TO_CONNECT = 180.0
 """How long the nodes of a job may take to connect; some boot, or load Python from a slow disk."""
 SECONDS_TO_AUTHENTICATE = 5.0
 """A connection that has not authenticated by then is dropped."""
+FILES_PER_NODE, OTHER_FILES = 2, 100
+"""Descriptors that the coordinator has open at once: a connection that is admitted has two."""
 WELCOME = {"welcome": True}
 REFUSED = (multiprocessing.AuthenticationError, AssertionError, EOFError, ValueError, OSError)
 """What a peer without the key, or one that is not ours at all, causes."""
@@ -130,9 +134,13 @@ class AgentListener:
     Args:
         env: of the first node.
         key: with which agents authenticate.
+
+    Raises:
+        VitsweepError: this process may not open a connection to each node.
     """
 
     def __init__(self, env: JobEnvironment, key: bytes) -> None:
+        allow_files(FILES_PER_NODE * len(env.nodes) + OTHER_FILES)
         self._key = key
         self._accepted: queue.Queue[tuple[dict[str, Any], Connection]] = queue.Queue()
         for listening in _listen(env, key):
@@ -175,6 +183,22 @@ class AgentListener:
             hello = receive(connection)
             send(connection, WELCOME)
             self._accepted.put((hello, connection))
+
+
+def allow_files(number: int) -> None:
+    """Let this process have so many files and connections open at once.
+
+    Raises:
+        VitsweepError: its hard limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != hard < number:
+        raise VitsweepError(
+            f"The coordinator of this job needs {number} open files, and its limit is {hard} "
+            f"(`ulimit -Hn`): raise it on the nodes, or use fewer of them."
+        )
+    if resource.RLIM_INFINITY != soft < number:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
 
 
 @contextmanager
@@ -291,7 +315,7 @@ def receive(connection: Connection) -> dict[str, Any]:
 # The nodes of a job as the coordinator sees them through their agents, and the ranks of one run there.
 
 SECONDS_UNTIL_LOST = 45.0
-"""An agent sends a heartbeat every two seconds; after this long without one its node is lost."""
+"""An agent sends a heartbeat every ten seconds; after this long without one its node is lost."""
 KILL_TIMEOUT_SECONDS, SHORT_KILL_TIMEOUT_SECONDS = 20.0, 1.0
 """How long an agent may take to end its ranks; the second where Slurm is about to kill the job."""
 
@@ -321,14 +345,17 @@ class Node:
         except OSError as error:
             self._lose(f"its connection broke ({error})")
 
-    def receive(self) -> None:
-        """Read the next message of its agent."""
+    def receive(self) -> bool:
+        """Read the next message of its agent; return whether it says more than that the agent lives."""
         try:
             message = receive(self.connection)
-            self.received_at = time.monotonic()
-            self.report = self.report if "heartbeat" in message else message
         except (EOFError, OSError):
             self._lose("its agent ended or the node died")
+            return True
+        self.received_at = time.monotonic()
+        if is_report := "heartbeat" not in message:
+            self.report = message
+        return is_report
 
     def check_heartbeat(self) -> None:
         """Mark it as lost if its agent has been silent for too long."""
@@ -354,6 +381,9 @@ class Nodes:
         self.on_wait = on_wait
         self.kill_timeout_s = KILL_TIMEOUT_SECONDS
         self._kept_port: socket.socket | None = None
+        self._selector = selectors.DefaultSelector()  # knows each connection from now on
+        for node in self.all:
+            self._selector.register(node.connection, selectors.EVENT_READ, node)
         reached_at = [hello["address"] for hello, _ in agents]
         self.address = max(reached_at, key=lambda a: (a != self.all[0].name, a))
 
@@ -367,11 +397,14 @@ class Nodes:
         return " ".join(node.lost for node in self.all if node.lost)
 
     def receive(self, timeout_s: float) -> None:
-        """Read messages of agents; return after the first ones, or after `timeout_s`."""
-        by_connection = {node.connection: node for node in self.all if not node.lost}
-        for ready in wait(list(by_connection), timeout=timeout_s):
-            by_connection[ready].receive()  # type: ignore[index]
-        for node in by_connection.values():
+        """Read messages of agents; return after the first reports, or after `timeout_s`."""
+        deadline, has_news = time.monotonic() + timeout_s, False
+        while not has_news and (left := deadline - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left):
+                has_news |= not key.data.lost and key.data.receive()
+                if key.data.lost:
+                    self._selector.unregister(key.fileobj)
+        for node in self.all:
             node.check_heartbeat()
 
     def shut_down(self) -> None:

@@ -179,5 +179,12 @@ def failure_of_job(state: JobState) -> RunFailure:
         return RunFailure(Status.killed, f"Job {job_id} could not write its results: {text}.")
     code = f" with exit code {slurm.exit_code}" if slurm.exit_code else ""
     why = f" ({slurm.reason})" if slurm.reason not in ("", "None") else ""
-    reason = f"Job {job_id} ended as {slurm.state}{why}{code}, without reporting an end."
+    log = _log_of(state) if slurm.exit_code else ""
+    reason = f"Job {job_id} ended as {slurm.state}{why}{code}, without reporting an end.{log}"
     return RunFailure(STATUS_OF_STATE.get(slurm.state, Status.killed), reason)
+
+
+def _log_of(state: JobState) -> str:
+    """Return which log tells why a job left with an exit code, " See `FILE`."; "" where there is none."""
+    logs = sorted(state.job.array.folder.glob(f"{state.job.slurm_id}_*_log.out"))
+    return f" See `{logs[0]}`." if logs else ""

@@ -108,6 +108,7 @@ def _submit_array(
     }
     write_atomically(folder / "array.json", json.dumps(facts, indent=1))
     options = parameters(store.name, request, settings, code) | {"map_count": len(jobs)}
+    store.require_lease()
     slurm_id = _sbatch(folder, request, settings, options)
     write_atomically(folder / "slurm_id", slurm_id)
     return JobArray(folder)
