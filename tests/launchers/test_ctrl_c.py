@@ -1,7 +1,7 @@
 """Ctrl-C while runs go on."""
 
-import _thread
 import io
+import signal
 import threading
 import time
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_it_is_acknowledged_at_once_and_a_second_one_ends_a_training_that_saves_
 ) -> None:
     entry = plan_cell(composer().compose(TINY), LAPTOP)
     runner, out = BlockRunner(Store(tmp_path).create(), {}), io.StringIO()
-    started, saving = threading.Event(), threading.Event()
+    started, saving, saved = threading.Event(), threading.Event(), threading.Event()
 
     def attempt(request: Any, spec: Any) -> None:
         started.set()
@@ -38,23 +38,30 @@ def test_it_is_acknowledged_at_once_and_a_second_one_ends_a_training_that_saves_
                 if ending.is_forced():
                     raise
             time.sleep(0.01)
+        saved.set()
 
     monkeypatch.setattr(runner, "_runner", SimpleNamespace(attempt=attempt))
     monkeypatch.setattr(runner, "_request", lambda *_: None)
     monkeypatch.setattr(runner, "_warm_up", lambda *_: None)
 
+    def ctrl_c() -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)  # a real signal: only that ends a wait for a lock
+
     def press() -> None:
         started.wait()
-        _thread.interrupt_main()
+        ctrl_c()
         saving.wait()
         while "Stopping; Ctrl-C again to force." not in out.getvalue():
             time.sleep(0.01)
-        _thread.interrupt_main()
+        ctrl_c()
 
     threading.Thread(target=press, daemon=True).start()
     progress = Progress(Console(file=out), {entry.cell_id: "plain"}, 1)
     assert runner.run([Block("b", (entry,))], progress)
     assert runner.records == []
+    assert not saved.is_set(), "the training was waited for"
 
 
 def test_it_ends_the_measurement_of_the_machines_rates(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,7 +104,7 @@ class BlockRunner:
             VitsweepError: the sweep folder cannot be written any more.
         """
         try:
-            with progress.shown(), sigterm_as_keyboard_interrupt():
+            with progress.shown(), interrupts_to(signal.default_int_handler):
                 for number, block in enumerate(planned):
                     if number == 0:
                         self._warm_up(block, progress)
@@ -121,29 +121,36 @@ class BlockRunner:
         return False
 
     def _run_block(self, block: Block, progress: Progress) -> None:
-        with ThreadPoolExecutor(self.parallel) as pool:
+        """Run the cells of a block.
+
+        Ctrl-C lets what runs end, a training saved; a second one ends it at once. Neither raises while
+        runs are handed over or waited for: a KeyboardInterrupt between two lines would lose a run.
+        """
+
+        def interrupt(*_: object) -> None:
+            if self._stopped.is_set():
+                self._forced.set()
+            else:
+                self._stopped.set()
+                progress.console.print("Stopping; Ctrl-C again to force.", highlight=False)
+
+        with interrupts_to(interrupt), ThreadPoolExecutor(self.parallel) as pool:
             jobs = [
                 pool.submit(self._run_one, block, position, entry, progress)
                 for position, entry in enumerate(block.entries, start=block.first_position)
             ]
             try:
                 for job in jobs:
+                    while not job.done():  # Python may miss a signal that comes just before a wait
+                        wait([job], timeout=0.5)
                     job.result()
-            except BaseException as error:  # Ctrl-C, or a full disk
+            except Exception as error:  # the run was interrupted, or the disk is full
                 self._stopped.set()
-                for job in jobs:
-                    job.cancel()
-                if isinstance(error, KeyboardInterrupt):
-                    self._await_end(jobs, progress)
-                raise
-
-    def _await_end(self, jobs: Sequence[Future[None]], progress: Progress) -> None:
-        """Let what runs end, a training saved; a second Ctrl-C ends it at once."""
-        progress.console.print("Stopping; Ctrl-C again to force.", highlight=False)
-        try:
-            wait(jobs)
-        except KeyboardInterrupt:
-            self._forced.set()
+                pool.shutdown(cancel_futures=True)
+                if not isinstance(error, RunEnding):
+                    raise
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
 
     def _run_one(self, block: Block, position: int, entry: PlannedCell, progress: Progress) -> None:
         if entry.cell_id in self.skipped:
@@ -179,13 +186,17 @@ class BlockRunner:
 
 
 @contextmanager
-def sigterm_as_keyboard_interrupt() -> Iterator[None]:
-    """Let SIGTERM stop the runs as Ctrl-C does, so that a training saves itself first."""
+def interrupts_to(handler: Callable[..., object]) -> Iterator[None]:
+    """Let `handler` take SIGTERM and Ctrl-C, which a shell's background jobs ignore."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, old in before.items():
+            signal.signal(number, old)
