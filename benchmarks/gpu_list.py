@@ -23,6 +23,7 @@ NEEDS = {
     "optimizer=adamw_bf16_state": ("optimizer.compiled=false",),
     "optimizer=adamw_stochastic": ("precision=bf16_params", "optimizer.compiled=false"),
     "precision=fp8": ("precision.layers=all",),
+    "precision=fp8_masters": ("precision.layers=all",),
     "sequence_parallel=dsp": ("precision=bf16", "model=video_vit_nano", "data=synthetic_video"),
     "sequence_parallel=lasp": (
         *("precision=bf16", "attention=linear", "attention.causal=true", "classifier=pooled"),
@@ -81,7 +82,11 @@ STACK = (
 STACKS: dict[str, tuple[str, ...]] = {
     "vitsweep's best stack": STACK,
     "vitsweep's best stack without graphs": (*STACK[:-1], "compilation=compile_blocks"),
-    "vitsweep's best stack in FP8": ("precision=fp8", *STACK[1:-1], "compilation=compile_blocks"),
+    "vitsweep's best stack in FP8": (
+        "precision=fp8_masters",
+        *STACK[1:-1],
+        "compilation=compile_blocks",
+    ),
 }
 """Name -> choices that stand beside the peers."""
 ONE_RANK = ("resources.ranks_per_node=1", "sharding=none", "data=synthetic")
@@ -90,7 +95,7 @@ PRODUCT_CELLS: tuple[tuple[str, ...], ...] = (
     ("precision=bf16", "compilation=cuda_graphs"),
     ("precision=bf16", "compilation=compile_blocks"),
     (STACK[0], *STACK[2:]),
-    ("precision=fp8", "precision.layers=all", "compilation=compile_blocks"),
+    ("precision=fp8_masters", "precision.layers=all", "compilation=compile_blocks"),
 )
 """What the product itself measures first, kernels of eager PyTorch before compiled ones."""
 

@@ -26,7 +26,7 @@ from torch import nn
 
 from vitsweep.measure.memory import peak_memory, reset_peak
 from vitsweep.measure.monitors import DeviceMonitor
-from vitsweep.measure.utilization import compute_dtype, throughput
+from vitsweep.measure.utilization import attainable, throughput
 from vitsweep.model.precision import set_process_flags
 from vitsweep.world import allow_tf32
 
@@ -48,7 +48,7 @@ class Contender:
         step_ms: median of each turn.
         peak_gib: allocated for it at most.
         reason: why it was not measured, or "".
-        dtype: of its matrix products, a key of the sustained rates.
+        reach: sustained TFLOP/s by dtype -> what its own products could reach.
         state: of the GPU in its last turn.
     """
 
@@ -60,12 +60,12 @@ class Contender:
     step_ms: list[float] = field(default_factory=list)
     peak_gib: float | None = None
     reason: str = ""
-    dtype: str = "bfloat16"
+    reach: Callable[[dict[str, float]], float | None] = lambda rates: rates.get("bfloat16")
     state: dict[str, Any] = field(default_factory=dict)
 
     def row(self, rates: dict[str, float]) -> dict[str, Any]:
         """Return its figures; `rates` are those of large matrix products in TFLOP/s, by dtype."""
-        sustained = rates.get(self.dtype)
+        sustained = self.reach(rates)
         row: dict[str, Any] = {"name": self.name, "images": self.images, "reason": self.reason}
         if self.step_ms:
             milliseconds = statistics.median(self.step_ms)
@@ -95,7 +95,7 @@ def ours(name: str, size: Size, *overrides: str, images: int) -> Contender:
         return Contender(name, list, images, 0.0, reason=reason_of(refused))
     tflops = throughput(cell, 1e3)["model_tflops_per_rank"] or 0.0  # a step of one second
     build, prepare = partial(our_step, cell), partial(set_process_flags, cell)
-    return Contender(name, build, images, tflops, prepare, dtype=compute_dtype(cell))
+    return Contender(name, build, images, tflops, prepare, reach=partial(attainable, cell))
 
 
 def theirs(name: str, size: Size, images: int, *, compiled: str, model_tflop: float) -> Contender:

@@ -63,6 +63,7 @@ REFUSED_ON_CPU = {
     "memory=offload_activations": "needs `resources.device=cuda`",
     "optimizer=adamw_apex": "runs on GPUs only",
     "precision=fp8": "needs a GPU with FP8 units",
+    "precision=fp8_masters": "needs a GPU with FP8 units",
     "precision=tf32": "needs an NVIDIA GPU",
     "runtime=expandable_segments": "sets the allocator of GPU memory",
     **({} if len(numa_nodes()) > 1 else {"runtime=bind_numa": "needs several NUMA nodes"}),

@@ -141,12 +141,14 @@ def test_precision_by_sharding_trains_as_the_plain_model(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("precision", "sharding"), [("fp8", "ddp"), ("fp8", "fsdp"), ("fp8_masters", "zero1")]
+)
 def test_emulated_fp8_trains_as_the_plain_model_to_its_three_bits(
-    sharding: str, tmp_path: Path
+    precision: str, sharding: str, tmp_path: Path
 ) -> None:
     emulated = [
-        "precision=fp8",
+        f"precision={precision}",
         "precision.layers=all",
         "precision.emulate=true",
         "optimizer=sgd_loop",

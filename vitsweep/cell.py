@@ -87,7 +87,7 @@ class RunContext:
 def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
     """Build, parallelize, train and measure one cell.
 
-    Every rank calls it, and all return the same summary.
+    Every rank calls it; the first one returns the summary of all, the others an empty one.
 
     Raises:
         WrongResultError: the techniques do not compute what the plain model computes.
@@ -134,13 +134,16 @@ def _measure(
     validity = {"proved": proved, "shared_device": contention.shared(own_seconds)}
 
     def summary() -> Summary:
+        if world.rank:
+            return Summary(metrics={}, validity={}, environment={}, samples={})
         found = summarize(cell, ranks, context.calibration)
         found.validity |= validity
         return found
 
     if not cell.task.epochs:  # a training saves its measurement when it begins
         context.keep(summary())
-    instruments = gathered(_instruments(trainer, stream, lead_in, timed, context))
+    found = _instruments(trainer, stream, lead_in, timed, context)
+    instruments = gathered(found, on_first=True)
     ranks = [rank.with_instruments(own) for rank, own in zip(ranks, instruments, strict=True)]
     return summary()
 
@@ -323,4 +326,4 @@ def _sync_ranks(world: World) -> None:
 
 
 def _gather(samples: RankSamples) -> list[RankSamples]:
-    return [RankSamples.from_plain(found) for found in gathered(asdict(samples))]
+    return [RankSamples.from_plain(found) for found in gathered(asdict(samples), on_first=True)]

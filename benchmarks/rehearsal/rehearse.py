@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torchao.optim import subclass_4bit, subclass_8bit
 
 from benchmarks.gpu_list import NEEDS, choices
@@ -69,11 +70,16 @@ KNOWN_READS = {
 """Method -> why the host may read a value there in every step."""
 
 
+aten = torch.ops.aten
+NO_KERNELS = {aten.empty.memory_format, aten.empty_strided.default, aten.detach.default,
+              aten.new_empty.default, aten.empty_like.default, aten._unsafe_view.default}  # fmt: skip
 COPY = torch.ops.aten._to_copy.default
 
 
 class HostReads(TorchDispatchMode):
     """Notes where the host reads a value from the device, and answers zero: no gradient overflowed.
+
+    Counts kernels, and the bytes of what they read and write, as if nothing stayed in a cache.
 
     A number that the host knows is copied to the device without its value, which fake tensors would
     compute with there.
@@ -82,6 +88,12 @@ class HostReads(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.places: list[str] = []
+        self.kernels, self.bytes = 0, 0
+
+    def begin(self) -> None:
+        """Start anew."""
+        self.places.clear()
+        self.kernels, self.bytes = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is READ and args[0].device.type == "cuda":
@@ -94,7 +106,19 @@ class HostReads(TorchDispatchMode):
         to = torch.device((kwargs or {}).get("device") or "cpu")
         if func is COPY and to.type == "cuda" and args[0].device.type == "cpu":
             return torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device=to)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        self._count(func, (args, kwargs), result)
+        return result
+
+    def _count(self, func: Any, given: Any, result: Any) -> None:
+        tensors = [
+            [t for t in tree_leaves(each) if isinstance(t, Tensor) and t.is_cuda]
+            for each in (given, result)
+        ]
+        if func.is_view or func in NO_KERNELS or not any(tensors):
+            return
+        self.kernels += 1
+        self.bytes += sum(t.nbytes for each in tensors for t in each)
 
 
 class Replica(nn.Module):
@@ -204,7 +228,7 @@ def world_of(cell: CellSpec) -> Iterator[World]:
 
 
 def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
-    """Run two steps and a checkpoint; return `ok`, with where the host reads, or why not."""
+    """Run two steps and a checkpoint; return `ok`, the traffic and where the host reads, or why not."""
     nodes = max(1, ranks // 8)
     place = [f"resources.nodes={nodes}", f"resources.ranks_per_node={ranks // nodes}"]
     chosen = {choice.partition("=")[0] for choice in case}
@@ -225,7 +249,7 @@ def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
         micro_batches = [(images, labels)] * cell.batch.accumulation_steps
         with reads:
             for _ in range(2):  # the first one allocates the optimizer's state
-                reads.places.clear()
+                reads.begin()
                 loss = trainer.step(iter(micro_batches))
         assert loss.device == world.device
         with HostReads():  # a checkpoint may read
@@ -234,7 +258,8 @@ def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
     if unknown:
         raise RuntimeError(f"the host reads a value of the device at {', '.join(unknown)}")
     known = dict.fromkeys(KNOWN_READS[place] for place in reads.places)
-    return ", ".join(["ok", *(f"the host waits: {reason}" for reason in known)])
+    counted = f"{reads.kernels} operators, {reads.bytes / 1e9:.2f} GB"
+    return ", ".join(["ok", counted, *(f"the host waits: {reason}" for reason in known)])
 
 
 def _trainer(cell: CellSpec, world: World) -> Trainer:

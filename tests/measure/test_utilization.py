@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tests.cells import GPU_NODE, cell
+from tests.cells import GPU_NODE, cell, entry
 from vitsweep.measure.utilization import compute_dtype, throughput, utilization
 from vitsweep.model.flops import num_parameters, train_flops
 from vitsweep.rates.profile import PROFILES, published_peak
@@ -106,6 +106,19 @@ def test_peaks_fall_with_the_width_of_the_format_and_name_a_source(name: str) ->
 )
 def test_the_peak_is_that_of_the_matrix_products(overrides: list[str], dtype: str) -> None:
     assert compute_dtype(cell(*overrides, machine=GPU_NODE)) == dtype
+
+
+def test_the_peak_of_fp8_is_that_of_what_its_own_products_could_reach() -> None:
+    """In a ViT-L `out`, `down`, attention and what lies outside the blocks stay in bfloat16."""
+    spec = entry("model=vit_large", "data=synthetic", "precision=fp8", machine=GPU_NODE).spec
+    columns, facts = utilization(spec, 500.0, "NVIDIA H100 80GB HBM3", {"float8": 1500.0})
+    tokens, width, depth = 197, 1024, 24
+    of_linears = 6 * tokens * depth * width**2 * 7  # qkv 3 and up 4 have more than 1,024 outputs
+    share = of_linears / train_flops(spec.model, 224, "token")
+    reach = 1 / (share / 1979 + (1 - share) / 989)
+    assert columns["mfu"] == pytest.approx(500 / reach, rel=1e-3)
+    assert columns["mfu_of_measured_peak"] is None  # nobody has measured bfloat16
+    assert f"of {share:.1%} of the FLOPs, the others in bfloat16" in facts["peak_source"]
 
 
 def test_columns_of_the_speed_follow_from_the_step_time() -> None:

@@ -65,3 +65,32 @@ def test_counts_on_the_page_are_whole_numbers() -> None:
     page = plan_page("x", pd.DataFrame({"state": ["runnable"], "runs": [5], "hours": [5.0]}))
     assert '<td class="number">5</td>' in page
     assert '<td class="number">5.000</td>' in page
+
+
+def test_the_proposed_stack_is_the_last_combination_that_this_machine_has(
+    vitsweep: Command,
+) -> None:
+    typed = ("model=vit_nano", "batch.images_per_step=8", "batch.resolution_px=32")
+    shown = vitsweep("plan", "--stack", "--no-predict", *typed, quick=False).stdout
+    [proposed] = [line for line in shown.splitlines() if line.startswith("Proposed:")]
+    words = proposed.split()
+    assert {"precision=bf16_masters", "compilation=compile_blocks", *typed} <= {*words}
+    assert "attention=sdpa_cudnn_first" not in words
+    assert not any(word.startswith("sweep") for word in words)
+
+
+def test_groups_that_cross_nodes_are_named_in_a_plan(vitsweep: Command) -> None:
+    common = (
+        "--no-predict",
+        "--hardware",
+        "h100",
+        "--nodes",
+        "2",
+        "model=vit_large",
+        "data=synthetic",
+    )
+    crossing = "`mesh.tensor=16`: ranks of one group lie on several nodes"
+    for degree in (8, 16):
+        split = ("tensor_parallel=megatron", f"mesh.tensor={degree}")
+        shown = vitsweep("plan", "-m", *common, *split, quick=False).stdout
+        assert (crossing in " ".join(shown.split())) == (degree == 16)

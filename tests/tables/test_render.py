@@ -160,6 +160,24 @@ def test_a_row_of_one_look_says_what_it_showed_and_how_to_measure_in_full() -> N
     assert "[1]" not in text
 
 
+def test_a_row_whose_parameters_are_gathered_in_float32_says_so() -> None:
+    """FSDP gathers what autocast leaves in float32."""
+    told = "`sharding=fsdp` gathers float32 parameters: `precision=bf16_masters` gathers half"
+    for sharding, autocast, ranks in (
+        ("fsdp", True, 8),
+        ("fsdp", True, 1),
+        ("ddp", True, 8),
+        ("fsdp", False, 8),
+    ):
+        spec = {"precision": "bf16", "sharding": sharding, "world_size": ranks}
+        spec |= {"precision.patch_torch_functions": autocast}
+        found = compared(
+            [run("base", f"b{block}", 1000, minute=block, **spec) for block in range(5)]
+        )
+        is_told = told in " ".join(printed(CellTable(found, "one"), 200).split())
+        assert is_told == ((sharding, autocast, ranks) == ("fsdp", True, 8))
+
+
 def test_markup_in_a_reason_is_text() -> None:
     runs = table(run("base", status=Status.failed, reason="[bold]see[/bold] [/nothing]"))
     assert "[1] [bold]see[/bold] [/nothing]" in printed(CellTable(cells(runs, {}), "one"), 80)

@@ -305,8 +305,8 @@ def plan(
         if not hardware:
             again = f"`vitsweep retry {found.store.name}` runs them again"
             print_notices(found.state, found.plan, found.store, again, console)
-        if shared := _shared_machine(found.plan, node):
-            console.print(shared, highlight=False)
+        for sentence in filter(None, (_shared_machine(found.plan, node), _crossing(found.plan))):
+            console.print(sentence, highlight=False)
         if found.detectable_effect:
             console.print(found.detectable_effect, highlight=False)
         rows += found.rows
@@ -330,6 +330,25 @@ def _shared_machine(plan: SweepPlan, machine: Machine) -> str:
             "are marked `oversubscribed`, and show nothing of that many devices."
         )
     return ""
+
+
+def _crossing(plan: SweepPlan) -> str:
+    """Say which ranks that exchange activations in every block lie on several nodes; "" where none do."""
+    found: dict[str, None] = {}
+    for entry in plan.runnable:
+        mesh, per_node = entry.spec.mesh, entry.spec.resources.ranks_per_node
+        span = 1
+        for axis in ("tensor", "ulysses", "ring", "sequence"):  # innermost first
+            degree = getattr(mesh, axis)
+            span *= degree
+            if degree > 1 and span > per_node:
+                found[f"`mesh.{axis}={degree}`"] = None
+    if not found:
+        return ""
+    return (
+        f"{', '.join(found)}: ranks of one group lie on several nodes, so that activations of every block "
+        "cross the network between nodes, whose rate is a tenth of that within one."
+    )
 
 
 def _predicted(

@@ -1,12 +1,18 @@
 """`vitsweep plan`: what a sweep would run, need and take. Nothing is trained."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vitsweep.api.session import NotOursError
 from vitsweep.cli.cells import read_line
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode
+
+if TYPE_CHECKING:
+    from vitsweep.composition.composer import ComposedCell
 
 
 def parser() -> Options:
@@ -40,6 +46,8 @@ def run(arguments: Sequence[str]) -> int:
             require_writable(option, file)
     if known.nodes is not None:
         words.append(f"resources.nodes={_nodes(known.nodes)}")
+    if known.stack:
+        words.append("+sweep=best_stack")
     line = read_line(["--multirun", *words])
     if line.of_hydra.startswith("-"):
         return _show_through_hydra(line.of_hydra, words)
@@ -52,8 +60,9 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.api.plan import PlanRequest, plan
 
     searches, launcher = session.searches(), session.launcher
+    cells = searches.first() if searches else session.cells
     rows = plan(
-        searches.first() if searches else session.cells,
+        cells,
         session.settings,
         session.composer,
         launcher.machine(),
@@ -66,7 +75,21 @@ def run(arguments: Sequence[str]) -> int:
             html=known.html,
         ),
     )
+    if known.stack:
+        _propose(cells, rows)
     return ExitCode.bad_input if all(row["state"] == "invalid" for row in rows) else ExitCode.ok
+
+
+def _propose(cells: "Sequence[ComposedCell]", rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the command of the combination that is predicted to be fastest, the later one of equals."""
+    own = [row for row in rows if not row["is_baseline"]]
+    pairs = [*zip(cells, own, strict=False)]
+    possible = [pair for pair in pairs if pair[1]["state"] in ("runnable", "measured")]
+    if not possible:
+        return
+    best, _ = min(reversed(possible), key=lambda pair: pair[1].get("step_time_ms") or inf)
+    words = [word for word in best.overrides if not word.lstrip("+").startswith("sweep")]
+    print(f"Proposed: python -m vitsweep {shlex.join(words)}")
 
 
 def _show_through_hydra(flag: str, words: Sequence[str]) -> int:
@@ -104,6 +127,9 @@ def _options() -> Options:
         "--hardware", metavar="A,B", help="plan for nodes of these GPUs, or profile files"
     )
     options.add_argument("--search", choices=["layouts"], help="rank all parallel layouts instead")
+    options.add_argument(
+        "--stack", action="store_true", help="propose the best combination, as `+sweep=best_stack`"
+    )
     options.add_argument("--nodes", metavar="N,M", help="the same as `resources.nodes=N,M`")
     options.add_argument(
         "--columns", metavar="A,B|all", help="columns of the table; `all` lists them for each cell"

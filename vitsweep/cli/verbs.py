@@ -42,7 +42,7 @@ class Verb:
 
 
 _ALL = (
-    Verb("plan", "-m [override ...] [--hardware|--nodes|--columns A,B] [--parquet|--html FILE] "
+    Verb("plan", "-m [override ...] [--hardware|--nodes|--columns A,B] [--stack] [--parquet|--html FILE] "
          "[--no-predict] [--search layouts]",
          "list cells with state and predictions; runs nothing",
          names_a_sweep=False),

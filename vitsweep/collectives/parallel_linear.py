@@ -9,32 +9,15 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from vitsweep.collectives import primitives
-from vitsweep.collectives.primitives import check_share, pad
+from vitsweep.collectives.primitives import Finish, check_share, pad
 
-# The two pairs of Megatron's operators around a pair of split matrices (arXiv:1909.08053, 2205.05198).
-#
-# Each backward pass is the other one's forward pass. The loss is counted once per group here: no
-# gradient is scaled.
-
-
-def copy_to_tensor_parallel(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Pass on a tensor that all ranks hold (Megatron's f); the backward pass is an all-reduce."""
-    return _CopyToTensorParallel.apply(x, group)
-
-
-def reduce_from_tensor_parallel(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Sum the ranks' partial products (g): an all-reduce; backward is the identity."""
-    return _ReduceFromTensorParallel.apply(x, group)
+# Megatron's operators around a pair of split matrices (arXiv:1909.08053, 2205.05198). Each backward pass is
+# the other one's forward pass. The loss is counted once per group here: no gradient is scaled.
 
 
 def gather_from_sequence_parallel(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
     """Join the ranks' tokens (g-bar): an all-gather; backward is a reduce-scatter."""
     return _GatherFromSequenceParallel.apply(x, axis, group)
-
-
-def reduce_scatter_to_sequence_parallel(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
-    """Sum partial products and keep own tokens: a reduce-scatter; backward is an all-gather."""
-    return _ReduceScatterToSequenceParallel.apply(x, axis, group)
 
 
 def scatter_to_sequence_parallel(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
@@ -47,27 +30,6 @@ def gather_replicated(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
     return _GatherReplicated.apply(x, axis, group)
 
 
-class _CopyToTensorParallel(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return primitives.all_reduce(gradient, ctx.group), None
-
-
-class _ReduceFromTensorParallel(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        return primitives.all_reduce(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient, None
-
-
 class _GatherFromSequenceParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
@@ -77,17 +39,6 @@ class _GatherFromSequenceParallel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return primitives.reduce_scatter(gradient, ctx.axis, ctx.group), None, None
-
-
-class _ReduceScatterToSequenceParallel(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
-        ctx.axis, ctx.group = axis, group
-        return primitives.reduce_scatter(x, axis, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return primitives.all_gather(gradient, ctx.axis, ctx.group), None, None
 
 
 class _ScatterToSequenceParallel(torch.autograd.Function):
@@ -136,13 +87,13 @@ class Replicated:
 
     group: ProcessGroup
 
-    def enter(self, x: Tensor) -> Tensor:
-        """Hand all tokens to the split matrices; backward sums over the ranks."""
-        return copy_to_tensor_parallel(x, self.group)
+    def gather(self, x: Tensor) -> Tensor:
+        """Return all tokens."""
+        return x
 
-    def leave(self, x: Tensor) -> Tensor:
-        """Sum partial products of all tokens."""
-        return reduce_from_tensor_parallel(x, self.group)
+    def start_sum(self, partial: Tensor) -> Finish:
+        """Begin to sum partial products of all tokens, in place; return what waits for the sum."""
+        return primitives.start_sum(partial, self.group)
 
 
 @dataclass(frozen=True)
@@ -162,20 +113,66 @@ class TokenSharded:
     axis: int
     length: int | None
 
-    def enter(self, x: Tensor) -> Tensor:
+    def gather(self, x: Tensor) -> Tensor:
         """Gather the tokens; padding stays outside."""
         if self.length is not None:
             check_share(x, self.axis, self.length, self.group)
-        whole = gather_from_sequence_parallel(x, self.axis, self.group)
+        whole = primitives.all_gather(x, self.axis, self.group)
         return whole if self.length is None else whole.narrow(self.axis, 0, self.length)
 
-    def leave(self, x: Tensor) -> Tensor:
-        """Sum partial products and keep own tokens."""
-        padded = pad(x, self.axis, self.group.size())
-        return reduce_scatter_to_sequence_parallel(padded, self.axis, self.group)
+    def start_sum(self, partial: Tensor) -> Finish:
+        """Begin to sum partial products; return what waits for the sum over own tokens."""
+        padded = pad(partial, self.axis, self.group.size())
+        return primitives.start_reduce_scatter(padded, self.axis, self.group)
 
 
 Boundary = Replicated | TokenSharded
+
+
+class _ColumnProduct(torch.autograd.Function):
+    """x W^T + b for all tokens; backward multiplies for the weight while the gradient of x is summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, boundary: Boundary) -> Tensor:
+        whole = boundary.gather(x)
+        ctx.boundary = boundary
+        ctx.save_for_backward(whole, weight)
+        return F.linear(whole, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        whole, weight = ctx.saved_tensors
+        of_x = ctx.boundary.start_sum(gradient @ weight)
+        rows = gradient.flatten(0, -2)
+        of_weight, of_bias = rows.mT @ whole.flatten(0, -2), rows.sum(0)
+        return of_x(), of_weight, of_bias, None
+
+
+class _Sum(torch.autograd.Function):
+    """Partial products, summed over the ranks in their own memory, which nobody else reads.
+
+    Apart from the product: a recomputation, which stops once it has all inputs of products, sends nothing.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, boundary: Boundary) -> Tensor:
+        ctx.boundary = boundary
+        # Selective recomputation keeps products, through a dispatch mode; compilers allow no change in place.
+        is_kept = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+        own = partial.clone() if is_kept else partial.detach()
+        return boundary.start_sum(own)()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.boundary.gather(gradient), None
+
+
+def _autocast(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors in the dtype in which a linear multiplies here."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return [*tensors]
+    return [tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors]
 
 
 class SplitLinear(nn.Linear):
@@ -240,7 +237,7 @@ class ColumnParallelLinear(SplitLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the tokens outside the split matrices to this rank's outputs."""
-        return super().forward(self.boundary.enter(x))
+        return _ColumnProduct.apply(*_autocast(x, self.weight, self.bias), self.boundary)
 
 
 class RowParallelLinear(SplitLinear):
@@ -265,7 +262,7 @@ class RowParallelLinear(SplitLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map this rank's inputs to the tokens outside the split matrices."""
-        y = self.boundary.leave(F.linear(x, self.weight))
+        y = _Sum.apply(F.linear(x, self.weight), self.boundary)
         return y + self.bias.to(y.dtype)
 
 

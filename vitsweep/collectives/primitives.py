@@ -4,7 +4,7 @@ Spelled for torch 2.11 and 2.13.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -145,24 +145,46 @@ def all_gather(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
 
 def reduce_scatter(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
     """Sum over the ranks; return this rank's chunk along `axis`, a multiple of the group's size."""
+    return start_reduce_scatter(x, axis, group)()
+
+
+Finish = Callable[[], Tensor]
+"""Waits for a collective (on CUDA: lets the stream wait) and returns its result."""
+
+
+def start_reduce_scatter(x: Tensor, axis: int, group: ProcessGroup) -> Finish:
+    """Begin what `reduce_scatter` does."""
     size = group.size()
     if size == 1:
-        return x
+        return lambda: x
     chunks = x.unflatten(axis, (size, -1)).movedim(axis, 0).contiguous()
     own = torch.empty_like(chunks[0])
     with sent_as("activation"):
-        reduce_scatter_single(own, chunks.flatten(0, 1), group=group)
-    return own
+        work = reduce_scatter_single(own, chunks.flatten(0, 1), group=group, async_op=_apart())
+    return _after(work, own)
 
 
-def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Sum over the ranks, into a new tensor."""
+def start_sum(x: Tensor, group: ProcessGroup) -> Finish:
+    """Begin to sum a contiguous tensor over the ranks, in place."""
     if group.size() == 1:
-        return x
-    total = x.clone(memory_format=torch.contiguous_format)
+        return lambda: x
     with sent_as("activation"):
-        dist.all_reduce(total, group=group)
-    return total
+        work = dist.all_reduce(x, group=group, async_op=_apart())
+    return _after(work, x)
+
+
+def _apart() -> bool:
+    """Whether a collective runs beside what follows; a compiler refuses that, and orders them itself."""
+    return not torch.compiler.is_compiling()
+
+
+def _after(work: Any, result: Tensor) -> Finish:
+    def finish() -> Tensor:
+        if work is not None:
+            work.wait()
+        return result
+
+    return finish
 
 
 def sum_together(tensors: Sequence[Tensor], group: ProcessGroup, purpose: Purpose) -> None:
@@ -249,12 +271,16 @@ class RingPass:
 # store could make its ranks execute code.
 
 
-def gathered(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+def gathered(
+    value: Any, group: dist.ProcessGroup | None = None, *, on_first: bool = False
+) -> list[Any]:
     """Return the values of all ranks of a group, by rank; every rank of it calls this.
 
     Args:
         value: as JSON takes it; numbers of NumPy become those of Python, tuples become lists.
         group: None for all ranks.
+        on_first: only the first rank gets them, which takes long to read those of thousands; others get
+            none.
     """
     if not dist.is_initialized():
         return [value]
@@ -263,9 +289,16 @@ def gathered(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     dist.all_gather(lengths, torch.tensor([len(own)], device=own.device), group=group)
     longest = max(int(length) for length in lengths)
     padded = torch.cat([own, own.new_zeros(longest - len(own))])
-    texts = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(texts, padded, group=group)
-    return [_decoded(text[: int(size)]) for text, size in zip(texts, lengths, strict=True)]
+    texts = [torch.empty_like(padded) for _ in lengths if not on_first or _is_first(group)]
+    if on_first:
+        dist.gather(padded, texts or None, _global(0, group), group=group)
+    else:
+        dist.all_gather(texts, padded, group=group)
+    return [_decoded(text[: int(size)]) for text, size in zip(texts, lengths, strict=False)]
+
+
+def _is_first(group: dist.ProcessGroup | None) -> bool:
+    return dist.get_rank(group) == 0
 
 
 def from_first(value: Any, group: dist.ProcessGroup | None = None, rank: int = 0) -> Any:

@@ -1,5 +1,6 @@
 """Model FLOPs per second, and how much of the hardware they use."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from vitsweep.model.flops import (
@@ -7,11 +8,13 @@ from vitsweep.model.flops import (
     num_parameters,
     recomputed_score_flops,
     train_flops,
+    train_flops_of_linears,
 )
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.rates.profile import published_peak
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import ModelSpec
+from vitsweep.techniques.precision.float8 import Float8
 
 IMAGENET_1K_IMAGES = 1_281_167
 """Training images of ImageNet-1k (ILSVRC 2012)."""
@@ -25,6 +28,33 @@ def compute_dtype(cell: CellSpec) -> str:
     if plan.autocast_dtype:
         return plan.autocast_dtype
     return "tf32" if plan.tf32 else plan.param_dtype
+
+
+def float8_share(cell: CellSpec) -> float:
+    """Return which share of the model's FLOPs is multiplied in FP8; 1 where that is no FP8 precision."""
+    if not isinstance(cell.precision, Float8) or isinstance(cell.model, ModuleSpec):
+        return 1.0
+    converted = train_flops_of_linears(*_shape(cell), cell.precision.converts)
+    return converted / train_flops(*_shape(cell), cell.attention_pattern)
+
+
+def dtype_beside_float8(cell: CellSpec) -> str:
+    """Return the dtype of products that FP8 does not convert; that of all products elsewhere."""
+    return "bfloat16" if cell.precision.float8 else compute_dtype(cell)
+
+
+def attainable(cell: CellSpec, peaks: Mapping[str, float | None]) -> float | None:
+    """Return TFLOP/s of a cell whose every product runs at the peak of its dtype; None without peaks.
+
+    Args:
+        cell: what runs.
+        peaks: dtype -> TFLOP/s.
+    """
+    share = float8_share(cell)
+    main, rest = peaks.get(compute_dtype(cell)), peaks.get(dtype_beside_float8(cell))
+    if not main or not rest:
+        return None
+    return 1 / (share / main + (1 - share) / rest)
 
 
 def throughput(cell: CellSpec, step_time_ms: float) -> dict[str, float | None]:
@@ -58,9 +88,13 @@ def utilization(
         device_name: as the driver reports it.
         measured_peaks: dtype -> matmul TFLOP/s of one rank, measured on this machine.
     """
-    dtype = compute_dtype(cell)
+    dtype, beside = compute_dtype(cell), dtype_beside_float8(cell)
     peak, source = published_peak(device_name, dtype)
-    measured = measured_peaks.get(dtype)
+    peaks = {dtype: peak, beside: published_peak(device_name, beside)[0]}
+    peak, share = attainable(cell, peaks), float8_share(cell)
+    if share < 1.0:
+        source += f", of {share:.1%} of the FLOPs, the others in {beside}"
+    measured = attainable(cell, measured_peaks)
     hardware = _hardware_over_model(cell)
     columns = {
         "mfu": _share(tflops_per_rank, peak),

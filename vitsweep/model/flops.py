@@ -17,6 +17,7 @@ gives the HFU. torch's `FlopCounterMode` counts hardware FLOPs: five products in
 a fused attention kernel, one of which computes q k^T again, where the mathematics has four.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 from vitsweep.spec.model_spec import ModelSpec, MultiDimSpec, TransformerSpec, ViTSpec
@@ -55,6 +56,32 @@ def train_flops(
     if isinstance(spec, ResNetSpec):
         return 3 * forward - _resnet_stem(spec, resolution_px)
     return 3 * forward - _patch_flops(_transformer(spec), resolution_px)
+
+
+def train_flops_of_linears(
+    spec: ModelSpec, resolution_px: int, pooling: Pooling, chosen: Callable[[int, int], bool]
+) -> int:
+    """FLOPs of one image, forward and backward, in those linears of the blocks that `chosen` takes.
+
+    Args:
+        spec: of a transformer; another model has none.
+        resolution_px: side of an image.
+        pooling: of the classifier.
+        chosen: (outputs, inputs) -> whether a linear counts.
+    """
+    if isinstance(spec, ResNetSpec):
+        return 0
+    shape = _transformer(spec)
+    width, hidden = shape.width, shape.mlp_width
+    linears = (
+        (3 * width, width),
+        (width, width),
+        ((shape.mlp_matrices - 1) * hidden, width),
+        (width, hidden),
+    )
+    numbers = sum(outputs * inputs for outputs, inputs in linears if chosen(outputs, inputs))
+    tokens = shape.num_tokens(resolution_px, pooling)
+    return _of_computed_images(shape, 6 * tokens * shape.depth * numbers)
 
 
 def recomputed_block_flops(

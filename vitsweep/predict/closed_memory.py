@@ -179,14 +179,14 @@ def memory(s: Sizes) -> MemoryParts:
     """Return the bytes of one rank; the peak is that of the backward pass of the first micro-batch."""
     shards = s.mesh.state_shards if s.sharded else 1
     parameters, blocks, unit = s.rank_parameters, s.rank_blocks, s.rank_unit
-    in_flight = min(s.micro_batches, s.mesh.pipeline)
+    in_flight, is_stage = min(s.micro_batches, s.mesh.pipeline), s.mesh.pipeline > 1
     accumulates = s.sharded and s.micro_batches > 1
     held = {
         "parameters": s.parameter * parameters / shards,
         "gradients": s.gradient * parameters / shards,
         "optimizer": s.optimizer * parameters / shards,
         "activations": in_flight * blocks * _kept(s) + _working(s),
-        "gathered": s.sharded * (2 * unit + s.rank_edge) * s.gathered
+        "gathered": s.sharded * (parameters if is_stage else 2 * unit + s.rank_edge) * s.gathered
         + s.sharded * s.exchanged * (parameters if accumulates else unit),
         "buffers": _waiting(s),
     }  # fmt: skip

@@ -137,13 +137,19 @@ def _state_copies(s: Sizes) -> Iterator[OperatorTotal]:
     blocks, parameters = s.rank_blocks, s.rank_parameters
     unit = parameters / blocks
     if s.sharded and s.mesh.state_shards > 1:
-        gathers = blocks * s.micro_batches
-        for phase in ("forward", "backward"):
+        phases, times = _gathers(s)
+        gathers = blocks * times
+        for phase in phases:
             yield _memory("all_gather_copy_in", phase, 2.2 * unit * s.gathered, gathers, s)
             yield _memory("split_with_sizes_copy", phase, 2 * unit * s.gathered, gathers, s)
         yield _memory("chunk_cat", "backward", 4.2 * unit * s.exchanged, blocks, s)
     elif s.mesh.gradient_shares > 1:
         yield _memory("copy_", "backward", 4 * unit * s.gradient, blocks, s)
+
+
+def _gathers(s: Sizes) -> tuple[tuple[Phase, ...], int]:
+    """Return the passes before which FSDP gathers a block, and how often in a step: stages keep it."""
+    return (("forward",), 1) if s.mesh.pipeline > 1 else (("forward", "backward"), s.micro_batches)
 
 
 def _attention(s: Sizes, count: int) -> Iterator[OperatorTotal]:
@@ -205,17 +211,17 @@ def _memory(name: str, phase: str, size: float, count: int, s: Sizes) -> Operato
 
 
 def _collectives(s: Sizes) -> Iterator[CollectiveTotal]:
-    mesh, blocks, micro = s.mesh, s.rank_blocks, s.micro_batches
-    unit = s.rank_unit
+    mesh, blocks, unit = s.mesh, s.rank_blocks, s.rank_unit
     if s.sharded and mesh.state_shards > 1:
         group = s.group(*STATE_AXES)
-        for phase in ("forward", "backward"):
+        phases, times = _gathers(s)
+        for phase in phases:
             yield _exchange(
-                "all_gather", "parameter", phase, unit * s.gathered, blocks * micro, group
+                "all_gather", "parameter", phase, unit * s.gathered, blocks * times, group
             )
         yield _exchange("reduce_scatter", "gradient", "backward", unit * s.exchanged, blocks, group)
         edge = s.rank_edge
-        yield _exchange("all_gather", "parameter", "forward", edge * s.gathered, micro, group)
+        yield _exchange("all_gather", "parameter", "forward", edge * s.gathered, times, group)
         yield _exchange("reduce_scatter", "gradient", "backward", edge * s.exchanged, 1, group)
         if mesh.replicate > 1:
             shard = unit * s.exchanged / mesh.state_shards
@@ -235,10 +241,9 @@ def _activations(s: Sizes) -> Iterator[CollectiveTotal]:
     again = count if s.recompute != "none" else 0
     if mesh.tensor > 1:
         group = s.group("tensor")
-        inner, stream = tokens * d * s.inner, tokens * d * s.stream
+        inner = tokens * d * s.inner
         yield _exchange("all_reduce", "activation", "forward", inner, 2 * count, group)
-        yield _exchange("all_reduce", "activation", "backward", stream, 2 * count, group)
-        yield _exchange("all_reduce", "activation", "backward", inner, again, group)
+        yield _exchange("all_reduce", "activation", "backward", inner, 2 * count + again, group)
     if mesh.sequence_parallel_size > 1:
         share, group = tokens * d * s.inner / mesh.tensor, s.group(*SEQUENCE_AXES)
         yield _exchange("all_to_all", "activation", "forward", share, 4 * count, group)

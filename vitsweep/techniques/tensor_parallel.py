@@ -31,8 +31,7 @@ class Megatron(TensorParallel):
         """Two all-reduces per block and pass; recomputation repeats the first of a forward pass."""
         size, ranks = Volume.of(cell), cell.mesh.tensor
         tokens = sum(cell.sequence_parallel.tokens_per_rank(cell))
-        per_token = 2 * size.stream + (2 + size.forwards - 1) * size.inner
-        whole = size.block_images * tokens * size.width * per_token
+        whole = size.block_images * tokens * size.width * (3 + size.forwards) * size.inner
         return {"activation": 2 * remote_fraction(ranks) * whole}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:

@@ -14,7 +14,6 @@ from tests.command import Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Held, Sweep
 from tests.small_disk import fill, small_disk
-from vitsweep.launchers.slurm.node.transport import SECONDS_UNTIL_LOST
 from vitsweep.results.store import Store
 
 
@@ -103,7 +102,7 @@ def test_a_run_outlasts_a_shared_file_system_that_stands_still(
     shared_disk.stall()
     reader = sweep.command.start("status", str(store.root), quick=False)
     held.go_on()  # the ranks, the agent and the coordinator all meet the stalled disk
-    time.sleep(SECONDS_UNTIL_LOST + 35)  # the fault itself; a heartbeat is written every 30 s
+    time.sleep(80)  # the fault itself; a heartbeat is written every 30 s
     assert reader.poll() is None, "it waits with the disk"
     shared_disk.go_on()
 

@@ -1,6 +1,7 @@
 """Connections of agents to the coordinator of a job: who gets in, and where it listens."""
 
 import multiprocessing
+import os
 import resource
 import secrets
 import socket
@@ -17,6 +18,7 @@ import pytest
 from vitsweep.errors import VitsweepError
 from vitsweep.execution import process
 from vitsweep.launchers.slurm.node.transport import (
+    SECONDS_UNTIL_LOST,
     AgentListener,
     JobEnvironment,
     Nodes,
@@ -108,6 +110,17 @@ def test_an_agent_of_another_job_is_refused(key: bytes, monkeypatch: pytest.Monk
     with pytest.raises(multiprocessing.AuthenticationError):
         multiprocessing.connection.Client((host, port), authkey=b"another key")
     assert len(agents(listening, key)) == 2
+
+
+def test_kernels_find_out_that_a_node_is_down_and_its_agent_may_be_slow(key: bytes) -> None:
+    listening, (_, port) = listener(key)
+    assert port
+    for _, connection in agents(listening, key):
+        with socket.socket(fileno=os.dup(connection.fileno())) as peer:
+            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            idle, interval, count = (peer.getsockopt(socket.IPPROTO_TCP, o) for o in options)
+            assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert idle + interval * count <= 45 < SECONDS_UNTIL_LOST
 
 
 def test_ports_follow_from_the_key_alone() -> None:

@@ -38,7 +38,7 @@ def told(world: World, tokens: int) -> dict[str, str]:
         "ring": lambda: ring_in_place_of(attend, TOKENS, 18, group, zigzag=False)(*qkv(tokens)),
         "lasp": lambda: by_states(linear, TOKENS, group, chain=True)(*qkv(tokens)),
         "lasp2": lambda: by_states(linear, TOKENS, group, chain=False)(*qkv(tokens)),
-        "megatron_sp": lambda: TokenSharded(group, 1, TOKENS).enter(x),
+        "megatron_sp": lambda: TokenSharded(group, 1, TOKENS).gather(x),
     }
     answers = {}
     for name, method in methods.items():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import gpu_capability
-from vitsweep.spec.technique import Precision, PrecisionPlan
+from vitsweep.spec.technique import DType, Precision, PrecisionPlan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,9 +34,11 @@ def gains(recipe: str, outputs: int, inputs: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Float8(Precision):
-    """The blocks' linears multiply in float8 with dynamic scales; all else is bfloat16 autocast.
+    """The blocks' linears multiply in float8 with dynamic scales; all else is bfloat16.
 
-    Parameters, gradients and optimizer state stay float32. The patch embedding and the head are
+    Parameters, gradients and optimizer state stay float32, and the rest is autocast; or forward and
+    backward see bfloat16 parameters whose float32 masters the optimizer updates, and activations
+    between the products have half the bytes (`master_weights`). The patch embedding and the head are
     left out: they are small and decide the accuracy.
 
     Finding the scales and casting are kernels of their own unless a compiler fuses them into their
@@ -48,6 +50,7 @@ class Float8(Precision):
             with outliers.
         layers: `all` linears of the blocks, or those that are `gaining`: large enough, by torchao's
             thresholds for its recipes on H100, that their products gain more than the casts cost.
+        master_weights: bfloat16 parameters with float32 masters, as `precision=bf16_masters` has them.
         emulate: compute in float32 what float8 would give, for devices without FP8 units.
     """
 
@@ -56,11 +59,15 @@ class Float8(Precision):
     recipe: Literal["tensorwise", "rowwise"]
     emulate: bool
     layers: Literal["gaining", "all"]
+    master_weights: bool
 
     float8: ClassVar[bool] = True
 
     def plan(self) -> PrecisionPlan:
-        """Autocast for what is not swapped; emulation computes in float32."""
+        """Autocast for what is not swapped, which emulation has in float32; or masters."""
+        if self.master_weights:
+            half: DType = "bfloat16"
+            return PrecisionPlan(param_dtype=half, norm_dtype=half, master_weights=True)
         return PrecisionPlan(autocast_dtype=None if self.emulate else "bfloat16")
 
     def relative_tolerance(self) -> float:

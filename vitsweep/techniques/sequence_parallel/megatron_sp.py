@@ -42,7 +42,7 @@ class MegatronSp(SequenceParallel):
         padded = ranks * padded_share(first, ranks) * (rest[0] if rest else 1)
         image = remote_fraction(ranks) * padded * size.width
         again = size.forwards - 1
-        per_block = (4 + 2 * again) * size.stream + (4 + again) * size.inner
+        per_block = (8 + 3 * again) * size.inner
         plan, sharded = cell.precision.plan(), cell.sharding.shards_parameters
         masters = sharded and plan.master_weights
         of_norm, of_bias = (4, 4) if masters else (BYTES[plan.norm_dtype], size.stream)

@@ -229,14 +229,22 @@ class _Ring(torch.autograd.Function):
     ) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
         # Heads inside tokens: the output projection then reads this very memory.
-        out = torch.zeros_like(q.transpose(1, 2), dtype=wide, memory_format=CONTIGUOUS)
-        out = out.transpose(1, 2)
-        lse = torch.full(q.shape[:3], float("-inf"), dtype=wide, device=q.device)
+        out = torch.empty_like(q.transpose(1, 2), dtype=wide, memory_format=CONTIGUOUS)
+        out, lse = out.transpose(1, 2), torch.empty(q.shape[:3], dtype=wide, device=q.device)
+        if parts.causal:  # queries of padding, which masked blocks leave out
+            out.zero_()
+            lse.fill_(float("-inf"))
+        begun: list[int] = []
         for source, block in _passing_blocks(torch.stack((k, v)), group):
             for queries, keys, masked in parts.pairs(q.shape[2], group.rank(), source):
                 key, value = block[:, :, :, keys]
-                o, part_lse = kernel.forward(q[:, :, queries], key, value, masked)
-                _merge(out[:, :, queries], lse[:, :, queries], o, part_lse)
+                found = kernel.forward(q[:, :, queries], key, value, masked)
+                before = out[:, :, queries], lse[:, :, queries]
+                if queries.start in begun:
+                    _merge(*before, *found)
+                else:
+                    begun.append(queries.start)
+                    torch._foreach_copy_(before, found)
         out = out.to(q.dtype)
         # k and v lie with q in the memory of their projection; the stacked copy is not kept.
         ctx.save_for_backward(q, k, v, out, lse)
@@ -252,19 +260,20 @@ class _Ring(torch.autograd.Function):
         dq, dkv = torch.zeros_like(q, dtype=wide), torch.zeros_like(kv, dtype=wide)
         gradient, hop = gradient.contiguous(), None
         for source, block in _passing_blocks(kv, group):
-            own = torch.zeros_like(dkv) if hop else dkv
+            found = []
             for a, b, masked in parts.pairs(q.shape[2], group.rank(), source):
                 saved = (t[:, :, a].contiguous() for t in (out, lse))
                 key, value = block[:, :, :, b]
-                of_q, of_k, of_v = kernel.backward(
+                of_q, *of_kv = kernel.backward(
                     gradient[:, :, a].contiguous(), q[:, :, a], key, value, *saved, masked
                 )
                 dq[:, :, a] += of_q
-                own[0, :, :, b] += of_k
-                own[1, :, :, b] += of_v
+                found.append((b, of_kv))
             if hop:  # sent by the previous rank while this one computed
-                own += hop.arrived()
-            dkv = own
+                dkv = hop.arrived()
+            for b, of_kv in found:
+                for total, part in zip(dkv[:, :, :, b], of_kv, strict=True):
+                    total += part
             if group.size() > 1:  # the gradient travels with its block, and one hop more: home
                 hop = RingPass(dkv, group)
         dk, dv = (hop.arrived() if hop else dkv).to(kv.dtype)
@@ -283,7 +292,6 @@ def _passing_blocks(own: Tensor, group: ProcessGroup) -> Iterator[tuple[int, Ten
 
 def _merge(out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> None:
     """Add a block to the softmax over those before, in place."""
-    total = torch.logaddexp(lse, block_lse)
-    weight, block_weight = ((part - total).exp().unsqueeze(-1) for part in (lse, block_lse))
-    out.mul_(weight).add_(block_out * block_weight)
-    lse.copy_(total)
+    weight = torch.sigmoid(block_lse - lse).unsqueeze(-1)
+    out.lerp_(block_out.to(out.dtype), weight)
+    lse.copy_(torch.logaddexp(lse, block_lse))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from annotated_types import Ge, Gt
@@ -30,7 +30,9 @@ class Fsdp(Sharding):
         reshard_after_forward: True frees a unit's gathered parameters between forward and
             backward (ZeRO-3, `fsdp`); False keeps them until backward has used them (`zero2`); a number
             keeps parts for groups of so many ranks, such as those of a node, so that the backward pass
-            gathers within them (ZeRO++'s hpZ, arXiv:2306.10209).
+            gathers within them (ZeRO++'s hpZ, arXiv:2306.10209). The stages of a pipeline keep them in any
+            case, from the forward pass of the first micro-batch to the backward pass of the last, as in
+            torchtitan: each micro-batch would gather them twice.
         blocks_per_unit: blocks that are gathered together; fewer and larger messages, more memory.
         prefetch_forward: units whose parameters are gathered ahead in the forward pass; 0 leaves it to
             FSDP2, which begins to gather a unit when the host reaches it.
@@ -57,7 +59,9 @@ class Fsdp(Sharding):
 
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
         """Shard blocks, then the rest; float32 norms inside a half model form units of their own."""
-        shard_units(model, plan, self.mesh(world), self)
+        is_stage = world.shape.pipeline > 1
+        own = replace(self, reshard_after_forward=False) if is_stage else self
+        shard_units(model, plan, self.mesh(world), own)
         return model
 
     def relative_tolerance(self) -> float:

@@ -204,6 +204,7 @@ def allow_files(number: int) -> None:
 @contextmanager
 def _dropped_unless_done(peer: socket.socket) -> Iterator[Connection]:
     """Take over a socket; close it after an error, or where the block takes too long."""
+    _keep_alive(peer)
     connection = Connection(os.dup(peer.fileno()))
     timer = threading.Timer(SECONDS_TO_AUTHENTICATE, _shut, [peer])
     timer.daemon = True
@@ -217,6 +218,15 @@ def _dropped_unless_done(peer: socket.socket) -> Iterator[Connection]:
         timer.cancel()
         timer.join()
         peer.close()
+
+
+def _keep_alive(peer: socket.socket) -> None:
+    """Let the kernels find out that a node is down, whatever its processes do: an error within 45 s."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 45_000)  # of what is on its way
 
 
 def _shut(peer: socket.socket) -> None:
@@ -314,8 +324,9 @@ def receive(connection: Connection) -> dict[str, Any]:
 
 # The nodes of a job as the coordinator sees them through their agents, and the ranks of one run there.
 
-SECONDS_UNTIL_LOST = 45.0
-"""An agent sends a heartbeat every ten seconds; after this long without one its node is lost."""
+SECONDS_UNTIL_LOST = 180.0
+"""An agent sends a heartbeat every ten seconds; after this long without one its node is lost. A node that is
+down breaks the connection after 45 s: a living one that swaps, or waits for a file system, may come back."""
 KILL_TIMEOUT_SECONDS, SHORT_KILL_TIMEOUT_SECONDS = 20.0, 1.0
 """How long an agent may take to end its ranks; the second where Slurm is about to kill the job."""
 
