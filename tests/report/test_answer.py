@@ -28,6 +28,20 @@ def test_noise_that_hides_everything_is_called_inconclusive() -> None:
     assert "To be surer" in next_command(noisy, TYPED)
 
 
+def test_a_faster_cell_that_was_never_compared_is_named_before_the_fastest() -> None:
+    both = [
+        run(c, f"b{n}", v + n, minute=n)
+        for n in range(5)
+        for c, v in (("base", 100), ("cell", 110))
+    ]
+    alone = [run("other", f"x{n}", 200 + n, minute=9 + n, precision="O1") for n in range(5)]
+    first, second = answers(
+        cells(table(*both, *alone), dict.fromkeys(("base", "cell", "other"), "base"))
+    )
+    assert "has the highest throughput, 202 img/s, but no speedup: it never shared a block" in first
+    assert "is fastest: 1.10x" in second
+
+
 def test_a_small_noise_is_a_result() -> None:
     [answer] = answers(measured(1.01, 0.99, 1.0, 1.01, 0.985))
     assert answer.startswith("No cell is shown to beat")

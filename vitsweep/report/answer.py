@@ -75,7 +75,7 @@ def answers(cells: DataFrame) -> list[str]:
 
 
 def _without_speedups(measured: DataFrame, compared: DataFrame, names: dict[str, str]) -> list[str]:
-    """Return a sentence per baseline of which every measured cell lost its speedup, with the reason."""
+    """Return what has no speedup, with the reason: all cells of a baseline, or the one of most images/s."""
     noted = measured[measured["speedup"].isna() & measured["speedup_note"].fillna("").ne("")]
     keys = row_keys(noted, "baseline_cell_id")
     alone = ~keys.isin(row_keys(compared, "baseline_cell_id"))
@@ -89,6 +89,12 @@ def _without_speedups(measured: DataFrame, compared: DataFrame, names: dict[str,
             f"No speedup over {_the_baseline(names.get(base, str(base)))}: "
             f"{formatting.count(len(rows), 'cell')} measured, of which "
             f"{names[rows['cell_id'].iloc[0]]} has {note}."
+        )
+    most = noted[~alone].nlargest(1, "images_per_second")
+    for _, row in most[most["images_per_second"] > compared["images_per_second"].max()].iterrows():
+        speed = f"{formatting.number(row['images_per_second'])} img/s"
+        found.append(
+            f"{names[row['cell_id']]} has the highest throughput, {speed}, but {row['speedup_note']}."
         )
     return found
 

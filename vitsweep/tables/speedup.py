@@ -105,7 +105,7 @@ Families = Sequence[Collection[str]]
 """The cells of each command of a sweep, oldest first."""
 
 Integers = NDArray[np.int64]
-ITS_OWN, ITS_BASELINE = "it was", "its baseline was"
+ITS_OWN, ITS_BASELINE = "it", "its baseline"
 OTHER_CODE = "compared with its baseline before that was measured anew with other code"
 
 
@@ -256,24 +256,32 @@ EQUAL_AT_A_LOOK = 1.05
 """A ratio below this is told as equal, of a single short run."""
 SELECTIVE = (Status.timed_out, Status.killed, Status.out_of_memory)
 """Ends that a slow or large run meets more often than another: blocks without it are no random choice."""
+ENDED = {
+    str(Status.timed_out): "timed out",
+    str(Status.killed): "was killed",
+    str(Status.out_of_memory): "ran out of memory",
+    str(Status.failed): "failed",
+}
+"""Ends of runs that a footnote names."""
 
 
 def _with_lost_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
-    """Add `_lost`, what is said of runs that some blocks lost, and `_flatters`.
+    """Add `_lost`, what is said of runs that some blocks lost, and `_flatters`, of `SELECTIVE` ends alone.
 
     `_flatters` is 1 where the blocks that are left make the cell look faster than it is (its own slow
     runs are gone), -1 where they make it look slower (those of its baseline are), else 0.
     """
     full = runs[~is_look(runs)]
-    key = [ROW, "block"]
+    key = [full[ROW], full["block"]]
     ended = DataFrame({
-        "good": (full["status"] == Status.measured).groupby([full[c] for c in key]).any(),
-        "lost": full["status"].isin([str(s) for s in SELECTIVE]).groupby([full[c] for c in key]).any(),
-        "last": full["status"].astype(str).groupby([full[c] for c in key]).last(),
+        "good": (full["status"] == Status.measured).groupby(key).any(),
+        "selective": full["status"].isin([str(s) for s in SELECTIVE]).groupby(key).any(),
+        "how": full["status"].astype(str).map(ENDED).groupby(key).last(),
     })  # fmt: skip
-    lost = ended[ended["lost"] & ~ended["good"]]
+    lost = ended[ended["how"].notna() & ~ended["good"]]
     number = lost.groupby(level=0).size()
-    how = lost.groupby(level=0)["last"].agg(lambda s: " or ".join(sorted(set(s))).replace("_", " "))
+    selective = lost["selective"].groupby(level=0).any()
+    how = lost.groupby(level=0)["how"].agg(lambda s: " or ".join(sorted(set(s))))
     of_all = ended.groupby(level=0).size()
     own, base = table[ROW].map(number).fillna(0), table["baseline"].map(number).fillna(0)
     is_baseline = table["cell_id"] == table["baseline_cell_id"]
@@ -288,7 +296,8 @@ def _with_lost_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
             table[ROW], table["baseline"], own, base, paired, strict=True
         )
     ]
-    flatters = (own > 0).astype(int) - (base > 0).astype(int)
+    own, base = (table[c].map(selective).eq(True).astype(int) for c in (ROW, "baseline"))
+    flatters = own - base
     return table.assign(_lost=said, _flatters=flatters.where(paired, 0))
 
 
