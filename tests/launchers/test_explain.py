@@ -47,9 +47,14 @@ def test_a_pair_is_measured_once_and_then_explained_from_what_is_stored(
     with pytest.raises(VitsweepError, match="are the same cell"):
         vitsweep.load("compare").explain("adamw_loop", "adamw_loop")
 
+    assert explain("adamw_loop", "--sweep=compare", "--json") == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["step_ms"] == pytest.approx(sum(row["ms"] for row in alone["causes"]))
+
 
 REFUSED = {
-    "one setting": (["precision=O1"], "needs two settings or cells"),
+    "no setting": ([], "needs two settings or cells"),
+    "one setting without a sweep": (["precision=O1"], "There is no sweep"),
     "no block": (["seed=1", "seed=2", "--blocks=0"], "`--blocks 0` must be from 1 to 10,000"),
     "no step": (["seed=1", "seed=2", "--steps=0"], "`--steps 0` must be from 1 to 100"),
     "no budget": (["seed=1", "seed=2", "--minutes=0"], "`--minutes 0` must be a number above 0"),

@@ -108,7 +108,7 @@ def test_operators_are_ranked_by_their_difference_and_add_up_to_their_class() ->
     assert products["b_rate"] == pytest.approx(1e-6 / products["b_ms"])
     text = operator_text(found, 2)
     assert len(text) == 2
-    assert text["calls, A | B"].tolist().count("60 | 1,960") == 1
+    assert text["calls"].tolist().count("60 | 1,960") == 1
     assert found.json()["operators"][0]["operator"] == rows["operator"].iloc[0]
 
 

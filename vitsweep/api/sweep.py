@@ -75,12 +75,13 @@ class Sweep:
         ordered = ranked(cells.assign(cell=cell_names(cells)))
         return ordered.reindex(columns=["cell", *columns]).reset_index(drop=True)
 
-    def explain(self, a: str, b: str) -> "Explained":
+    def explain(self, a: str, b: str | None = None) -> "Explained":
         """Say why cell A takes another time per step than cell B, from stored traces.
 
         Args:
             a: a cell, named as in `speedups`, by settings (`precision=O2`), or by its id.
-            b: the cell that it is compared with.
+            b: the cell that it is compared with; without, how far the time of each class is from the bound
+                of its FLOPs and bytes on this device.
 
         Returns:
             `table`, one row per cause in milliseconds a step with 95 % intervals, `figure` and `sentence`.
@@ -89,8 +90,10 @@ class Sweep:
             VitsweepError: a text names no cell, or no block has traced steps of both; the text says which
                 command measures some.
         """
-        from vitsweep.report.explained import explain_stored, lacking
+        from vitsweep.report.explained import explain_cell, explain_stored, lacking
 
+        if b is None:
+            return explain_cell(self._store, a)
         found = explain_stored(self._store, a, b)
         if found is None:
             raise lacking(self._store, a, b)

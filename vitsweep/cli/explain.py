@@ -17,15 +17,19 @@ from vitsweep.api.compare import (
 from vitsweep.cli.verbs import VERBS, Options, require_positive
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
-from vitsweep.report.explained import Explained
+from vitsweep.report.explained import Explained, explain_cell
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
+from vitsweep.results.store import find_sweep
 from vitsweep.spec.measurement import MIN_BLOCKS, MOST_BLOCKS, MOST_TRACED_STEPS
-from vitsweep.tables.causes import cause_text, module_text, operator_text
+from vitsweep.tables.bounds import Bounds, bound_text
+from vitsweep.tables.causes import Explanation, cause_text, module_text, operator_text
 from vitsweep.tables.render import as_table
 
-WIDE, WIDE_ONLY = 110, ("by less work", "by a better rate", "launches")
-"""Characters of a terminal below which the columns that split a cause stand in the report alone."""
+WIDE, WIDE_ONLY = 110, ("by less work", "by a better rate", "launches", "class", "rate")
+"""Characters of a terminal below which these columns are left to `--json`."""
+LONGEST_HEADING = 10
+"""Of a column of a narrow terminal, in characters."""
 
 HELP = f"""\
 Say why A takes another time per step than B: causes, with 95 % intervals, that add up to the
@@ -41,13 +45,18 @@ least {MIN_BLOCKS} blocks give intervals.
   python -m vitsweep explain O2 fp32 --sweep vit_nano-precision
   python -m vitsweep explain O2 fp32 --operators 10 --modules
   python -m vitsweep explain O2 fp32 --json
+
+With one cell: how far the time of each class is from the shortest in which this device can do its FLOPs
+and bytes, at the rates that its runs measured.
+
+  python -m vitsweep explain O2 --sweep vit_nano-precision
 """
 
 
 def parser() -> Options:
     """Return the parser."""
     options = Options(VERBS["explain"], HELP)
-    options.add_argument("settings", nargs="*", metavar="A B [override ...]", help="see above")
+    options.add_argument("settings", nargs="*", metavar="A [B [override ...]]", help="see above")
     options.add_argument("--sweep", metavar="SWEEP", help="A and B are cells of it (the latest)")
     options.add_argument(
         "--blocks",
@@ -127,6 +136,9 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: what was typed is wrong, or nothing could be measured.
     """
+    asked = parser().parse_intermixed_args([word for word in arguments if word != "--"])
+    if len(asked.settings) == 1:
+        return _explain_one(asked)
     request, asked = explain_request(arguments)
     console = Console(stderr=True) if asked.json else open_console()
     found, stop_reason = explain(request, console)
@@ -141,21 +153,43 @@ def run(arguments: Sequence[str]) -> int:
     return codes.get(stop_reason, ExitCode.ok) if stop_reason else ExitCode.ok
 
 
+def _explain_one(asked: Namespace) -> int:
+    """Show how far the classes of one cell are from the bounds of their work."""
+    found = explain_cell(find_sweep(asked.sweep), *asked.settings)
+    assert isinstance(found.explanation, Bounds)
+    if asked.json:
+        print(json.dumps(found.explanation.json(), indent=1))
+        return ExitCode.ok
+    console = open_console()
+    console.print()
+    console.print(as_table(bound_text(found.explanation), "Where the time goes"))
+    lines = [f"\n{found.sentence}", *found.explanation.notes]
+    print_lines(console, [*lines, f"Report: {write_report(collect(found.store))}"])
+    return ExitCode.ok
+
+
 def _show(found: Explained, request: ExplainRequest, console: Console, asked: Namespace) -> None:
     """Write the views and the report; show the table and the sentences."""
     explanation = found.explanation
-    console.print()
-    table = cause_text(explanation)
-    hidden = WIDE_ONLY if console.width < WIDE else ()
-    console.print(as_table(table.drop(columns=list(hidden)), "Causes"))
+    assert isinstance(explanation, Explanation)
+    shown = {"Causes": cause_text(explanation)}
     if asked.operators > 0:
-        console.print(
-            as_table(operator_text(explanation, asked.operators), "Operators that differ most")
-        )
+        shown["Operators that differ most, A | B"] = operator_text(explanation, asked.operators)
     if asked.modules and len(explanation.modules):
-        console.print(
-            as_table(module_text(explanation), "Modules, forward and backward, in traced steps")
-        )
+        shown["Modules, forward and backward, in traced steps"] = module_text(explanation)
+    console.print()
+    if console.width < WIDE:
+        letters = dict(zip(explanation.names, "AB", strict=True))
+        if max(map(len, letters)) <= LONGEST_HEADING:
+            letters = {}
+        for name, letter in letters.items():
+            console.print(f"{letter}: {name}", highlight=False)
+        shown = {
+            title: table.drop(columns=[*WIDE_ONLY], errors="ignore").rename(columns=letters)
+            for title, table in shown.items()
+        }
+    for title, table in shown.items():
+        console.print(as_table(table, title))
     lines = [f"\n{found.sentence}", *explanation.notes]
     if asked.modules and not len(explanation.modules):
         lines.append("The stored traces hold no modules: another `--blocks` measures new ones.")

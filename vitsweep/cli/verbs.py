@@ -57,9 +57,10 @@ _ALL = (
     Verb("cancel", "[SWEEP]", "end the jobs of a sweep; what was measured is kept"),
     Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30] [--mixed-hardware]",
          "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
-    Verb("explain", "A B [override ...] [--sweep SWEEP] [--blocks 5] [--steps 3] [--minutes 30] "
+    Verb("explain", "A [B [override ...]] [--sweep SWEEP] [--blocks 5] [--steps 3] [--minutes 30] "
          "[--operators N] [--modules] [--json]",
-         "say why A is faster than B: causes that add up to the measured difference", names_a_sweep=False),
+         "say why A is faster than B, cause by cause; of A alone, how far each is from its bound",
+         names_a_sweep=False),
     Verb("judge", "BASE [HEAD] [override ...] [--step FILE:FUNCTION|--script FILE] "
          "[--examples FILE:FUNCTION] [--quality NAME] [--minutes 5] [--width 0.03] "
          "[--setup CMD] [--link PATH] [--path FOLDER] [--python-base PYTHON] "

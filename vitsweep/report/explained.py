@@ -6,9 +6,11 @@ from html import escape
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from vitsweep.charts import bounds as bounds_chart
 from vitsweep.charts import causes, style
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.results.store import Store, sweep_argument
+from vitsweep.tables.bounds import Bounds, bounds, traced_cells
 from vitsweep.tables.causes import Explanation, explain_cells, find_cell
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.sweep_tables import SweepTables
@@ -16,14 +18,14 @@ from vitsweep.tables.sweep_tables import SweepTables
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """Why one cell is faster than another, as table, figure and sentence.
+    """Why one cell is faster than another, or where its time goes, as table, figure and sentence.
 
     Attributes:
-        explanation: causes with intervals, see `tables.causes.Explanation`.
+        explanation: `tables.causes.Explanation` of two cells, `tables.bounds.Bounds` of one.
         store: where the runs are.
     """
 
-    explanation: Explanation
+    explanation: Explanation | Bounds
     store: Store
 
     @property
@@ -33,19 +35,41 @@ class Explained:
 
     @property
     def table(self) -> DataFrame:
-        """One row per cause: milliseconds per step with a 95 % interval."""
+        """One row per cause or class: milliseconds per step with a 95 % interval."""
         return self.explanation.causes
 
     @property
-    def figure(self) -> Figure:
-        """The picture of causes."""
-        return style.freeze_layout(causes.draw(causes.rows_of([self.explanation])))
+    def figure(self) -> Figure | None:
+        """The picture of causes; None for one cell on a device whose rates are unknown."""
+        if isinstance(self.explanation, Explanation):
+            return style.freeze_layout(causes.draw(causes.rows_of([self.explanation])))
+        rows = bounds_chart.rows_of([self.explanation])
+        return style.freeze_layout(bounds_chart.draw(rows)) if len(rows) else None
 
     def __str__(self) -> str:
         return self.sentence
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self.sentence)}</p>{style.to_svg(self.figure)}"
+        drawn = style.to_svg(self.figure) if self.figure else ""
+        return f"<p>{escape(self.sentence)}</p>{drawn}"
+
+
+def explain_cell(store: Store, a: str) -> Explained:
+    """Return how far each class of a cell's time is from the bound of its work, from stored traces.
+
+    Raises:
+        BadValueError: the text names no cell of the sweep, or several.
+        VitsweepError: the cell has no traced steps; the text says which command measures some.
+    """
+    tables = SweepTables.of(store)
+    cell_id = find_cell(tables.cells, a)
+    if cell_id not in traced_cells(tables):
+        raise VitsweepError(
+            f"`{a}` has no traced steps in `{store.name}`: `python -m vitsweep explain '{a}' B "
+            f"--sweep {sweep_argument(store)}`, with another cell B, measures some of both."
+        )
+    names = dict(zip(tables.cells["cell_id"], cell_names(tables.cells), strict=True))
+    return Explained(bounds(tables, cell_id, names[cell_id]), store)
 
 
 def explain_stored(store: Store, a: str, b: str, least_blocks: int = 1) -> Explained | None:

@@ -21,6 +21,7 @@ NAMES = (
     "speedup",
     "waterfall",
     "causes",
+    "bounds",
     "heat_map",
     "effects",
     "phases",

@@ -236,21 +236,22 @@ class Explanation:
             "difference_high_ms": ends[1],
             "speedup": self.speedup[0],
             "blocks": self.num_blocks,
-            "causes": _plain(self.causes[columns]),
-            "operators": _plain(self.operators),
-            "modules": _plain(self.modules),
+            "causes": plain_rows(self.causes[columns]),
+            "operators": plain_rows(self.operators),
+            "modules": plain_rows(self.modules),
             "notes": list(self.notes),
         }
 
 
-def _plain(table: DataFrame) -> list[dict[Any, Any]]:
+def plain_rows(table: DataFrame) -> list[dict[Any, Any]]:
+    """Return the rows of a table as plain values for JSON."""
     return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
 def signed(value: float) -> str:
     """Return milliseconds with their sign, `+1.23` or `-18.4`."""
-    places = 2 if abs(value) < 9.995 else 1 if abs(value) < 999.95 else 0
-    return f"{value:+,.{places}f}"
+    places = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return "0" if abs(value) < 0.005 else f"{value:+,.{places}f}"
 
 
 def _said(row: Mapping[Any, Any]) -> str:
@@ -282,7 +283,7 @@ def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
     changes = {
         kind: _array(a.ms.get(kind, 0.0) - b.ms.get(kind, 0.0) for a, b in pairs) for kind in kinds
     }
-    changes[TRACING] = _array(_added(b) - _added(a) for a, b in pairs)
+    changes[TRACING] = _array(added_by_tracing(b) - added_by_tracing(a) for a, b in pairs)
     changes[REST] = _array((a.step_ms - a.plain_ms) - (b.step_ms - b.plain_ms) for a, b in pairs)
     rows = [_row(cause, values, pairs) for cause, values in changes.items()]
     logs = _array(np.log(a.images_per_second / b.images_per_second) for a, b in pairs)
@@ -339,7 +340,7 @@ def _operators(pairs: Sequence[Pair]) -> DataFrame:
     return DataFrame(rows).sort_values("ms", key=abs, ascending=False, ignore_index=True)
 
 
-def _added(run: TracedRun) -> float:
+def added_by_tracing(run: TracedRun) -> float:
     """Return what tracing adds to a step."""
     return sum(run.ms.values()) - run.plain_ms
 
@@ -386,6 +387,12 @@ def _split(cause: str, pairs: Sequence[Pair]) -> tuple[float, float]:
     return float(by_work.mean()), float(by_rate.mean())
 
 
+def current_records(tables: SweepTables) -> list[RunRecord]:
+    """Return the runs of each cell's newest code."""
+    newest = set(tables.runs["run_id"]) if len(tables.runs) else set()
+    return [record for record in tables.records if record.run_id in newest]
+
+
 def explain_cells(
     tables: SweepTables, variant: str, baseline: str, names: tuple[str, str]
 ) -> Explanation:
@@ -394,9 +401,7 @@ def explain_cells(
     Raises:
         VitsweepError: no block has traced steps of both.
     """
-    newest = set(tables.runs["run_id"]) if len(tables.runs) else set()
-    records = [record for record in tables.records if record.run_id in newest]
-    pairs = traced_pairs(records, variant, baseline)
+    pairs = traced_pairs(current_records(tables), variant, baseline)
     found = explained(pairs, names)
     late = [_late_rank([pair[side] for pair in pairs], names[side]) for side in (0, 1)]
     return replace(found, notes=(*filter(None, late), *_notes(tables, variant, baseline, found)))
@@ -508,8 +513,8 @@ def operator_text(found: Explanation, rows: int) -> DataFrame:
         "class": values("class"),
         "shapes": values("shapes"),
         "ms a step": with_interval("ms", signed, signed),
-        "calls, A | B": lambda t: _both(t, "calls", lambda n: f"{n:,.0f}"),
-        "rate, A | B": lambda t: [
+        "calls": lambda t: _both(t, "calls", lambda n: f"{n:,.0f}"),
+        "rate": lambda t: [
             f"{pair} {unit}" if pair else ""
             for pair, unit in zip(_both(t, "rate", number), t["unit"], strict=True)
         ],

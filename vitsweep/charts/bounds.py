@@ -1,0 +1,76 @@
+"""Time of each class of a cell beside the bound of its FLOPs and bytes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from vitsweep.charts import style
+from vitsweep.charts.causes import MOST_PANELS
+from vitsweep.charts.chart import NOTHING, Chart
+from vitsweep.tables.bounds import Bounds, bounds, traced_cells
+from vitsweep.tables.causes import REST, TRACING
+from vitsweep.tables.formatting import missing, number
+from vitsweep.tables.names import cell_names
+from vitsweep.tables.sweep_tables import SweepTables
+
+BOUND, GAP = "#0072b2", "#e69f00"
+
+
+def table_of(tables: SweepTables) -> DataFrame:
+    """Return the classes of the traced cells with their bounds, where the device's rates are known."""
+    names = dict(zip(tables.cells["cell_id"], cell_names(tables.cells), strict=True))
+    traced = traced_cells(tables)[-MOST_PANELS:]
+    return rows_of([bounds(tables, cell_id, names[cell_id]) for cell_id in traced])
+
+
+def rows_of(found: Sequence[Bounds]) -> DataFrame:
+    """Return the classes of several cells in one table; empty where no bound is known."""
+    known = [one.causes.assign(cell=one.name, step_ms=one.step_ms) for one in found if one.rates]
+    return pd.concat(known, ignore_index=True) if known else NOTHING
+
+
+def draw(table: DataFrame) -> Figure:
+    """Draw the table of `rows_of`: one panel per cell, one bar per class, its bound in blue."""
+    panels = [rows for _, rows in table.groupby("cell", sort=False)]
+    heights = [style.height(len(rows)) for rows in panels]
+    figure = style.empty_figure(9.0, sum(heights))
+    every = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, rows in zip(every, panels, strict=True):
+        _panel(style.dress(axes), rows.reset_index(drop=True))
+    return figure
+
+
+def _panel(axes: Axes, rows: DataFrame) -> None:
+    for position, (_, row) in enumerate(rows.iterrows()):
+        ms, bound = row["ms"], row["bound_ms"]
+        is_bounded = not missing(bound)
+        axes.barh(position, ms, height=style.BAR, color=GAP if is_bounded else style.BASELINE)
+        text = f"{number(ms)} ms"
+        if is_bounded:
+            axes.barh(position, bound, height=0.5 * style.BAR, color=BOUND)
+            text += f", at least {number(bound)}"
+        style.whiskers(axes, position, ms, row["low"], row["high"])
+        right = max(v for v in (0.0, ms, row["high"], bound) if not missing(v))
+        style.value(axes, position, right, text)
+    axes.axvline(0, color=style.INK, linewidth=1)
+    axes.set_yticks(range(len(rows)), [str(cause) for cause in rows["cause"]])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    ends = rows[["ms", "low", "high", "bound_ms"]].to_numpy(float)
+    axes.set_xlim(1.05 * min(0.0, np.nanmin(ends)), 1.35 * np.nanmax(ends))  # room for the values
+    axes.grid(axis="y", visible=False)
+    style.title(axes, f"{rows['cell'].iloc[0]}: {number(rows['step_ms'].iloc[0])} ms a step")
+    axes.set_xlabel("Milliseconds a step (blue: at least, by FLOPs or bytes and the device's rate)")
+
+
+CHART = Chart(
+    "Time of each class beside the bound of its work",
+    table_of,
+    draw,
+    "Milliseconds a step by class, with 95 % intervals over blocks. Blue: the shortest time in which this "
+    "device can do the counted FLOPs or read the bytes. Grey: no work is counted; "
+    f"`{TRACING}` takes back what the profiler adds, `{REST}` is the remainder of the untraced step.",
+)
