@@ -19,7 +19,7 @@ from vitsweep.model.user_module import example_of
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.measurement import Batch
-from vitsweep.spec.model_spec import TransformerSpec
+from vitsweep.spec.model_spec import TransformerSpec, least_alike
 from vitsweep.spec.model_variant import Averaging
 from vitsweep.techniques.attention.sdpa import HALF_ONLY
 from vitsweep.techniques.optimizer.muon import Muon
@@ -60,8 +60,12 @@ NOISE_TIMES = 2.0
 """So many times the effect of `RoundingNoise` on a tensor's gradient rounding may have."""
 HALF_TIMES = 6.0
 """The same between half precision and float32, where rounding errors of a sum need not be independent."""
+FEW_TENSORS = 8
+"""Lengths of so many gradients may be twice as far off as those of very many."""
 MOST_ROUNDING = 0.4
 """Relative error of a gradient under float8 (three bits): half or twice of it is 0.5 and 1 away."""
+LEAST_LOSS = 1e-5
+"""Relative difference of losses that float32 may leave; 4 u where that is more."""
 TINY = 1e-6
 """Share of a typical norm below which no gradient is looked at: true zeros, as of the key's bias."""
 
@@ -73,15 +77,17 @@ class WrongResultError(VitsweepError):
 def twin_of(cell: CellSpec) -> CellSpec:
     """Return the cell with a nano model and a few images per replica, everything else kept.
 
+    Images, widths and classes have the remainders of the cell's, so that what is padded there is padded here.
     FP8 products need a number of rows divisible by 16: 16 computed images are, whatever the tokens.
     """
     stages = cell.mesh.pipeline * cell.pipeline_parallel.stages_per_rank
-    model = cell.model.twin(
-        depth=max(3, stages + 1), num_classes=max(16, cell.mesh.data_parallel_size)
-    )
+    ranks = lcm(cell.mesh.gradient_shares, cell.mesh.tensor)
+    classes = least_alike(cell.model.num_classes, max(16, cell.mesh.data_parallel_size), ranks)
+    model = cell.model.twin(depth=max(3, stages + 1), num_classes=classes, unit=ranks)
     parts = cell.pipeline_parallel.microbatches
     least = max(cell.vit_block.least_images, cell.tokens.least_images)
-    images = max(-(-4 // parts), least)  # of one forward pass
+    # Of one forward pass.
+    images = least_alike(cell.images_per_forward, max(-(-4 // parts), least), 4)
     if cell.precision.float8:
         images = next(n for n in count(max(16, least)) if cell.vit_block.kept(n) % 16 == 0)
     batch = Batch(
@@ -198,6 +204,7 @@ class _Leg:
         }
         self._updates = self._definitions()
         self._noise: dict[str, float] | None = None
+        self._longer: dict[str, list[float]] = {}
 
     def _definitions(self) -> list[Update]:
         """The optimizer's equations; where these are unknown or rounded, its plain implementation."""
@@ -272,6 +279,7 @@ class _Leg:
                 self._weights_apart("weight that the model reads", seen, held),
             ]
             self._agree(faults, f"in step {step + 1}")
+        self._agree([self._lengths_apart()], f"over {STEPS} steps")
         return worst
 
     def _agree(self, faults: list[str], when: str) -> None:
@@ -344,7 +352,12 @@ class _Leg:
         return found or PlainStep(loss[0], gradients, {})
 
     def _loss_apart(self, found: float, wanted: float) -> str:
-        allowed = EXACT if self._is_exact else _tolerance(self._twin)
+        if self._is_exact:
+            allowed = EXACT
+        elif self._twin.precision.float8:
+            allowed = self._twin.precision.relative_tolerance()
+        else:
+            allowed = max(LEAST_LOSS, 4 * self._roundoff)
         apart = abs(found - wanted) / abs(wanted)
         if apart <= allowed:  # a NaN is not
             return ""
@@ -369,7 +382,23 @@ class _Leg:
                 n: (NOISE_TIMES * self._noise[n] + TINY) * typical + own * norm
                 for n, norm in norms.items()
             }
+            for name, share in _longer(found, wanted, norms).items():
+                self._longer.setdefault(name, []).append(share)
         return _furthest("gradient", found, wanted, bounds, norms)
+
+    def _lengths_apart(self) -> str:
+        """Compare lengths of gradients over all steps: signs of rounding errors differ from step to step."""
+        means = [sum(shares) / len(shares) for shares in self._longer.values()]
+        if not means:
+            return ""
+        apart = (sum(mean * mean for mean in means) / len(means)) ** 0.5
+        allowed = max(LEAST_LOSS, self._own_rounding / 2) * (1 + FEW_TENSORS / len(means))
+        if apart <= allowed:
+            return ""
+        return (
+            f"gradients are longer or shorter than plain training's by {apart:.3g} (root mean square over "
+            f"tensors), where rounding explains {allowed:.3g} at most,"
+        )
 
     def _update_apart(self, before: Named, held: Named, gradients: Named, plain: Named) -> str:
         """Compare the update with what the optimizer's definition makes of the same gradients."""
@@ -460,6 +489,17 @@ def _minus(these: Named, those: Named) -> Named:
     }
 
 
+def _longer(found: Named, wanted: Named, norms: dict[str, float]) -> dict[str, float]:
+    """By what share each gradient that does not nearly vanish is longer in its own direction."""
+    least = LEAST * _typical(norms)
+    large = {n: wanted[n] for n, norm in norms.items() if norm > least and n in found}
+    apart = _minus(found, large)
+    if not large:
+        return {}
+    shares = [(apart[n] * _wide(g)).sum().real / norms[n] ** 2 for n, g in large.items()]
+    return dict(zip(large, torch.stack(shares).tolist(), strict=True))
+
+
 def _furthest(
     what: str, found: Named, wanted: Named, bounds: dict[str, float], norms: dict[str, float]
 ) -> str:
@@ -474,12 +514,6 @@ def _furthest(
         f"{what} of `{name}` differs from plain training's by {outside[name] / size:.3g} of its norm (L2), "
         f"where rounding explains {bounds[name] / size:.3g} at most,"
     )
-
-
-def _tolerance(twin: CellSpec) -> float:
-    """How far a loss may lie from plain training's."""
-    parts = (twin.precision, twin.sharding, twin.optimizer)
-    return max(part.relative_tolerance() for part in parts)
 
 
 def _step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch], step: int) -> torch.Tensor:

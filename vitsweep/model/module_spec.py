@@ -130,7 +130,7 @@ class ModuleSpec(ModelSpec):
         """One image."""
         return (self.in_channels, resolution_px, resolution_px)
 
-    def twin(self, depth: int, num_classes: int) -> "ModuleSpec":
+    def twin(self, depth: int, num_classes: int, unit: int = 1) -> "ModuleSpec":
         """Return the module with `twin_arguments`; without them it is proved in its own size."""
         return replace(self, arguments=self.arguments | self.twin_arguments)
 

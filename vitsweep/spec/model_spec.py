@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from math import gcd, lcm
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt
@@ -47,8 +48,11 @@ class ModelSpec(ABC):
         """Shape of one input without the batch: (C, H, W), or (C, frames, H, W)."""
 
     @abstractmethod
-    def twin(self, depth: int, num_classes: int) -> Self:
-        """Return this kind of model in a few kilobytes, with `depth` blocks (see `equivalence`)."""
+    def twin(self, depth: int, num_classes: int, unit: int = 1) -> Self:
+        """Return this kind of model in a few kilobytes, with `depth` blocks (see `equivalence`).
+
+        Widths keep their remainders modulo `unit`, so that shards are padded where the model's are.
+        """
 
     @property
     @abstractmethod
@@ -122,6 +126,11 @@ def refused_with_own_loss(cell: "CellSpec", knob: str) -> Iterator[str]:
 TWIN_WIDTH_PER_HEAD = 16
 
 
+def least_alike(number: int, least: int, unit: int) -> int:
+    """Return the smallest number from `least` on that has the same remainder modulo `unit`."""
+    return least + (number - least) % unit
+
+
 @dataclass(frozen=True, kw_only=True)
 class TransformerSpec(ModelSpec):
     """The shape of a transformer: pre-norm blocks over patches.
@@ -168,13 +177,15 @@ class TransformerSpec(ModelSpec):
         """Number of axes along which tokens lie."""
         return 1
 
-    def twin(self, depth: int, num_classes: int) -> Self:
-        """Keep heads and patches."""
+    def twin(self, depth: int, num_classes: int, unit: int = 1) -> Self:
+        """Keep heads and patches, and the widths modulo `unit` and 16, which kernels ask for."""
+        heads, least = self.num_heads, TWIN_WIDTH_PER_HEAD
+        head_width = least_alike(self.width // heads, least, lcm(16, unit // gcd(unit, heads)))
         return replace(
             self,
             depth=max(2, depth),
-            width=TWIN_WIDTH_PER_HEAD * self.num_heads,
-            mlp_width=2 * TWIN_WIDTH_PER_HEAD * self.num_heads,
+            width=heads * min(head_width, self.width // heads),
+            mlp_width=least_alike(self.mlp_width, 2 * least * heads, lcm(16, unit)),
             num_classes=num_classes,
             # As it starts, LayerScale would hide what branches compute.
             layer_scale=1.0 if self.layer_scale else None,

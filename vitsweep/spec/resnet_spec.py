@@ -105,7 +105,7 @@ class ResNetSpec(ModelSpec):
         halvings = len(self.stage_blocks) - 1 + (2 if self.stem == "imagenet" else 0)
         return -(-resolution_px // 2**halvings)
 
-    def twin(self, depth: int, num_classes: int) -> Self:
+    def twin(self, depth: int, num_classes: int, unit: int = 1) -> Self:
         """Keep the stem, one bottleneck with and one without a shortcut convolution, one stride."""
         return replace(self, stage_blocks=(2, 1), width=8, num_classes=num_classes)
 

@@ -28,7 +28,7 @@ from vitsweep.tables.valid_runs import newest_code
 
 SAME = {1: "same_first_loss", 2: "same_losses", 3: "same_losses"}
 """Step -> column that is equal for two cells whose losses in that step are alike."""
-FIRST_SHARE = 0.2
+FIRST_SHARE = 0.08
 """Share of the tolerance of later losses that the first has: no update has multiplied its rounding."""
 COLUMNS = ("loss_tolerance", *dict.fromkeys(SAME.values()), *(f"loss_step_{step}" for step in SAME))
 
@@ -38,7 +38,8 @@ def with_wrong_losses(runs: DataFrame, baselines: Mapping[str, str | None]) -> D
 
     Both begin from the same weights and see the same images. The loss before any update is compared
     where model, images and random draws agree; those after one and two updates where the definition of
-    the optimizer does as well. A loss may differ by the tolerances of both cells; the first by a fifth.
+    the optimizer does as well. A loss may differ by the tolerances of both cells; the first by
+    `FIRST_SHARE` of that.
 
     Args:
         runs: one row per run.

@@ -1,0 +1,188 @@
+"""Breakage -> what is typed for it beside `--config-dir tests/broken/conf`, and where it acts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+CONF = Path(__file__).with_name("conf")
+PRECISIONS = ("fp32", "bf16", "O1", "O2", "O3")
+HALF = PRECISIONS[1:]
+F16 = "precision.half_dtype=float16"
+ONE = ("resources.ranks_per_node=1", "sharding=none", "batch.images_per_step=8")
+TWO = ("resources.ranks_per_node=2", "batch.images_per_step=16")
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """One fault.
+
+    Attributes:
+        words: what is typed beside a small cell.
+        acts: precisions in which it changes what is computed.
+    """
+
+    words: tuple[str, ...]
+    acts: tuple[str, ...] = PRECISIONS
+
+    @property
+    def ranks(self) -> int:
+        return 2 if TWO[0] in self.words else 1
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Those whose cells have the settings."""
+        return PRECISIONS[2:] if F16 in self.words else PRECISIONS
+
+
+def _of(group: str, choice: str, faults: str, *words: str) -> dict[str, Breakage]:
+    return {
+        fault: Breakage((f"{group}={choice}", f"{group}.fault={fault}", *words))
+        for fault in faults.split()
+    }
+
+
+def _half(faults: str, *words: str, acts: tuple[str, ...] = HALF) -> dict[str, Breakage]:
+    return {
+        fault: Breakage(("memory=broken", f"memory.fault={fault}", *words), acts)
+        for fault in faults.split()
+    }
+
+
+IN_ANY_PRECISION = {
+    **_of(
+        "memory",
+        "broken",
+        "gradients_doubled gradients_halved gradients_x_1_05 one_bias_gradient_x_1_02 "
+        "one_gradient_negated one_bias_without_gradient class_token_without_gradient scale_missing "
+        "scores_x_1_03 causal_mask heads_swapped attends_to_padding "
+        "keys_of_the_batch_before weights_x_1_01 branch_without_gradient third_block_x_0_9 "
+        "half_of_the_images_without_norm tokens_shifted norms_eps_1e_5 gelu_by_tanh "
+        "last_position_of_the_token_before gradients_lost_from_the_second_step "
+        "images_of_the_third_step_ever_after",
+        *ONE,
+    ),
+    **_of(
+        "memory",
+        "broken",
+        "forgets_above_32_tokens",
+        *ONE,
+        "data=synthetic",
+        "batch.resolution_px=48",
+    ),
+    **_of("memory", "broken", "last_micro_batch_alone", *ONE, "batch.accumulation_steps=2"),
+    **_of(
+        "memory",
+        "broken",
+        "nothing_clipped each_tensor_clipped_by_itself",
+        *ONE,
+        "optimizer.clip_norm=0.5",
+    ),
+    **_of(
+        "memory",
+        "broken",
+        "clipped_by_the_norm_of_one_rank",
+        *TWO,
+        "sharding=zero1",
+        "optimizer.clip_norm=0.5",
+    ),
+    "another_eps_in_the_repetition": Breakage(("memory=broken_recompute", *ONE)),
+    **_of(
+        "optimizer",
+        "broken",
+        "never_updates half_of_the_tensors_skipped learning_rate_doubled beta1_of_0_8 beta2_of_0_9 "
+        "beta2_of_0_99 eps_of_1e_4 no_weight_decay decay_of_everything largest_mean_square_kept "
+        "no_bias_correction signs_alone steps_counted_twice decay_through_the_gradient "
+        "biases_learn_half_as_fast first_weight_grows state_is_lost mean_square_is_lost "
+        "momentum_lost_after_the_tenth_step zeros_are_skipped",
+        *ONE,
+    ),
+    "dead_8_bit_optimizer": Breakage(
+        ("optimizer=broken_compact", "optimizer.fault=never_updates", *ONE)
+    ),
+    "dead_4_bit_optimizer": Breakage(
+        ("optimizer=broken_compact", "optimizer.state=int4", "optimizer.fault=never_updates", *ONE)
+    ),
+    "4_bit_state_that_is_lost": Breakage(
+        ("optimizer=broken_compact", "optimizer.state=int4", "optimizer.fault=state_is_lost", *ONE)
+    ),
+    **_of(
+        "sharding",
+        "broken_ddp",
+        "no_exchange rank_1_begins_elsewhere summed_for_averaged last_gradient_before_it_arrived "
+        "rank_1_keeps_its_own rank_1_without_update",
+        *TWO,
+    ),
+    **_of(
+        "sharding",
+        "broken_zero1",
+        "last_piece_of_a_rank_not_updated parameters_gathered_every_other_time",
+        *TWO,
+    ),
+    "padding_is_attended_to_by_lss": Breakage(
+        (
+            "sequence_parallel=broken_lss",
+            *TWO,
+            "classifier=pooled",
+            "batch.resolution_px=20",
+            "data=synthetic",
+        )
+    ),
+}
+"""Acts in every number format, and is found by the comparison in float64."""
+
+IN_HALF_ALONE = {
+    **_half(
+        "half_scores_x_1_03 half_causal half_last_key_missed half_weights_x_1_01 "
+        "half_third_block_x_0_9 half_logits_in_three_bits half_branch_without_gradient half_clamped "
+        "half_gelu_by_tanh half_gradients_x_1_05 half_gradients_below_1e_3_flushed half_bias_gradients_x_0_9",
+        *ONE,
+    ),
+    **_half(
+        "masters_in_half masters_truncated masters_published_a_step_late masters_never_published "
+        "masters_gradients_of_the_first_step masters_gradients_in_three_bits masters_one_gradient_lost",
+        *ONE,
+        acts=("O2",),
+    ),
+    **_half("masters_published_on_rank_0", *TWO, "sharding=ddp", acts=("O2",)),
+    **_half(
+        "unscaling_lost unscaled_by_half_the_scale unscaled_in_half",
+        *ONE,
+        F16,
+        acts=("O1", "O2"),
+    ),
+    **_half("clipped_before_unscaling", *ONE, F16, "optimizer.clip_norm=100", acts=("O1", "O2")),
+    **_half("overflow_on_one_rank_alone", *TWO, F16, acts=("O1", "O2")),
+    "exchanged_in_three_bits": Breakage(
+        ("sharding=broken_ddp", "sharding.fault=exchanged_in_three_bits_if_half", *TWO), HALF
+    ),
+    "reduced_in_bfloat16": Breakage(
+        ("sharding=broken_ddp", "sharding.fault=reduced_in_bfloat16_if_half", *TWO), ("bf16", "O1")
+    ),
+}
+"""Acts where a number format is below float32."""
+
+BREAKAGES = IN_ANY_PRECISION | IN_HALF_ALONE
+
+TIMED = {
+    "images_above_the_eighth_are_dropped": Breakage(
+        (
+            "memory=broken",
+            "memory.fault=images_above_the_eighth_are_dropped",
+            *ONE[:2],
+            "batch.images_per_step=16",
+            "model.depth=4",
+            "model.width=128",
+            "model.mlp_width=512",
+        )
+    )
+}
+"""Acts on more images than a twin has."""
+
+HIDDEN: dict[str, tuple[str, ...]] = {
+    # Relative errors of a logit of 2^-4 and of GELU of 3e-4 move gradients less than bfloat16 does.
+    "half_logits_in_three_bits": HALF,
+    "half_gelu_by_tanh": HALF,
+    # One more rounding of gradients whose terms were rounded in the same format.
+    "reduced_in_bfloat16": HALF,
+    "unscaled_in_half": HALF,
+}
+"""Breakage -> precisions in which rounding does as much."""
