@@ -85,8 +85,7 @@ class Proposal(Trial):
         repeated = None
         if len(logs) >= LEAST_BLOCKS and self._is_shown(logs):
             self.say("Faster; measured again in fresh processes before it counts.")
-            for side in (self.base, self.head):
-                side.start()
+            self._start_anew()
             # A process's layout may make a side faster for as long as it lives
             self.is_repeated, known = True, len(logs)
             logs += self._blocks(bounds, 1.0, known + LEAST_BLOCKS, logs)

@@ -92,6 +92,7 @@ class Trial:
     def verdict(self) -> Verdict:
         """Measure, and answer."""
         begin = time.monotonic()
+        self._start_anew()
         try:
             return self._judged()
         except RunFailedError as error:
@@ -122,9 +123,13 @@ class Trial:
             return self._concluded(speed, None)
         cap = max(LEAST_BLOCKS, 2 * len(first))
         self.say(f"{_percent(speed)}: measured again in fresh processes, {cap} blocks at most.")
+        self._start_anew()
+        return self._concluded(speed, compared(list(self._blocks(bounds, 1.0, cap))))
+
+    def _start_anew(self) -> None:
+        """Start the processes of both sides, which import torch at the same time."""
         for side in (self.base, self.head):
             side.start()
-        return self._concluded(speed, compared(list(self._blocks(bounds, 1.0, cap))))
 
     def _concluded(self, speed: Comparison, repeated: Comparison | None) -> Verdict:
         last = repeated or speed
