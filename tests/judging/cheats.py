@@ -202,6 +202,88 @@ def killed(cell):
     os._exit(9)
 
 
+def honest_at_first(cell):
+    model, optimizer = parts(cell)
+    count = [0]
+
+    def step(batch):
+        count[0] += 1
+        if count[0] > 8 and count[0] % 2:
+            return cross_entropy(model(batch[0]), batch[1]).detach()
+        loss = cross_entropy(model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def frozen_layer(cell):
+    model, _ = parts(cell)
+    model.first.requires_grad_(False)
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-3)
+
+    def step(batch):
+        loss = cross_entropy(model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def half_of_the_weights(cell):
+    model, _ = parts(cell)
+    model.bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(batch):
+        loss = cross_entropy(model(batch[0].bfloat16()).float(), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step.weights = lambda: {n: t.float() for n, t in model.state_dict().items()}
+    return step
+
+
+def only_large_gradients(cell):
+    model, optimizer = parts(cell)
+
+    def step(batch):
+        loss = cross_entropy(model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        for p in model.parameters():
+            p.grad[p.grad.abs() < 1e-3] = 0
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def last_update_left_out(cell):
+    model, optimizer = parts(cell)
+
+    def step(batch):
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    return step
+
+
+def weights_of_a_copy(cell):
+    step, other = built(cell), parts(cell)[0]
+    step.weights = lambda: dict(other.state_dict())
+    return step
+
+
 def clamped_norm_only(cell):
     return built(cell, lambda model, x, y: cross_entropy(model(x), y) * 1.0001)
 """
@@ -224,6 +306,13 @@ FOUND = {
     "no_model": "without a model",
     "killed": "ended early",
     "clamped_norm_only": "the loss of timed step 1",
+    # By somebody who had read the documentation alone
+    "honest_at_first": "the loss of timed step",
+    "frozen_layer": "the loss of timed step 1",
+    "half_of_the_weights": "the loss of timed step 1",
+    "only_large_gradients": "the loss of timed step",
+    "last_update_left_out": "weights differ",
+    "weights_of_a_copy": "weights differ",
 }
 """Name -> answer and reason."""
 EQUAL = ("honest", "another_order_of_sums")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from tests.judging import cheats
 from tests.judging.project import MODEL, TRAIN, write
-from vitsweep.judging.evidence import Bounds, Training, WrongEvidenceError
+from vitsweep.judging.evidence import Bounds, Training, WrongEvidenceError, own_modules
 from vitsweep.judging.sides import RunFailedError, Side
 from vitsweep.judging.trees import Tree
 from vitsweep.judging.trial import Seeds, Trial
@@ -132,13 +133,40 @@ def test_a_time_that_the_counted_work_does_not_allow_is_wrong(
     sides: tuple[Side, Side], examples: Path, tmp_path: Path
 ) -> None:
     held = trial(sides, examples, "honest", tmp_path)
-    held.found["flops_per_step"] = {"head": 1e12}
-    held.step_seconds["head"].append(0.1)
+    held.found["flops_per_step"] = {"base": 1e12, "head": 1e12}
+    held.step_seconds = {"base": [1.0, 0.4], "head": [0.1]}
     held.flops_per_second = 20e12
     held._require_possible()
     held.flops_per_second = 1e12
     with pytest.raises(WrongEvidenceError, match="more than this device can do"):
         held._require_possible()
+    held.step_seconds["base"].append(0.15)  # the rate was measured while the machine was busy
+    held._require_possible()
+
+
+def test_a_head_that_edits_the_base_or_takes_more_threads_is_wrong(
+    sides: tuple[Side, Side], examples: Path, tmp_path: Path
+) -> None:
+    held = trial(sides, examples, "honest", tmp_path)
+    probe = {side.tree.side: held._run(side, "probe", Seeds(), count=True) for side in sides}
+    both = {"base": sides[1], "head": sides[0]}
+    held.found["files"] = {
+        side.tree.side: own_modules(
+            side, both[side.tree.side], probe[side.tree.side].evidence["modules"]
+        )
+        for side in sides
+    }
+    held._require_same_setup(probe)
+    file = sides[0].tree.root / "net" / "model.py"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text + "import time\ntime.sleep(0.01)\n", encoding="utf-8")
+    edited = probe | {"base": held._run(sides[0], "block", Seeds())}
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(WrongEvidenceError, match=r"`net/model.py` of the base was changed"):
+        held._require_same_setup(edited)
+    more = replace(probe["head"], evidence=probe["head"].evidence | {"threads": 4})
+    with pytest.raises(WrongEvidenceError, match="with 4 threads and the base with 1"):
+        held._require_same_setup(probe | {"head": more})
 
 
 def test_losses_that_are_not_finite_are_never_equal() -> None:

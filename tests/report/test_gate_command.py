@@ -1,25 +1,16 @@
-"""`vitsweep gate` as it is typed, and the workflow that types it."""
+"""`vitsweep gate` as it is typed."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.builders import run
-from tests.cells import GPU_NODE
-from vitsweep.cli.gate import parser
 from vitsweep.cli.main import run as front_door
-from vitsweep.composition.grid import expand
-from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.spec.resources import Machine
 
-WORKFLOW = Path(__file__).parents[2] / "benchmarks" / "speed_gate.yaml"
-HOSTED = Machine(device="cpu", cores_per_node=4, devices_per_node=0, described_by="a hosted runner")
 SPEEDS = {"plain": (100, 101, 99, 100), "fast": (150, 151, 149, 150)}
 
 
@@ -141,48 +132,3 @@ def test_what_cannot_be_compared_ends_with_2(
     Path("notes.parquet").write_text("mostly text")
     assert gate(*arguments) == 2
     assert said in capsys.readouterr().err
-
-
-def steps() -> list[tuple[str, str]]:
-    """Job and command line of every line of shell in the workflow that calls vitsweep."""
-    workflow = yaml.safe_load(WORKFLOW.read_text())
-    cells = workflow["env"]["CELLS"]
-    return [
-        (name, line.replace("$CELLS", cells))
-        for name, job in workflow["jobs"].items()
-        for step in job["steps"]
-        for line in step.get("run", "").splitlines()
-        if re.match(r"(\.venv/bin/)?vitsweep ", line)
-    ]
-
-
-def test_the_workflow_is_one_that_github_would_read() -> None:
-    workflow = yaml.safe_load(WORKFLOW.read_text())
-    on = workflow[True]  # YAML 1.1 reads the key `on` so
-    assert set(on) == {"pull_request", "schedule", "workflow_dispatch"}
-    assert set(workflow["jobs"]) == {"pull_request", "nightly"}
-    for job in workflow["jobs"].values():
-        assert job["runs-on"]
-        assert all(("uses" in step) != ("run" in step) for step in job["steps"])
-        # `vitsweep gate | tee` would hide its exit code without pipefail
-        assert job["defaults"]["run"]["shell"] == "bash"
-
-
-def test_the_commands_of_the_workflow_parse_and_their_cells_can_run() -> None:
-    commands = steps()
-    assert len(commands) == 5
-    measured_into: dict[str, list[str]] = {}
-    for job, line in commands:
-        words = shlex.split(line.partition("|")[0])[1:]
-        if words[0] == "gate":
-            options = parser().parse_args(words[1:])
-            assert options.sweep in measured_into[job]
-            assert options.against in measured_into[job] or options.against.endswith(".parquet")
-            continue
-        assert words[0] == "-m"
-        machine = GPU_NODE if job == "nightly" else HOSTED
-        for asked in expand(words[1:]):
-            cell = plan_cell(asked, machine)
-            assert cell.reasons == (), (line, cell.reasons)
-            assert cell.spec.measurement.blocks >= 3, "an interval needs them"
-            measured_into.setdefault(job, []).append(asked.tree["sweep"]["name"])
