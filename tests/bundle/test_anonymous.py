@@ -64,7 +64,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def test_no_name_host_or_path_is_left_and_the_check_passes(store: Store, tmp_path: Path) -> None:
-    write_bundle(store, tmp_path / "b.tar.gz", drawn_by=HERE, anonymous=True, hide=[INSTITUTE])
+    made = write_bundle(
+        store, tmp_path / "b.tar.gz", drawn_by=HERE, anonymous=True, hide=[INSTITUTE]
+    )
+    assert re.match(r"hidden: \d+ hosts, \d+ users?, 1 name, \d+ paths \(", made.notes[0])
+    assert INSTITUTE.lower() in made.notes[0]
     root = extract(tmp_path / "b.tar.gz", tmp_path / "place")
     with gzip.open(tmp_path / "b.tar.gz") as packed:
         everything = [packed.read().decode("latin-1")]

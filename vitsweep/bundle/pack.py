@@ -5,6 +5,7 @@ import json
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,6 +80,14 @@ class Anonymizer:
         if both := sorted({w.lower() for w in words} & known):
             raise BadValueError(f"`--hide {both[0]}` is a setting, or the value of one: it stays.")
         self._known = known
+
+    @property
+    def summary(self) -> str:
+        """What was rewritten, for the one who did not want to show it."""
+        kinds = Counter(new.partition("-")[0] for new in self._words.values())
+        found = [count(number, kind) for kind, number in kinds.items()]
+        found.append(count(len(self._paths), "path"))
+        return f"hidden: {', '.join(found)} ({', '.join(self._words)})"
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -229,6 +238,7 @@ def write_bundle(
                 (staged.root / left).unlink()
         if hidden:
             hidden.require_none(staged.root, files_of(staged.root))
+            notes.append(hidden.summary)
             notes += [
                 f"`{word}` is also a setting, and stays outside of paths" for word in hidden.kept
             ]
