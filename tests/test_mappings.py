@@ -141,9 +141,10 @@ def test_a_technique_that_changes_an_input_is_found(monkeypatch: pytest.MonkeyPa
     ("overrides", "words"),
     [
         (("model.twin_batch=null",), "set `model.twin_batch=package.module.function`, a function of"),
+        (("data.native_resolution_px=16",), "`data.native_resolution_px` is the side of an image"),
         (("model.twin_batch=tests.user_data.nosuch",), "raised AttributeError with (num_images=2"),
         (("model.twin_batch=tests.user_data.stream",), "raised TypeError with (num_images=2"),
-        (("model.twin_batch=tests.user_data.half_a_batch",), "half_a_batch` mappings of `image`: let"),
+        (("model.twin_batch=tests.user_data.half_a_batch",), "half_a_batch` gives mappings of `image`"),
         (("data.label=class",), "`data.label=class` is none of the entries"),
         (("data.label=null", "model.loss=null"), "the cross entropy needs labels"),
         (("data.label=null", *TRAIN), "the accuracy of `task=train` needs labels"),
@@ -163,6 +164,8 @@ def test_what_does_not_fit_is_said_before_anything_runs(
     reasons = entry(*MASKED, OWN_LOSS, *overrides).reasons
     assert any(words in reason for reason in reasons), reasons
     assert all(reason.endswith(".") for reason in reasons)
+    if "is the side of an image" in words or "set `model.twin_batch=" in words:
+        assert not any("Masked` raised" in reason for reason in reasons), "which is not at fault"
 
 
 @pytest.mark.parametrize("loss", [OWN_LOSS, "model.loss=null"])

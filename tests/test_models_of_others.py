@@ -51,9 +51,29 @@ OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "pvt": {"hidden_sizes": "[8,8,16,16]", "depths": "[2,1,1,1]", "num_attention_heads": "[1,1,2,2]",
             "image_size": 32, "hidden_dropout_prob": 0, "drop_path_rate": 0},
 }  # fmt: skip
+VIT = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+WINDOWS = {
+    "window_size": 4,
+    "embed_dim": 16,
+    "depths": "[2,2]",
+    "num_heads": "[2,2]",
+    "drop_path_rate": 0,
+}
+CONVOLUTIONS = {"depths": "[1,1,2,1]", "dims": "[16,16,16,16]"}
+OF_TIMM: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": VIT, "deit_tiny_distilled_patch16_224": VIT,
+    "vit_small_patch14_reg4_dinov2": VIT, "vit_small_patch16_dinov3": VIT, "eva02_tiny_patch14_224": VIT,
+    "vit_base_patch16_rope_224": VIT, "beit_base_patch16_224": VIT, "cait_xxs24_224": VIT,
+    "vit_relpos_small_patch16_224": VIT | {"drop_path_rate": 0}, "vit_small_patch16_18x2_224": VIT,
+    "xcit_nano_12_p16_224": VIT, "swin_tiny_patch4_window7_224": WINDOWS,
+    "swinv2_tiny_window8_256": WINDOWS, "hiera_tiny_224": {"embed_dim": 16, "stages": "[1,1,2,1]"},
+    "twins_svt_small": {"depths": "[1,1,2,1]", "embed_dims": "[16,16,32,32]", "num_heads": "[1,1,2,2]"},
+    "convnext_atto": CONVOLUTIONS, "convnextv2_atto": CONVOLUTIONS, "edgenext_xx_small": CONVOLUTIONS,
+    "mobilenetv3_small_050": {}, "ghostnet_050": {"drop_rate": 0}, "pit_ti_224": {},
+}  # fmt: skip
 OF_OTHERS = ("build", "frozen", "with_batch_norm", "with_written_buffer", "with_ties", "with_dropout",
              "with_ties_in_one_unit", "with_unused_parameters", "without_blocks", "with_complex_buffer",
-             "with_custom_autograd", "Named")  # fmt: skip
+             "with_custom_autograd", "with_infinities_and_maxima", "Named")  # fmt: skip
 KNOBS = {
     "sharding": ("ddp", "zero1", "zero2", "fsdp"),
     "memory": ("keep_all", "recompute_blocks", "recompute_selected"),
@@ -69,9 +89,9 @@ def described(model: str) -> tuple[str, ...]:
     if model in OF_OTHERS:
         output = ("model.output=logits",) if model == "Named" else ()
         return ("model=module", f"model.target=tests.user_modules.{model}", *output)
-    named = OF_TRANSFORMERS[model].items()
-    arguments = (f"++model.arguments.{key}={value}" for key, value in named)
-    return ("model=transformers", f"model.name={model}", "data=synthetic", "data.num_classes=10",
+    library, known = ("timm", OF_TIMM) if model in OF_TIMM else ("transformers", OF_TRANSFORMERS)
+    arguments = (f"++model.arguments.{key}={value}" for key, value in known[model].items())
+    return (f"model={library}", f"model.name={model}", "data=synthetic", "data.num_classes=10",
             "data.num_distinct=16", "batch.resolution_px=32", *arguments)  # fmt: skip
 
 
@@ -137,7 +157,7 @@ def checked(world: World, cell: CellSpec) -> tuple[float, dict[str, float]]:
         "with_batch_norm",  # the gradient of a bias before it is zero but for rounding
         *(
             pytest.param(model, marks=pytest.mark.full)
-            for model in (*OF_TRANSFORMERS, *OF_OTHERS)
+            for model in (*OF_TRANSFORMERS, *OF_TIMM, *OF_OTHERS)
             if model != "with_batch_norm"
         ),
     ],
@@ -146,7 +166,7 @@ def test_a_model_of_others_is_computed_as_plain_pytorch_does_or_refused(
     model: str, tmp_path: Path
 ) -> None:
     if model not in OF_OTHERS:
-        pytest.importorskip("transformers")
+        pytest.importorskip("timm" if model in OF_TIMM else "transformers")
     for choice in drawn(model):
         planned = entry(*described(model), *FLOAT64, *choice)
         if planned.reasons:
@@ -188,6 +208,12 @@ def test_parameters_without_a_gradient_neither_decay_nor_move(tmp_path: Path) ->
             assert unused == 0 < used, name
     flat = entry(*chosen, "optimizer=sgd_contiguous").reasons
     assert any("would decay: freeze them" in reason for reason in flat), flat
+
+
+def test_the_noise_of_the_proof_is_finite_beside_infinities_and_finds_maxima() -> None:
+    alone = ("model=module", "model.target=tests.user_modules.with_infinities_and_maxima",
+             "batch.images_per_step=16", "sharding=none", "resources.ranks_per_node=1")  # fmt: skip
+    assert prove(entry(*alone).spec, one_rank()) < 1e-5
 
 
 def test_the_proof_sees_the_imaginary_part_of_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:

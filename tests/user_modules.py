@@ -45,6 +45,21 @@ def focal(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
     return (-((1 - log_p.exp()) ** 2) * log_p).mean()
 
 
+class CausalMaximum(Residual):
+    """Attends to earlier channels by a mask of -inf, and adds the largest channel by `amax`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        later = torch.full((x.shape[1],) * 2, -torch.inf).triu(1)
+        x = (x[:, None] * x[:, :, None] + later).softmax(-1) @ x[..., None]
+        return super().forward(x[..., 0] + x.amax(1))
+
+
+def with_infinities_and_maxima() -> nn.Module:
+    model = Stack(1, 10, 16, 2)
+    model.body["layers"] = nn.ModuleList(CausalMaximum(16) for _ in range(2))
+    return model
+
+
 class Masked(nn.Module):
     """Looks at the part of an image that a mask shows; says its class and how large that part is."""
 

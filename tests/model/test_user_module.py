@@ -104,11 +104,14 @@ def test_a_hub_without_network_a_missing_package_and_a_long_list_are_one_short_s
 
     hub = reason("google/none", OSError("We couldn't connect to the hub.\nCheck\nyour connection."))
     assert "(We couldn't connect to the hub): without network give the folder" in hub
-    missing = reason("needs-more", ModuleNotFoundError("No module", name="torchvision"))
-    assert (
-        "needs the package torchvision, which is not installed: `pip install torchvision`"
-        in missing
-    )
+    missing = reason("needs-more", ModuleNotFoundError("No module", name="einops"))
+    assert "needs the package einops, which is not installed: `pip install einops`" in missing
+    for number, error in enumerate((
+        ModuleNotFoundError("No module named 'torchvision'", name="torchvision"),
+        RuntimeError("operator torchvision::nms does not exist"),  # of another build of torch
+    )):  # fmt: skip
+        said = reason(f"needs-torchvision-{number}", error)
+        assert f"needs the torchvision that is built for torch {torch.__version__}: `pip " in said
     long = reason("nosuch", ValueError(", ".join(f"model_{n}" for n in range(300))))
     assert "model_9 and 290 more" in long
     assert "model_10" not in long

@@ -10,6 +10,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
 
 from tests.cells import GPU_NODE, cell
+from vitsweep.model.precision import cast_floating
 from vitsweep.predict.fake_world import SHIMS, Replica, Shim, fake_world
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import MeshShape
@@ -56,6 +57,21 @@ def test_a_model_on_the_meta_device_becomes_a_fake_one_of_another_dtype() -> Non
         assert model.weight.device == CPU
         assert model.weight.dtype == model.running_mean.dtype == torch.bfloat16
         assert isinstance(model.weight, nn.Parameter)
+
+
+def test_buffers_of_any_dtype_become_fake_and_tied_parameters_stay_tied() -> None:
+    """RoPE's frequencies are complex, indices of windows are whole numbers."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1].weight = model[0].weight
+        model.register_buffer("frequencies", torch.zeros(4, dtype=torch.complex64))
+        model.register_buffer("indices", torch.zeros(4, dtype=torch.int64))
+    with fake_world(cell(), CPU):
+        cast_floating(model.to_empty(device=CPU), torch.bfloat16)
+        found = {name: (buffer.device, buffer.dtype) for name, buffer in model.named_buffers()}
+        assert found == {"frequencies": (CPU, torch.complex64), "indices": (CPU, torch.int64)}
+        assert model[1].weight is model[0].weight
+        assert model[0].weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(8, 4), (7, 4), (2, 4)])

@@ -100,8 +100,7 @@ def root_of(override: Override) -> str:
 
 def belongs_to_the_sweep(override: Override) -> bool:
     """Tell whether an override says what the sweep is or sets Hydra's own node, not a cell's."""
-    sets = override.type in (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD)
-    return not sets or root_of(override) in OUTSIDE_THE_CELL or bool(override.is_hydra_override())
+    return root_of(override) in OUTSIDE_THE_CELL or bool(override.is_hydra_override())
 
 
 def is_plain_value(override: Override) -> bool:

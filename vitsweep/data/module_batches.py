@@ -117,7 +117,7 @@ def example_differs(model: ModuleSpec, resolution_px: int, entries: dict[str, st
         return ""  # which the model itself says
     found = {name: shown(tensor[0]) for name, tensor in batch.items()}
     if found.keys() != entries.keys():
-        return f"mappings of {', '.join(f'`{name}`' for name in found)}"
+        return f"gives mappings of {', '.join(f'`{name}`' for name in found)}"
     apart = [name for name in found if found[name] != entries[name]]
     return (
         f"gives `{apart[0]}` as {found[apart[0]]} instead of {entries[apart[0]]}" if apart else ""

@@ -88,16 +88,40 @@ class ModuleData(Data):
         from vitsweep.data.module_batches import inspected
 
         found = inspected(self)
-        yield from found.problems(self, cell.batch.resolution_px)
+        yield from self.shape_faults(cell)
         yield from self._mapping_conflicts(cell, found.entries)
         if found.num_train is not None:
             more = "more images from `data.target`"
             yield from image_count_conflicts(cell, found.num_train, found.num_test, more)
 
+    def shape_faults(self, cell: CellSpec) -> Iterator[str]:
+        """Compare one item with the cell's images, or with a batch of `model.twin_batch`."""
+        if self.target is None or not is_function_path(self.target):
+            return
+        from vitsweep.data.module_batches import example_differs, inspected
+
+        found, model, side = inspected(self), cell.model, cell.batch.resolution_px
+        yield from found.problems(self, side)
+        if not found.entries or not isinstance(model, ModuleSpec):
+            return
+        gives = self._gives(found.entries)
+        if model.twin_batch is None:
+            yield (
+                f"{gives}, and the proof and the count of FLOPs need such a batch: set `model.twin_batch="
+                "package.module.function`, a function of (num_images, resolution_px, seed) that returns one."
+            )
+        elif differing := example_differs(model, side, found.entries):
+            yield (
+                f"{gives}, and `model.twin_batch={model.twin_batch}` {differing} at `batch.resolution_px="
+                f"{side}`: let both give the same; `data.native_resolution_px` is the side of an image."
+            )
+
+    def _gives(self, entries: dict[str, str]) -> str:
+        names = ", ".join(f"`{name}`" for name in entries)
+        return f"`data.target={self.target}` gives mappings of {names}"
+
     def _mapping_conflicts(self, cell: CellSpec, entries: dict[str, str]) -> Iterator[str]:
         """Refuse what does not fit to items that are mappings, or that are none."""
-        from vitsweep.data.module_batches import example_differs
-
         model, typed = cell.model, f"`data.target={self.target}`"
         twin_batch = getattr(model, "twin_batch", None)
         if not entries:
@@ -108,17 +132,10 @@ class ModuleData(Data):
                         "it out."
                     )
             return
-        gives = f"{typed} gives mappings of {', '.join(f'`{name}`' for name in entries)}"
+        gives = self._gives(entries)
         if not isinstance(model, ModuleSpec):
             yield f"{gives}, and `model={model.name}` takes images alone: use `model=module`."
             return
-        if twin_batch is None:
-            yield (
-                f"{gives}, and the proof and the count of FLOPs need such a batch: set `model.twin_batch="
-                "package.module.function`, a function of (num_images, resolution_px, seed) that returns one."
-            )
-        elif differing := example_differs(model, cell.batch.resolution_px, entries):
-            yield f"{gives}, and `model.twin_batch={twin_batch}` {differing}: let both give the same."
         if self.label is not None and self.label not in entries:
             yield f"`data.label={self.label}` is none of the entries: {gives}."
         if self.label is None and (model.loss is None or cell.task.epochs):

@@ -10,12 +10,20 @@ from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 def timm_model(name: str, **arguments: Any) -> nn.Module:
     """Return `timm.create_model(name)` without pretrained weights.
 
+    ConvNets take images of any side and no `img_size`, which is left out for them.
+
     Raises:
         ImportError: timm is not installed.
     """
     import timm
 
-    model: nn.Module = timm.create_model(name, pretrained=False, **arguments)
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=False, **arguments)
+    except TypeError as error:
+        if "img_size" not in str(error) or "img_size" not in arguments:
+            raise
+        del arguments["img_size"]
+        model = timm.create_model(name, pretrained=False, **arguments)
     return model
 
 

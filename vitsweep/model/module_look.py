@@ -25,7 +25,7 @@ class Look:
     Attributes:
         outputs: what the module returned.
         error: what the pass raised.
-        draws: paths of the modules that drew random numbers.
+        draws: paths of the modules that drew random numbers, or classes of those without a path.
         written: buffers that the forward pass wrote inside blocks, running statistics of norms left out.
         unused: trained parameters that got no gradient.
         matrices: weights with two axes in blocks.
@@ -127,6 +127,7 @@ class _Drawn(TorchDispatchMode):
         self.products: list[tuple[str, Tensor, int]] = []
         inside = {part for block in layers_of(module) for part in block.modules()}
         self._inside = {path for path, part in module.named_modules() if part in inside}
+        self._outermost = type(module).__name__
         self._stack: list[str] = []
         self._handles = [
             handle
@@ -147,7 +148,7 @@ class _Drawn(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         path = self._stack[-1] if self._stack else ""
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
-            self.paths[path] = None
+            self.paths[path or self._outermost] = None
         results = func(*args, **(kwargs or {}))
         if path in self._inside and func.overloadpacket.__name__ in PRODUCTS:
             self.products.append((path, results, results._version))

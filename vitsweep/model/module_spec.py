@@ -191,9 +191,11 @@ class ModuleSpec(ModelSpec):
         else:
             from vitsweep.model.user_module import problems, technique_problems
 
-            yield from problems(self, cell.batch.resolution_px)
+            fits = not any(cell.data.shape_faults(cell))  # else the model would be blamed
+            yield from problems(self, cell.batch.resolution_px, run=fits)
             yield from self._loss_conflicts(cell)
-            yield from technique_problems(self, cell)
+            if fits:
+                yield from technique_problems(self, cell)
 
     def _loss_conflicts(self, cell: "CellSpec") -> Iterator[str]:
         yield from wrong_function("model.loss", self.loss, "outputs and batch")

@@ -127,12 +127,7 @@ def cast_floating(module: nn.Module, dtype: torch.dtype) -> None:
             return tensor.to(dtype)
         return tensor.to(beside) if tensor.is_complex() else tensor
 
-    # What has no complex numbers may be fake: `to` alone is known to whoever traces a step.
-    held = (*module.parameters(), *module.buffers())
-    if any(tensor.is_complex() for tensor in held):
-        module._apply(cast)
-    else:
-        module.to(dtype)
+    module._apply(cast)
 
 
 def set_process_flags(cell: CellSpec) -> None:

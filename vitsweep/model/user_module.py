@@ -107,6 +107,11 @@ def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     try:
         module = spec.call(factory, resolution_px)
     except Exception as error:
+        if spec.package and "torchvision" in str(error):  # missing, or of another build of torch
+            raise BadValueError(
+                f"`{spec.typed}` needs the torchvision that is built for torch {torch.__version__}: "
+                f"`{_torchvision()}`."
+            ) from error
         if isinstance(error, ModuleNotFoundError) and spec.package:
             own = f"'vitsweep[{spec.package}]'" if error.name == spec.package else error.name
             raise BadValueError(
@@ -128,6 +133,13 @@ def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
             "`torch.nn.Module`: name a function or class that returns one."
         )
     return module
+
+
+def _torchvision() -> str:
+    """Return the command that installs it; without the index of torch's build pip may take another."""
+    build = torch.__version__.partition("+")[2]
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    return f"pip install --no-deps --force-reinstall torchvision{index}"
 
 
 def find_blocks(module: nn.Module, spec: "ModuleSpec") -> list[nn.Module]:
@@ -177,13 +189,24 @@ def _size(modules: list[nn.Module]) -> int:
     return sum(p.numel() for m in modules for p in m.parameters())
 
 
-def problems(spec: "ModuleSpec", resolution_px: int) -> tuple[str, ...]:
+def problems(spec: "ModuleSpec", resolution_px: int, *, run: bool = True) -> tuple[str, ...]:
     """Build the module on `meta` and pass images through it; return what is wrong.
 
     A module that cannot be built on `meta` is built on the host and moved. What only fails on `meta`
     shows when the cell runs.
+
+    Args:
+        spec: of the module.
+        resolution_px: side of the images.
+        run: pass images through it, and do not only build it.
     """
-    return _looked_at(spec, resolution_px)[0]
+    if run:
+        return _looked_at(spec, resolution_px)[0]
+    try:
+        without_weights(spec, resolution_px)
+    except BadValueError as error:
+        return (str(error),)
+    return ()
 
 
 def look_of(spec: "ModuleSpec", resolution_px: int) -> Look:

@@ -209,36 +209,29 @@ class _Chunks:
         return self._tensor.narrow(self._dim, start, min(self._length, end - start))
 
 
-def _cast(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    def to(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        dtype = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)), None)
-        if dtype is None:
-            return original(self, *args, **kwargs)
-        return _swap_tensors(self, lambda tensor: tensor.to(dtype))
-
-    return to
-
-
-def _empty(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    def to_empty(self: nn.Module, *, device: torch.device, recurse: bool = True) -> nn.Module:
-        if any(isinstance(parameter, DTensor) for parameter in self.parameters()):
-            return original(self, device=device, recurse=recurse)
-        return _swap_tensors(self, lambda tensor: torch.empty_like(tensor, device=device))
-
-    return to_empty
-
-
-def _swap_tensors(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
+def _apply(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """Give a model other parameters and buffers: fake ones cannot change in place."""
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                changed = change(parameter.detach())
-                module._parameters[name] = nn.Parameter(changed, parameter.requires_grad)
-        for name, buffer in list(module._buffers.items()):
-            if buffer is not None and buffer.is_floating_point():
-                module._buffers[name] = change(buffer)
-    return model
+
+    def apply(
+        self: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> nn.Module:
+        if any(isinstance(parameter, DTensor) for parameter in self.parameters()):
+            return original(self, change, recurse)
+        swapped: dict[nn.Parameter, nn.Parameter] = {}  # a tied one stays tied
+        for module in self.modules() if recurse else (self,):
+            for name, parameter in list(module._parameters.items()):
+                if parameter is None:
+                    continue
+                if parameter not in swapped:
+                    changed = change(parameter.detach())
+                    swapped[parameter] = nn.Parameter(changed, parameter.requires_grad)
+                module._parameters[name] = swapped[parameter]
+            for name, buffer in list(module._buffers.items()):
+                if buffer is not None:
+                    module._buffers[name] = change(buffer)
+        return self
+
+    return apply
 
 
 class Shim(NamedTuple):
@@ -268,10 +261,8 @@ SHIMS = (
          "a stage knows by this class that gradients wait for the last micro-batch"),
     Shim(FakeTensor, "data_ptr", _address,
          "a fake tensor has no address; views of one buffer are told apart by it"),
-    Shim(nn.Module, "to", _cast(nn.Module.to),
-         "parameters that are fake cannot change their dtype in place"),
-    Shim(nn.Module, "to_empty", _empty(nn.Module.to_empty),
-         "parameters on the meta device cannot become fake ones in place"),
+    Shim(nn.Module, "_apply", _apply(nn.Module._apply),
+         "fake parameters cannot change their dtype in place, nor those on the meta device become fake"),
     Shim(_fsdp_param, "_chunk_with_empty", _Chunks,
          "FSDP2 makes a chunk for every rank and keeps one: seconds per parameter in a large world"),
     _outside(DeviceMesh, "_flatten", "a mesh looks up its ranks in tensors, which must be real"),

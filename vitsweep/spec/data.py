@@ -46,6 +46,10 @@ class Data(Technique):
         """
         return None
 
+    def shape_faults(self, cell: "CellSpec") -> Iterator[str]:
+        """Yield why the data do not give what the cell says; the model is not tried on it then."""
+        return iter(())
+
     @abstractmethod
     def open(self, cell: "CellSpec", world: "World") -> "Batches":
         """Return the batches of this rank."""

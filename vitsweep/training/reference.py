@@ -169,6 +169,10 @@ def _all_finite(gradients: dict[str, Tensor]) -> bool:
     return all(bool(g.isfinite().all()) for g in gradients.values())
 
 
+SELECTIONS = ("amax", "amin", "aminmax", "max", "min", "median", "nanmedian")
+"""Round nothing, and their backward pass looks for the element that equals the result."""
+
+
 class RoundingNoise(TorchDispatchMode):
     """Context in which the result of every operation moves to a neighbouring number, or stays, at random.
 
@@ -186,9 +190,10 @@ class RoundingNoise(TorchDispatchMode):
         self._seed, self._generators = seed, dict[torch.device, torch.Generator]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation; leave views and what is written in place as they are."""
+        """Run an operation; leave views, selections and what is written in place as they are."""
         results = func(*args, **(kwargs or {}))
-        if any(each.alias_info for each in func._schema.returns):
+        selects = func.overloadpacket.__name__ in SELECTIONS
+        if selects or any(each.alias_info for each in func._schema.returns):
             return results
         if isinstance(results, Tensor):
             return self._moved(results)
@@ -207,7 +212,8 @@ class RoundingNoise(TorchDispatchMode):
         noise = torch.empty_like(wide).uniform_(
             -size, size, generator=self._generators[exact.device]
         )
-        return torch.addcmul(wide, wide, noise).to(exact.dtype)
+        moved = torch.addcmul(wide, wide, noise).to(exact.dtype)
+        return torch.where(moved.isfinite(), moved, exact)  # a mask holds -inf, or the least number
 
 
 def _cast(model: nn.Module, dtype: torch.dtype) -> None:
