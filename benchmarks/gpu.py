@@ -56,6 +56,9 @@ def main() -> None:
         print("\n".join(lines if arguments.dry else lines[:1]), flush=True)
     if arguments.dry:
         return
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # `timeout` sends it: parts end with this
     end = time.monotonic() + (float("inf") if arguments.smoke else 60 * arguments.minutes)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
