@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.builders import run, table
 from tests.cells import entry
-from vitsweep.console import can_be_redrawn, periodic_status, quiet_loggers
+from vitsweep.console import can_be_redrawn, periodic_status, print_lines, quiet_loggers
 from vitsweep.launchers.progress import Progress
 from vitsweep.results.record import LOOK
 from vitsweep.tables.cells import cells
@@ -52,6 +52,20 @@ def test_nothing_is_printed_after_the_block_and_where_there_is_nothing_to_say() 
 def test_a_pipe_and_a_dumb_terminal_get_plain_lines(terminal, kind, redrawn) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, _environ={"TERM": kind})
     assert can_be_redrawn(console) is redrawn
+
+
+def test_a_terminal_breaks_sentences_between_words_and_no_command() -> None:
+    command = "`python -m vitsweep -m +sweep=first measurement.blocks=8`"
+    out = io.StringIO()
+    said = f"No cell is shown to beat the baseline. To be surer: {command}."
+    print_lines(Console(file=out, force_terminal=True, width=40), [said, "Report: results"])
+    lines = out.getvalue().splitlines()
+    assert lines == [
+        "No cell is shown to beat the baseline.", "To be surer:", f"{command}.", "Report: results"
+    ]  # fmt: skip
+    out = io.StringIO()
+    print_lines(Console(file=out, width=40), [said])
+    assert out.getvalue() == f"{said}\n", "a file has no width"
 
 
 def test_the_line_names_what_runs() -> None:

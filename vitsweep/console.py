@@ -2,10 +2,12 @@
 
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from textwrap import wrap
 
 from rich.console import Console
 
@@ -33,9 +35,19 @@ def open_console() -> Console:
 
 
 def print_lines(console: Console, lines: Iterable[str]) -> None:
-    """Print sentences as they are: none is cut or broken, however narrow the console is."""
+    """Print sentences; a terminal breaks them between words, but no command, which can be copied so."""
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        text = _broken(line, console.width) if console.is_terminal else line
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _broken(text: str, width: int) -> str:
+    whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", "\xa0"), text)
+    lines = [
+        wrap(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in whole.splitlines()
+    ]
+    return "\n".join("\n".join(line) for line in lines).replace("\xa0", " ")
 
 
 def can_be_redrawn(console: Console) -> bool:

@@ -4,6 +4,7 @@ import errno
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from enum import IntEnum
+from operator import ne
 
 
 class ExitCode(IntEnum):
@@ -62,10 +63,14 @@ class SweepStopped(KeyboardInterrupt):
 def did_you_mean(word: str, valid: Iterable[str], as_typed: Callable[[str], str]) -> str:
     """Return ` Did you mean ...?`, or nothing where no name is close.
 
-    `lr` is close to `learning_rate`, and `ranks` to `ranks_per_node`.
+    `lr` is close to `learning_rate`, `ranks` to `ranks_per_node`, and `O9` to each of `O0` to `O3`.
     """
     lower, typed = {name.lower(): name for name in valid}, word.lower()
     initials = [x for x in lower if "".join(part[:1] for part in x.split("_")) == typed]
     longer = [x for x in lower if x.startswith(f"{typed}_")]
-    close = get_close_matches(typed, lower, n=1) or initials or longer
-    return f" Did you mean `{as_typed(lower[close[0]])}`?" if close else ""
+    close = get_close_matches(typed, lower, n=1) or initials[:1] or longer[:1]
+    if not close and len(typed) > 1:
+        close = [x for x in lower if len(x) == len(typed) and sum(map(ne, x, typed)) == 1]
+    return (
+        f" Did you mean {' or '.join(f'`{as_typed(lower[x])}`' for x in close)}?" if close else ""
+    )

@@ -13,10 +13,9 @@ import pytest
 
 from tests.builders import of_present_code, run
 from tests.command import QUICK, Command, fault
-from vitsweep.api.compare import _plan_pair
 from vitsweep.cli.compare import comparison_request
 from vitsweep.cli.main import run as front_door
-from vitsweep.composition.composer import Composer
+from vitsweep.planning.sweep_plan import plan_pair
 from vitsweep.rates.profile import cpu_model
 from vitsweep.results.store import Store
 
@@ -41,7 +40,7 @@ def test_a_setting_is_one_word_of_overrides_and_the_rest_is_for_both() -> None:
 
 def test_what_is_special_to_a_setting_wins_over_what_is_for_both() -> None:
     options = comparison_request(["seed=1", "", "seed=2", "sweep.name=mine"])
-    plan, settings, _ = _plan_pair(options, Composer())
+    plan, settings, _ = plan_pair(options)
     assert [entry.spec.seed for entry in plan.entries.values()] == [1, 2]
     assert set(plan.baselines.values()) == {list(plan.entries)[1]}
     assert settings.name == "mine"
@@ -78,7 +77,7 @@ def test_bad_input_is_told_before_anything_is_made(
 
 def kept_blocks(folder: Path, *ratios: float, device: str = "") -> None:
     """Blocks of the cells of `seed=1` and `seed=2` with these ratios, as if measured here."""
-    plan, *_ = _plan_pair(comparison_request(["seed=1", "seed=2"]), Composer())
+    plan, *_ = plan_pair(comparison_request(["seed=1", "seed=2"]))
     here = {"device": device or cpu_model(), "torch": version("torch")}
     store = Store(folder / "results" / "compare").create()
     for n, ratio in enumerate(ratios):
@@ -157,6 +156,7 @@ def test_blocks_are_added_until_the_budget_is_spent_and_the_same_command_goes_on
 
     second = vitsweep(*FAST, ONE_BLOCK, quick=False)
     assert "over 2 blocks" in second.stdout
+    assert "left out" not in second.stdout, "looks are no blocks"
     cells = vitsweep.cells("compare").set_index("optimizer")
     assert cells["blocks"].tolist() == [2, 2]
     assert cells.loc["adamw_foreach", "baseline_cell_id"] == cells.loc["adamw_loop", "cell_id"]
@@ -217,7 +217,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
 def test_a_setting_compared_with_itself_tests_the_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, *_ = _plan_pair(comparison_request(["seed=1", "seed=1"]), Composer())
+    plan, *_ = plan_pair(comparison_request(["seed=1", "seed=1"]))
     [cell_id] = plan.entries
     store = Store(tmp_path / "results" / "compare").create()
     here = {"device": cpu_model(), "torch": version("torch")}

@@ -353,6 +353,8 @@ def test_runs_that_the_look_will_make_needless_are_not_expected(
     )
     rates["bfloat16"] = 0.5
     assert rounds.num_runs(()).total() == 3, "looks alone"
+    assert [rounds.next(())[0].is_look for _ in range(2)] == [True, True]
+    assert rounds.num_runs(()).total() == 1, "the second look runs, and will be all of its cell"
 
 
 def test_the_sentence_before_a_run_counts_looks_and_knows_what_the_machine_is_slow_at(

@@ -1,6 +1,6 @@
 """Two settings measured in turns, two measured sweeps beside each other, and why one cell is faster."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -12,11 +12,9 @@ from pandas import DataFrame
 from rich.console import Console
 
 from vitsweep.api.sweep import Sweep
-from vitsweep.composition.composer import Composer
-from vitsweep.composition.grid import merge_overrides
 from vitsweep.composition.overrides import value_override
-from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
-from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
+from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.launchers.base import locked
 from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.progress import Progress
@@ -37,13 +35,18 @@ from vitsweep.planning.pending import (
     resume_state,
     usable_runs,
 )
-from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, make_sweep_plan
+from vitsweep.planning.sweep_plan import (
+    DEFAULT_MINUTES,
+    ComparisonRequest,
+    SweepPlan,
+    cell_labels,
+    plan_pair,
+)
 from vitsweep.rates.profile import device_name
 from vitsweep.results.provenance import code_in_overrides, require_trust
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, find_sweep
 from vitsweep.results.trackers import check_tracker
-from vitsweep.spec.resources import Machine
 from vitsweep.tables.causes import explain_cells, find_cell
 from vitsweep.tables.comparison import (
     SELF_TEST,
@@ -63,40 +66,6 @@ if TYPE_CHECKING:  # draws charts
     from vitsweep.report.explained import Explained
 
 # Two settings measured in turns, until the interval on their ratio is narrow enough.
-
-
-DEFAULT_WIDTH, DEFAULT_MINUTES = 0.05, 30.0
-FOLDER = "sweep.name=compare"
-"""Where the runs go unless the user says otherwise: blocks of two, apart from ordinary sweeps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparisonRequest:
-    """Two settings to compare.
-
-    Attributes:
-        variant: overrides of A.
-        baseline: overrides of B, which the ratio divides by.
-        common: overrides of both.
-        width: half of the interval that is narrow enough, relative: 0.05 is +- 5 %.
-        minutes: budget of this command.
-        mixed_hardware: whether blocks of different devices may be taken together.
-        traced_blocks: so many blocks with traced steps are measured, whatever the width; 0 for none.
-    """
-
-    variant: tuple[str, ...]
-    baseline: tuple[str, ...]
-    common: tuple[str, ...]
-    width: float = DEFAULT_WIDTH
-    minutes: float = DEFAULT_MINUTES
-    mixed_hardware: bool = False
-    traced_blocks: int = 0
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """A and B in words."""
-        variant, baseline = (" ".join(s) or "the default" for s in (self.variant, self.baseline))
-        return variant, baseline
 
 
 class StopReason(Enum):
@@ -119,7 +88,8 @@ def measured_pair(request: ComparisonRequest, console: Console) -> Iterator["Pai
         VitsweepError: a setting is wrong or cannot run, or blocks of different devices would be
             compared; nothing has run.
     """
-    plan, settings, tracker = _plan_pair(request, Composer())
+    plan, settings, tracker = plan_pair(request)
+    plan = within_minutes(plan, request.minutes)
     check_tracker(tracker)
     store = open_store(settings)
     with locked(store, console):
@@ -130,46 +100,6 @@ def measured_pair(request: ComparisonRequest, console: Console) -> Iterator["Pai
         freeze(store, plan, settings, pair.code, **facts)
         pair.measure()
         yield pair
-
-
-def _plan_pair(
-    request: ComparisonRequest, composer: Composer
-) -> tuple[SweepPlan, SweepSettings, Mapping[str, Any]]:
-    """Return the two cells (the baseline last), and the settings of the sweep and its tracker."""
-    _require_single_cells([*request.common, *request.variant, *request.baseline], composer)
-    variant, baseline = (
-        composer.compose(merge_overrides([(FOLDER,), request.common, setting], composer))
-        for setting in (request.variant, request.baseline)
-    )
-    if variant.tree["sweep"] != baseline.tree["sweep"]:
-        raise BadValueError("`sweep.*` is one for A and B: give it after both.")
-    settings = sweep_settings(variant.tree)
-    if settings.accept_code != "same":
-        raise BadValueError(
-            f"`sweep.accept_code={settings.accept_code}`: `compare` takes all blocks together into one "
-            "interval, so that they must be of one code: leave it out."
-        )
-    if not settings.question:
-        first, second = request.names
-        settings = replace(settings, question=f"How does {first} compare with {second}?")
-    plan = make_sweep_plan([variant, baseline], Machine.here(), lambda cell: baseline)
-    if reasons := [reason for e in plan.entries.values() for reason in e.reasons]:
-        raise ImpossibleCellError(list(dict.fromkeys(reasons)))
-    plan = within_minutes(plan, request.minutes)
-    return plan, settings, variant.tree.get("tracker") or {}
-
-
-def _require_single_cells(texts: Sequence[str], composer: Composer) -> None:
-    """Refuse what makes several cells of one, and what chooses another launcher."""
-    for override in composer.parse(texts):
-        text = override.input_line
-        if override.is_sweep_override():
-            raise BadValueError(f"`{text}` is several settings; `compare` takes one A and one B.")
-        if str(override.key_or_group).split(".")[0].split("/")[0] == "hydra":
-            raise BadValueError(
-                f"`{text}`: `compare` measures on this machine. On a cluster type it inside an "
-                "allocation of one node (`salloc -N1 ... python -m vitsweep compare ...`)."
-            )
 
 
 @dataclass
@@ -200,7 +130,8 @@ class PairedComparison:
         self.is_self_test = len(cells) == 1
         self.variant, self.baseline = self_test_arms(cells[0]) if self.is_self_test else cells
         used = set() if self.settings.remeasure else {run["block"] for run in self._rows()}
-        earlier = {run.block for cell_id in cells for run in self.store.runs(cell_id)}
+        stored = (run for cell_id in cells for run in self.store.runs(cell_id))
+        earlier = {run.block for run in stored if not run.is_look}
         self._left_out_blocks = earlier - used
 
     @property

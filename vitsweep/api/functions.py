@@ -10,9 +10,6 @@ from pandas import DataFrame
 from rich.console import Console
 
 from vitsweep.api.compare import (
-    DEFAULT_MINUTES,
-    DEFAULT_WIDTH,
-    ComparisonRequest,
     ComparisonResult,
     StopReason,
     compared_settings,
@@ -27,7 +24,13 @@ from vitsweep.errors import BadValueError, SweepStopped, VitsweepError
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import store_of
 from vitsweep.planning.limit_search import Search, Searches
-from vitsweep.planning.sweep_plan import SweepPlan, all_refused
+from vitsweep.planning.sweep_plan import (
+    DEFAULT_MINUTES,
+    DEFAULT_WIDTH,
+    ComparisonRequest,
+    SweepPlan,
+    all_refused,
+)
 
 if TYPE_CHECKING:
     from vitsweep.tables.sweep_tables import SweepTables

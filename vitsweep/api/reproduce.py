@@ -10,14 +10,14 @@ from pathlib import Path
 from pandas import DataFrame
 from rich.console import Console
 
-from vitsweep.api.compare import ComparisonRequest, StopReason, measured_pair
+from vitsweep.api.compare import StopReason, measured_pair
 from vitsweep.bundle.check import Checked, code_lines, package_lines, settings_naming_code
 from vitsweep.bundle.claims import Claim, Verdict
 from vitsweep.composition.composer import Composer
 from vitsweep.console import print_lines
 from vitsweep.errors import SweepStopped, VitsweepError
 from vitsweep.execution.code_hash import Sources, changed_files
-from vitsweep.planning.sweep_plan import PlannedCell, plan_cell
+from vitsweep.planning.sweep_plan import ComparisonRequest, PlannedCell, plan_cell
 from vitsweep.results.provenance import require_trust
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten

@@ -27,8 +27,10 @@ from vitsweep.composition.overrides import (
 )
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
+from vitsweep.planning.sweep_plan import make_sweep_plan
 from vitsweep.spec.from_yaml import target_class
 from vitsweep.spec.menu import conf_dir
+from vitsweep.spec.resources import Machine
 
 if TYPE_CHECKING:
     from vitsweep.launchers.base import CellLauncher, LaunchRequest
@@ -172,6 +174,8 @@ def open_session(
     launcher = hydra.launcher_of(config)
     composer = Composer(loader, config_name, of_hydra)
     cells = expand([o for o in overrides if o not in of_hydra], composer)
+    if hydra.choice(config, "launcher") == "local":
+        _refuse_bad_values(cells)
     plain = hydra.plain_resolved(config)
     plain["sweep"]["name"] = cells[0].tree["sweep"]["name"]
     extra = ["--config-dir", str(config_dir)] if config_dir else []
@@ -201,6 +205,19 @@ def _name_what_there_is(overrides: Sequence[Any], loader: Any, config_name: str)
     for override in overrides:
         if "." in override.key_or_group and is_plain_value(override):
             set_value(tree, override)
+
+
+def _refuse_bad_values(cells: Sequence[ComposedCell]) -> None:
+    """Type the first cell, and all where it is wrong: a wrong value does not wait for pandas.
+
+    Raises:
+        BadValueError: a value of the first cell is wrong; all wrong values of all cells are named.
+    """
+    machine = Machine.here()
+    try:
+        make_sweep_plan(cells[:1], machine, lambda _: None)
+    except BadValueError:
+        make_sweep_plan(cells, machine, lambda _: None)
 
 
 # Settings given in Python, written as the overrides that the command line takes.

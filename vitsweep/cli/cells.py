@@ -86,9 +86,9 @@ def read_line(arguments: Sequence[str]) -> Line:
         elif flag in CONFIG_FLAGS:
             setattr(line, CONFIG_FLAGS[flag], value if equals else next(words, ""))
         elif word.startswith("--") and flag not in HYDRA_FLAGS:
+            value = value if equals else next((w for w in words if not w.startswith("-")), "")
             raise VitsweepError(
-                f"`{word}` is no option of vitsweep."
-                + did_you_mean(flag, ["--help", *HYDRA_FLAGS], lambda name: name)
+                f"`{word}` is no option of vitsweep." + _meant_option(flag, value or "...")
             )
         elif word.startswith("-") or (flag == "hydra/sweeper" and value != "vitsweep"):
             line.of_hydra = word
@@ -97,6 +97,15 @@ def read_line(arguments: Sequence[str]) -> Line:
     if not line.of_hydra:
         check_words(arguments)
     return line
+
+
+def _meant_option(flag: str, value: str) -> str:
+    """Return ` Did you mean ...?` for a flag; settings have no dashes."""
+    _, dot, key = flag.partition(".")
+    typed = {f"--{name}{dot}{key}": f"{name}{dot}{key}={value}" for name in groups()}
+    typed |= {f"--sweep{dot}{key}": f"{'' if dot else '+'}sweep{dot}{key}={value}"}
+    typed |= {name: name for name in ("--help", *HYDRA_FLAGS)}
+    return did_you_mean(flag, typed, lambda name: typed[name])
 
 
 def check_words(arguments: Sequence[str]) -> None:

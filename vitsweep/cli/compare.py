@@ -3,25 +3,22 @@
 import math
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from vitsweep.api.compare import (
-    DEFAULT_MINUTES,
-    DEFAULT_WIDTH,
-    ComparisonRequest,
-    ComparisonResult,
-    PairedComparison,
-    StopReason,
-    compared_settings,
-)
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import ExitCode, VitsweepError
-from vitsweep.report.html import write_report
-from vitsweep.report.views import collect
+from vitsweep.planning.sweep_plan import (
+    DEFAULT_MINUTES,
+    DEFAULT_WIDTH,
+    ComparisonRequest,
+    plan_pair,
+)
 from vitsweep.results.record import Status
 from vitsweep.results.store import sweep_argument
-from vitsweep.results.trackers import mirror
-from vitsweep.tables.render import CellTable
+
+if TYPE_CHECKING:
+    from vitsweep.api.compare import ComparisonResult, PairedComparison
 
 HELP = """\
 Measure two settings in turns and say how their throughputs compare, with a 95 % interval.
@@ -109,6 +106,9 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: what was typed is wrong, or cannot be compared; nothing has run.
     """
     request, console = comparison_request(arguments), open_console()
+    plan_pair(request)  # no mistake waits for pandas and the charts
+    from vitsweep.api.compare import StopReason, compared_settings
+
     with compared_settings(request, console) as (pair, result):
         _show(pair, result)
     codes = {
@@ -118,8 +118,13 @@ def run(arguments: Sequence[str]) -> int:
     return codes.get(result.stop_reason, ExitCode.ok)
 
 
-def _show(pair: PairedComparison, result: ComparisonResult) -> None:
+def _show(pair: "PairedComparison", result: "ComparisonResult") -> None:
     """Write the views and the report; show the two rows and the sentences."""
+    from vitsweep.report.html import write_report
+    from vitsweep.report.views import collect
+    from vitsweep.results.trackers import mirror
+    from vitsweep.tables.render import CellTable
+
     tables, console = collect(pair.store), pair.console
     rows = tables.cells[tables.cells["cell_id"].isin(pair.plan.entries)]
     console.print()

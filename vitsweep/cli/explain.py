@@ -8,7 +8,6 @@ from rich.console import Console
 
 from vitsweep.api.compare import (
     DEFAULT_BLOCKS,
-    DEFAULT_MINUTES,
     DEFAULT_STEPS,
     ExplainRequest,
     StopReason,
@@ -17,6 +16,7 @@ from vitsweep.api.compare import (
 from vitsweep.cli.verbs import VERBS, Options, require_positive
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
+from vitsweep.planning.sweep_plan import DEFAULT_MINUTES
 from vitsweep.report.explained import Explained, explain_cell
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect

@@ -167,6 +167,7 @@ class _Grid:
         self._looks = list(
             look_blocks(plan, _Grid.state(self, ()), settings)
         )  # not of what is undecided
+        self._to_look = {e.cell_id for look in self._looks for e in look.entries}
         self._end = time.monotonic() + 60 * (settings.minutes or inf)
         self._looked: Counter[str] = Counter()
         self._members: Iterator[list[PlannedCell]] = iter(())
@@ -263,7 +264,8 @@ class _Grid:
 
     def _num_in_blocks(self, state: ResumeState) -> "Counter[str]":
         """Return the runs of the missing blocks; a cell of slow products will probably have none."""
-        slow = {entry.cell_id for entry in self.left_out}
+        unseen = self._to_look - state.looks.keys()  # one of them may run at the moment
+        slow = {c for c in unseen if self._is_slow(self._plan.entries[c])}
         slow |= lone_baselines(self._plan, slow | state.pruned)
         missing = {cell_id: n for cell_id, n in state.missing_blocks.items() if cell_id not in slow}
         return runs_per_cell(self._plan, missing, self._size)

@@ -226,8 +226,8 @@ def _surer(best: Series, typed: str) -> str:
         wanted = ceil((2 * noise / max(difference, LEAST_DIFFERENCE)) ** 2) + 2
     if wanted > MOST_BLOCKS:
         return (
-            f"To be surer, close other programs and repeat it; at this noise {wanted} blocks would show "
-            f"what {MOST_BLOCKS} do not."
+            "To be surer, close other programs and repeat it: at this noise a difference so small takes "
+            f"{wanted} blocks."
         )
     words = [w for w in typed.split() if not w.startswith("measurement.blocks=")]
     return f"To be surer: `{' '.join(words)} measurement.blocks={max(wanted, done + 3)}`."

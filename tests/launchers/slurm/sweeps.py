@@ -14,6 +14,8 @@ SMALL = (
     "hydra/launcher=slurm_local_cluster",
 )
 """Ranks of one thread: two jobs fit onto a node of the test cluster."""
+HOLD = "+hydra.launcher.additional_parameters.hold=true"
+"""Jobs wait until a test lets them go."""
 
 
 @dataclass(frozen=True)

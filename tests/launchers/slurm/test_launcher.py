@@ -9,12 +9,9 @@ import pytest
 
 from tests.command import Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
-from tests.launchers.slurm.sweeps import SMALL, Held, Sweep, hang
+from tests.launchers.slurm.sweeps import HOLD, SMALL, Held, Sweep, hang
 from vitsweep.files import read_lines
 from vitsweep.launchers.slurm.commands import sacct
-
-HOLD = "+hydra.launcher.additional_parameters.hold=true"
-"""Jobs wait until a test lets them go."""
 
 
 @pytest.fixture
