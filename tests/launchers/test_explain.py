@@ -58,6 +58,7 @@ REFUSED = {
     "no block": (["seed=1", "seed=2", "--blocks=0"], "`--blocks 0` must be from 1 to 10,000"),
     "no step": (["seed=1", "seed=2", "--steps=0"], "`--steps 0` must be from 1 to 100"),
     "no budget": (["seed=1", "seed=2", "--minutes=0"], "`--minutes 0` must be a number above 0"),
+    "an option of pairs": (["O2", "--modules"], "`--modules` is for two cells or settings"),
     "no sweep": (["O2", "fp32", "--sweep=other"], "There is no sweep `other`"),
     "a cell of no sweep": (["O2", "fp32"], "There is no sweep"),
 }

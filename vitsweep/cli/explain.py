@@ -104,8 +104,8 @@ def explain_request(arguments: Sequence[str]) -> tuple[ExplainRequest, Namespace
     found = options.parse_intermixed_args([word for word in arguments if word != "--"])
     if len(found.settings) < 2:
         raise VitsweepError(
-            "`explain` needs two settings or cells, A and B; an empty one (`''`) is the default.\n"
-            + options.format_usage().strip()
+            "`explain` needs two settings or cells, A and B (an empty one, `''`, is the default), or one "
+            "cell of a sweep that holds traces.\n" + options.format_usage().strip()
         )
     limits = {"blocks": (1, MOST_BLOCKS), "steps": (1, MOST_TRACED_STEPS)}
     for option, (least, most) in limits.items():
@@ -136,8 +136,15 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: what was typed is wrong, or nothing could be measured.
     """
-    asked = parser().parse_intermixed_args([word for word in arguments if word != "--"])
+    options = parser()
+    asked = options.parse_intermixed_args([word for word in arguments if word != "--"])
     if len(asked.settings) == 1:
+        for option in ("blocks", "steps", "minutes", "operators", "modules"):
+            if getattr(asked, option) != options.get_default(option):
+                raise BadValueError(
+                    f"`--{option}` is for two cells or settings, A and B: one cell is explained from the "
+                    "traces that are stored. Name a second one, or leave the option out."
+                )
         return _explain_one(asked)
     request, asked = explain_request(arguments)
     console = Console(stderr=True) if asked.json else open_console()

@@ -436,9 +436,8 @@ def _notes(tables: SweepTables, variant: str, baseline: str, found: Explanation)
     measured = keyed(checked_runs(tables.runs), {variant: baseline})
     moved = moved_elsewhere(measured, counted(measured.runs, ROW))
     yield from (f"{sentence[:1].upper()}{sentence[1:]}." for sentence in moved.values())
-    traced = found.causes["a_ms"].sum(), found.causes["b_ms"].sum()
     rest = found.causes.loc[found.causes["cause"] == REST, "ms"].abs().max()
-    if rest > LARGE_REST * max(traced):
+    if rest > LARGE_REST * max(found.step_ms):
         yield (
             f"The rest is more than {100 * LARGE_REST:.0f} % of a step: the timed window and the steps "
             "beside the traced ones differ, as where steps are uneven or the machine was busy."
