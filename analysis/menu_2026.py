@@ -11,7 +11,7 @@ from pandas import DataFrame, to_numeric
 
 from analysis.study import main, with_conditions
 from vitsweep.tables.formatting import missing, number
-from vitsweep.tables.names import varying
+from vitsweep.tables.names import varying_columns
 from vitsweep.tables.published import published
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -54,7 +54,7 @@ def throughput(sweep: SweepTables) -> DataFrame:
 
 def _with_settings(cells: DataFrame) -> list[str]:
     """Return the conditions of each cell with the settings that tell the cells apart."""
-    names = [name for name in varying(cells) if name not in CONDITIONS]
+    names = [name for name in varying_columns(cells) if name not in CONDITIONS]
     return [
         "; ".join([row["conditions"], *(f"{n} {row[n]}" for n in names if not missing(row[n]))])
         for _, row in cells.iterrows()

@@ -5,7 +5,7 @@ from pandas import DataFrame
 from tests.builders import run, table
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.names import varying
+from vitsweep.tables.names import varying_columns
 from vitsweep.tables.valid_runs import final_status
 
 BASELINES = {"base": "base", "fast": "base"}
@@ -128,7 +128,7 @@ def test_only_columns_that_tell_cells_apart_vary():
             **{"precision.master_weights": False},
         ),
     )
-    assert varying(runs) == ["precision", "sharding", "precision.master_weights"]
+    assert varying_columns(runs) == ["precision", "sharding", "precision.master_weights"]
 
 
 def test_fields_that_were_set_together_are_all_shown():
@@ -139,7 +139,7 @@ def test_fields_that_were_set_together_are_all_shown():
 
     runs = table(cell("a", 0.1, 0, 64, 8), cell("b", 0.2, 0.5, 64, 8), cell("c", 0.2, 0.5, 16, 16))
     sizes = ["images_per_step", "resolution_px"]
-    assert varying(runs) == [*sizes, "optimizer.learning_rate", "optimizer.weight_decay"]
+    assert varying_columns(runs) == [*sizes, "optimizer.learning_rate", "optimizer.weight_decay"]
 
 
 @pytest.mark.parametrize(

@@ -67,11 +67,11 @@ class Sweep:
             over the baseline with its 95 % interval, the claim adjusted over all cells of the
             question, the number of paired blocks, and the status.
         """
-        from vitsweep.tables.names import cell_names, varying
+        from vitsweep.tables.names import cell_names, varying_columns
         from vitsweep.tables.render import ranked
 
         cells = self.cells
-        columns = [*varying(cells), *SPEEDUP]
+        columns = [*varying_columns(cells), *SPEEDUP]
         ordered = ranked(cells.assign(cell=cell_names(cells)))
         return ordered.reindex(columns=["cell", *columns]).reset_index(drop=True)
 

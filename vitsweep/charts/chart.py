@@ -15,7 +15,7 @@ from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.tables.formatting import distinct, plain
-from vitsweep.tables.names import CHOICES, cell_names, varying
+from vitsweep.tables.names import CHOICES, cell_names, varying_columns
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells
@@ -73,7 +73,7 @@ class Look:
 
 def choice_columns(cells: DataFrame) -> list[str]:
     """Return the choices that vary: what a series of a chart is named after."""
-    return [c for c in varying(cells) if c in CHOICES and c not in SIZE_CHOICES]
+    return [c for c in varying_columns(cells) if c in CHOICES and c not in SIZE_CHOICES]
 
 
 def labels(cells: DataFrame) -> Series:
@@ -86,7 +86,7 @@ def settings(cells: DataFrame) -> Series:
 
     Trainings that differ in a learning rate or in the images of a step have no mean in common.
     """
-    varied = varying(cells.drop(columns="seed", errors="ignore"))
+    varied = varying_columns(cells.drop(columns="seed", errors="ignore"))
     return cell_names(cells, varied)
 
 

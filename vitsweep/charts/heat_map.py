@@ -12,7 +12,7 @@ from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.tables.formatting import plain, times
-from vitsweep.tables.names import in_menu_order, varying
+from vitsweep.tables.names import in_menu_order, varying_columns
 from vitsweep.tables.sweep_tables import SweepTables
 
 SLOWER_FASTER = LinearSegmentedColormap.from_list(
@@ -22,7 +22,7 @@ SLOWER_FASTER = LinearSegmentedColormap.from_list(
 
 def two_groups(cells: DataFrame) -> tuple[str, str]:
     """Return the two technique groups whose combinations are covered best, the larger first."""
-    groups = [c for c in varying(cells) if c in GROUPS]
+    groups = [c for c in varying_columns(cells) if c in GROUPS]
     pairs = [(a, b) for i, a in enumerate(groups) for b in groups[i + 1 :]]
     return max(pairs, key=lambda pair: len(cells[list(pair)].astype(str).drop_duplicates()))
 
@@ -30,7 +30,10 @@ def two_groups(cells: DataFrame) -> tuple[str, str]:
 def table_of(tables: SweepTables) -> DataFrame:
     """Return the cells where two technique groups form a grid that is filled by two thirds."""
     cells = tables.settings
-    if len([c for c in varying(cells) if c in GROUPS]) < 2 or not cells["speedup"].notna().any():
+    if (
+        len([c for c in varying_columns(cells) if c in GROUPS]) < 2
+        or not cells["speedup"].notna().any()
+    ):
         return NOTHING
     pair = list(two_groups(cells))
     combinations = len(cells[pair].astype(str).drop_duplicates())

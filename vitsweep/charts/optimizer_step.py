@@ -7,7 +7,7 @@ from vitsweep.charts import style
 from vitsweep.charts.chart import NOTHING, Chart, labels
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import missing, number, percent, times
-from vitsweep.tables.names import varying, with_changes
+from vitsweep.tables.names import varying_columns, with_changes
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells
 from vitsweep.tables.valid_runs import text as text_of
@@ -23,7 +23,7 @@ def optimizer_steps(cells: DataFrame) -> DataFrame:
     cells = checked_cells(cells, "optimizer", "optimizer_ms", "step_time_ms")
     measured = cells[(cells["status"] == Status.measured) & cells["optimizer_ms"].notna()]
     names = [str(name).partition("_") for name in measured["optimizer"]]
-    others = [c for c in varying(cells) if c != "optimizer"]
+    others = [c for c in varying_columns(cells) if c != "optimizer"]
     table = measured.assign(
         family=Series([n[0] for n in names], measured.index, dtype=object),
         implementation=Series([n[2] for n in names], measured.index, dtype=object),

@@ -11,7 +11,7 @@ from vitsweep.charts.chart import NOTHING, Chart, labels, looks, mixed
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import times
-from vitsweep.tables.names import varying
+from vitsweep.tables.names import varying_columns
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells, row_keys
 
@@ -37,7 +37,7 @@ def per_chip(cells: DataFrame, reference: Mapping[str, Any] | None = None) -> Da
         subset=["images_per_second_per_rank"]
     )
     row = _reference(measured, reference)
-    columns = ["cell_id", "baseline_cell_id", "device", *varying(cells)]
+    columns = ["cell_id", "baseline_cell_id", "device", *varying_columns(cells)]
     numbers = ["images_per_second_per_rank", "blocks", "throughput_spread"]
     rates = measured["images_per_second_per_rank"]
     order = rates.groupby(measured["device"].astype(str)).transform("min")

@@ -10,7 +10,7 @@ from vitsweep.charts import style
 from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.tables.formatting import missing, plain, times
-from vitsweep.tables.names import cell_names, varying
+from vitsweep.tables.names import cell_names, varying_columns
 from vitsweep.tables.stats import SHOWN, SURE, Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -30,7 +30,7 @@ def draw(cells: DataFrame) -> Figure:
 
     Bars are coloured by the first technique that varies; the baseline is grey.
     """
-    columns, names = varying(cells) or ["precision"], cell_names(cells)
+    columns, names = varying_columns(cells) or ["precision"], cell_names(cells)
     group = next((c for c in columns if c in GROUPS), columns[0])
     shown = cells[cells["speedup"].notna()].sort_values("speedup", ascending=False).head(MOST)
     figure, axes = style.new_figure(8.4, style.height(len(shown)))

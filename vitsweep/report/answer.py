@@ -8,7 +8,7 @@ from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables import formatting
-from vitsweep.tables.names import MANY, cell_names, named, varying, with_changes
+from vitsweep.tables.names import MANY, cell_names, named, varying_columns, with_changes
 from vitsweep.tables.notes import counts
 from vitsweep.tables.speedup import one_look
 from vitsweep.tables.stats import Claim, any_look_half_width, half_width, is_inconclusive
@@ -46,7 +46,7 @@ MOST = 8
 
 def question(cells: DataFrame, replicated: str = "") -> str:
     """Return a question for a sweep that has none (`sweep.question`); repetitions are no choice."""
-    groups = [c.replace("_", " ") for c in varying(cells) if c != replicated]
+    groups = [c.replace("_", " ") for c in varying_columns(cells) if c != replicated]
     what = f"combination of {', '.join(groups)}" if groups else "setting"
     what = "combination of techniques" if len(groups) > MANY else what
     return f"Which {what} trains {formatting.distinct(cells, 'model') or 'the model'} fastest?"

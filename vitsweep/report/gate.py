@@ -15,7 +15,7 @@ from vitsweep.tables.formatting import count, plain, times
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_diff import changes, metric_named
-from vitsweep.tables.valid_runs import checked_runs, counted, final_status, text
+from vitsweep.tables.valid_runs import checked_runs, final_status, text, valid_runs
 
 WORSE, GONE = "worse beyond the tolerance", "no longer measured"
 FELL = "accuracy fell"
@@ -284,7 +284,7 @@ def _refuse_without_numbers(rows: DataFrame, columns: Sequence[str]) -> None:
 
 
 def _devices(runs: DataFrame) -> Series:
-    good = counted(runs)
+    good = valid_runs(runs)
     return text(good, "device").groupby(good["cell_id"].astype(object)).last()
 
 

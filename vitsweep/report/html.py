@@ -43,7 +43,13 @@ from vitsweep.tables.formatting import (
     with_interval,
 )
 from vitsweep.tables.limits import limit_answer, limits_text
-from vitsweep.tables.names import CHOICES, cell_names, environment_columns, metric_columns, varying
+from vitsweep.tables.names import (
+    CHOICES,
+    cell_names,
+    environment_columns,
+    metric_columns,
+    varying_columns,
+)
 from vitsweep.tables.notes import (
     counts,
     coverage,
@@ -76,8 +82,10 @@ def explorer(cells: DataFrame) -> dict[str, Any] | None:
     if measured.empty or find_spec("plotly") is None:
         return None
     numbers = [c for c in metric_columns(measured) if measured[c].notna().any()]
-    numbers += [c for c in varying(measured) if c not in CHOICES and measured[c].dtype.kind in "if"]
-    groups = [c for c in varying(cells) if c in CHOICES] or ["model"]
+    numbers += [
+        c for c in varying_columns(measured) if c not in CHOICES and measured[c].dtype.kind in "if"
+    ]
+    groups = [c for c in varying_columns(cells) if c in CHOICES] or ["model"]
     metrics = known_metrics(measured)
     data = {
         "names": cell_names(cells)[measured.index].tolist(),
@@ -215,7 +223,7 @@ def table(cells: DataFrame) -> dict[str, Any]:
     columns = [
         list(zip(text[c], _sort_keys(keys, source), strict=True)) for c, source in sources.items()
     ]
-    choices = {c: sorted(set(text[c])) for c in varying(cells) if c in text}
+    choices = {c: sorted(set(text[c])) for c in varying_columns(cells) if c in text}
     return {
         "headings": list(text.columns),
         "rows": list(zip(*columns, strict=True)),

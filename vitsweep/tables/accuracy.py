@@ -19,7 +19,7 @@ from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import missing
 from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, Claim, adjusted, half_width
-from vitsweep.tables.valid_runs import counted, final_status
+from vitsweep.tables.valid_runs import final_status, valid_runs
 
 MARGIN = 0.005
 """Loss of top-1 that counts as none: 0.5 points."""
@@ -204,7 +204,7 @@ def training_curves(cells: DataFrame, runs: DataFrame, evaluations: DataFrame) -
     ids = cells["cell_ids"].str.split(",") if "cell_ids" in cells else cells["cell_id"]
     table = cells.assign(trained_cell=ids).explode("trained_cell", ignore_index=True)
     status = final_status(runs).set_index("cell_id")["status"]
-    known = evaluations[evaluations["run_id"].isin(counted(runs)["run_id"])]
+    known = evaluations[evaluations["run_id"].isin(valid_runs(runs)["run_id"])]
     curves: dict[tuple[str, str], list[DataFrame]] = {}
     for (sweep, cell, _), points in known.groupby(["sweep", "cell_id", "run_id"], sort=False):
         curves.setdefault((str(sweep), str(cell)), []).append(points[list(POINT)].astype(float))

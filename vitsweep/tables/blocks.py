@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
 from vitsweep.tables.stats import MIN_BLOCKS, half_width
-from vitsweep.tables.valid_runs import checked_runs, counted
+from vitsweep.tables.valid_runs import checked_runs, valid_runs
 
 Floats = NDArray[np.float64]
 
@@ -234,7 +234,7 @@ def within_blocks(runs: DataFrame) -> WithinBlocks:
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
     """
-    per_block = log_throughput_per_block(counted(checked_runs(runs)))
+    per_block = log_throughput_per_block(valid_runs(checked_runs(runs)))
     return _reduced(per_block["cell_id"], _blocks(per_block), per_block["log_throughput"])
 
 

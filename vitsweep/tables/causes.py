@@ -28,11 +28,11 @@ from vitsweep.tables.formatting import (
     values,
     with_interval,
 )
-from vitsweep.tables.names import CHOICES, cell_names, varying
+from vitsweep.tables.names import CHOICES, cell_names, varying_columns
 from vitsweep.tables.speedup import moved_elsewhere
 from vitsweep.tables.stats import mean_interval
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.valid_runs import checked_runs, counted, keyed
+from vitsweep.tables.valid_runs import checked_runs, keyed, valid_runs
 
 Floats = NDArray[np.float64]
 Operator = tuple[str, str, str]
@@ -434,7 +434,7 @@ def explanations(tables: SweepTables) -> list[Explanation]:
 def _notes(tables: SweepTables, variant: str, baseline: str, found: Explanation) -> Iterator[str]:
     """Yield what a reader must know beside the causes."""
     measured = keyed(checked_runs(tables.runs), {variant: baseline})
-    moved = moved_elsewhere(measured, counted(measured.runs, ROW))
+    moved = moved_elsewhere(measured, valid_runs(measured.runs, ROW))
     yield from (f"{sentence[:1].upper()}{sentence[1:]}." for sentence in moved.values())
     rest = found.causes.loc[found.causes["cause"] == REST, "ms"].abs().max()
     if rest > LARGE_REST * max(found.step_ms):
@@ -461,7 +461,7 @@ def find_cell(cells: DataFrame, text: str) -> str:
     for hits in (ids == text, labels == text):
         if hits.any():
             return str(ids[hits].iloc[0])
-    columns = varying(cells) or ["model"]
+    columns = varying_columns(cells) or ["model"]
     words = [word for word in text.replace("·", " ").replace("+", " ").split() if word]
     rows = as_text(cells[[c for c in cells if c in columns or c in CHOICES]])
     records = [{str(k): str(v) for k, v in row.items()} for row in rows.to_dict("records")]

@@ -15,10 +15,10 @@ from vitsweep.tables.valid_runs import (
     KeyedRuns,
     checked_cells,
     checked_runs,
-    counted,
     final_status,
     in_order,
     keyed,
+    valid_runs,
 )
 
 COMPARED = (
@@ -155,7 +155,7 @@ def _latest(runs: DataFrame) -> DataFrame:
 
 
 def _medians(runs: DataFrame) -> DataFrame:
-    good = counted(runs, ROW)
+    good = valid_runs(runs, ROW)
     used = pd.concat([good, runs[~runs[ROW].isin(set(good[ROW]))]])
     metrics = col.metric_columns(used)
     numbers = used.assign(**{m: pd.to_numeric(used[m], errors="coerce") for m in metrics})

@@ -8,7 +8,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables import names as col
 from vitsweep.tables.formatting import number
-from vitsweep.tables.names import cell_names, varying
+from vitsweep.tables.names import cell_names, varying_columns
 from vitsweep.tables.valid_runs import checked_cells, of_baseline, one_device
 
 IMAGENET_1K = 1_281_167
@@ -52,7 +52,7 @@ def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K) -> DataFrame:
     base = of_baseline(measured.assign(_hours=hours), "_hours")
     shown = ["throughput_spread", "blocks", "claim", "sweep", "device"]
     columns = [
-        "cell_id", *varying(cells), "images_per_second", "baseline_cell_id",
+        "cell_id", *varying_columns(cells), "images_per_second", "baseline_cell_id",
         *(c for c in shown[:2] if c in measured), "speedup", *(c for c in shown[2:] if c in measured),
     ]  # fmt: skip
     return (

@@ -22,7 +22,7 @@ from vitsweep.tables.formatting import (
     values,
     with_interval,
 )
-from vitsweep.tables.names import cell_names, varying
+from vitsweep.tables.names import cell_names, varying_columns
 from vitsweep.tables.stats import (
     BLOCKS_FOR_CORRELATION,
     BLOCKS_TO_TELL,
@@ -34,7 +34,7 @@ from vitsweep.tables.stats import (
     order_p_value,
     two_sided,
 )
-from vitsweep.tables.valid_runs import checked_cells, checked_runs, counted, keyed
+from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, valid_runs
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
 HALF, NOISY = 0.5, 0.1
@@ -73,7 +73,7 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
     """
     checked = checked_runs(runs, "device", "position")
     known = keyed(checked, baselines)
-    good = counted(known.runs, ROW)
+    good = valid_runs(known.runs, ROW)
     rows = [
         _first_run(good),
         _autocorrelation(good, known.baselines),
@@ -240,7 +240,7 @@ def predicted_vs_measured(cells: DataFrame) -> DataFrame:
     """
     cells = checked_cells(cells)
     metrics = [m for m in METRICS if PREFIX + m in cells]
-    columns = ["cell_id", *varying(cells), "status"]
+    columns = ["cell_id", *varying_columns(cells), "status"]
     parts = [
         cells[columns].assign(
             metric=m,

@@ -14,7 +14,7 @@ from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block, wi
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effect_model import Effect, Factor, Grid, MixedFit, fit_mixed_model
 from vitsweep.tables.formatting import end, plain, times
-from vitsweep.tables.names import Changes, cell_names, named, varying, with_changes
+from vitsweep.tables.names import Changes, cell_names, named, varying_columns, with_changes
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -32,10 +32,10 @@ from vitsweep.tables.valid_runs import (
     KEY,
     KeyedRuns,
     checked_runs,
-    counted,
     keyed,
     one_device_each,
     text,
+    valid_runs,
 )
 
 Floats = NDArray[np.float64]
@@ -150,7 +150,7 @@ def _grid(cells: DataFrame, baselines: Mapping[str, str | None]) -> Grid:
     stratum = cells["cell_id"].map(lambda c: baselines.get(c) or "").astype(str)
     is_baseline = stratum == cells["cell_id"]
     factors = {}
-    for column in varying(cells):
+    for column in varying_columns(cells):
         texts = cells[column].map(plain).astype(str)
         if (texts.groupby(stratum).nunique() > 1).any():
             usual = texts[is_baseline] if is_baseline.any() else texts
@@ -367,7 +367,7 @@ def _subsets(changes: Changes, known: Mapping[Changes, int]) -> Iterator[Changes
 
 def _gains(steps: DataFrame, known: KeyedRuns) -> DataFrame:
     """Return the gain of every step over the one before; everything is grouped once."""
-    per_block = log_throughput_per_block(counted(known.runs, ROW), ROW)
+    per_block = log_throughput_per_block(valid_runs(known.runs, ROW), ROW)
     over_baseline = samples(log_ratios(per_block, known.baselines, ROW), ROW)
     measured = set(per_block[ROW])
     rows: list[Mapping[Any, Any]] = []

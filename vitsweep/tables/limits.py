@@ -19,7 +19,7 @@ from vitsweep.tables.formatting import (
     values,
     whole,
 )
-from vitsweep.tables.names import comparable, spec_columns, varying
+from vitsweep.tables.names import comparable, spec_columns, varying_columns
 from vitsweep.tables.valid_runs import checked_cells
 
 FOLLOWING = ("num_tokens", "resolution_px", "images_per_step", "model.frames", "batch.name")
@@ -49,7 +49,7 @@ def limits(cells: DataFrame, key: str) -> DataFrame:
     if key not in cells or cells.empty:
         return DataFrame(columns=["fits", "fails_at", *AT_THE_LIMIT, "ended"])
     same = [c for c in spec_columns(cells) if c != key and c not in FOLLOWING]
-    names = [c for c in varying(cells) if c in same]
+    names = [c for c in varying_columns(cells) if c in same]
     cells = cells.assign(_peak_gib=peaks_gib(cells), **{key: _numbers(cells[key], key)})
     group = comparable(cells[same]).agg("|".join, axis=1) if same else Series("", cells.index)
     rows = [_row(some, key, names) for _, some in cells.groupby(group, sort=False)]

@@ -52,7 +52,7 @@ def environment_columns(table: DataFrame) -> list[str]:
     return [str(c) for c in table if c not in other]
 
 
-def varying(table: DataFrame) -> list[str]:
+def varying_columns(table: DataFrame) -> list[str]:
     """Return the spec columns that distinguish the cells: the choices that vary, then other columns.
 
     A column determined by the choices (`precision.master_weights` by `precision`) is left out, and
@@ -142,7 +142,7 @@ def name_parts(cells: DataFrame, columns: Sequence[str] | None = None) -> DataFr
     The first is what differs from its baseline, `O1 + fsdp`; the second is what it shares with its
     baseline where baselines differ, `4 ranks · 64 images`, empty for up to two varying columns.
     """
-    named = [c for c in (varying(cells) if columns is None else columns) if c in cells]
+    named = [c for c in (varying_columns(cells) if columns is None else columns) if c in cells]
     rows = as_text(cells[named]).to_dict("records") if named else [{} for _ in range(len(cells))]
     full = [_joined(row, named, " · ") for row in rows]
     few = len(named) <= FEW or not rows
@@ -179,12 +179,12 @@ Changes = frozenset[str]
 def with_changes(cells: DataFrame) -> DataFrame:
     """Add `changes`: a set of the `column=value` settings in which a cell differs from its baseline.
 
-    Only columns that `varying` keeps are compared, so that a setting that is determined by another
+    Only columns that `varying_columns` keeps are compared, so that a setting that is determined by another
     (`num_tokens` from `classifier`) is not counted twice. Cells without a baseline row in the
     table are left out.
     """
     cells = checked_cells(cells, "baseline_cell_id")
-    columns = varying(cells)
+    columns = varying_columns(cells)
     rows = (
         as_text(cells[columns]).to_dict("records") if columns else [{} for _ in range(len(cells))]
     )

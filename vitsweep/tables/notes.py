@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 from vitsweep.results.metrics import own_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import as_text, count, missing, plain, status_words
-from vitsweep.tables.names import MANY, cell_names, varying
+from vitsweep.tables.names import MANY, cell_names, varying_columns
 from vitsweep.tables.valid_runs import checked_cells
 
 LONGEST_REASON = 300
@@ -96,7 +96,7 @@ def unmeasured_lines(cells: DataFrame) -> list[str]:
 
 def lines_of(cells: DataFrame, chosen: Series) -> list[str]:
     """Return one line per status and reason of the chosen cells; the others tell them apart."""
-    columns = varying(cells)
+    columns = varying_columns(cells)
     settings = as_text(cells[columns]).to_dict("records") if columns else [{}] * len(cells)
     rows = zip(cells["status"], cells["reason"], chosen, strict=True)
     return reason_lines(
@@ -155,7 +155,7 @@ def coverage(cells: DataFrame) -> DataFrame:
     """
     cells = checked_cells(cells, "reason", "failed_rank", "attempt")
     absent = cells.assign(cell=cell_names(cells))[cells["status"] != Status.measured]
-    named = varying(cells)
+    named = varying_columns(cells)
     named = ["cell"] if len(named) > MANY else named
     columns = [*named, "status", "reason", "failed_rank", "attempt", "cell_id"]
     return (

@@ -19,7 +19,7 @@ from vitsweep.tables.blocks import (
 )
 from vitsweep.tables.cost import measured_with_peak, peaks_gib
 from vitsweep.tables.speedup import selection_adjusted
-from vitsweep.tables.valid_runs import checked_cells, checked_runs, counted, keyed, row_keys
+from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, row_keys, valid_runs
 
 # How sure it is that a cell is on the Pareto front, given the noise of its measurement.
 
@@ -86,7 +86,7 @@ def _drawn(
     if objective == "images_per_second":
         return _drawn_logs(within_blocks(runs), table["cell_id"].tolist(), draws, generator)
     values = table[objective].to_numpy(float)
-    good = counted(runs)
+    good = valid_runs(runs)
     of_runs = (
         peaks_gib(good)
         if objective == "peak_gib"
@@ -213,7 +213,7 @@ def _with_adjusted(
     if runs is not None and baselines is not None:
         note = "adjusted for the selection among the cells within the limits, by blocks left out"
         known = keyed(checked_runs(runs, "device"), baselines)
-        good = without_first_run(counted(known.runs, ROW))
+        good = without_first_run(valid_runs(known.runs, ROW))
         per_block = log_throughput_per_block(good, ROW)
         ratios = log_ratios(per_block, known.baselines, ROW)
         rows = known.numbers(table)

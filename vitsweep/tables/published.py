@@ -11,7 +11,7 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import plain
-from vitsweep.tables.names import varying
+from vitsweep.tables.names import varying_columns
 from vitsweep.tables.valid_runs import checked_cells
 
 SURENESS = {
@@ -146,7 +146,7 @@ def memory_parts(cells: DataFrame) -> DataFrame:
     formulas = _formulas()
     wholes = _wholes(measured)
     rows = [_row(row, formulas, wholes.get(_key(row))) for _, row in measured.iterrows()]
-    columns = list(dict.fromkeys([*varying(cells), "world_size"]))
+    columns = list(dict.fromkeys([*varying_columns(cells), "world_size"]))
     columns += [GATHERED] * (GATHERED in measured)
     return pd.concat(
         [measured[["cell_id", *columns, *PARTS]], DataFrame(rows, index=measured.index)], axis=1

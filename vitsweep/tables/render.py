@@ -38,7 +38,7 @@ from vitsweep.tables.formatting import (
     with_interval,
     with_spread,
 )
-from vitsweep.tables.names import MANY, cell_names, name_parts, varying
+from vitsweep.tables.names import MANY, cell_names, name_parts, varying_columns
 from vitsweep.tables.notes import half_precision_note, lines_of
 from vitsweep.tables.speedup import about
 from vitsweep.tables.stats import INCONCLUSIVE, Claim, is_inconclusive
@@ -189,7 +189,7 @@ def _own(table: DataFrame) -> dict[str, Column]:
 
 def _settings(cells: DataFrame) -> dict[str, Column]:
     """Return a column for each setting that varies; three well-known ones where none does."""
-    named = varying(cells) or [c for c in ("model", "precision", "sharding") if c in cells]
+    named = varying_columns(cells) or [c for c in ("model", "precision", "sharding") if c in cells]
     return {c: values(c) for c in named}
 
 

@@ -8,7 +8,7 @@ from pandas import DataFrame, Series
 from vitsweep.rates.profile import profile_of
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import missing
-from vitsweep.tables.names import varying
+from vitsweep.tables.names import varying_columns
 from vitsweep.tables.valid_runs import checked_cells
 
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
@@ -61,7 +61,7 @@ def roofline(cells: DataFrame) -> DataFrame:
     ]  # fmt: skip
     table = checked_cells(cells, *names)
     measured = table[table["status"] == Status.measured] if len(table) else table
-    named = [c for c in varying(table) if c not in COLUMNS]
+    named = [c for c in varying_columns(table) if c not in COLUMNS]
     rows = [
         {"cell_id": row["cell_id"], **{c: row[c] for c in named}, **_point(row, phase)}
         for _, row in measured.iterrows()

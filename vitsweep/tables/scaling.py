@@ -13,9 +13,9 @@ from vitsweep.results.record import Status
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
 from vitsweep.tables.formatting import Column, number, percent, text_columns, values, with_interval
-from vitsweep.tables.names import cell_names, comparable, spec_columns, varying
+from vitsweep.tables.names import cell_names, comparable, spec_columns, varying_columns
 from vitsweep.tables.stats import MIN_BLOCKS, contrast, estimate, mean_interval, samples
-from vitsweep.tables.valid_runs import checked_cells, checked_runs, counted, keyed, one_device
+from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, one_device, valid_runs
 
 PURPOSES = ("parameter_bytes_per_step", "gradient_bytes_per_step", "activation_bytes_per_step")
 
@@ -68,7 +68,13 @@ def communication(cells: DataFrame) -> DataFrame:
     measured = measured.dropna(subset=counted, how="all") if counted else measured.iloc[:0]
     columns = list(
         dict.fromkeys(
-            [*varying(cells), "sequence_parallel", "world_size", "num_tokens", "images_per_step"]
+            [
+                *varying_columns(cells),
+                "sequence_parallel",
+                "world_size",
+                "num_tokens",
+                "images_per_step",
+            ]
         )
     )
     times = [
@@ -133,7 +139,7 @@ def scaling_efficiency(
     measured = table[table["status"] == Status.measured].dropna(subset=["world_size"])
     on_one = measured.pipe(one_device, mixed_hardware).assign(_key=known.numbers)
     with_throughput = on_one.dropna(subset=["images_per_second", "images_per_step"])
-    per_block = log_throughput_per_block(counted(known.runs, ROW), ROW)
+    per_block = log_throughput_per_block(valid_runs(known.runs, ROW), ROW)
     curves = [_against_smallest(_curves(with_throughput, kind), per_block) for kind in KEPT]
     return pd.concat(curves, ignore_index=True)
 
@@ -164,7 +170,9 @@ def _curves(measured: DataFrame, kind: str) -> DataFrame:
 
 def _curve_names(points: DataFrame, kind: str) -> Series:
     """Return a name per point, shared by its curve: the kind of scaling, and what tells curves apart."""
-    columns = [c for c in varying(points) if c not in SIZES and not c.startswith(SIZE_FIELDS)]
+    columns = [
+        c for c in varying_columns(points) if c not in SIZES and not c.startswith(SIZE_FIELDS)
+    ]
     curve = points["order"]
     names = (f"{kind} · " + cell_names(points, columns)).groupby(curve).transform("first")
     images = points[KEPT[kind]].map(f", {{:g}} img/{'step' if kind == 'strong' else 'rank'}".format)
@@ -291,7 +299,7 @@ def curve_steps(
 
 def _step_ms(runs: DataFrame) -> DataFrame:
     """Return `cell_id, sweep, block, step_ms`: mean time of a step, from images and throughput."""
-    measured = counted(runs)
+    measured = valid_runs(runs)
     usable = measured.dropna(subset=["images_per_second", "images_per_step"])
     step = 1000 * usable["images_per_step"].astype(float) / usable["images_per_second"]
     return (

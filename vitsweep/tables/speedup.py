@@ -35,10 +35,10 @@ from vitsweep.tables.valid_runs import (
     KeyedRuns,
     checked_cells,
     checked_runs,
-    counted,
     final_status,
     is_look,
     keyed,
+    valid_runs,
 )
 
 # Does a speedup come from where its technique works, or did something else of the step move?
@@ -158,7 +158,7 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
     runs, baselines = known.runs, known.baselines
     facts = ["cell_id", "baseline_cell_id", "baseline", "others", "is_listed"]
     table = known.rows[facts].rename_axis("row").reset_index()
-    good = counted(runs, ROW)
+    good = valid_runs(runs, ROW)
     ratios = log_ratios(log_throughput_per_block(good, ROW), baselines, ROW)
     alike = log_ratios(log_throughput_per_block(without_first_run(good), ROW), baselines, ROW)
     return (
@@ -339,7 +339,7 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     earlier = compared & base.map(known.rows["is_earlier"]).eq(True)
     others = table["others"].where(compared & ~earlier, 0)
     codes = others.map(_blocks_of_other_code).mask(earlier, OTHER_CODE)
-    good = counted(known.runs, ROW)
+    good = valid_runs(known.runs, ROW)
     unusable, elsewhere = _without_throughput(good), moved_elsewhere(known, good)
     own = (
         table[ROW].map(lambda row, said=said: said.get(row, "")) for said in (unusable, elsewhere)

@@ -13,7 +13,7 @@ from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import count, times
 from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, SHOWN, Claim, chosen, estimate, holm, welch
-from vitsweep.tables.valid_runs import checked_runs, counted, final_status
+from vitsweep.tables.valid_runs import checked_runs, final_status, valid_runs
 
 SIDES = ("a", "b")
 CHANGE = {"ratio": "change", "ratio_low": "change_low", "ratio_high": "change_high"}
@@ -107,7 +107,7 @@ def _side(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
     columns += ["speedup", "speedup_low", "speedup_high", "num_blocks"]
     if runs.empty:
         return DataFrame(columns=columns)
-    good = counted(runs)
+    good = valid_runs(runs)
     ratios = log_ratios(log_throughput_per_block(good), baselines)
     latest = good.drop_duplicates("cell_id", keep="last").set_index("cell_id")
     facts = final_status(runs)[["cell_id", "status"]]
@@ -237,7 +237,7 @@ def _logs(runs: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> 
     """Return `cell_id, log`, one row per run or block that has a value."""
     if runs.empty:
         return DataFrame({"cell_id": [], "log": Series(dtype=float)})
-    good = counted(runs)
+    good = valid_runs(runs)
     if metric == "speedup":
         ratios = log_ratios(log_throughput_per_block(good), baselines)
         return ratios.rename(columns={"log_ratio": "log"})[["cell_id", "log"]]

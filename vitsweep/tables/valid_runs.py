@@ -47,7 +47,7 @@ def final_status(runs: DataFrame, by: str = "cell_id") -> DataFrame:
     return rows.reset_index()
 
 
-def counted(runs: DataFrame, by: str = "cell_id") -> DataFrame:
+def valid_runs(runs: DataFrame, by: str = "cell_id") -> DataFrame:
     """Return the runs whose numbers count: measured in full, of cells whose status is `measured`.
 
     Where a cell was measured on several kinds of device, only the latest one counts: a median over
