@@ -110,7 +110,7 @@ def hide_from_hydra(overrides: Sequence[str]) -> list[str]:
 
 
 def _hidden(override: Override) -> str:
-    if belongs_to_the_sweep(override) or override.is_sweep_override():
+    if belongs_to_the_sweep(override) or override.is_sweep_override() or override.is_delete():
         return str(override.input_line)
     key, value = override.get_key_element(), hydra.own_text(override) or "''"
     if override.value() is None:
