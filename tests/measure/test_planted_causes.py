@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.cells import cell
 from tests.ranks import on_ranks
@@ -28,6 +29,7 @@ from vitsweep.world import World
 BLOCKS, WINDOW_STEPS = 6, 6
 PLANTED_MS = 60.0
 TRACED_STEPS = 3
+GATHERED_FLOATS = 12_000_000
 UNTRUE_MS = 1.0
 """What a batch and a hook take besides sleeping."""
 BASE = ("resources.threads_per_rank=1", f"measurement.traced_steps={TRACED_STEPS}")
@@ -50,6 +52,9 @@ class Arm:
             stream = _slow(stream, naps)
         if plant == "block" or (plant == "late rank" and world.rank == 1):
             _block(trainer).register_forward_pre_hook(lambda *_: _nap(naps))
+        if plant == "all-reduce":
+            large = torch.ones(GATHERED_FLOATS)
+            trainer.model.register_forward_hook(lambda *_: _exchange(large, naps))
         if plant == "cast":
             for block in unwrapped(trainer.model).blocks:  # type: ignore[union-attr]
                 block.register_forward_hook(_casts)
@@ -73,6 +78,14 @@ def _nap(naps: list[float]) -> None:
     begin = time.perf_counter()
     time.sleep(PLANTED_MS / 1e3)
     naps.append(1e3 * (time.perf_counter() - begin))
+
+
+def _exchange(large: torch.Tensor, durations_ms: list[float]) -> None:
+    """Send a tensor that nothing waits to compute with, once all ranks are there."""
+    dist.barrier()
+    begin = time.perf_counter()
+    dist.all_reduce(large, op=dist.ReduceOp.MAX)
+    durations_ms.append(1e3 * (time.perf_counter() - begin))
 
 
 def _slow(stream: Iterator[Any], naps: list[float]) -> Iterator[Any]:
@@ -153,6 +166,7 @@ def explanation(
         ("block", 1, TimeClass.host),
         ("loader", 2, TimeClass.data),
         ("late rank", 2, TimeClass.host),  # of the rank that the other waits for
+        ("all-reduce", 2, TimeClass.communication),
     ],
 )
 def test_a_planted_delay_lies_within_the_interval_of_its_cause(
