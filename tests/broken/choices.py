@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vitsweep.spec.technique import Memory, PrecisionPlan
+from vitsweep.spec.technique import Memory, OptimizerChoice, PrecisionPlan
 from vitsweep.techniques.memory.recompute import RecomputeBlocks
 from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.optimizer.compact_adamw import CompactAdamW
@@ -632,8 +632,8 @@ def zeros_are_skipped(optimizer: "Optimizer") -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BrokenAdamW(AdamW):
-    """AdamW with a mistake in its optimizer."""
+class BrokenOptimizer(OptimizerChoice):
+    """A mistake in the optimizer of the class that follows."""
 
     fault: str
 
@@ -644,15 +644,13 @@ class BrokenAdamW(AdamW):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BrokenCompact(CompactAdamW):
+class BrokenAdamW(BrokenOptimizer, AdamW):
+    """AdamW with a mistake in its optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokenCompact(BrokenOptimizer, CompactAdamW):
     """AdamW on 8-bit or 4-bit state with a mistake."""
-
-    fault: str
-
-    def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        optimizer = super().build(groups)
-        globals()[self.fault](optimizer)
-        return optimizer
 
 
 # Faults between ranks.

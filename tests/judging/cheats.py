@@ -18,8 +18,8 @@ def parts(cell):
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def built(cell, loss_of=None, every=1):
-    model, optimizer = parts(cell)
+def built(cell, loss_of=None, every=1, made=None):
+    model, optimizer = made or parts(cell)
     count = [0]
 
     def step(batch):
@@ -222,47 +222,27 @@ def honest_at_first(cell):
 def frozen_layer(cell):
     model, _ = parts(cell)
     model.first.requires_grad_(False)
-    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-3)
-
-    def step(batch):
-        loss = cross_entropy(model(batch[0]), batch[1])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step
+    trained = (p for p in model.parameters() if p.requires_grad)
+    return built(cell, made=(model, torch.optim.AdamW(trained, lr=1e-3)))
 
 
 def half_of_the_weights(cell):
-    model, _ = parts(cell)
+    model, optimizer = parts(cell)
     model.bfloat16()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def step(batch):
-        loss = cross_entropy(model(batch[0].bfloat16()).float(), batch[1])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = built(
+        cell,
+        lambda model, x, y: cross_entropy(model(x.bfloat16()).float(), y),
+        made=(model, optimizer),
+    )
     step.weights = lambda: {n: t.float() for n, t in model.state_dict().items()}
     return step
 
 
 def only_large_gradients(cell):
     model, optimizer = parts(cell)
-
-    def step(batch):
-        loss = cross_entropy(model(batch[0]), batch[1])
-        optimizer.zero_grad()
-        loss.backward()
-        for p in model.parameters():
-            p.grad[p.grad.abs() < 1e-3] = 0
-        optimizer.step()
-        return loss
-
-    return step
+    for p in model.parameters():
+        p.register_hook(lambda gradient: gradient.where(gradient.abs() >= 1e-3, 0))
+    return built(cell, made=(model, optimizer))
 
 
 def last_update_left_out(cell):

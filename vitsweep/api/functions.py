@@ -355,6 +355,8 @@ def _console(show: bool) -> Console:
 
 def _plan_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Spread the settings of a cell over columns of their own, and join its reasons."""
-    plain = {key: value for key, value in row.items() if key not in ("settings", "reasons")}
+    from vitsweep.api.plan import NOT_VALUES
+
+    plain = {key: value for key, value in row.items() if key not in NOT_VALUES}
     head = {key: plain.pop(key) for key in ("cell_id", "cell")}
     return head | dict(row["settings"]) | plain | {"reasons": " ".join(row["reasons"])}

@@ -110,7 +110,8 @@ def with_predictions(
 
 
 MB = 1e6
-NOT_COLUMNS = ("settings", "reasons", "cell_id", "is_baseline")
+NOT_VALUES = ("settings", "reasons", "overrides")
+NOT_COLUMNS = (*NOT_VALUES, "cell_id", "is_baseline")
 
 
 def _cells(rows: DataFrame) -> list[str]:
@@ -191,7 +192,7 @@ def as_columns(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
     """Return rows as columns of numbers and text, one column for each setting that varies."""
     return DataFrame(
         [
-            {k: v for k, v in row.items() if k not in ("settings", "reasons")}
+            {k: v for k, v in row.items() if k not in NOT_VALUES}
             | row["settings"]
             | {"reasons": " ".join(row["reasons"])}
             for row in rows
@@ -347,7 +348,7 @@ def _crossing(plan: SweepPlan) -> str:
         return ""
     return (
         f"{', '.join(found)}: ranks of one group lie on several nodes, so that activations of every block "
-        "cross the network between nodes, whose rate is a tenth of that within one."
+        "cross the network between nodes."
     )
 
 
@@ -465,7 +466,7 @@ def overview(
 def plan_rows(
     plan: SweepPlan, state: ResumeState, cells_per_block: int, looks: "Counter[str]"
 ) -> list[dict[str, Any]]:
-    """Return one row per cell: id, label, settings, state, runs it lacks, reasons why it is not run."""
+    """Return one row per cell: id, label, settings, state, missing runs, why it is not run, overrides."""
     settings, labels = cell_settings(plan), cell_labels(plan)
     runs = looks + runs_per_cell(plan, state.missing_blocks, cells_per_block)
     return [
@@ -477,6 +478,7 @@ def plan_rows(
             "runs": runs[entry.cell_id],
             "is_baseline": entry.is_added_baseline,
             "reasons": state.reasons(entry),
+            "overrides": entry.composed.overrides,
         }
         for entry in plan.entries.values()
     ]

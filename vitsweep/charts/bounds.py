@@ -35,13 +35,7 @@ def rows_of(found: Sequence[Bounds]) -> DataFrame:
 
 def draw(table: DataFrame) -> Figure:
     """Draw the table of `rows_of`: one panel per cell, one bar per class, its bound in blue."""
-    panels = [rows for _, rows in table.groupby("cell", sort=False)]
-    heights = [style.height(len(rows)) for rows in panels]
-    figure = style.empty_figure(9.0, sum(heights))
-    every = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, rows in zip(every, panels, strict=True):
-        _panel(style.dress(axes), rows.reset_index(drop=True))
-    return figure
+    return style.stacked([rows for _, rows in table.groupby("cell", sort=False)], _panel)
 
 
 def _panel(axes: Axes, rows: DataFrame) -> None:

@@ -53,13 +53,7 @@ def draw(table: DataFrame) -> Figure:
 
     Hatched bars are not shown to differ from 0; the bars below the line add up to the one above it.
     """
-    panels = [rows for _, rows in table.groupby(["a", "b"], sort=False)]
-    heights = [style.height(len(rows)) for rows in panels]
-    figure = style.empty_figure(9.0, sum(heights))
-    every = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, rows in zip(every, panels, strict=True):
-        _panel(style.dress(axes), rows.reset_index(drop=True))
-    return figure
+    return style.stacked([rows for _, rows in table.groupby(["a", "b"], sort=False)], _panel)
 
 
 def _panel(axes: Axes, rows: DataFrame) -> None:

@@ -2,7 +2,7 @@
 
 import textwrap
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from hashlib import sha256
 from io import BytesIO, StringIO
@@ -13,7 +13,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from pandas import Series
+from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import METRICS
 from vitsweep.spec.cell_spec import CellSpec
@@ -97,6 +97,16 @@ def new_figure(width: float = 8.0, height: float = 4.0) -> tuple[Figure, Axes]:
 def empty_figure(width: float, height: float) -> Figure:
     """Return a figure (inches) without axes, for charts of several panels."""
     return Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
+
+
+def stacked(parts: Sequence[DataFrame], draw: Callable[[Axes, DataFrame], None]) -> Figure:
+    """Return a figure with one panel per table, one below the other, each as high as its bars."""
+    heights = [height(len(part)) for part in parts]
+    figure = empty_figure(9.0, sum(heights))
+    every = figure.subplots(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, part in zip(every, parts, strict=True):
+        draw(dress(axes), part.reset_index(drop=True))
+    return figure
 
 
 def dress(axes: Axes) -> Axes:

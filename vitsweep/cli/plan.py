@@ -4,15 +4,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitsweep.api.session import NotOursError
 from vitsweep.cli.cells import read_line
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode
-
-if TYPE_CHECKING:
-    from vitsweep.composition.composer import ComposedCell
 
 
 def parser() -> Options:
@@ -60,9 +57,8 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.api.plan import PlanRequest, plan
 
     searches, launcher = session.searches(), session.launcher
-    cells = searches.first() if searches else session.cells
     rows = plan(
-        cells,
+        searches.first() if searches else session.cells,
         session.settings,
         session.composer,
         launcher.machine(),
@@ -76,19 +72,18 @@ def run(arguments: Sequence[str]) -> int:
         ),
     )
     if known.stack:
-        _propose(cells, rows)
+        _propose(rows)
     return ExitCode.bad_input if all(row["state"] == "invalid" for row in rows) else ExitCode.ok
 
 
-def _propose(cells: "Sequence[ComposedCell]", rows: Sequence[Mapping[str, Any]]) -> None:
+def _propose(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the command of the combination that is predicted to be fastest, the later one of equals."""
     own = [row for row in rows if not row["is_baseline"]]
-    pairs = [*zip(cells, own, strict=False)]
-    possible = [pair for pair in pairs if pair[1]["state"] in ("runnable", "measured")]
+    possible = [row for row in own if row["state"] in ("runnable", "measured")]
     if not possible:
         return
-    best, _ = min(reversed(possible), key=lambda pair: pair[1].get("step_time_ms") or inf)
-    words = [word for word in best.overrides if not word.lstrip("+").startswith("sweep")]
+    best = min(reversed(possible), key=lambda row: row.get("step_time_ms") or inf)
+    words = [word for word in best["overrides"] if not word.lstrip("+").startswith("sweep")]
     print(f"Proposed: python -m vitsweep {shlex.join(words)}")
 
 
