@@ -130,7 +130,10 @@ def _traces(cells: Sequence[CellSpec]) -> list[StepTrace]:
 
 def _summary(calibration: Calibration) -> Table:
     rows = [_setup(setup) for setup in calibration.setups]
-    return as_table(DataFrame(rows), f"{calibration.device}, {calibration.date}")
+    return as_table(
+        DataFrame(rows),
+        f"{calibration.device}, {calibration.date}: products, copies, an all-reduce of 16 MiB",
+    )
 
 
 def _setup(setup: RankSetup) -> dict[str, str]:
@@ -150,11 +153,11 @@ def _setup(setup: RankSetup) -> dict[str, str]:
     reduced = [r for r in setup.collectives if r["name"] == "all_reduce" and r["bytes"] == 1 << 24]
     return {
         "ranks x threads": f"{setup.ranks} x {setup.threads}",
-        "matmul GFLOP/s fp32": number(rates["float32"]),
+        "GFLOP/s fp32": number(rates["float32"]),
         "bf16": number(rates["bfloat16"]),
         "copy GB/s": f"{largest['bytes_moved'] / largest['us'] / 1e3:.1f}",
-        "all-reduce 16 MiB ms": f"{reduced[0]['us'] / 1e3:.1f}" if reduced else "",
+        "all-reduce ms": f"{reduced[0]['us'] / 1e3:.1f}" if reduced else "",
         "us per operator": f"{setup.dispatch_us:.1f}",
-        "operators in steps": f"x {setup.scale:.2f}",
-        "error of short trainings": f"± {100 * setup.log_error:.0f} %",
+        "in steps": f"x {setup.scale:.2f}",
+        "error": f"± {100 * setup.log_error:.0f} %",
     }

@@ -211,9 +211,7 @@ def next_command(cells: DataFrame, typed: str) -> str:
     looks = measured[measured["claim"] == Claim.one_look]
     if (looks["speedup"] > NEAR_LOOK).any():
         return f"Not decided yet, the same command goes on: `{typed}`."
-    return (
-        f"Nothing beat the baseline. Try next: `{_untried(measured)}`." if len(measured) > 1 else ""
-    )
+    return f"Try next: `{_untried(measured)}`." if len(measured) > 1 else ""
 
 
 def _surer(best: Series, typed: str) -> str:
