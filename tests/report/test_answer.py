@@ -69,7 +69,7 @@ def test_where_nothing_beat_the_baseline_a_group_that_was_not_tried_is_named(
 
 
 @pytest.mark.parametrize(
-    ("ratio", "said"), [(2.1, "Not decided yet, the same command goes on"), (0.1, "Nothing beat")]
+    ("ratio", "said"), [(2.1, "Not decided yet, the same command goes on"), (0.1, "Try next")]
 )
 def test_a_look_that_is_not_far_away_is_not_decided(ratio: float, said: str) -> None:
     looks = measured(ratio, purpose=LOOK)
