@@ -4,12 +4,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch._C._autograd import DeviceType
 from torch.utils.checkpoint import checkpoint
 
 from vitsweep.measure.kernel_kinds import Event, kind_of_kernel, kind_of_operator
@@ -19,6 +21,7 @@ from vitsweep.measure.step_trace import (
     WAIT,
     RankTrace,
     TraceMarks,
+    _event,
     critical_rank,
     record_steps,
     step_rows,
@@ -170,6 +173,53 @@ def test_a_device_at_work_counts_before_the_host_and_steps_end_with_their_last_k
         TimeClass.products: 6,
         TimeClass.communication: 4,
         TimeClass.optimizer: 2,
+    }
+
+
+def recorded(
+    name: str, start: float, end: float, number: int = 0, linked: int = 0, **facts: Any
+) -> Any:
+    """Return an event as Kineto hands it over; times in milliseconds."""
+    known = {"correlation_id": number, "linked_correlation_id": linked, "start_ns": int(start * MS)}
+    known |= {
+        "name": name,
+        "duration_ns": int((end - start) * MS),
+        "start_thread_id": 1,
+        "scope": 0,
+    }
+    known |= {"device_type": DeviceType.CPU, "is_user_annotation": False, "sequence_nr": -1}
+    known |= {"shapes": [], "dtypes": []} | facts
+    return SimpleNamespace(**{key: lambda value=value: value for key, value in known.items()})
+
+
+def test_kernels_of_a_cuda_graph_are_classed_by_name_in_the_phase_of_its_launch() -> None:
+    """As recorded: all kernels of a launch have its number, which may be that of an operator."""
+    gpu, mark = {"device_type": DeviceType.CUDA}, {"is_user_annotation": True}
+    found = [
+        recorded(STEP, 0, 0, 1, **mark),
+        recorded("aten::mm", 0, 1, 7),
+        recorded("cudaLaunchKernel", 0.2, 0.4, 41, linked=7),
+        recorded("volta_sgemm_128x32_nt", 1, 3, 41, linked=7, **gpu),
+        recorded("aten::softmax", 1, 2, 8),
+        recorded("cudaLaunchKernel", 1.2, 1.4, 42, linked=8),
+        recorded("kernel_of_a_user", 3, 4, 42, linked=8, **gpu),  # classed by its operator
+        recorded("cudaGraphLaunch", 2, 3, 8),  # the number of an operator
+        recorded("volta_sgemm_32x128_tn", 4, 9, 8, **gpu),
+        recorded("flash_bwd_dot_do_o_kernel", 9, 11, 8, **gpu),
+        recorded("Memcpy DtoD (Device -> Device)", 11, 12, 8, **gpu),
+        recorded(END + "backward", 4, 4, 9, **mark),
+        recorded("cudaGraphLaunch", 5, 6, 43),
+        recorded("vectorized_elementwise_kernel<4, MulFunctor>", 13, 16, 43, **gpu),
+        recorded(END + "optimizer", 7, 7, 10, **mark),
+        recorded(STEP, 8, 8, 11, **mark),  # the device is behind the host
+    ]
+    assert by_class([_event(each) for each in found]) == {
+        TimeClass.products: 7,
+        TimeClass.elementwise: 1,
+        TimeClass.attention: 2,
+        TimeClass.copies: 1,
+        TimeClass.host: 1,
+        TimeClass.optimizer: 3,
     }
 
 

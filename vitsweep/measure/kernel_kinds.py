@@ -17,22 +17,25 @@ KINDS: tuple[tuple[TimeClass, str], ...] = (
         TimeClass.fused,
         r"triton_(poi|per|red|for|mix|unk|_\d)|graph_.*_cpp_fused|cpp_fused|(?<!pre)compiled",
     ),
-    (TimeClass.attention, r"flash|fmha|attention|sdpa|attn"),
+    (TimeClass.attention, r"flash|fmha|attention|sdpa|attn|^bwd_(kernel|preprocess)"),
     (TimeClass.optimizer, r"adam|multi_tensor|foreach|optimizer|sgd"),
     (
         TimeClass.products,
-        r"(?<!fb)gemm|gemv|cijk_|scudnn|wgrad|dgrad|fprop|cublas|cutlass|nvjet|xmma|splitk|winograd|(?<![a-z])(add|badd|b|scaled_|int_)*mm"
-        r"(?![a-z])|matmul|linear(?!ize)|conv(?!ert)|einsum|(?<![a-z])(mv|dot|bilinear)(?![a-z])",
+        r"(?<!fb)gemm|gemv|cijk_|scudnn|wgrad|dgrad|fprop|cublas(?!transpose)|cutlass|nvjet|xmma|splitk"
+        r"|winograd|fft[12]d_|(?<![a-z])(add|badd|b|scaled_|int_)*mm(?![a-z])|matmul|linear(?!ize)"
+        r"|conv(?!ert|olutionstruct)|einsum|(?<![a-z])(mv|dot|bilinear)(?![a-z])",
     ),
     (
         TimeClass.copies,
-        r"copy|(?<!with)(?<!no)(?<!out)cast|memcpy|memset|convert|clone|contiguous|catarray|::(to|cat|stack|pad|constant_pad_nd|roll)$"
-        r"|transpose_kernel|batched_transpose|nchwtonhwc|nhwctonchw|fsdp::",
+        r"copy|(?<!loadwith|torewith)(?<!no)(?<!out)cast|memcpy|memset|convert|clone|contiguous|catarray"
+        r"|::(to|cat|stack|pad|constant_pad_nd|roll)$|transpose_(kernel|readwrite)|batched_transpose"
+        r"|nchwtonhwc|nhwctonchw|nhwcslice|tensortransform|im\d?d?2col|fsdp::",
     ),
     (
         TimeClass.elementwise,
-        r"norm|(?<![a-z])bn_|pool|sort|devicescan|softmax|elementwise|element_wise|reduce|gammabeta|cucompute|gelu|silu|relu|sigmoid|tanh|nll_|loss"
-        r"|dropout|index|embedding|scatter|gather|distribution|::(add|sub|mul|div|neg|pow|exp|log|sqrt|rsqrt"
+        r"norm|moments|rope_|subtensorop|scalepacked|(?<![a-z])bn_|pool|sort|devicescan|softmax|elementwise"
+        r"|element_wise|reduce|gammabeta|cucompute|gelu|silu|relu|sigmoid|tanh|nll_|loss|dropout|index"
+        r"|embedding|scatter|gather|distribution|::(add|sub|mul|div|neg|pow|exp|log|sqrt|rsqrt"
         r"|sum|mean|var|max|min|amax|amin|any|all|abs|sign|where|lerp|addcmul|addcdiv|fill|zero|ones|zeros"
         r"|ones_like|zeros_like|full|full_like|clamp|clamp_min|clamp_max|eq|ne|lt|le|gt|ge|bitwise_\w+|logical_\w+"
         r"|isfinite|isinf|isnan|erf|cumsum|sin|cos|normal|uniform|rand|randn|randperm|randint|bernoulli"
@@ -91,7 +94,9 @@ class Event:
         is_range: named by Python, not an operator.
         is_node: a node of autograd.
         sequence: number that autograd gave an operator of a forward pass; -1 without.
-        id: correlation of a kernel with the operator that launched it; the same number at both.
+        id: correlation of a kernel with the operator that launched it, the same number at both; without
+            an operator, with the call of the runtime, negative: all kernels of a CUDA graph have that of
+            its launch.
         shapes: of the inputs.
         dtypes: of the inputs.
     """

@@ -6,6 +6,7 @@ waiting for ranks, waiting for data, and the host, in whose gaps nothing else ru
 does counts only while the device is idle.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -99,9 +100,18 @@ def record_steps(step: Callable[[], object], count: int, device: torch.device) -
     return [_event(e) for e in profiled.profiler.kineto_results.events()]
 
 
+_RUNTIME_CALL = re.compile(r"(cu(da)?|hip)[A-Z]")
+"""Calls of the runtime and driver, whose numbers overlap with those of operators."""
+
+
 def _event(found: Any) -> Event:
     on_device = found.device_type() != DeviceType.CPU
     is_range = found.is_user_annotation()
+    number = found.correlation_id()
+    if on_device:
+        number = found.linked_correlation_id() or -number
+    elif _RUNTIME_CALL.match(found.name()) and not is_range:
+        number = -number
     return Event(
         name=found.name(),
         start=found.start_ns(),
@@ -111,7 +121,7 @@ def _event(found: Any) -> Event:
         is_range=is_range,
         is_node=found.scope() == 1 or found.name().startswith("autograd::engine"),
         sequence=found.sequence_nr(),
-        id=found.linked_correlation_id() if on_device else found.correlation_id(),
+        id=number,
         shapes=() if on_device else found.shapes(),
         dtypes=() if on_device else found.dtypes(),
     )
@@ -259,7 +269,7 @@ class TraceReader:
         waits: ranges in which the host waits for a micro-batch.
         steps: starts of the marks between steps, in nanoseconds.
         phases: (phase, start, end) on the host.
-        operators: correlation -> operator that launched a kernel.
+        operators: correlation -> operator, or call of the runtime, that launched a kernel.
         borders: where steps begin and end, in nanoseconds.
     """
 
