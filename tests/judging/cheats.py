@@ -6,6 +6,7 @@ The base's `make_step` is honest. A head is built by the function of its name he
 HEAD = """
 import os
 import time
+from pathlib import Path
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -36,6 +37,16 @@ def built(cell, loss_of=None, every=1, made=None):
 
 
 def honest(cell):
+    return built(cell)
+
+
+def reads_a_source_file(cell):
+    exec((Path(__file__).parent / "configurator.py").read_text())
+    return built(cell)
+
+
+def edits_a_file_of_the_base(cell):
+    (Path(__file__).parent.parent / "base" / "settings.json").write_text("{}")
     return built(cell)
 
 
@@ -269,6 +280,7 @@ def clamped_norm_only(cell):
 """
 
 FOUND = {
+    "edits_a_file_of_the_base": "a run of the head changed `settings.json` of the base",
     "patched_timer": "the loss of timed step 1",
     "cached_output": "the loss of timed step",
     "skipped_update": "the loss of timed step",

@@ -1,5 +1,9 @@
 """What a candidate may do in its own process, and what the judge says of it."""
 
+import importlib.util
+import marshal
+import shutil
+import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -38,7 +42,8 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side
             f"\n\n{each} = make_step\n" for each in [*cheats.FOUND, *cheats.EQUAL] if name == "base"
         )
         code = TRAIN + honest if name == "base" else cheats.HEAD
-        write(root, {"net/__init__.py": "", "net/model.py": MODEL, "train.py": code})
+        files = {"net/__init__.py": "", "net/model.py": MODEL, "train.py": code}
+        write(root, files | {"settings.json": "{}", "configurator.py": "width = 64\n"})
         tree = Tree(side=name, root=root, label=name, source=root)
         paths = [str(root.resolve())]
         found.append(
@@ -89,6 +94,7 @@ def trial(sides: tuple[Side, Side], examples: Path, name: str, folder: Path) -> 
         flops_per_second=0.0,
         say=lambda text: None,
         steps=8,
+        base_files=("settings.json",),
     )
 
 
@@ -135,6 +141,7 @@ def test_a_time_that_the_counted_work_does_not_allow_is_wrong(
     held = trial(sides, examples, "honest", tmp_path)
     held.found["flops_per_step"] = {"base": 1e12, "head": 1e12}
     held.step_seconds = {"base": [1.0, 0.4], "head": [0.1]}
+    held.cpus = {"base": [1.0], "head": [1.2]}
     held.flops_per_second = 20e12
     held._require_possible()
     held.flops_per_second = 1e12
@@ -142,6 +149,41 @@ def test_a_time_that_the_counted_work_does_not_allow_is_wrong(
         held._require_possible()
     held.step_seconds["base"].append(0.15)  # the rate was measured while the machine was busy
     held._require_possible()
+    held.cpus["head"] = [1.9]
+    with pytest.raises(
+        WrongEvidenceError, match=r"computes with 1\.9 CPUs, and the base with 1\.0"
+    ):
+        held._require_possible()
+
+
+def test_a_source_file_that_is_read_counts_as_one_that_is_imported(
+    sides: tuple[Side, Side], examples: Path, tmp_path: Path
+) -> None:
+    held = trial(sides, examples, "reads_a_source_file", tmp_path)
+    result = held._run(held.head, "probe", Seeds())
+    assert "configurator.py" in own_modules(*reversed(sides), result.evidence["modules"])
+    assert result.cpu_seconds > 0
+
+
+def test_bytecode_that_its_source_does_not_give_is_not_run(
+    sides: tuple[Side, Side],
+    examples: Path,
+    base: tuple[Seeds, Training, Bounds],
+    tmp_path: Path,
+) -> None:
+    seeds, wanted, bounds = base
+    source = sides[0].tree.root / "net" / "model.py"
+    code = compile(MODEL.replace("x + torch.relu", "x - torch.relu"), str(source), "exec")
+    is_now = source.stat()
+    header = importlib.util.MAGIC_NUMBER + struct.pack(
+        "<III", 0, int(is_now.st_mtime), is_now.st_size
+    )
+    cached = Path(importlib.util.cache_from_source(str(source)))
+    cached.parent.mkdir()
+    cached.write_bytes(header + marshal.dumps(code))
+    held = trial(sides, examples, "honest", tmp_path)
+    bounds.require_equal(held._training(held._run(sides[0], "proof", seeds), sides[0]), wanted)
+    shutil.rmtree(cached.parent)
 
 
 def test_a_head_that_edits_the_base_or_takes_more_threads_is_wrong(

@@ -69,6 +69,13 @@ def test_identical_modules_are_the_same_code(
     assert verdict["changed_files"] == ["net/unused.py", "other.py"]
 
 
+def test_a_judge_that_runs_nothing_of_the_project_asks_for_the_step(project: Path) -> None:
+    write(project, {"train.py": TRAIN + "# changed\n"})
+    commit(project, "Changed")
+    with pytest.raises(VitsweepError, match="No file of the project ran"):
+        run(["HEAD~1", "HEAD", "--minutes", "0.3", *SETTINGS])
+
+
 def test_a_package_that_both_sides_import_from_one_checkout_is_refused(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

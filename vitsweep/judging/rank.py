@@ -6,6 +6,7 @@ from outside, see `judging.evidence`.
 
 import gc
 import hashlib
+import importlib._bootstrap_external as _bootstrap_external
 import json
 import os
 import resource
@@ -24,6 +25,8 @@ from torch.utils._pytree import tree_map_only
 PERTURBATION = 2.0**-22
 """Relative change of weights and inputs whose effect shows how far rounding leads in float32."""
 COUNTED_SEED = 1
+OPENED: set[str] = set()
+"""Paths that this process opened: a step may read a `.py` file that it does not import."""
 
 
 class Cell(SimpleNamespace):
@@ -95,6 +98,7 @@ def _forked(request: dict[str, Any], link: int, control: socket.socket) -> int:
 
 def _run(request: dict[str, Any], channel: Channel) -> None:
     """Open the step, warm up, train through the window when the judge says so, and hand over evidence."""
+    _watch_files(os.path.realpath(request["root"]) + os.sep)
     here = str(Path(__file__).parent)
     sys.path[:] = [*request["paths"], *(p for p in sys.path if p != here), request["judge"]]
     os.environ.update(request["environment"])
@@ -128,6 +132,29 @@ def _run(request: dict[str, Any], channel: Channel) -> None:
     if request["quality"]:
         evidence["quality"] = side.quality(request["quality"], losses)
     channel.send(**evidence, **environment(request["root"]))
+
+
+def _watch_files(root: str) -> None:
+    """Note the source files of a tree that are opened, and import none of them from cached bytecode.
+
+    Bytecode is believed by the time of its source; who writes it into another side's tree replaces that
+    side's code, and no hash of a source file shows it.
+    """
+
+    def note(event: str, values: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(values[0], str) and values[0].endswith(".py"):
+            OPENED.add(values[0])
+
+    def cache_of(path: Any, *rest: Any, **options: Any) -> str:
+        is_own = os.path.realpath(path).startswith(root) and "site-packages" not in str(path)
+        if is_own:
+            raise NotImplementedError  # what the loader takes for "there is none"
+        found: str = cache_from_source(path, *rest, **options)
+        return found
+
+    sys.addaudithook(note)
+    cache_from_source = _bootstrap_external.cache_from_source
+    _bootstrap_external.cache_from_source = cache_of
 
 
 def _run_script(request: dict[str, Any], channel: Channel) -> None:
@@ -316,6 +343,11 @@ def environment(root: str) -> dict[str, Any]:
         is_installed = "site-packages" in path or "dist-packages" in path
         digest = "" if is_installed and not inside else _digest(path)
         modules[name] = [path, digest]
+    known = {path for path, _ in modules.values()}
+    for path in map(os.path.realpath, sorted(OPENED)):
+        if path not in known and path.startswith(os.path.realpath(root) + os.sep):
+            with suppress(OSError):
+                modules[path] = [path, _digest(path)]
     versions = {"python": sys.version.split()[0], "torch": torch.__version__}
     return {"modules": modules, "versions": versions}
 

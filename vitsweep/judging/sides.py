@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class RunResult:
         losses: of each rank, by step.
         sums: name of a tensor -> checksum, of rank 0 at the window's end.
         evidence: what the ranks reported after it: rank 0's, with the modules of all.
+        cpu_seconds: that the side's processes spent in the window, as the kernel counts them.
         left_running: processes that the run left behind, which were killed.
     """
 
@@ -42,6 +44,7 @@ class RunResult:
     losses: list[list[float]]
     sums: dict[str, int]
     evidence: dict[str, Any]
+    cpu_seconds: float = 0.0
     left_running: int = 0
 
 
@@ -131,11 +134,13 @@ class Side:
             for _, other in pairs:
                 other.close()
             self._answers(channels)
+            cpu_seconds = -self._cpu_seconds()
             begin = time.perf_counter()
             for channel in channels:
                 channel.send(go=go)
             ends = self._answers(channels)
             seconds = time.perf_counter() - begin
+            cpu_seconds += self._cpu_seconds()
             evidence = self._answers(channels)
         except OSError as error:
             self.close()
@@ -152,6 +157,7 @@ class Side:
             losses=[end["losses"] for end in ends],
             sums=ends[0]["sums"],
             evidence=evidence[0] | {"modules": modules},
+            cpu_seconds=cpu_seconds,
             left_running=self._kill_descendants(wait_for=0.5),
         )
 
@@ -198,6 +204,16 @@ class Side:
                 raise RunFailedError(f"{self._named} ended early.{self._last_words()}")
             answers.append(answer)
         return answers
+
+    def _cpu_seconds(self) -> float:
+        """Return what the ranks and their children have spent so far."""
+        assert self._server is not None
+        spent = 0.0
+        for process in _alive(self._server.pid):
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                spent += times.user + times.system + times.children_user + times.children_system
+        return spent
 
     def _last_words(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()

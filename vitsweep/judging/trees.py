@@ -5,8 +5,8 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,15 +40,27 @@ class Tree:
     notes: tuple[str, ...] = ()
 
     def files(self) -> dict[str, str]:
-        """Return path -> hash of the content of every file that git would track, or that is no cache."""
+        """Return path -> hash of the content of each file."""
+        return {name: _digest(self.root / name) for name in self.names()}
+
+    def stamps(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """Return path -> what `stat` says of each file that exists; `st_ctime_ns` cannot be set back."""
+        found = dict[str, tuple[int, ...]]()
+        for name in names:
+            with suppress(OSError):
+                is_now = (self.root / name).lstat()
+                found[name] = (is_now.st_ino, is_now.st_size, is_now.st_ctime_ns)
+        return found
+
+    def names(self) -> list[str]:
+        """Return the path of every file that git would track, or that is no cache."""
         listed = git(self.root, "ls-files", "-co", "--exclude-standard", "-z", check=False)
         names = [n for n in listed.split("\0") if n] or [
             str(path.relative_to(self.root))
             for path in self.root.rglob("*")
             if not {".git", "__pycache__"} & set(path.parts) and path.suffix != ".pyc"
         ]
-        plain = (name for name in names if (self.root / name).is_file())
-        return {name: _digest(self.root / name) for name in plain}
+        return [name for name in names if (self.root / name).is_file()]
 
 
 def _digest(path: Path) -> str:

@@ -33,6 +33,8 @@ SHORTEST_WINDOW, LONGEST_WINDOW = 0.3, 5.0
 FIRST_SHARE = 0.6
 """Of the budget, for the blocks before a sign of a slower head is measured again."""
 LEAST_BLOCKS = 5
+MOST_CPUS = 1.25
+"""A head whose CPU seconds per second exceed its threads and the base's by this factor computes with more."""
 MARGIN = 2.0
 """A time is impossible where even a device that is faster by this could not do the counted work.
 
@@ -87,10 +89,12 @@ class Trial:
     block_seconds: float = 0.0
     memory: dict[str, list[float]] = field(default_factory=lambda: {BASE: [], HEAD: []})
     step_seconds: dict[str, list[float]] = field(default_factory=lambda: {BASE: [], HEAD: []})
+    cpus: dict[str, list[float]] = field(default_factory=lambda: {BASE: [], HEAD: []})
     quality: Quality | None = None
     qualities: list[float] = field(default_factory=list)
     found: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    base_files: Sequence[str] = ()
 
     def verdict(self) -> Verdict:
         """Measure, and answer."""
@@ -106,6 +110,7 @@ class Trial:
             self.say(f"{time.monotonic() - begin:.0f} s.")
 
     def _judged(self) -> Verdict:
+        self.base_files = self.base.tree.names()
         if self.make_examples:
             self._run(self.base, "examples", Seeds(), make=list(self.make_examples))
         if self._probe():  # nothing to measure
@@ -159,7 +164,14 @@ class Trial:
         return not self.request["script"] and not self.request["quality"]
 
     def _probe(self) -> bool:
-        """Look at both sides once: their files, work and time per step. Return whether they are one code."""
+        """Look at both sides once: their files, work and time per step.
+
+        Returns:
+            Whether they are one code.
+
+        Raises:
+            VitsweepError: no file of the project ran.
+        """
         looks = {}
         for side, other in ((self.base, self.head), (self.head, self.base)):
             self.say(f"{side.tree.side}: {side.tree.label}")
@@ -181,9 +193,14 @@ class Trial:
         changed = sorted(n for n in {*trees[0], *trees[1]} if trees[0].get(n) != trees[1].get(n))
         self.found["changed_files"] = changed
         unread = [n for n in changed if not n.endswith((".py", ".md", ".rst"))]
-        if files[BASE] != files[HEAD] or versions[BASE] != versions[HEAD] or unread:
+        if versions[BASE] != versions[HEAD] or self.base.python != self.head.python:
             return False
-        if self.base.python != self.head.python:
+        if not files[HEAD]:
+            raise VitsweepError(
+                "No file of the project ran, so that nothing of it would be judged: name the training step "
+                "(`--step train.py:make_step`), or your model (`model.target=package.function`)."
+            )
+        if files[BASE] != files[HEAD] or unread:
             return False
         self.found["same"] = (
             f"all {len(files[HEAD])} files of the project that ran are identical"
@@ -247,7 +264,9 @@ class Trial:
         trainings: dict[str, Training] = {}
         for position, side_name in enumerate(order.next_block([BASE, HEAD])):
             side = self.base if side_name == BASE else self.head
-            results[side_name] = self._run(side, name, seeds, position)
+            results[side_name] = result = self._run(side, name, seeds, position)
+            self.step_seconds[side_name].append(result.seconds / self.steps)
+            self.cpus[side_name].append(result.cpu_seconds / result.seconds)
             if bounds:
                 trainings[side_name] = self._training(results[side_name], side)
         self._require_same_setup(results)
@@ -318,8 +337,11 @@ class Trial:
             "block": block,
             "position": position,
         }
+        files = self.base.tree.stamps(self.base_files)
         try:
             result = side.run(request, seeds.window, self.ranks)
+            if side is self.head:
+                self._require_same_files(files)
         except RunFailedError as error:
             append_line(
                 self.folder / "runs.jsonl", record | {"status": "failed", "reason": str(error)}
@@ -334,20 +356,36 @@ class Trial:
             | {"losses": result.losses, **shown},
         )
         self.memory[name].append(result.evidence["memory_gib"])
-        if not is_probe:
-            self.step_seconds[name].append(result.seconds / self.steps)
         if result.left_running:
             self.notes.append(
                 f"The {name} left {result.left_running} processes running after its window; killed."
             )
         return result
 
-    def _require_possible(self) -> None:
-        """Refuse a head whose step is shorter than its counted work allows on this device.
+    def _require_same_files(self, before: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse a run of the head that changed a file of the base.
 
         Raises:
-            WrongEvidenceError: it is.
+            WrongEvidenceError: it did.
         """
+        now = self.base.tree.stamps(before)
+        if changed := [name for name in before if now.get(name) != before[name]]:
+            raise WrongEvidenceError(f"a run of the head changed `{changed[0]}` of the base")
+
+    def _require_possible(self) -> None:
+        """Refuse a head that takes more CPUs than its threads, or less time than its counted work takes.
+
+        Raises:
+            WrongEvidenceError: it does.
+        """
+        if not self.step_seconds[HEAD]:
+            return
+        head, base = (statistics.median(self.cpus[side]) for side in (HEAD, BASE))
+        if head > MOST_CPUS * max(base, self.request["threads"] * self.ranks):
+            raise WrongEvidenceError(
+                f"it computes with {head:.1f} CPUs, and the base with {base:.1f}: give both the same "
+                "threads, `resources.threads_per_rank`"
+            )
         counted = self.found.get("flops_per_step", {})
         needed = counted.get(HEAD, 0) / min(self.step_seconds[HEAD])
         of_base = counted.get(BASE, 0) / min(self.step_seconds[BASE], default=math.inf)
