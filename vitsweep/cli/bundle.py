@@ -26,15 +26,13 @@ def parser() -> Options:
     options.add_argument(
         "--to", type=Path, metavar="FILE", help="archive to write (SWEEP.tar.gz, here)"
     )
-    options.add_argument(
+    options.number(
         "--margin",
-        type=float,
-        default=DEFAULT_MARGIN,
-        help="of each claim, relative; at least the half width of its interval (%(default)g)",
+        DEFAULT_MARGIN,
+        "of each claim, relative; at least the half width of its interval (%(default)g)",
+        most=LARGEST_MARGIN,
     )
-    options.add_argument(
-        "--anonymous", action="store_true", help="rewrite hosts, users, paths and addresses"
-    )
+    options.flag("--anonymous", help="rewrite hosts, users, paths and addresses")
     options.add_argument(
         "--hide",
         nargs="+",
@@ -52,10 +50,6 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: there is no such sweep, nothing was measured, or something cannot be hidden.
     """
     typed = parser().parse_intermixed_args(list(arguments))
-    if not 0 < typed.margin <= LARGEST_MARGIN:
-        raise BadValueError(
-            f"`--margin {typed.margin:g}` must be above 0, and {LARGEST_MARGIN:g} at most."
-        )
     if typed.hide and not typed.anonymous:
         raise BadValueError("`--hide` goes with `--anonymous`.")
     from vitsweep.bundle.pack import write_bundle

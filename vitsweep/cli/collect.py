@@ -27,12 +27,10 @@ def parser() -> Options:
         help="best value of a metric first, else the smallest; --sort=-COLUMN: last",
     )
     options.add_argument("--columns", metavar="A,B", help="show these columns of cells.csv")
-    options.add_argument(
-        "--reconcile",
-        action="store_true",
-        help="first record runs that dead jobs or killed commands left unfinished",
+    options.flag(
+        "--reconcile", help="first record runs that dead jobs or killed commands left unfinished"
     )
-    options.add_argument("--sync", action="store_true", help="upload its offline W&B runs")
+    options.flag("--sync", help="upload its offline W&B runs")
     return options
 
 

@@ -1,6 +1,5 @@
 """`vitsweep compare`: two settings in turns, with an interval on the ratio of their throughputs."""
 
-import math
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -40,24 +39,18 @@ def parser() -> Options:
     """Return the parser."""
     options = Options(VERBS["compare"], HELP)
     options.add_argument("settings", nargs="*", metavar="A B [override ...]", help="see above")
-    options.add_argument(
+    options.number(
         "--width",
-        type=float,
-        default=DEFAULT_WIDTH,
-        help="stop when the interval is +- this, relative (default %(default)s)",
+        DEFAULT_WIDTH,
+        "stop when the interval is +- this, relative (default %(default)s)",
     )
-    options.add_argument(
+    options.number(
         "--minutes",
-        type=float,
-        default=DEFAULT_MINUTES,
-        help="budget of this command: no block that would end later, windows short enough for three "
+        DEFAULT_MINUTES,
+        "budget of this command: no block that would end later, windows short enough for three "
         "blocks (default %(default)g)",
     )
-    options.add_argument(
-        "--mixed-hardware",
-        action="store_true",
-        help="take blocks of different devices together",
-    )
+    options.flag("--mixed-hardware", help="take blocks of different devices together")
     return options
 
 
@@ -69,13 +62,6 @@ def comparison_request(arguments: Sequence[str]) -> ComparisonRequest:
     """
     options = parser()
     found = options.parse_intermixed_args([word for word in arguments if word != "--"])
-    for option in ("width", "minutes"):
-        value = getattr(found, option)
-        if not 0 < value < math.inf:
-            raise VitsweepError(
-                f"`--{option} {value:g}` must be a number above 0, like "
-                f"{DEFAULT_WIDTH if option == 'width' else DEFAULT_MINUTES:g}."
-            )
     if len(found.settings) < 2:
         raise VitsweepError(
             "`compare` needs two settings, A and B; an empty one (`''`) is the default.\n"

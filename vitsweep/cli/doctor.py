@@ -35,9 +35,8 @@ SLURM = ("sinfo", "sbatch", "squeue", "sacct")
 def parser() -> Options:
     """Return the parser."""
     options = Options(VERBS["doctor"])
-    options.add_argument(
+    options.flag(
         "--calibrate",
-        action="store_true",
         help="measure operators, collectives and a few short trainings of this machine (3 minutes); "
         "`plan` predicts step times from them",
     )

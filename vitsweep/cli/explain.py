@@ -13,7 +13,7 @@ from vitsweep.api.compare import (
     StopReason,
     explain,
 )
-from vitsweep.cli.verbs import VERBS, Options, require_positive
+from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.planning.sweep_plan import DEFAULT_MINUTES
@@ -58,39 +58,19 @@ def parser() -> Options:
     options = Options(VERBS["explain"], HELP)
     options.add_argument("settings", nargs="*", metavar="A [B [override ...]]", help="see above")
     options.add_argument("--sweep", metavar="SWEEP", help="A and B are cells of it (the latest)")
-    options.add_argument(
-        "--blocks",
-        type=int,
-        default=DEFAULT_BLOCKS,
-        help="blocks with traces (default %(default)s)",
+    options.number(
+        "--blocks", DEFAULT_BLOCKS, "blocks with traces (default %(default)s)", 1, MOST_BLOCKS
     )
-    options.add_argument(
-        "--steps",
-        type=int,
-        default=DEFAULT_STEPS,
-        help="traced steps per run (default %(default)s)",
+    options.number(
+        "--steps", DEFAULT_STEPS, "traced steps per run (default %(default)s)", 1, MOST_TRACED_STEPS
     )
-    options.add_argument(
-        "--minutes",
-        type=float,
-        default=DEFAULT_MINUTES,
-        help="budget of this command (default %(default)g)",
-    )
-    options.add_argument(
-        "--operators",
-        type=int,
-        default=0,
-        metavar="N",
-        help="also show the N operators that differ most",
-    )
-    options.add_argument(
+    options.number("--minutes", DEFAULT_MINUTES, "budget of this command (default %(default)g)")
+    options.number("--operators", 0, "also show the N operators that differ most", 0, metavar="N")
+    options.flag(
         "--modules",
-        action="store_true",
         help="also show what each block and part of the model takes, forward and backward",
     )
-    options.add_argument(
-        "--json", action="store_true", help="print JSON: difference_ms, causes, operators, modules"
-    )
+    options.flag("--json", help="print JSON: difference_ms, causes, operators, modules")
     return options
 
 
@@ -107,13 +87,6 @@ def explain_request(arguments: Sequence[str]) -> tuple[ExplainRequest, Namespace
             "`explain` needs two settings or cells, A and B (an empty one, `''`, is the default), or one "
             "cell of a sweep that holds traces.\n" + options.format_usage().strip()
         )
-    limits = {"blocks": (1, MOST_BLOCKS), "steps": (1, MOST_TRACED_STEPS)}
-    for option, (least, most) in limits.items():
-        if not least <= getattr(found, option) <= most:
-            raise BadValueError(
-                f"`--{option} {getattr(found, option)}` must be from {least} to {most:,}."
-            )
-    require_positive("minutes", found.minutes)
     a, b, *common = found.settings
     request = ExplainRequest(
         a=a,

@@ -39,23 +39,14 @@ def parser() -> Options:
         help="`best`, an id, or settings that one cell has; `best` with settings: the best of those",
     )
     options.add_argument("--to", required=True, type=Path, metavar="FILE", help="file to write")
-    options.add_argument(
-        "--no-prove", action="store_true", help="write the file, and start nothing"
-    )
-    options.add_argument(
-        "--turns",
-        type=int,
-        default=TURNS,
-        help="of file and cell for throughput; 0: none (%(default)s)",
-    )
-    options.add_argument(
-        "--seconds", type=float, default=SECONDS, help="of timed steps in a turn (%(default)g)"
-    )
-    options.add_argument(
+    options.flag("--no-prove", help="write the file, and start nothing")
+    options.number("--turns", TURNS, "of file and cell for throughput; 0: none (%(default)s)", 0)
+    options.number("--seconds", SECONDS, "of timed steps in a turn (%(default)g)", 0.01)
+    options.number(
         "--margin",
-        type=float,
-        default=MARGIN,
-        help="equivalent where the 95 %% interval of the ratio lies so near to 1 (%(default)g)",
+        MARGIN,
+        "equivalent where the 95 %% interval of the ratio lies so near to 1 (%(default)g)",
+        0.0,
     )
     return options
 
@@ -128,9 +119,6 @@ def _check(typed: Any) -> None:
         raise BadValueError(f"`--to {typed.to}` exists: choose another name, or remove it.")
     if typed.to.suffix != ".py":
         raise BadValueError(f"`--to {typed.to}` must end in `.py`.")
-    for option, least in (("turns", 0), ("seconds", 0.01), ("margin", 0.0)):
-        if not getattr(typed, option) >= least:
-            raise BadValueError(f"`--{option} {getattr(typed, option)}` must be at least {least}.")
 
 
 def chosen(cells: "DataFrame", words: Sequence[str]) -> "dict[Any, Any]":

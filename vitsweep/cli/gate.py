@@ -1,5 +1,6 @@
 """`vitsweep gate`: a check for continuous integration against a kept baseline."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,12 +37,8 @@ def parser() -> Options:
     options.add_argument(
         "--against", required=True, metavar="KEPT", help="sweep or runs.parquet of the baseline"
     )
-    options.add_argument(
-        "--tolerance",
-        type=float,
-        default=0.05,
-        metavar="SHARE",
-        help="how much worse is accepted (%(default)s)",
+    options.number(
+        "--tolerance", 0.05, "how much worse is accepted (%(default)s)", -math.inf, metavar="SHARE"
     )
     options.add_argument(
         "--metric",
@@ -49,14 +46,9 @@ def parser() -> Options:
         metavar="NAME,...",
         help="columns such as speedup, step_time_ms or peak_gib (speedup)",
     )
-    options.add_argument(
-        "--mixed-hardware",
-        action="store_true",
-        help="compare cells although they ran on different devices",
-    )
-    options.add_argument(
+    options.flag("--mixed-hardware", help="compare cells although they ran on different devices")
+    options.flag(
         "--lenient",
-        action="store_true",
         help="only warn of cells that are gone, too few runs, lost blocks, a lower accuracy, a slower "
         "baseline, and of what is undecided",
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vitsweep.cli.verbs import VERBS, Options, require_positive, require_writable
+from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.judging.session import JudgeRequest, file_and_function, judge, overrides_of
@@ -50,17 +50,11 @@ def parser() -> Options:
         metavar="NAME",
         help="for changes that alter training: `loss`, or of the step",
     )
-    options.add_argument(
-        "--minutes",
-        type=float,
-        default=MINUTES,
-        help="budget of this command (default %(default)g)",
-    )
-    options.add_argument(
+    options.number("--minutes", MINUTES, "budget of this command (default %(default)g)")
+    options.number(
         "--width",
-        type=float,
-        default=WIDTH,
-        help="no difference is said where the interval is within +- this, relative (default %(default)g)",
+        WIDTH,
+        "no difference is said where the interval is within +- this, relative (default %(default)g)",
     )
     options.add_argument("--setup", default="", metavar="CMD", help="builds a side, in its root")
     options.add_argument(
@@ -81,7 +75,7 @@ def parser() -> Options:
         help="of many proposals: an accepted one is the next base",
     )
     options.add_argument("--markdown", type=Path, metavar="FILE", help="write it for a comment")
-    options.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    options.flag("--json", help="print the verdict as JSON")
     return options
 
 
@@ -93,8 +87,6 @@ def judge_request(arguments: Sequence[str]) -> tuple[JudgeRequest, bool, Path | 
     """
     options = parser()
     found = options.parse_intermixed_args([word for word in arguments if word != "--"])
-    for option in ("minutes", "width"):
-        require_positive(option, getattr(found, option))
     states, overrides = overrides_of(found.words)
     if not 1 <= len(states) <= 2:
         raise BadValueError(

@@ -34,7 +34,7 @@ def parser() -> Options:
     options.add_argument(
         "--hardware", required=True, help=f"one of {', '.join(profile_names())}, or a profile file"
     )
-    options.add_argument("-m", "--multirun", action="store_true", help="means nothing here")
+    options.flag("-m", "--multirun", help="means nothing here")
     options.add_argument(
         "overrides", nargs="*", metavar="override", help="model, batch, nodes, precision"
     )

@@ -115,25 +115,19 @@ def _predicts(hardware: str | None) -> bool:
 
 def _options() -> Options:
     options = Options(VERBS["plan"])
-    options.add_argument(
-        "-m", "--multirun", action="store_true", help="as in the sweep; always implied"
-    )
+    options.flag("-m", "--multirun", help="as in the sweep; always implied")
     options.add_argument(
         "--hardware", metavar="A,B", help="plan for nodes of these GPUs, or profile files"
     )
     options.add_argument("--search", choices=["layouts"], help="rank all parallel layouts instead")
-    options.add_argument(
-        "--stack", action="store_true", help="propose the best combination, as `+sweep=best_stack`"
-    )
+    options.flag("--stack", help="propose the best combination, as `+sweep=best_stack`")
     options.add_argument("--nodes", metavar="N,M", help="the same as `resources.nodes=N,M`")
     options.add_argument(
         "--columns", metavar="A,B|all", help="columns of the table; `all` lists them for each cell"
     )
     options.add_argument("--parquet", type=Path, metavar="FILE", help="write all columns to it")
     options.add_argument("--html", type=Path, metavar="FILE", help="write a page")
-    options.add_argument(
-        "--no-predict", action="store_true", help="states only, without memory and step time"
-    )
+    options.flag("--no-predict", help="states only, without memory and step time")
     return options
 
 

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from vitsweep.bundle.claims import Verdict
-from vitsweep.cli.verbs import VERBS, Options, require_positive
+from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 
 if TYPE_CHECKING:
@@ -42,12 +42,11 @@ def parser() -> Options:
     """Return the parser."""
     options = Options(VERBS["reproduce"], HELP)
     options.add_argument("bundle", type=Path, metavar="BUNDLE", help="what `vitsweep bundle` wrote")
-    options.add_argument("--check", action="store_true", help="run nothing")
-    options.add_argument(
+    options.flag("--check", help="run nothing")
+    options.number(
         "--minutes",
-        type=float,
-        default=DEFAULT_MINUTES,
-        help="budget of this command, for all claims together (default %(default)g)",
+        DEFAULT_MINUTES,
+        "budget of this command, for all claims together (default %(default)g)",
     )
     return options
 
@@ -59,7 +58,6 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: the file is no bundle, an entry of it is refused, or `--trust` is needed.
     """
     typed = parser().parse_intermixed_args(list(arguments))
-    require_positive("minutes", typed.minutes)
     if not typed.bundle.is_file():
         raise BadValueError(f"`{typed.bundle}` is no file: name an archive of `vitsweep bundle`.")
     from vitsweep.bundle.archive import extract

@@ -13,8 +13,8 @@ def parser() -> Options:
     """Return the parser."""
     options = Options(VERBS["status"])
     options.add_sweep()
-    options.add_argument("--watch", action="store_true", help="until nothing runs any more")
-    options.add_argument("--all", action="store_true", help="list every sweep under results/")
+    options.flag("--watch", help="until nothing runs any more")
+    options.flag("--all", help="list every sweep under results/")
     return options
 
 

@@ -109,16 +109,6 @@ def require_writable(option: str, file: Path) -> None:
     raise BadValueError(f"`{option} {file}` {fault}.")
 
 
-def require_positive(option: str, value: float) -> None:
-    """Refuse the number of an option that is not above 0, or not finite.
-
-    Raises:
-        BadValueError: it is not.
-    """
-    if not 0 < value < math.inf:
-        raise BadValueError(f"`--{option} {value:g}` must be a number above 0.")
-
-
 class Options(ArgumentParser):
     """Parser of one verb.
 
@@ -144,6 +134,35 @@ class Options(ArgumentParser):
             metavar="SWEEP",
             help="name under results/ or folder (that of the latest command)",
         )
+
+    def flag(self, *names: str, help: str) -> None:
+        """Take an option without a value."""
+        self.add_argument(*names, action="store_true", help=help)
+
+    def number(
+        self,
+        option: str,
+        default: float,
+        help: str,
+        least: float | None = None,
+        most: float = math.inf,
+        metavar: str | None = None,
+    ) -> None:
+        """Take a number of the type of `default`: above 0 and finite, or within `least` and `most`."""
+        kind = type(default)
+        if least is None:
+            rule = "a number above 0" if most == math.inf else f"above 0, and {most:g} at most"
+        else:
+            rule = f"at least {least}" if most == math.inf else f"from {least} to {most:,}"
+
+        def read(text: str) -> float:
+            value = kind(text)
+            if not (0 < value < math.inf if least is None else least <= value) or value > most:
+                raise BadValueError(f"`{option} {text}` must be {rule}.")
+            return value
+
+        read.__name__ = kind.__name__  # by which argparse calls what is none
+        self.add_argument(option, type=read, default=default, help=help, metavar=metavar)
 
     def error(self, message: str) -> NoReturn:
         """Refuse what was typed.
