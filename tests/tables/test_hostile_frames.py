@@ -19,7 +19,7 @@ from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.comparison import paired
 from vitsweep.tables.cost import cost, epoch_hours, measured_with_peak
-from vitsweep.tables.diagnostics import diagnostics, predicted_vs_measured
+from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.effects import waterfall
 from vitsweep.tables.limits import limits
 from vitsweep.tables.load import tidy
@@ -82,7 +82,6 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "communication": communication,
     "memory_parts": memory_parts,
     "optimizer_steps": optimizer_steps,
-    "predicted_vs_measured": predicted_vs_measured,
     "limits": lambda t: limits(t, "world_size"),
     "with_changes": with_changes,
     "cell_names": cell_names,

@@ -5,11 +5,8 @@ import pytest
 from tests.builders import run, table
 from vitsweep.charts.optimizer_step import optimizer_steps
 from vitsweep.charts.per_chip import per_chip
-from vitsweep.errors import VitsweepError
-from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.diagnostics import (
-    predicted_vs_measured,
     prediction_sentence,
     predictions_text,
 )
@@ -29,10 +26,6 @@ def test_per_chip_is_relative_to_the_baseline_of_the_slowest_device():
     )
     relative = per_chip(both).set_index("cell_id")["relative_throughput"]
     assert relative.to_dict() == pytest.approx({"v32": 1.0, "v16": 2.0, "a32": 1.8, "a16": 4.05})
-    other = per_chip(both, {"device": "A100", "precision": "fp32"}).set_index("cell_id")
-    assert other.loc["a16", "relative_throughput"] == pytest.approx(2.25)
-    with pytest.raises(VitsweepError, match="2 rows fit"):
-        per_chip(both, {"device": "A100"})
 
 
 def test_per_chip_counts_ranks_not_machines():
@@ -110,23 +103,6 @@ def test_the_loop_is_what_implementations_are_compared_with():
     assert rows.loc["af", "share_of_step"] == pytest.approx(2.0 / 640)
 
 
-def test_predictions_stand_beside_measurements():
-    runs = table(
-        run("a", "b0", 100, metrics={"predicted_step_time_ms": 704.0}),
-        run(
-            "b",
-            status=Status.killed,
-            reason="x",
-            metrics={"predicted_step_time_ms": 5.0},
-            precision="O1",
-        ),
-    )
-    both = predicted_vs_measured(cells(runs, {})).set_index("cell_id")
-    assert both.loc["a", ["metric", "unit", "measured"]].tolist() == ["step_time_ms", "ms", 640.0]
-    assert both.loc["a", "error"] == pytest.approx(0.1)
-    assert math.isnan(both.loc["b", "ratio"])
-
-
 def test_predicted_step_times_are_presented_with_their_errors():
     def predicted(ms: float, low: float, high: float) -> dict[str, float]:
         ends = {"low": low, "high": high}
@@ -151,6 +127,5 @@ def test_predicted_step_times_are_presented_with_their_errors():
 
 def test_without_predictions_the_table_is_empty():
     alone = cells(table(run("a")), {})
-    assert predicted_vs_measured(alone).empty
     assert predictions_text(alone).empty
     assert prediction_sentence(alone) == ""

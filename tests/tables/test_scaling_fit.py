@@ -11,7 +11,7 @@ from tests.noise import coverage
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.scaling import exposed_communication
-from vitsweep.tables.scaling_fit import predicted_scaling, scaling_fits
+from vitsweep.tables.scaling_fit import predicted_scaling
 
 RANKS = (1, 2, 4, 8)
 
@@ -64,23 +64,6 @@ def with_bytes(n):
     return 50.0 + sent(n) / 2e7  # 20 GB/s
 
 
-def law(fits, name):
-    return fits[fits["law"] == name].iloc[0]
-
-
-def test_amdahl_comes_back():
-    fit = law(scaling_fits(curve(amdahl, constant(64), blocks=3), {}), "amdahl")
-    assert fit["serial_fraction"] == pytest.approx(0.1)
-    assert fit["constant_ms"] == pytest.approx(10.0)
-    assert fit["worst_residual"] == pytest.approx(0.0, abs=1e-9)
-    assert (fit["num_sizes"], fit["num_blocks"], fit["note"]) == (4, 3, "")
-
-
-def test_a_curve_that_is_no_line_shows_its_residual():
-    fit = law(scaling_fits(curve(lambda n: 100 / n + 5 * n, constant(64)), {}), "amdahl")
-    assert fit["worst_residual"] > 0.05
-
-
 def test_amdahl_predicts_the_next_sizes():
     found = predicted_scaling(curve(amdahl, constant(64), blocks=3), {}).set_index("world_size")
     assert found.index.tolist() == [1, 2, 4, 8, 16, 32]
@@ -91,13 +74,11 @@ def test_amdahl_predicts_the_next_sizes():
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_intervals_of_the_fit_and_of_the_prediction_cover_the_truth(apart):
+def test_intervals_of_the_prediction_cover_the_truth(apart):
     kwargs = {"blocks": 4, "noise": 0.03, "apart": apart}
     runs = table(*(r for i in range(100) for r in records(amdahl, constant(64), seed=i, **kwargs)))
-    found = scaling_fits(runs, {})
-    assert len(found) == 100
-    assert coverage(found, 0.1, "serial_fraction") == pytest.approx(0.95, abs=0.05)
     next_ = predicted_scaling(runs, {}).query("world_size == 16")
+    assert len(next_) == 100
     truth = {"images_per_second": 64_000 / amdahl(16), "efficiency": 100 / amdahl(16) / 16}
     for column, value in truth.items():
         assert coverage(next_, value, column) == pytest.approx(0.95, abs=0.05)
@@ -105,10 +86,6 @@ def test_intervals_of_the_fit_and_of_the_prediction_cover_the_truth(apart):
 
 def test_weak_scaling_pays_for_its_bytes():
     runs = curve(with_bytes, per_rank, blocks=3, gradient_bytes_per_step=sent)
-    fit = law(scaling_fits(runs, {}), "bytes")
-    assert fit["bandwidth_gb_per_s"] == pytest.approx(20.0)
-    assert fit["constant_ms"] == pytest.approx(50.0)
-    assert math.isnan(fit["serial_fraction"])
     next_ = predicted_scaling(runs, {}).set_index("world_size").loc[32]
     assert next_["images_per_second"] == pytest.approx(64_000 * 32 / with_bytes(32))
     assert next_["efficiency"] == pytest.approx(50 / with_bytes(32))
@@ -119,44 +96,28 @@ def test_bytes_that_do_not_follow_a_ring_are_not_extrapolated():
     assert not predicted_scaling(runs, {})["extrapolated"].any()
 
 
-def test_without_counted_bytes_weak_scaling_has_no_fit_and_says_why():
-    runs = curve(with_bytes, per_rank, blocks=3)
-    fit = law(scaling_fits(runs, {}), "bytes")
-    assert math.isnan(fit["constant_ms"])
-    assert fit["note"] == "1 sizes with counted bytes; a fit needs 3"
+def test_without_counted_bytes_weak_scaling_has_no_prediction():
+    assert predicted_scaling(curve(with_bytes, per_rank, blocks=3), {}).empty
+
+
+def test_sizes_that_send_the_same_bytes_are_no_line():
+    runs = curve(with_bytes, per_rank, blocks=3, gradient_bytes_per_step=lambda n: 0.0)
     assert predicted_scaling(runs, {}).empty
 
 
-def test_time_in_collectives_has_a_latency_and_a_bandwidth():
-    runs = curve(
-        with_bytes, per_rank, blocks=3, gradient_bytes_per_step=sent,
-        communication_ms=lambda n: 0.0 if n == 1 else 2.0 + sent(n) / 1e7,
-    )  # fmt: skip
-    fit = law(scaling_fits(runs, {}), "communication")
-    assert (fit["constant_ms"], fit["bandwidth_gb_per_s"]) == pytest.approx((2.0, 10.0))
-    assert fit["num_sizes"] == 3
-
-
-def test_bytes_that_cost_nothing_have_no_bandwidth():
-    runs = curve(constant(50.0), per_rank, blocks=3, gradient_bytes_per_step=sent)
-    fit = law(scaling_fits(runs, {}), "bytes")
-    assert math.isnan(fit["bandwidth_gb_per_s"])
-    assert fit["note"] == "more bytes took no more time"
-
-
-def test_oversubscribed_sizes_are_left_out_and_named():
+def test_oversubscribed_sizes_have_no_part_in_the_line():
     runs = curve(lambda n: amdahl(n) * (5 if n == 8 else 1), constant(64), blocks=3, shared=(8,))
-    fit = law(scaling_fits(runs, {}), "amdahl")
-    assert fit["serial_fraction"] == pytest.approx(0.1)
-    assert fit["note"] == "oversubscribed and left out: 8 ranks"
-    too_few = law(scaling_fits(curve(amdahl, constant(64), shared=(4, 8)), {}), "amdahl")
-    assert too_few["note"] == "2 sizes; a fit needs 3; oversubscribed and left out: 4, 8 ranks"
+    found = predicted_scaling(runs, {}).set_index("world_size")
+    assert found.index.tolist() == [1, 2, 4, 8, 16]
+    assert found.loc[16, "step_ms"] == pytest.approx(amdahl(16))
+    assert found["extrapolated"].tolist() == [False] * 3 + [True] * 2
+    assert predicted_scaling(curve(amdahl, constant(64), shared=(4, 8)), {}).empty
 
 
 def test_below_three_blocks_there_is_no_interval():
-    fit = law(scaling_fits(curve(amdahl, constant(64), blocks=2, noise=0.01), {}), "amdahl")
-    assert fit["serial_fraction"] == pytest.approx(0.1, abs=0.05)
-    assert math.isnan(fit["serial_fraction_low"])
+    found = predicted_scaling(curve(amdahl, constant(64), blocks=2, noise=0.01), {}).iloc[-1]
+    assert found["efficiency"] == pytest.approx(100 / amdahl(32) / 32, rel=0.2)
+    assert math.isnan(found["efficiency_low"])
 
 
 def test_what_compute_does_not_hide_is_exposed():
@@ -181,7 +142,7 @@ def test_strong_scaling_divides_the_computation():
     assert math.isnan(last["overlapped_ms"])
 
 
-FUNCTIONS = (scaling_fits, predicted_scaling, exposed_communication)
+FUNCTIONS = (predicted_scaling, exposed_communication)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -216,6 +177,5 @@ def test_a_run_without_a_speed_is_left_out(bad):
     runs = curve(amdahl, constant(64), blocks=4)
     speed = runs["images_per_second"].to_numpy(copy=True)
     speed[2] = bad
-    fit = law(scaling_fits(runs.assign(images_per_second=speed), {}), "amdahl")
-    assert fit["serial_fraction"] == pytest.approx(0.1)
-    assert fit["num_blocks"] == 3
+    found = predicted_scaling(runs.assign(images_per_second=speed), {}).set_index("world_size")
+    assert found.loc[32, "step_ms"] == pytest.approx(amdahl(32))

@@ -8,8 +8,6 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
-from vitsweep.errors import VitsweepError
-from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import BLOCK, ROW, first_run, log_ratios, log_throughput_per_block
 from vitsweep.tables.cost import peaks_gib
@@ -22,7 +20,7 @@ from vitsweep.tables.formatting import (
     values,
     with_interval,
 )
-from vitsweep.tables.names import cell_names, varying_columns
+from vitsweep.tables.names import cell_names
 from vitsweep.tables.stats import (
     BLOCKS_FOR_CORRELATION,
     BLOCKS_TO_TELL,
@@ -34,7 +32,7 @@ from vitsweep.tables.stats import (
     order_p_value,
     two_sided,
 )
-from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, valid_runs
+from vitsweep.tables.valid_runs import checked_runs, keyed, valid_runs
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
 HALF, NOISY = 0.5, 0.1
@@ -230,44 +228,6 @@ def _row(
 # Predicted metrics beside measured ones.
 
 PREFIX = "predicted_"
-
-
-def predicted_vs_measured(cells: DataFrame) -> DataFrame:
-    """Return one row per cell and predicted metric: predicted, measured, ratio, error.
-
-    A prediction is a column `predicted_<metric>`. `ratio` is predicted / measured; `error` the
-    same minus 1, so 0.1 is 10 % too much. Cells that were not measured keep their prediction.
-    """
-    cells = checked_cells(cells)
-    metrics = [m for m in METRICS if PREFIX + m in cells]
-    columns = ["cell_id", *varying_columns(cells), "status"]
-    parts = [
-        cells[columns].assign(
-            metric=m,
-            unit=METRICS[m].unit,
-            predicted=_predicted(cells, PREFIX + m),
-            measured=pd.to_numeric(cells[m]).where(cells["status"] == Status.measured)
-            if m in cells
-            else float("nan"),
-        )
-        for m in metrics
-    ]
-    if not parts:
-        return DataFrame(
-            columns=[*columns, "metric", "unit", "predicted", "measured", "ratio", "error"]
-        )
-    return (
-        pd.concat(parts, ignore_index=True)
-        .dropna(subset=["predicted"])
-        .assign(ratio=lambda t: t["predicted"] / t["measured"], error=lambda t: t["ratio"] - 1)
-    )
-
-
-def _predicted(cells: DataFrame, column: str) -> Series:
-    try:
-        return pd.to_numeric(cells[column])
-    except (ValueError, TypeError) as error:
-        raise VitsweepError(f"Column `{column}` must hold numbers: {error}.") from error
 
 
 def predictions_text(cells: DataFrame) -> DataFrame:

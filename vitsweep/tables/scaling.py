@@ -224,14 +224,12 @@ class CurveSteps:
         kind: `strong` or `weak`.
         points: one row per size.
         step_ms: blocks x sizes.
-        left_out: sizes that were oversubscribed.
     """
 
     name: str
     kind: str
     points: DataFrame
     step_ms: Floats
-    left_out: list[int]
 
     @property
     def ranks(self) -> Floats:
@@ -261,9 +259,8 @@ class CurveSteps:
 def curve_steps(
     runs: DataFrame,
     baselines: Mapping[str, str | None],
-    mixed_hardware: bool,
-    all_points: bool = False,
     curves: DataFrame | None = None,
+    all_points: bool = False,
 ) -> Iterator[CurveSteps]:
     """Yield every curve of `scaling_efficiency` with the step times of its sizes.
 
@@ -272,19 +269,17 @@ def curve_steps(
     Args:
         runs: one row per run.
         baselines: cell -> its baseline, None where it has none.
-        mixed_hardware: take points of different devices together.
-        all_points: keep the oversubscribed ones, whose ranks shared cores.
         curves: as `scaling_efficiency` returns them, where they are there already.
+        all_points: keep the oversubscribed ones, whose ranks shared cores.
 
     Raises:
-        VitsweepError: a column is missing, a number is text, or the points ran on different devices
-            (unless `mixed_hardware`).
+        VitsweepError: a column is missing, a number is text, or the points ran on different devices.
     """
     runs = checked_runs(runs, "images_per_step", "world_size")
     if runs.empty or not (runs["status"] == Status.measured).any():
         return
     steps = _step_ms(runs)
-    found = scaling_efficiency(runs, baselines, mixed_hardware) if curves is None else curves
+    found = scaling_efficiency(runs, baselines) if curves is None else curves
     found = found.assign(
         oversubscribed=found["oversubscribed"].eq(True).fillna(False).astype(bool)
         if "oversubscribed" in found
@@ -292,9 +287,8 @@ def curve_steps(
     )
     for (kind, name), points in found.groupby(["scaling", "curve"], sort=False):
         usable = points if all_points else points[~points["oversubscribed"]]
-        left_out = sorted(map(int, set(points["world_size"]) - set(usable["world_size"])))
         times = _by_block(steps, list(usable["cell_id"]))
-        yield CurveSteps(str(name), str(kind), usable, times, left_out)
+        yield CurveSteps(str(name), str(kind), usable, times)
 
 
 def _step_ms(runs: DataFrame) -> DataFrame:
@@ -338,7 +332,6 @@ EXPOSED_COLUMNS = (
 def exposed_communication(
     runs: DataFrame,
     baselines: Mapping[str, str | None],
-    mixed_hardware: bool = False,
     curves: DataFrame | None = None,
 ) -> DataFrame:
     """Tell how much of the communication of every scaling point is hidden behind computation.
@@ -352,11 +345,11 @@ def exposed_communication(
         One row per point of every curve, times in ms of one step. `exposed_share` is of the step.
 
     Raises:
-        VitsweepError: as `scaling_fits`.
+        VitsweepError: as `curve_steps`.
     """
     rows = [
         row
-        for curve in curve_steps(runs, baselines, mixed_hardware, all_points=True, curves=curves)
+        for curve in curve_steps(runs, baselines, curves, all_points=True)
         for row in _exposed_rows(curve)
     ]
     return DataFrame(rows, columns=EXPOSED_COLUMNS)

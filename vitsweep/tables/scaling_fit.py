@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pandas import DataFrame
 
 from vitsweep.tables.scaling import CurveSteps, Floats, curve_steps
@@ -16,90 +17,43 @@ NEXT_SIZES = (2, 4)
 BYTES_AGREE = 0.05
 """Relative; bytes per rank that follow (n - 1) / n more loosely are not extrapolated."""
 
-LAWS = {
-    "amdahl": "step = serial + parallel / ranks (Amdahl 1967); strong scaling",
-    "bytes": "step = constant + bytes sent per rank / bandwidth; weak scaling",
-    "communication": "time in collectives = latency + bytes sent per rank / bandwidth (Hockney 1994)",
-}
-
-FIT_COLUMNS = (
-    "curve scaling law num_sizes num_blocks constant_ms constant_ms_low constant_ms_high "
-    "serial_fraction serial_fraction_low serial_fraction_high bandwidth_gb_per_s "
-    "bandwidth_gb_per_s_low bandwidth_gb_per_s_high worst_residual note"
-).split()
+LAW_OF = {"strong": "amdahl", "weak": "bytes"}
+"""Amdahl (1967): step = serial + parallel / ranks; bytes: step = constant + bytes per rank / bandwidth."""
 PREDICTED_COLUMNS = (
     "curve scaling law world_size extrapolated step_ms images_per_second images_per_second_low "
     "images_per_second_high efficiency efficiency_low efficiency_high"
 ).split()
 
 
-def scaling_fits(
-    runs: DataFrame, baselines: Mapping[str, str | None], mixed_hardware: bool = False
-) -> DataFrame:
-    """Fit the laws `LAWS` to every scaling curve.
-
-    Each law is a line y = a + b x through the points of a curve, with equal relative weights. It is
-    fitted block by block, so that what differs between blocks stays out, and the 95 % intervals are
-    Student's t over the blocks' fits. Sizes that never shared a block are matched in the order in
-    which they ran. Oversubscribed points are left out.
-
-    Args:
-        runs: one row per run, in the columns of the store.
-        baselines: cell -> its baseline, None where it has none.
-        mixed_hardware: take points of different devices together.
-
-    Returns:
-        One row per curve (as in `scaling_efficiency`) and law:
-        `constant_ms` is the serial part, the step without communication, or the latency;
-        `serial_fraction` its share of the step on one rank (`amdahl` only, may be below 0 where
-        caches help more than communication costs); `bandwidth_gb_per_s` is bytes over time that
-        they add (`bytes`: what is not hidden; empty where they add none); `worst_residual` is the
-        largest relative distance of a size's mean from the line. Without a fit (fewer than 3 sizes,
-        no bytes counted) the numbers are empty and `note` says why.
-
-    Raises:
-        VitsweepError: a column is missing, or the points ran on different devices (unless
-            `mixed_hardware`).
-    """
-    rows = [
-        row
-        for curve in curve_steps(runs, baselines, mixed_hardware)
-        for row in (_fit_row(curve, _step_law(curve)), _fit_row(curve, "communication"))
-        if row
-    ]
-    return DataFrame(rows, columns=FIT_COLUMNS)
-
-
 def predicted_scaling(
     runs: DataFrame,
     baselines: Mapping[str, str | None],
-    mixed_hardware: bool = False,
     curves: DataFrame | None = None,
 ) -> DataFrame:
     """Return the fitted curves at the measured worlds and at `NEXT_SIZES` times the largest.
 
-    The law is `amdahl` for strong and `bytes` for weak scaling; bytes are extrapolated where they
-    follow (n - 1) / n, as rings and FSDP's collectives do. Intervals are Student's t over blocks:
-    they hold the noise of the measurement, not what the law does not know (another node, another
-    switch).
+    The law is a line through the points of a curve with equal relative weights: `amdahl` for strong and
+    `bytes` for weak scaling. It is fitted block by block, so that what differs between blocks stays out;
+    sizes that never shared a block are matched in the order in which they ran, and oversubscribed points
+    are left out. Bytes are extrapolated where they follow (n - 1) / n, as rings and FSDP's collectives do.
+    Intervals are Student's t over blocks: they hold the noise of the measurement, not what the law does
+    not know (another node, another switch).
+
+    Args:
+        runs: one row per run, in the columns of the store.
+        baselines: cell -> its baseline, None where it has none.
+        curves: as `scaling_efficiency` returns them, where they are there already.
 
     Returns:
         One row per curve and world: `extrapolated`, `step_ms`, `images_per_second` (img/s of all
-        ranks) and `efficiency` with their intervals. Empty for curves without a fit.
+        ranks) and `efficiency` with their intervals. Empty for curves of fewer than 3 sizes, or without
+        counted bytes.
 
     Raises:
-        VitsweepError: as `scaling_fits`.
+        VitsweepError: a column is missing, or the points ran on different devices.
     """
-    rows = [
-        row
-        for curve in curve_steps(runs, baselines, mixed_hardware, curves=curves)
-        for row in _predicted_rows(curve)
-    ]
+    rows = [row for curve in curve_steps(runs, baselines, curves) for row in _predicted_rows(curve)]
     return DataFrame(rows, columns=PREDICTED_COLUMNS)
-
-
-def _step_law(curve: CurveSteps) -> str:
-    return "amdahl" if curve.kind == "strong" else "bytes"
 
 
 def _line(x: Floats, y: Floats) -> tuple[Floats, Floats]:
@@ -112,70 +66,23 @@ def _line(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     return (of_y - slope * first) / total, slope
 
 
-def _law(curve: CurveSteps, law: str) -> tuple[Floats, Floats, Floats, str]:
-    """Return x, y (blocks x sizes), which sizes take part, and why there is no fit."""
-    x = 1 / curve.ranks if law == "amdahl" else curve.bytes_per_step
-    y = curve.step_ms
+def _points(curve: CurveSteps) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Return x and y (blocks x sizes) of the line through a curve, and which sizes take part; maybe none."""
+    x = 1 / curve.ranks if curve.kind == "strong" else curve.bytes_per_step
     part = np.isfinite(x)
-    if law == "communication":
-        part &= (curve.ranks > 1) & (curve.communication_ms > 0)
-        y = np.atleast_2d(curve.communication_ms)
-    what = {
-        "amdahl": "",
-        "bytes": " with counted bytes",
-        "communication": " with timed collectives",
-    }
-    why = ""
-    if part.sum() < FEWEST_SIZES:
-        why = f"{int(part.sum())} sizes{what[law]}; a fit needs {FEWEST_SIZES}"
-    elif len(set(np.round(x[part] / x[part].max(), 6))) < 2:
-        why = "every size sends the same bytes"
-    elif not len(y):
-        why = "no block holds a throughput"
-    return x[part], y[:, part], part, why
-
-
-def _fit_row(curve: CurveSteps, law: str) -> dict[str, Any]:
-    x, y, part, why = _law(curve, law)
-    if law == "communication" and not part.any():
-        return {}
-    over = ", ".join(map(str, curve.left_out))
-    notes = [why, f"oversubscribed and left out: {over} ranks" if over else ""]
-    row: dict[str, Any] = {
-        "curve": curve.name,
-        "scaling": curve.kind,
-        "law": law,
-        "num_sizes": int(part.sum()),
-        "num_blocks": len(y),
-    }
-    if not why:
-        constant, slope = _line(x, y)
-        row |= _named("constant_ms", mean_interval(constant))
-        mean_constant, mean_slope = _line(x, np.exp(np.log(y).mean(axis=0))[None])
-        line = mean_constant[0] + mean_slope[0] * x
-        row["worst_residual"] = float(np.abs(line / np.exp(np.log(y).mean(axis=0)) - 1).max())
-        if law == "amdahl":
-            row |= _named("serial_fraction", mean_interval(constant / (constant + slope)))
-        else:
-            row |= _named("bandwidth_gb_per_s", _bandwidth(mean_interval(slope)))
-            notes.append("" if row["bandwidth_gb_per_s"] > 0 else "more bytes took no more time")
-    return row | {"note": "; ".join(n for n in notes if n)}
+    is_line = part.sum() >= FEWEST_SIZES and np.ptp(x[part]) > 1e-6 * x[part].max()
+    part &= is_line and len(curve.step_ms) > 0
+    return x[part], curve.step_ms[:, part], part
 
 
 def _named(name: str, interval: tuple[float, float, float]) -> dict[str, float]:
     return dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
 
 
-def _bandwidth(ms_per_byte: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Return GB/s from ms per byte; an end at or below 0 ms is no finite bandwidth and empty."""
-    middle, low, high = (1e-6 / v if v > 0 else float("nan") for v in ms_per_byte)
-    return middle, high, low
-
-
 def _predicted_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
-    law = _step_law(curve)
-    x, y, part, why = _law(curve, law)
-    if why:
+    law = LAW_OF[curve.kind]
+    x, y, part = _points(curve)
+    if not part.any():
         return
     constant, slope = _line(x, y)
     ranks, images = curve.ranks[part], curve.images[part]
