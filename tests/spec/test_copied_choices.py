@@ -10,7 +10,6 @@ from vitsweep.composition.composer import ComposedCell, copy_tree
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.cell_spec import GROUPS
-from vitsweep.spec.model_parallel import Volume
 from vitsweep.spec.resources import Machine
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -46,13 +45,8 @@ def verdict(composed: ComposedCell, machine: Machine) -> tuple[object, ...]:
     reasons = tuple(reason.replace(COPY, "") for reason in planned.reasons)
     if planned.reasons:
         return (reasons,)
-    sent = [
-        technique.sent_bytes_per_step(spec)  # type: ignore[attr-defined]
-        for technique in spec.techniques.values()
-        if getattr(technique, "axes", ()) and hasattr(technique, "sent_bytes_per_step")
-    ]
-    forwards = None if spec.num_tokens is None else Volume.of(spec).forwards
-    return (reasons, sent, forwards, spec.compilation.fuses_kernels)
+    tokens = None if spec.num_tokens is None else spec.sequence_parallel.tokens_per_rank(spec)
+    return (reasons, tokens, spec.memory.forwards_per_step, spec.compilation.fuses_kernels)
 
 
 def overrides_of(model: str, *choices: str) -> list[str]:

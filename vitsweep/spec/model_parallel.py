@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vitsweep.spec.technique import AttentionPattern, Technique
@@ -22,23 +22,24 @@ class ModelParallel(Technique):
         """All but `none`, which uses no axis of the mesh."""
         return bool(self.axes)
 
-    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """Bytes that a rank sends for this technique in one step, mean over ranks, by purpose.
-
-        The exact formula of this implementation: counters of a real step equal it.
-        """
-        return {}
-
 
 class SequenceParallel(ModelParallel):
     """Splits the tokens of one image over mesh axes; itself the plain choice, which splits none."""
 
     colour = 6
 
+    def unit(self, cell: "CellSpec") -> int:
+        """Number of tokens that the first axis is padded to a multiple of."""
+        return cell.mesh.sequence_parallel_size
+
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """Tokens of one image that a rank holds in each block, padding included."""
-        tokens = cell.transformer.num_tokens(cell.batch.resolution_px, cell.classifier.pooling)
-        return (tokens,) * cell.transformer.depth
+        """Tokens of one image that a rank holds in each block, padding included.
+
+        By default a share of the first axis, times the other one.
+        """
+        first, *rest = axis_lengths(cell)
+        share = padded_share(first, cell.mesh.sequence_parallel_size, self.unit(cell))
+        return (share * prod(rest),) * cell.transformer.depth
 
     def attention_pattern(self, kernel: AttentionPattern) -> AttentionPattern:
         """Which tokens attend to which, given the kernel's own pattern; unchanged by most."""
@@ -129,53 +130,15 @@ class PipelineRunner(Protocol):
         """Return outputs without gradients, on every rank."""
 
 
-# Sizes from which the formulas of communication volume are computed (no torch).
-
-
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
-@dataclass(frozen=True)
-class Volume:
-    """Sizes of the activations that a cell sends.
-
-    Attributes:
-        images: of one step and replica.
-        block_images: of these, how many each block computes.
-        width: D.
-        stream: bytes of a number between blocks.
-        inner: bytes of a number inside attention and MLP, half of `stream` under autocast.
-        forwards: forward passes of a block per step: 2 under recomputation.
-    """
-
-    images: int
-    block_images: int
-    width: int
-    stream: int
-    inner: int
-    forwards: int
-
-    @classmethod
-    def of(cls, cell: "CellSpec") -> "Volume":
-        """Read the sizes off a cell."""
-        plan, shape = cell.precision.plan(), cell.transformer
-        kept, of = shape.computed_images
-        images = cell.micro_batch * cell.batch.accumulation_steps
-        return cls(
-            images=images,
-            block_images=images * kept // of,
-            width=shape.width,
-            stream=BYTES[plan.param_dtype],
-            inner=BYTES[plan.autocast_dtype or plan.param_dtype],
-            forwards=cell.memory.forwards_per_step,
-        )
-
-    @property
-    def wide(self) -> int:
-        """Bytes of a number where sums are kept: float32 at least."""
-        return max(4, self.inner)
+def axis_lengths(cell: "CellSpec") -> tuple[int, ...]:
+    """Tokens along each axis of the model."""
+    return cell.transformer.sequence_lengths(cell.batch.resolution_px, cell.classifier.pooling)
 
 
-def remote_fraction(ranks: int) -> float:
-    """(n - 1) / n: the share of a tensor that belongs to other ranks."""
-    return (ranks - 1) / ranks
+def padded_share(length: int, ranks: int, unit: int | None = None) -> int:
+    """A rank's share of an axis that is padded to a multiple of `unit` (`ranks` if None)."""
+    unit = unit or ranks
+    return -(-length // unit) * unit // ranks

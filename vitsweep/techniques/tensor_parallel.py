@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.model_parallel import TensorParallel, Volume, remote_fraction
+from vitsweep.spec.model_parallel import TensorParallel
 from vitsweep.spec.rules import tensor_split_conflicts
 
 if TYPE_CHECKING:
@@ -26,13 +26,6 @@ class Megatron(TensorParallel):
     cites = ("shoeybi2019megatron",)
 
     axes: ClassVar[tuple[str, ...]] = ("tensor",)
-
-    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """Two all-reduces per block and pass; recomputation repeats the first of a forward pass."""
-        size, ranks = Volume.of(cell), cell.mesh.tensor
-        tokens = sum(cell.sequence_parallel.tokens_per_rank(cell))
-        whole = size.block_images * tokens * size.width * (3 + size.forwards) * size.inner
-        return {"activation": 2 * remote_fraction(ranks) * whole}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse degrees that do not divide the heads and the MLP."""

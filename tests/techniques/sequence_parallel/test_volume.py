@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.techniques.sequence_parallel import formulas
 from tests.techniques.sequence_parallel.cases import AXIAL, VIDEO, answers, cell
 from tests.techniques.sequence_parallel.test_exact import DECAY, ZIGZAG
 from vitsweep.equivalence import _global_batch, _my_share
@@ -76,14 +77,6 @@ def _counted(world: World, each: CellSpec) -> dict[str, float]:
     return sent | {"gradient messages": float(counter.calls["all_reduce", "gradient"])}
 
 
-def wanted(each: CellSpec) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for technique in (each.sequence_parallel, each.tensor_parallel, each.pipeline_parallel):
-        for purpose, sent in technique.sent_bytes_per_step(each).items():
-            total[purpose] = total.get(purpose, 0.0) + sent
-    return total
-
-
 RANKS = [
     pytest.param(2, marks=pytest.mark.slow),
     pytest.param(4, marks=pytest.mark.full),
@@ -99,7 +92,7 @@ def test_counters_equal_the_formulas(ranks: int, tmp_path: Path) -> None:
     for each, (name, sent) in zip(
         cells, in_order(cells, answers(counted, cells, tmp_path)), strict=True
     ):
-        for purpose, expected in wanted(each).items():
+        for purpose, expected in formulas.sent(each).items():
             if sent[purpose] != pytest.approx(expected, rel=1e-12):
                 wrong[name, purpose] = (sent[purpose], expected)
         if each.sequence_parallel.name == "megatron_sp" and each.sharding.name == "none":
@@ -121,7 +114,7 @@ def test_switches_of_dsp_send_half_of_ulysses_all_to_alls(ranks: int, tmp_path: 
     video = ("model=video_vit_nano", "data=moving_digits", "data.num_frames=8", "model.depth=4")
     dsp, ulysses = (cell(ranks, f"sequence_parallel={m}", *video) for m in ("dsp", "ulysses"))
     (_, by_dsp), (_, by_ulysses) = answers(counted, [dsp, ulysses], tmp_path)
-    at_the_end = wanted(dsp)["activation"] - dsp.sequence_parallel.switch_bytes(dsp)  # type: ignore[attr-defined]
+    at_the_end = formulas.sent(dsp)["activation"] - formulas.switches(dsp)
     pairs = dsp.model.depth // 2
     share = (2 * pairs - 1) / (2 * pairs)
     switched, exchanged = (s["activation"] - at_the_end for s in (by_dsp, by_ulysses))

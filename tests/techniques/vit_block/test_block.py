@@ -10,10 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.cells import GPU_NODE, cell, entry
 from tests.choices import choice
 from tests.shapes import CASES, build, step
+from tests.techniques.sequence_parallel.formulas import Volume
 from vitsweep.model.build import build_model
 from vitsweep.model.flops import recomputed_block_flops, train_flops
 from vitsweep.model.initialize import Draws
-from vitsweep.spec.model_parallel import Volume
 from vitsweep.techniques.vit_block import branches
 
 MATH = choice("attention", "sdpa_math")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
-from vitsweep.spec.model_parallel import PipelineParallel, Volume, remote_fraction
+from vitsweep.spec.model_parallel import PipelineParallel
 from vitsweep.spec.rules import largest_degree
 
 if TYPE_CHECKING:
@@ -15,10 +15,6 @@ if TYPE_CHECKING:
 
     from vitsweep.spec.cell_spec import CellSpec
     from vitsweep.world import World
-
-
-LOSS_BYTES = 8
-"""The mean loss goes to all stages, in float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,18 +109,3 @@ class Schedule(PipelineParallel):
         from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
 
         return PipelineRunner(stages, criterion, self.schedule, self.microbatches, world)
-
-    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """Tokens forward and their gradients backward over every border, and the loss to all.
-
-        Mean over ranks: the last stage sends nothing forward, the first nothing backward.
-        """
-        size, ranks = Volume.of(cell), cell.mesh.pipeline
-        stages, depth = ranks * self.stages_per_rank, cell.transformer.depth
-        if ranks == 1:
-            return {"activation": 0.0}
-        per_block = cell.sequence_parallel.tokens_per_rank(cell)
-        # What enters a stage is still sharded as its predecessor's last block left it.
-        borders = sum(per_block[stage * depth // stages - 1] for stage in range(1, stages))
-        sent = 2 * size.images * borders * size.width * size.stream
-        return {"activation": sent / ranks + 2 * remote_fraction(ranks) * LOSS_BYTES}

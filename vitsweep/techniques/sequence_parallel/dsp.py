@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.model_parallel import SequenceParallel, Volume, remote_fraction
-from vitsweep.techniques.sequence_parallel.sent_bytes import axis_lengths, padded_share
+from vitsweep.spec.model_parallel import SequenceParallel, axis_lengths, padded_share
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,24 +31,6 @@ class Dsp(SequenceParallel):
         (x, y), ranks = axis_lengths(cell), cell.mesh.sequence_parallel_size
         even, odd = padded_share(x, ranks) * y, x * padded_share(y, ranks)
         return tuple(odd if block % 2 else even for block in range(cell.transformer.depth))
-
-    def switch_bytes(self, cell: "CellSpec") -> float:
-        """One all-to-all between blocks forward, and one backward; recomputation repeats none."""
-        (x, y), ranks, size = axis_lengths(cell), cell.mesh.sequence_parallel_size, Volume.of(cell)
-        padded = (
-            ranks * padded_share(x, ranks) * padded_share(y, ranks)
-        )  # both axes are, while on their way
-        message = size.images * padded * size.width * size.stream
-        return 2 * (cell.transformer.depth - 1) * remote_fraction(ranks) * message
-
-    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """The all-to-alls between blocks, and the all-gather before the head."""
-        ranks, size, local = cell.mesh.sequence_parallel_size, Volume.of(cell), axis_lengths(cell)
-        last = local[0] * ranks * padded_share(local[1], ranks)
-        if cell.transformer.depth % 2:
-            last = ranks * padded_share(local[0], ranks) * local[1]
-        whole = size.images * last * size.width * size.stream
-        return {"activation": self.switch_bytes(cell) + remote_fraction(ranks) * whole}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse models whose tokens lie along one axis: there is nothing to switch to."""

@@ -4,12 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.model_parallel import SequenceParallel, Volume, remote_fraction
-from vitsweep.techniques.sequence_parallel.sent_bytes import (
-    gathered_at_the_end,
-    state_bytes,
-    tokens,
-)
+from vitsweep.spec.model_parallel import SequenceParallel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,17 +24,6 @@ class Lasp2(SequenceParallel):
 
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
     chain: ClassVar[bool] = False
-
-    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """The padded share of the first axis, times the other one."""
-        return (tokens(cell),) * cell.transformer.depth
-
-    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """n-1 states per attention and pass, or one in a chain whose last rank sends none."""
-        ranks = cell.mesh.sequence_parallel_size
-        states = remote_fraction(ranks) if self.chain else ranks - 1
-        passes = Volume.of(cell).forwards + 1
-        return {"activation": passes * states * state_bytes(cell) + gathered_at_the_end(cell)}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse softmax attention: it has no states to exchange."""

@@ -4,12 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitsweep.spec.model_parallel import SequenceParallel, Volume
-from vitsweep.techniques.sequence_parallel.sent_bytes import (
-    attended_bytes,
-    gathered_at_the_end,
-    tokens,
-)
+from vitsweep.spec.model_parallel import SequenceParallel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,16 +28,6 @@ class LongSequenceSegmentation(SequenceParallel):
     cites = ("wang2023ultra",)
 
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
-
-    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """The padded share of the first axis, times the other one."""
-        return (tokens(cell),) * cell.transformer.depth
-
-    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """K and V to n - 1 ranks per forward pass, their gradients back, the all-gather at the end."""
-        passes = Volume.of(cell).forwards + 1
-        of_kv = 2 * (cell.mesh.sequence_parallel_size - 1) * attended_bytes(cell)
-        return {"activation": passes * of_kv + gathered_at_the_end(cell)}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse kernels that need as many queries as keys: masked and linear ones."""

@@ -5,12 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.spec.model_parallel import SequenceParallel
-from vitsweep.techniques.sequence_parallel.sent_bytes import (
-    gathered_at_the_end,
-    ring_bytes,
-    tokens,
-    ulysses_bytes,
-)
 from vitsweep.techniques.sequence_parallel.shared_conflicts import kernel_conflicts, order_conflicts
 
 if TYPE_CHECKING:
@@ -40,21 +34,8 @@ class Ring(SequenceParallel):
     axes: ClassVar[tuple[str, ...]] = ("ring",)
 
     def unit(self, cell: "CellSpec") -> int:
-        """Number of tokens that the sequence is padded to a multiple of."""
-        return cell.mesh.sequence_parallel_size * (2 if self.order == "zigzag" else 1)
-
-    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """The padded share of the first axis, times the other one."""
-        return (tokens(cell, self.unit(cell)),) * cell.transformer.depth
-
-    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """K and V, their gradients, and the all-gather before the head."""
-        unit = self.unit(cell)
-        return {
-            "activation": ulysses_bytes(cell, unit)  # of USP; a ring alone has none
-            + ring_bytes(cell, unit)
-            + gathered_at_the_end(cell, unit)
-        }
+        """Two parts for each rank in zigzag order."""
+        return super().unit(cell) * (2 if self.order == "zigzag" else 1)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse kernels without a logsumexp, and zigzag order without a causal mask."""

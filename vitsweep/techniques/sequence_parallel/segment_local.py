@@ -8,7 +8,6 @@ from annotated_types import Gt
 
 from vitsweep.spec.model_parallel import SequenceParallel
 from vitsweep.spec.technique import AttentionPattern
-from vitsweep.techniques.sequence_parallel.sent_bytes import gathered_at_the_end, tokens
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,17 +32,13 @@ class SegmentLocal(SequenceParallel):
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
     changes_model: ClassVar[bool] = True
 
-    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """The segments of this rank, padding included."""
-        return (tokens(cell, self.segments),) * cell.transformer.depth
+    def unit(self, cell: "CellSpec") -> int:
+        """Padded are whole segments."""
+        return self.segments
 
     def attention_pattern(self, kernel: AttentionPattern) -> AttentionPattern:
         """Each segment attends to itself only."""
         return replace(kernel, segments=self.segments)
-
-    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """The all-gather before the head; attention sends nothing."""
-        return {"activation": gathered_at_the_end(cell, self.segments)}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse segments that straddle ranks, and a class token, which would see one segment only."""

@@ -5,11 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vitsweep.spec.model_parallel import SequenceParallel
-from vitsweep.techniques.sequence_parallel.sent_bytes import (
-    gathered_at_the_end,
-    tokens,
-    ulysses_bytes,
-)
 from vitsweep.techniques.sequence_parallel.shared_conflicts import heads_conflicts
 
 if TYPE_CHECKING:
@@ -31,14 +26,6 @@ class Ulysses(SequenceParallel):
     cites = ("jacobs2023ulysses",)
 
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
-
-    def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:
-        """The padded share of the first axis, times the other one."""
-        return (tokens(cell),) * cell.transformer.depth
-
-    def sent_bytes_per_step(self, cell: "CellSpec") -> dict[str, float]:
-        """q, k, v and o through all-to-alls in each pass, and the all-gather before the head."""
-        return {"activation": ulysses_bytes(cell) + gathered_at_the_end(cell)}
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse degrees that do not divide the heads."""
