@@ -1,7 +1,6 @@
 """What one call of an ATen operator computes and moves (needs torch)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import flop_counter
 
-from vitsweep.predict.step_trace import BY_WEIGHT, OperatorKind
+from vitsweep.predict.step_trace import BY_WEIGHT, OperatorKind, OperatorTotal
 
 aten = torch.ops.aten
 
@@ -45,22 +44,10 @@ WRITE_ONLY = ("copy_", "fill_", "zero_", "normal_", "uniform_", "_foreach_copy_"
 """Operators in place that do not read what they overwrite."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OperatorCall:
-    """One call; for the fields see `step_trace.OperatorTotal`, for `optimizer` see `memory`."""
-
-    kind: OperatorKind
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    flops: int
-    bytes_moved: int
-
-
 def operator_call(
     func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> OperatorCall | None:
-    """Describe one call.
+) -> OperatorTotal | None:
+    """Describe one call; its phase is not known here, and what is `optimizer` later is `memory`.
 
     Args:
         func: overload of the operator.
@@ -79,8 +66,10 @@ def operator_call(
         return None
     first = tensors[0] if tensors else result
     kind, shape = _kind_and_shape(packet, args, tensors or [result])
-    return OperatorCall(
+    return OperatorTotal(
         kind=kind,
+        phase="forward",
+        count=1,
         name=BY_WEIGHT
         if _is_by_weight(packet, args)
         else packet._qualified_op_name.split("::")[-1],

@@ -18,12 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vitsweep.measure.communication import CollectiveReader
-from vitsweep.predict.operator_call import OperatorCall, operator_call
-from vitsweep.predict.step_trace import (
-    CollectiveTotal,
-    OperatorTotal,
-    Phase,
-)
+from vitsweep.predict.operator_call import operator_call
+from vitsweep.predict.step_trace import CollectiveTotal, OperatorTotal, Phase
 from vitsweep.spec.resources import AXES
 from vitsweep.world import World
 
@@ -68,10 +64,10 @@ class Recorder(TorchDispatchMode):
 
     def clear(self) -> None:
         """Forget what was recorded, but not what is alive."""
-        self._operators: Counter[tuple[Phase, OperatorCall]] = Counter()
-        self._waiting: list[OperatorCall | tuple[Any, ...]] = []
-        self._collectives: Counter[tuple[Any, ...]] = Counter()
-        self._sent: defaultdict[tuple[Any, ...], float] = defaultdict(float)
+        self._operators: Counter[tuple[Phase, OperatorTotal]] = Counter()
+        self._waiting: list[OperatorTotal | tuple[CollectiveTotal, float]] = []
+        self._collectives: Counter[tuple[Phase, CollectiveTotal]] = Counter()
+        self._sent: defaultdict[tuple[Phase, CollectiveTotal], float] = defaultdict(float)
         self._phase: Phase = "forward"
         self._waiting_dispatches = 0
         self.dispatches: Counter[str] = Counter()
@@ -84,12 +80,12 @@ class Recorder(TorchDispatchMode):
         """Assign what ran since the last mark to the phase that ends."""
         self._phase = PHASE_OF_MARK.get(mark, self._phase)
         for each in self._waiting:
-            if isinstance(each, OperatorCall):
+            if isinstance(each, OperatorTotal):
                 self._operators[self._phase, each] += 1
             else:
-                (*key, sent) = each
-                self._collectives[(self._phase, *key)] += 1
-                self._sent[(self._phase, *key)] += sent
+                call, sent = each
+                self._collectives[self._phase, call] += 1
+                self._sent[self._phase, call] += sent
         self.dispatches[self._phase] += self._waiting_dispatches
         self._segments.append((self._phase, self._growth))
         self._waiting, self._growth, self._waiting_dispatches = [], [self._bytes.copy()], 0
@@ -190,16 +186,19 @@ class Recorder(TorchDispatchMode):
         if call:
             ranks = dist.get_process_group_ranks(call.group)
             [first, *_] = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
-            dtype = str(first.dtype).removeprefix("torch.")
-            key = (
-                call.name,
-                call.purpose,
-                dtype,
-                self._axis(ranks),
-                len(ranks),
-                self._nodes(ranks),
+            total = CollectiveTotal(
+                name=call.name,
+                purpose=call.purpose,
+                phase="forward",
+                axis=self._axis(ranks),
+                group_ranks=len(ranks),
+                group_nodes=self._nodes(ranks),
+                count=0,
+                bytes_whole=call.bytes_whole,
+                bytes_sent=0.0,
+                dtype=str(first.dtype).removeprefix("torch."),
             )
-            self._waiting.append((*key, call.bytes_whole, call.bytes_sent))
+            self._waiting.append((total, call.bytes_sent))
 
     def _axis(self, ranks: list[int]) -> str:
         """Name the mesh axes along which the ranks of a group differ."""
@@ -246,47 +245,18 @@ class Recorder(TorchDispatchMode):
     def collectives(self) -> tuple[CollectiveTotal, ...]:
         """Return all collectives since `clear`, equal calls together."""
         return tuple(
-            CollectiveTotal(
-                phase=phase,
-                name=name,
-                purpose=purpose,
-                dtype=dtype,
-                axis=axis,
-                group_ranks=ranks,
-                group_nodes=nodes,
-                count=count,
-                bytes_whole=whole,
-                bytes_sent=self._sent[phase, name, purpose, dtype, axis, ranks, nodes, whole],
-            )
-            for (
-                phase,
-                name,
-                purpose,
-                dtype,
-                axis,
-                ranks,
-                nodes,
-                whole,
-            ), count in self._collectives.items()
+            replace(call, phase=phase, count=count, bytes_sent=self._sent[phase, call])
+            for (phase, call), count in self._collectives.items()
         )
 
 
-def _without_figures(phase: Phase, call: OperatorCall) -> OperatorTotal:
+def _without_figures(phase: Phase, call: OperatorTotal) -> OperatorTotal:
     kind, shape = call.kind, call.shape
     if kind == "memory":
         shape = shape[:1]
         if phase == "optimizer":
             kind, shape = "optimizer", (*call.shape, 1)[:2]
-    return OperatorTotal(
-        kind=kind,
-        name=call.name,
-        phase=phase,
-        dtype=call.dtype,
-        shape=shape,
-        count=0,
-        flops=0,
-        bytes_moved=0,
-    )
+    return replace(call, kind=kind, phase=phase, shape=shape, count=0, flops=0, bytes_moved=0)
 
 
 def _held_by(name: str, purpose: str) -> Held:
