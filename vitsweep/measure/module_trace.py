@@ -14,6 +14,7 @@ from vitsweep.measure.step_trace import (
     Segment,
     TraceReader,
     exclusive_ns,
+    innermost,
     of_collectives,
 )
 from vitsweep.model.block import blocks_of
@@ -149,25 +150,6 @@ class _Timelines:
 
 
 def _innermost(spans: Sequence[Span]) -> list[Span]:
-    """Return spans of one thread, which lie within one another or apart, as the innermost at each time."""
-    found: list[Span] = []
-    stack: list[tuple[int, str]] = []
-    cursor = 0
-
-    def until(time: int) -> None:
-        if stack and time > cursor:
-            found.append((cursor, time, stack[-1][1]))
-
     # of a phase and a module that begin and end together, the module is within the phase
     order = sorted(spans, key=lambda span: (span[0], -span[1], not span[2].startswith("(")))
-    for start, end, module in order:
-        while stack and stack[-1][0] <= start:
-            until(stack[-1][0])
-            cursor = max(cursor, stack.pop()[0])
-        until(start)
-        cursor = start
-        stack.append((end, module))
-    while stack:
-        until(stack[-1][0])
-        cursor = max(cursor, stack.pop()[0])
-    return found
+    return innermost(order, lambda module, _: module)

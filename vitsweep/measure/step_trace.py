@@ -8,9 +8,9 @@ does counts only while the device is idle.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -261,6 +261,42 @@ class Operator:
     counted: bool = False
 
 
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def innermost(
+    spans: Iterable[tuple[int, int, S]], entered: Callable[[S, T | None], T]
+) -> list[tuple[int, int, T]]:
+    """Return spans of one thread, which lie within one another or apart, as the innermost at each time.
+
+    Args:
+        spans: start, end and what it is, in order of the starts, outer ones first.
+        entered: makes of what a span is, and of the one around it, what is returned of it.
+    """
+    found: list[tuple[int, int, T]] = []
+    stack: list[tuple[int, T]] = []
+    cursor = 0
+
+    def until(time: int) -> None:
+        nonlocal cursor
+        if stack and time > cursor:
+            found.append((cursor, time, stack[-1][1]))
+            cursor = time
+
+    for start, end, span in spans:
+        while stack and stack[-1][0] <= start:
+            until(stack[-1][0])
+            stack.pop()
+        until(start)
+        cursor = start
+        stack.append((end, entered(span, stack[-1][1] if stack else None)))
+    while stack:
+        until(stack[-1][0])
+        stack.pop()
+    return found
+
+
 class TraceReader:
     """Reads the operators, phases and kernels of a trace.
 
@@ -329,27 +365,12 @@ class TraceReader:
         operator = self.operators.get(kernel.id)
         return operator.event.start if operator else kernel.start
 
-    def _walk(self, events: list[Event]) -> list[Segment]:
-        """Return the time of each operator of a thread in which it is the innermost with a kind."""
-        stack: list[Operator] = []
-        found: list[Segment] = []
-        cursor = 0
-
-        def until(time: int) -> None:
-            if stack and stack[-1].owner and time > cursor:
-                found.append(self._claimed(stack[-1].owner, cursor, time))
-
-        for event in sorted(events, key=lambda e: (e.start, -e.end)):
-            while stack and stack[-1].event.end <= event.start:
-                until(stack[-1].event.end)
-                cursor = max(cursor, stack.pop().event.end)
-            until(event.start)
-            cursor = event.start
-            stack.append(self._entered(event, stack[-1] if stack else None))
-        while stack:
-            until(stack[-1].event.end)
-            cursor = max(cursor, stack.pop().event.end)
-        return found
+    def _walk(self, events: list[Event]) -> Iterator[Segment]:
+        """Yield the time of each operator of a thread in which it is the innermost with a kind."""
+        spans = [(e.start, e.end, e) for e in sorted(events, key=lambda e: (e.start, -e.end))]
+        for start, end, operator in innermost(spans, self._entered):
+            if operator.owner:
+                yield self._claimed(operator.owner, start, end)
 
     def _entered(self, event: Event, parent: Operator | None) -> Operator:
         """Note an operator that begins within another, or within none."""
