@@ -7,12 +7,14 @@ choice is a YAML that begins with a comment. Choices follow the plain one by the
 
 import re
 from functools import cache
+from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _HEADING = re.compile(r"  # (.*)")
 _GROUP = re.compile(r"  - (?:override )?(?P<name>[\w/]+): (?P<plain>\w+)\s*(?:# *(?P<caption>.*))?")
+_TARGET = re.compile(r"^_target_: (\S+)", re.MULTILINE)
 _ORDER = re.compile(r"^# @order (\d+)$", re.MULTILINE)
 
 
@@ -67,6 +69,16 @@ def choices(group: str) -> tuple[str, ...]:
 def plain_choice(group: str) -> str:
     """Return the choice of a group that the baseline has."""
     return groups()[group].plain
+
+
+@cache
+def class_of(group: str, choice: str) -> Any:
+    """Return the class of a choice; None for one that is not on the menu."""
+    if choice not in choices(group):
+        return None
+    [target] = _TARGET.findall(text_of(conf_dir() / group / f"{choice}.yaml"))
+    module, _, name = target.rpartition(".")
+    return getattr(import_module(module), name)
 
 
 def comment(group: str, choice: str) -> str:

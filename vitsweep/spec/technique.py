@@ -111,6 +111,11 @@ class Technique(ABC):
         """
         return iter(())
 
+    @classmethod
+    def note(cls, row: Mapping[Any, Any]) -> str:
+        """Return a sentence for the footnotes of a table of cells, of which `row` has the choice; or ""."""
+        return ""
+
     def trace_substitute(self) -> "tuple[Technique, str]":
         """Return the choice by which a step is traced without a device, and a sentence if it differs.
 

@@ -19,7 +19,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.results.metrics import FLAGS, heading, headings, known_metrics, own_metrics
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
-from vitsweep.spec.menu import plain_choice
+from vitsweep.spec.menu import class_of, plain_choice
 from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import (
     Column,
@@ -343,7 +343,9 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
     for place, row in enumerate(shown.to_dict("records")):
         own = [c for c, is_set in set_.items() if c not in everywhere and is_set.iloc[place]]
         told = ("reason",) if row["claim"] == Claim.one_look else ("reason", "speedup_note")
-        texts = [*filter(None, (*(_one_line(row[c]) for c in told), _gathered_note(row)))]
+        kinds = (class_of(group, plain(row.get(group))) for group in GROUPS)
+        texts = [*(_one_line(row[c]) for c in told), *(k.note(row) for k in kinds if k)]
+        texts = [*filter(None, texts)]
         found = [numbers.setdefault(t, len(numbers) + 1) for t in [*texts, *map(_explanation, own)]]
         marks.append("".join(f" [{number}]" for number in found))
     notes = [f"[{number}] {text}" for text, number in numbers.items()]
@@ -355,20 +357,6 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
             "Note: a look is one short run, without an interval; `measurement.blocks=5` measures in full."
         )
     return marks, notes
-
-
-SHARDED = ("fsdp", "zero2", "hsdp")
-
-
-def _gathered_note(row: Mapping[Any, Any]) -> str:
-    """Say where FSDP gathers float32 although products are computed in half precision."""
-    is_autocast = row.get("precision.patch_torch_functions") is True
-    if not is_autocast or row.get("sharding") not in SHARDED or row.get("world_size") == 1:
-        return ""
-    return (
-        f"Under autocast (`precision={row['precision']}`) `sharding={row['sharding']}` gathers float32 "
-        "parameters: `precision=bf16_masters` gathers half the bytes."
-    )
 
 
 def _paired_note(shown: DataFrame) -> str:
