@@ -40,7 +40,7 @@ def test_a_setting_is_one_word_of_overrides_and_the_rest_is_for_both() -> None:
 
 def test_what_is_special_to_a_setting_wins_over_what_is_for_both() -> None:
     options = comparison_request(["seed=1", "", "seed=2", "sweep.name=mine"])
-    plan, settings, _ = plan_pair(options)
+    plan, settings, *_ = plan_pair(options)
     assert [entry.spec.seed for entry in plan.entries.values()] == [1, 2]
     assert set(plan.baselines.values()) == {list(plan.entries)[1]}
     assert settings.name == "mine"

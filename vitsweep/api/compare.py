@@ -14,7 +14,7 @@ from rich.console import Console
 from vitsweep.api.sweep import Sweep
 from vitsweep.composition.overrides import value_override
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.launchers.base import locked
 from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.progress import Progress
@@ -38,6 +38,7 @@ from vitsweep.planning.pending import (
 from vitsweep.planning.sweep_plan import (
     DEFAULT_MINUTES,
     ComparisonRequest,
+    PlannedPair,
     SweepPlan,
     cell_labels,
     plan_pair,
@@ -77,18 +78,23 @@ class StopReason(Enum):
     not_measured = auto()
     interrupted = auto()
 
+    @property
+    def exit_code(self) -> ExitCode:
+        """That of a command which ended so."""
+        codes = {"not_measured": ExitCode.not_all_measured, "interrupted": ExitCode.interrupted}
+        return codes.get(self.name, ExitCode.ok)
+
 
 @contextmanager
-def measured_pair(request: ComparisonRequest, console: Console) -> Iterator["PairedComparison"]:
+def measured_pair(planned: PlannedPair, console: Console) -> Iterator["PairedComparison"]:
     """Measure blocks of two settings until the interval is narrow enough or the budget is spent.
 
     The sweep stays locked until the `with` block ends.
 
     Raises:
-        VitsweepError: a setting is wrong or cannot run, or blocks of different devices would be
-            compared; nothing has run.
+        VitsweepError: blocks of different devices would be compared; nothing has run.
     """
-    plan, settings, tracker = plan_pair(request)
+    plan, settings, tracker, request = planned
     plan = within_minutes(plan, request.minutes)
     check_tracker(tracker)
     store = open_store(settings)
@@ -302,15 +308,11 @@ class ComparisonResult:
 
 @contextmanager
 def compared_settings(
-    request: ComparisonRequest, console: Console
+    planned: PlannedPair, console: Console
 ) -> Iterator[tuple[PairedComparison, ComparisonResult]]:
-    """Measure blocks of two settings in turns; the sweep stays locked until the `with` block ends.
-
-    Raises:
-        VitsweepError: a setting is wrong or cannot run; nothing has run.
-    """
-    with measured_pair(request, console) as pair:
-        a, b = request.names
+    """Measure blocks of two settings in turns; the sweep stays locked until the `with` block ends."""
+    with measured_pair(planned, console) as pair:
+        a, b = planned.request.names
         result = pair.result
         yield (
             pair,
@@ -415,7 +417,7 @@ def explain(request: ExplainRequest, console: Console) -> "tuple[Explained, Stop
     pair = _comparison(request)
     if isinstance(pair, Explained):
         return pair, None
-    with measured_pair(pair, console) as measured:
+    with measured_pair(plan_pair(pair), console) as measured:
         if measured.is_self_test:
             raise BadValueError(f"`{request.a}` and `{request.b}` are the same cell.")
         tables = SweepTables.of(measured.store)

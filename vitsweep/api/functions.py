@@ -30,6 +30,7 @@ from vitsweep.planning.sweep_plan import (
     ComparisonRequest,
     SweepPlan,
     all_refused,
+    plan_pair,
 )
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ def compare(
         width=_positive("width", width),
         minutes=_positive("minutes", minutes),
     )
-    with compared_settings(request, _console(show)) as (_, result):
+    with compared_settings(plan_pair(request), _console(show)) as (_, result):
         pass
     if result.stop_reason is StopReason.interrupted:
         raise SweepStopped

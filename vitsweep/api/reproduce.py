@@ -17,7 +17,7 @@ from vitsweep.composition.composer import Composer
 from vitsweep.console import print_lines
 from vitsweep.errors import SweepStopped, VitsweepError
 from vitsweep.execution.code_hash import Sources, changed_files
-from vitsweep.planning.sweep_plan import ComparisonRequest, PlannedCell, plan_cell
+from vitsweep.planning.sweep_plan import ComparisonRequest, PlannedCell, plan_cell, plan_pair
 from vitsweep.results.provenance import require_trust
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
@@ -164,7 +164,7 @@ def _reproduced(
         width=claim.margin / 2,
         minutes=minutes,
     )
-    with measured_pair(request, console) as pair:
+    with measured_pair(plan_pair(request), console) as pair:
         if pair.stop_reason is StopReason.interrupted:
             raise SweepStopped
         result, root = pair.result, pair.store.root

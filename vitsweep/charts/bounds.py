@@ -14,7 +14,7 @@ from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.tables.bounds import Bounds, bounds, traced_cells
 from vitsweep.tables.causes import REST, TRACING
 from vitsweep.tables.formatting import missing, number
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.names import names_by_id
 from vitsweep.tables.sweep_tables import SweepTables
 
 BOUND, GAP = "#0072b2", "#e69f00"
@@ -22,7 +22,7 @@ BOUND, GAP = "#0072b2", "#e69f00"
 
 def table_of(tables: SweepTables) -> DataFrame:
     """Return the classes of the traced cells with their bounds, where the device's rates are known."""
-    names = dict(zip(tables.cells["cell_id"], cell_names(tables.cells), strict=True))
+    names = names_by_id(tables.cells)
     traced = traced_cells(tables)[-MOST_PANELS:]
     return rows_of([bounds(tables, cell_id, names[cell_id]) for cell_id in traced])
 

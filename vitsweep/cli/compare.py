@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
-from vitsweep.errors import ExitCode, VitsweepError
+from vitsweep.errors import VitsweepError
 from vitsweep.planning.sweep_plan import (
     DEFAULT_MINUTES,
     DEFAULT_WIDTH,
@@ -91,17 +91,12 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: what was typed is wrong, or cannot be compared; nothing has run.
     """
-    request, console = comparison_request(arguments), open_console()
-    plan_pair(request)  # no mistake waits for pandas and the charts
-    from vitsweep.api.compare import StopReason, compared_settings
+    planned = plan_pair(comparison_request(arguments))  # no mistake waits for pandas and the charts
+    from vitsweep.api.compare import compared_settings
 
-    with compared_settings(request, console) as (pair, result):
+    with compared_settings(planned, open_console()) as (pair, result):
         _show(pair, result)
-    codes = {
-        StopReason.not_measured: ExitCode.not_all_measured,
-        StopReason.interrupted: ExitCode.interrupted,
-    }
-    return codes.get(result.stop_reason, ExitCode.ok)
+    return result.stop_reason.exit_code
 
 
 def _show(pair: "PairedComparison", result: "ComparisonResult") -> None:

@@ -10,7 +10,6 @@ from vitsweep.api.compare import (
     DEFAULT_BLOCKS,
     DEFAULT_STEPS,
     ExplainRequest,
-    StopReason,
     explain,
 )
 from vitsweep.cli.verbs import VERBS, Options
@@ -22,8 +21,7 @@ from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.store import find_sweep
 from vitsweep.spec.measurement import MIN_BLOCKS, MOST_BLOCKS, MOST_TRACED_STEPS
-from vitsweep.tables.bounds import Bounds, bound_text
-from vitsweep.tables.causes import Explanation, cause_text, module_text, operator_text
+from vitsweep.tables.causes import MODULES
 from vitsweep.tables.render import as_table
 
 WIDE, WIDE_ONLY = 110, ("by less work", "by a better rate", "launches", "class", "rate")
@@ -74,34 +72,8 @@ def parser() -> Options:
     return options
 
 
-def explain_request(arguments: Sequence[str]) -> tuple[ExplainRequest, Namespace]:
-    """Read a command line; also return its words, which say what is shown.
-
-    Raises:
-        VitsweepError: there are not two settings, an option is unknown or has a wrong value.
-    """
-    options = parser()
-    found = options.parse_intermixed_args([word for word in arguments if word != "--"])
-    if len(found.settings) < 2:
-        raise VitsweepError(
-            "`explain` needs two settings or cells, A and B (an empty one, `''`, is the default), or one "
-            "cell of a sweep that holds traces.\n" + options.format_usage().strip()
-        )
-    a, b, *common = found.settings
-    request = ExplainRequest(
-        a=a,
-        b=b,
-        common=tuple(common),
-        sweep=found.sweep,
-        blocks=found.blocks,
-        steps=found.steps,
-        minutes=found.minutes,
-    )
-    return request, found
-
-
 def run(arguments: Sequence[str]) -> int:
-    """Measure what lacks and say why A is faster than B.
+    """Measure what lacks and say why A is faster than B, or how far A is from the bounds of its work.
 
     Returns:
         0 if it is explained, 3 if blocks were not measured, 130 after Ctrl-C.
@@ -111,56 +83,48 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = parser()
     asked = options.parse_intermixed_args([word for word in arguments if word != "--"])
-    if len(asked.settings) == 1:
-        for option in ("blocks", "steps", "minutes", "operators", "modules"):
-            if getattr(asked, option) != options.get_default(option):
-                raise BadValueError(
-                    f"`--{option}` is for two cells or settings, A and B: one cell is explained from the "
-                    "traces that are stored. Name a second one, or leave the option out."
-                )
-        return _explain_one(asked)
-    request, asked = explain_request(arguments)
     console = Console(stderr=True) if asked.json else open_console()
-    found, stop_reason = explain(request, console)
+    if len(asked.settings) == 1:
+        _refuse_options_of_two(options, asked)
+        found, stop_reason = explain_cell(find_sweep(asked.sweep), *asked.settings), None
+    else:
+        found, stop_reason = explain(_request(options, asked), console)
     if asked.json:
         print(json.dumps(found.explanation.json(), indent=1))
     else:
-        _show(found, request, console, asked)
-    codes = {
-        StopReason.not_measured: ExitCode.not_all_measured,
-        StopReason.interrupted: ExitCode.interrupted,
-    }
-    return codes.get(stop_reason, ExitCode.ok) if stop_reason else ExitCode.ok
+        _show(found, console, asked)
+    return stop_reason.exit_code if stop_reason else ExitCode.ok
 
 
-def _explain_one(asked: Namespace) -> int:
-    """Show how far the classes of one cell are from the bounds of their work."""
-    found = explain_cell(find_sweep(asked.sweep), *asked.settings)
-    assert isinstance(found.explanation, Bounds)
-    if asked.json:
-        print(json.dumps(found.explanation.json(), indent=1))
-        return ExitCode.ok
-    console = open_console()
-    console.print()
-    console.print(as_table(bound_text(found.explanation), "Where the time goes"))
-    lines = [f"\n{found.sentence}", *found.explanation.notes]
-    print_lines(console, [*lines, f"Report: {write_report(collect(found.store))}"])
-    return ExitCode.ok
+def _refuse_options_of_two(options: Options, asked: Namespace) -> None:
+    for option in ("blocks", "steps", "minutes", "operators", "modules"):
+        if getattr(asked, option) != options.get_default(option):
+            raise BadValueError(
+                f"`--{option}` is for two cells or settings, A and B: one cell is explained from the "
+                "traces that are stored. Name a second one, or leave the option out."
+            )
 
 
-def _show(found: Explained, request: ExplainRequest, console: Console, asked: Namespace) -> None:
-    """Write the views and the report; show the table and the sentences."""
+def _request(options: Options, asked: Namespace) -> ExplainRequest:
+    if not asked.settings:
+        raise VitsweepError(
+            "`explain` needs two settings or cells, A and B (an empty one, `''`, is the default), or one "
+            "cell of a sweep that holds traces.\n" + options.format_usage().strip()
+        )
+    a, b, *common = asked.settings
+    words = vars(asked)
+    facts = {name: words[name] for name in ("sweep", "blocks", "steps", "minutes")}
+    return ExplainRequest(a=a, b=b, common=tuple(common), **facts)
+
+
+def _show(found: Explained, console: Console, asked: Namespace) -> None:
+    """Write the views and the report; show the tables and the sentences."""
     explanation = found.explanation
-    assert isinstance(explanation, Explanation)
-    shown = {"Causes": cause_text(explanation)}
-    if asked.operators > 0:
-        shown["Operators that differ most, A | B"] = operator_text(explanation, asked.operators)
-    if asked.modules and len(explanation.modules):
-        shown["Modules, forward and backward, in traced steps"] = module_text(explanation)
+    shown = explanation.texts(asked.operators, asked.modules)
     console.print()
     if console.width < WIDE:
-        letters = dict(zip(explanation.names, "AB", strict=True))
-        if max(map(len, letters)) <= LONGEST_HEADING:
+        letters = dict(zip(explanation.names, "AB", strict=False))
+        if max(map(len, letters), default=0) <= LONGEST_HEADING:
             letters = {}
         for name, letter in letters.items():
             console.print(f"{letter}: {name}", highlight=False)
@@ -171,10 +135,10 @@ def _show(found: Explained, request: ExplainRequest, console: Console, asked: Na
     for title, table in shown.items():
         console.print(as_table(table, title))
     lines = [f"\n{found.sentence}", *explanation.notes]
-    if asked.modules and not len(explanation.modules):
+    if asked.modules and MODULES not in shown:
         lines.append("The stored traces hold no modules: another `--blocks` measures new ones.")
-    if explanation.num_blocks < request.blocks:
-        more = f"{explanation.num_blocks} of {request.blocks} blocks have traces of both"
+    if len(asked.settings) > 1 and explanation.num_blocks < asked.blocks:
+        more = f"{explanation.num_blocks} of {asked.blocks} blocks have traces of both"
         lines.append(f"{more}; the same command continues.")
     lines.append(f"Report: {write_report(collect(found.store))}")
     print_lines(console, lines)

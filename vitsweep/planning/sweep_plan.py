@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitsweep.composition.composer import ComposedCell, Composer, Tree
 from vitsweep.composition.grid import merge_overrides
@@ -275,10 +275,17 @@ class ComparisonRequest:
         return variant, baseline
 
 
-def plan_pair(
-    request: ComparisonRequest,
-) -> tuple[SweepPlan, SweepSettings, Mapping[str, Any]]:
-    """Return the two cells (the baseline last), and the settings of the sweep and its tracker.
+class PlannedPair(NamedTuple):
+    """The two cells of a comparison, the baseline last, and the settings of their sweep and its tracker."""
+
+    plan: SweepPlan
+    settings: SweepSettings
+    tracker: Mapping[str, Any]
+    request: ComparisonRequest
+
+
+def plan_pair(request: ComparisonRequest) -> PlannedPair:
+    """Type and check the two cells of a comparison.
 
     Raises:
         VitsweepError: a setting is wrong or cannot run.
@@ -303,7 +310,7 @@ def plan_pair(
     plan = make_sweep_plan([variant, baseline], Machine.here(), lambda cell: baseline)
     if reasons := [reason for e in plan.entries.values() for reason in e.reasons]:
         raise ImpossibleCellError(list(dict.fromkeys(reasons)))
-    return plan, settings, variant.tree.get("tracker") or {}
+    return PlannedPair(plan, settings, variant.tree.get("tracker") or {}, request)
 
 
 def _require_single_cells(texts: Sequence[str], composer: Composer) -> None:

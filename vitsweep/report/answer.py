@@ -8,7 +8,7 @@ from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables import formatting
-from vitsweep.tables.names import MANY, cell_names, named, varying_columns, with_changes
+from vitsweep.tables.names import MANY, named, names_by_id, varying_columns, with_changes
 from vitsweep.tables.notes import counts
 from vitsweep.tables.speedup import one_look
 from vitsweep.tables.stats import Claim, any_look_half_width, half_width, is_inconclusive
@@ -56,7 +56,7 @@ def answers(cells: DataFrame) -> list[str]:
     """Return one sentence per baseline, or one for the sweep where there is none."""
     cells = checked_cells(cells, *COMPARED)
     measured = cells[cells["status"] == Status.measured]
-    names = dict(zip(cells["cell_id"], cell_names(cells), strict=True))
+    names = names_by_id(cells)
     if measured.empty:
         statuses = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in counts(cells).to_numpy())
         return [f"Nothing was measured: {statuses}."]

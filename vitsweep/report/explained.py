@@ -12,7 +12,7 @@ from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.results.store import Store, sweep_argument
 from vitsweep.tables.bounds import Bounds, bounds, traced_cells
 from vitsweep.tables.causes import Explanation, explain_cells, find_cell
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.names import names_by_id
 from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -68,7 +68,7 @@ def explain_cell(store: Store, a: str) -> Explained:
             f"`{a}` has no traced steps in `{store.name}`: `python -m vitsweep explain '{a}' B "
             f"--sweep {sweep_argument(store)}`, with another cell B, measures some of both."
         )
-    names = dict(zip(tables.cells["cell_id"], cell_names(tables.cells), strict=True))
+    names = names_by_id(tables.cells)
     return Explained(bounds(tables, cell_id, names[cell_id]), store)
 
 
@@ -82,7 +82,7 @@ def explain_stored(store: Store, a: str, b: str, least_blocks: int = 1) -> Expla
     first, second = (find_cell(tables.cells, text) for text in (a, b))
     if first == second:
         raise BadValueError(f"`{a}` and `{b}` are the same cell of `{store.name}`.")
-    labels = dict(zip(tables.cells["cell_id"], cell_names(tables.cells), strict=True))
+    labels = names_by_id(tables.cells)
     try:
         found = explain_cells(tables, first, second, (labels[first], labels[second]))
     except VitsweepError:

@@ -4,7 +4,7 @@ import base64
 import gzip
 import json
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
@@ -48,6 +49,7 @@ from vitsweep.tables.names import (
     cell_names,
     environment_columns,
     metric_columns,
+    names_by_id,
     varying_columns,
 )
 from vitsweep.tables.notes import (
@@ -127,7 +129,10 @@ def write_report(source: SweepTables | Store | Path) -> Path:
     if cells.empty:
         raise VitsweepError(f"`{store.root}` holds no records: nothing to report.")
     folder = store.root / "report"
-    charts = [_saved(folder, *found) for found in drawn(tables)]
+    charts = [
+        {"name": c.name, "title": c.title, "caption": text, "svg": _saved(folder, c.name, figure)}
+        for c, figure, text in drawn(tables)
+    ]
     write_atomically(folder / "cells.csv", csv_text(cells))
     write_atomically(folder / "coverage.csv", csv_text(coverage(cells)))
     repeated = tables.replicates
@@ -202,10 +207,14 @@ def render(
         ),
         "metrics": [m for m in known_metrics(cells).values() if m.column in cells],
     }
-    environment_ = Environment(
+    return _rendered("page.html.j2", context)
+
+
+def _rendered(template: str, context: Mapping[str, Any]) -> str:
+    environment = Environment(
         loader=PackageLoader("vitsweep.report"), autoescape=True, undefined=StrictUndefined
     )
-    return environment_.get_template("page.html.j2").render(context)
+    return environment.get_template(template).render(context)
 
 
 def _asked_for(cells: DataFrame, command: dict[str, Any]) -> DataFrame:
@@ -256,7 +265,7 @@ def _exposed(tables: SweepTables) -> DataFrame:
 
 def _traces(tables: SweepTables) -> list[tuple[str, str]]:
     """Return the name of each traced cell and the path of its trace, relative to the page."""
-    names = dict(zip(tables.cells["cell_id"], cell_names(tables.cells), strict=True))
+    names = names_by_id(tables.cells)
     found = [(name, tables.traces[cell]) for cell, name in names.items() if cell in tables.traces]
     return [(name, f"../{path.relative_to(path.parents[4])}") for name, path in found]
 
@@ -284,12 +293,12 @@ def _sort_keys(ordered: DataFrame, column: str) -> list[str]:
     return ["" if missing(v) else str(v) for v in ordered[column].tolist()]
 
 
-def _saved(folder: Path, chart: Any, figure: Any, caption: str) -> dict[str, Any]:
+def _saved(folder: Path, name: str, figure: Figure) -> Markup:
+    """Write a chart as SVG and PNG; return it as an element of a page."""
     svg = style.to_svg(figure)
-    write_atomically(folder / f"{chart.name}.svg", svg)
-    write_atomically(folder / f"{chart.name}.png", style.to_png(figure))
-    inline = Markup(style.themed(svg))
-    return {"name": chart.name, "title": chart.title, "caption": caption, "svg": inline}
+    write_atomically(folder / f"{name}.svg", svg)
+    write_atomically(folder / f"{name}.png", style.to_png(figure))
+    return Markup(style.themed(svg))
 
 
 # A page of a plan: every cell with its predictions.
@@ -305,12 +314,8 @@ def plan_page(name: str, table: DataFrame) -> str:
     text = text_columns(table, {str(c): values(str(c), any_value) for c in table})
     numeric = {c for c in text if is_numeric_dtype(table[c]) and not is_bool_dtype(table[c])}
     rows = [[(v, c in numeric) for c, v in row.items()] for row in text.to_dict("records")]
-    environment = Environment(
-        loader=PackageLoader("vitsweep.report"), autoescape=True, undefined=StrictUndefined
-    )
-    heads = [(c, c in numeric) for c in text]
-    template = environment.get_template("plan.html.j2")
-    return template.render(name=name, heads=heads, rows=rows, states=_tally(table))
+    context = {"heads": [(c, c in numeric) for c in text], "rows": rows, "states": _tally(table)}
+    return _rendered("plan.html.j2", context | {"name": name})
 
 
 def _tally(table: DataFrame) -> str:
@@ -361,11 +366,8 @@ def write_comparison_report(store_a: Store | Path, store_b: Store | Path) -> Pat
         "numeric": NUMERIC,
         "chart": _chart(changes, names, folder),
     }
-    environment = Environment(
-        loader=PackageLoader("vitsweep.report"), autoescape=True, undefined=StrictUndefined
-    )
     page = folder / "index.html"
-    write_atomically(page, environment.get_template("two_sweeps.html.j2").render(context))
+    write_atomically(page, _rendered("two_sweeps.html.j2", context))
     return page
 
 
@@ -397,17 +399,10 @@ _SHOWN: dict[str, Column] = {
 
 def _names(sweeps: dict[str, SweepTables]) -> dict[str, str]:
     """Return what cells are called; those of B by what varies in B."""
-    found: dict[str, str] = {}
-    for sweep in sweeps.values():
-        found |= dict(zip(sweep.cells["cell_id"], cell_names(sweep.cells), strict=True))
-    return found
+    return names_by_id(sweeps["A"].cells) | names_by_id(sweeps["B"].cells)
 
 
 def _chart(changes: DataFrame, names: dict[str, str], folder: Path) -> Markup | None:
     if not (changes["change"].notna() & (changes["claim"] != Claim.baseline)).any():
         return None
-    figure = style.freeze_layout(speedup.draw_changes(changes, names))
-    svg = style.to_svg(figure)
-    write_atomically(folder / "days.svg", svg)
-    write_atomically(folder / "days.png", style.to_png(figure))
-    return Markup(style.themed(svg))
+    return _saved(folder, "days", style.freeze_layout(speedup.draw_changes(changes, names)))

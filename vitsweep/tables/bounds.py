@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pandas import DataFrame
@@ -67,6 +67,13 @@ class Bounds:
         ]
         least = known["bound_ms"].sum()
         return f"{head}; its FLOPs and bytes take at least {number(least)} ms: {'; '.join(parts)}."
+
+    names: ClassVar[tuple[str, ...]] = ()
+    """Columns of `texts` are named after no cell."""
+
+    def texts(self, operators: int = 0, modules: bool = False) -> dict[str, DataFrame]:
+        """Return the table that terminal and report show; traces of one cell have no others."""
+        return {"Where the time goes": bound_text(self)}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -156,9 +163,8 @@ def bound_text(found: Bounds) -> DataFrame:
     """Return the table that the terminal shows."""
     columns: dict[str, Column] = {
         "cause": values("cause"),
-        "ms a step": with_interval("ms", number, number),
+        "ms a step": with_interval("ms", number, number, "{}"),
         "at least": values("bound_ms", number),
         "gap": values("gap_ms", lambda gap: "" if gap != gap else signed(gap)),
     }
-    table = found.causes.rename(columns={"low": "ms_low", "high": "ms_high"})
-    return text_columns(table, columns)
+    return text_columns(found.causes, columns)

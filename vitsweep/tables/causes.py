@@ -28,7 +28,7 @@ from vitsweep.tables.formatting import (
     values,
     with_interval,
 )
-from vitsweep.tables.names import CHOICES, cell_names, varying_columns
+from vitsweep.tables.names import CHOICES, cell_names, names_by_id, varying_columns
 from vitsweep.tables.speedup import moved_elsewhere
 from vitsweep.tables.stats import mean_interval
 from vitsweep.tables.sweep_tables import SweepTables
@@ -39,6 +39,8 @@ Operator = tuple[str, str, str]
 
 TRACING, REST = "tracing itself", "rest"
 TRACED_STEP = "traced step"
+MODULES = "Modules, forward and backward, in traced steps"
+"""Title of the table of the model's parts."""
 MOST_NAMED = 3
 """Causes that the sentence names."""
 WORTH_A_WORD = 0.05
@@ -184,10 +186,8 @@ class Explanation:
     @property
     def total(self) -> dict[str, Any]:
         """The measured difference as a row like those of `causes`."""
-        ms, low, high = self.difference
-        ends = {"ms": ms, "low": low, "high": high, "shown": bool(low > 0 or high < 0)}
         steps = {"a_ms": self.step_ms[0], "b_ms": self.step_ms[1]}
-        return {"cause": "measured difference", **ends, **steps, "launches": 0.0}
+        return {"cause": "measured difference", **_ends(self.difference), **steps, "launches": 0.0}
 
     @property
     def sentence(self) -> str:
@@ -222,6 +222,20 @@ class Explanation:
         if abs(change) < max(FEWER_CALLS * known["b_launches"].sum(), 1):
             return ""
         return f", {abs(change):,.0f} launches {'fewer' if change < 0 else 'more'}"
+
+    def texts(self, operators: int = 0, modules: bool = False) -> dict[str, DataFrame]:
+        """Return title -> table as the terminal shows it.
+
+        Args:
+            operators: rows of the table of operators; 0 for none.
+            modules: add that of the model's parts, where they were traced.
+        """
+        found = {"Causes": cause_text(self)}
+        if operators > 0:
+            found["Operators that differ most, A | B"] = operator_text(self, operators)
+        if modules and len(self.modules):
+            found[MODULES] = module_text(self)
+        return found
 
     def json(self) -> dict[str, Any]:
         """Return it as plain values for `--json`."""
@@ -311,9 +325,8 @@ def _modules(pairs: Sequence[Pair]) -> DataFrame:
     found = np.concatenate([found, found.sum(axis=2, keepdims=True)], axis=2)
     rows = []
     for place, module in enumerate([*ordered, TRACED_STEP]):
-        ms, low, high = mean_interval(found[:, 0, place] - found[:, 1, place])
+        ends = _ends(mean_interval(found[:, 0, place] - found[:, 1, place]))
         spent = dict(zip(("a_ms", "b_ms"), found[:, :, place].mean(axis=0).tolist(), strict=True))
-        ends = {"ms": ms, "low": low, "high": high, "shown": bool(low > 0 or high < 0)}
         rows.append({"module": module, **ends, **spent})
     return DataFrame(rows)
 
@@ -324,9 +337,8 @@ def _operators(pairs: Sequence[Pair]) -> DataFrame:
     for key in dict.fromkeys(key for pair in pairs for run in pair for key in run.operators):
         # axes: block, cell (A, B), amount (milliseconds, calls, work)
         found = np.array([[run.operators.get(key, nothing) for run in pair] for pair in pairs])
-        ms, low, high = mean_interval(found[:, 0, 0] - found[:, 1, 0])
         row: dict[str, Any] = dict(zip(("class", "operator", "shapes"), key, strict=True))
-        row |= {"ms": ms, "low": low, "high": high, "shown": bool(low > 0 or high < 0)}
+        row |= _ends(mean_interval(found[:, 0, 0] - found[:, 1, 0]))
         unit = UNITS.get(key[0], "")  # type: ignore[call-overload]
         for side, (spent, calls, work) in zip("ab", found.mean(axis=0), strict=True):
             rate = 1e-6 * work / spent if unit and spent > 0 and work > 0 else nan
@@ -340,6 +352,12 @@ def _operators(pairs: Sequence[Pair]) -> DataFrame:
     return DataFrame(rows).sort_values("ms", key=abs, ascending=False, ignore_index=True)
 
 
+def _ends(interval: tuple[float, float, float]) -> dict[str, Any]:
+    """Return a difference with its interval, and whether it is shown to be one."""
+    ms, low, high = interval
+    return {"ms": ms, "low": low, "high": high, "shown": bool(low > 0 or high < 0)}
+
+
 def added_by_tracing(run: TracedRun) -> float:
     """Return what tracing adds to a step."""
     return sum(run.ms.values()) - run.plain_ms
@@ -350,8 +368,6 @@ def _array(values: Iterable[float]) -> Floats:
 
 
 def _row(cause: str, changes: Floats, pairs: Sequence[Pair]) -> dict[str, Any]:
-    ms, low, high = mean_interval(changes)
-
     def mean(side: int, part: str) -> float:
         return float(np.mean([getattr(pair[side], part).get(cause, 0.0) for pair in pairs]))
 
@@ -359,10 +375,7 @@ def _row(cause: str, changes: Floats, pairs: Sequence[Pair]) -> dict[str, Any]:
     less_work, better_rate = _split(cause, pairs)
     return {
         "cause": cause,
-        "ms": ms,
-        "low": low,
-        "high": high,
-        "shown": bool(low > 0 or high < 0),
+        **_ends(mean_interval(changes)),
         "a_ms": nan if cause in (TRACING, REST) else mean(0, "ms"),
         "b_ms": nan if cause in (TRACING, REST) else mean(1, "ms"),
         "less_work_ms": less_work,
@@ -421,7 +434,7 @@ def _late_rank(runs: Sequence[TracedRun], name: str) -> str:
 def explanations(tables: SweepTables) -> list[Explanation]:
     """Return why each traced cell of a sweep is faster or slower than its baseline."""
     traced = {r.cell_id for r in tables.records if "trace" in r.samples}
-    names = dict(zip(tables.cells["cell_id"], cell_names(tables.cells), strict=True))
+    names = names_by_id(tables.cells)
     found = []
     for cell_id, baseline in tables.baselines.items():
         if baseline not in (None, cell_id) and {cell_id, baseline} <= traced & names.keys():
@@ -492,17 +505,15 @@ def cause_text(found: Explanation) -> DataFrame:
     """Return the table that terminal and report show, the measured difference last."""
     columns: dict[str, Column] = {
         "cause": values("cause"),
-        "ms a step": with_interval("ms", signed, signed),
+        "ms a step": with_interval("ms", signed, signed, "{}"),
         found.names[0]: values("a_ms", number),
         found.names[1]: values("b_ms", number),
         "by less work": values("less_work_ms", _signed_or_empty),
         "by a better rate": values("better_rate_ms", _signed_or_empty),
         "launches": values("launches", lambda n: f"{n:+,.0f}" if round(n) else ""),
-        "differs": lambda table: ["" if shown else "not shown" for shown in table["shown"]],
+        "differs": _differs,
     }
-    table = pd.concat([found.causes, DataFrame([found.total])], ignore_index=True)
-    table = table.rename(columns={"low": "ms_low", "high": "ms_high"})
-    return text_columns(table, columns)
+    return text_columns(pd.concat([found.causes, DataFrame([found.total])]), columns)
 
 
 def operator_text(found: Explanation, rows: int) -> DataFrame:
@@ -511,28 +522,31 @@ def operator_text(found: Explanation, rows: int) -> DataFrame:
         "operator": values("operator", lambda name: re.split(r"::|: ", name)[-1]),
         "class": values("class"),
         "shapes": values("shapes"),
-        "ms a step": with_interval("ms", signed, signed),
+        "ms a step": with_interval("ms", signed, signed, "{}"),
         "calls": lambda t: _both(t, "calls", lambda n: f"{n:,.0f}"),
         "rate": lambda t: [
             f"{pair} {unit}" if pair else ""
             for pair, unit in zip(_both(t, "rate", number), t["unit"], strict=True)
         ],
-        "differs": lambda t: ["" if shown else "not shown" for shown in t["shown"]],
+        "differs": _differs,
     }
-    table = found.operators.head(rows).rename(columns={"low": "ms_low", "high": "ms_high"})
-    return text_columns(table, columns)
+    return text_columns(found.operators.head(rows), columns)
 
 
 def module_text(found: Explanation) -> DataFrame:
     """Return the table of the parts of the model, their sum last."""
     columns: dict[str, Column] = {
         "module": values("module"),
-        "ms a step": with_interval("ms", signed, signed),
+        "ms a step": with_interval("ms", signed, signed, "{}"),
         found.names[0]: values("a_ms", number),
         found.names[1]: values("b_ms", number),
-        "differs": lambda t: ["" if shown else "not shown" for shown in t["shown"]],
+        "differs": _differs,
     }
-    return text_columns(found.modules.rename(columns={"low": "ms_low", "high": "ms_high"}), columns)
+    return text_columns(found.modules, columns)
+
+
+def _differs(table: DataFrame) -> list[str]:
+    return ["" if shown else "not shown" for shown in table["shown"]]
 
 
 def _both(table: DataFrame, amount: str, shown: Callable[[float], str]) -> list[str]:

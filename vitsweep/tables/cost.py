@@ -8,7 +8,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables import names as col
 from vitsweep.tables.formatting import number
-from vitsweep.tables.names import cell_names, varying_columns
+from vitsweep.tables.names import names_by_id, varying_columns
 from vitsweep.tables.valid_runs import checked_cells, of_baseline, one_device
 
 IMAGENET_1K = 1_281_167
@@ -146,7 +146,7 @@ def repayments(cells: DataFrame, most: int = 3) -> list[str]:
     """Return a sentence for each cell that compiled: how long, and after how many steps it pays."""
     if not {"compilation", "compile_seconds", COLUMN} <= set(cells):
         return []
-    names = dict(zip(cells["cell_id"], cell_names(cells), strict=True))
+    names = names_by_id(cells)
     compiled = cells[cells["compilation"].ne(EAGER) & cells["compile_seconds"].gt(0)]
     return [
         f"{names[row['cell_id']]} compiled for {number(row['compile_seconds'])} s before its window"

@@ -14,7 +14,7 @@ from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block, wi
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effect_model import Effect, Factor, Grid, MixedFit, fit_mixed_model
 from vitsweep.tables.formatting import end, plain, times
-from vitsweep.tables.names import Changes, cell_names, named, varying_columns, with_changes
+from vitsweep.tables.names import Changes, named, names_by_id, varying_columns, with_changes
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -158,7 +158,7 @@ def _grid(cells: DataFrame, baselines: Mapping[str, str | None]) -> Grid:
     if factors and stratum.nunique() > 1:
         ids = list(dict.fromkeys(stratum))
         own = cells[is_baseline]  # named by what tells the baselines apart
-        names = dict(zip(own["cell_id"], cell_names(own), strict=True))
+        names = names_by_id(own)
         codes = stratum.map(ids.index).to_numpy(np.int64)
         factors[BASELINE] = Factor([str(names.get(i, i)) for i in ids], 0, codes)
     return Grid(factors)

@@ -136,6 +136,11 @@ def cell_names(cells: DataFrame, columns: Sequence[str] | None = None) -> Series
     )
 
 
+def names_by_id(cells: DataFrame) -> dict[str, str]:
+    """Return cell id -> name."""
+    return dict(zip(cells["cell_id"], cell_names(cells), strict=True))
+
+
 def name_parts(cells: DataFrame, columns: Sequence[str] | None = None) -> DataFrame:
     """Return the two parts of a cell's name, `change` and `match`.
 
