@@ -319,7 +319,9 @@ def waterfall(
     table = _keyed_cells(one_device_each(every, mixed_hardware), known)
     groups = table.groupby("_baseline", sort=False)
     rows = [row for _, group in groups for row in _steps(group)]
-    steps = DataFrame(rows, columns=["_key", "kind", "position", "added", "previous"])
+    steps = DataFrame(rows, columns=["_key", "kind", "position", "added", "previous"]).astype(
+        {"_key": float}
+    )
     gains = _gains(steps, known)
     return (
         steps.merge(table, on="_key")
