@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +20,7 @@ from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvou
 from vitsweep.files import write_atomically
 from vitsweep.predict.measured_rates import CalibratedRates
 from vitsweep.predict.step_trace import StepTrace
-from vitsweep.rates.calibration import Calibration, RankSetup
+from vitsweep.rates.calibration import Calibration, RankSetup, torch_here
 from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World, device_mesh
@@ -141,7 +140,7 @@ def calibrate_machine(
     return Calibration(
         device=str(device_name(resources.device)),
         device_type=resources.device,
-        torch=version("torch"),
+        torch=torch_here(),
         date=date.today().isoformat(),
         cores=resources.cores_per_node,
         setups=tuple(setups),

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import version
 from multiprocessing.context import BaseContext
 
 import psutil
@@ -21,7 +20,7 @@ from vitsweep.predict.step_time import (
 )
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
-from vitsweep.rates.calibration import load_calibration, matmul_rates
+from vitsweep.rates.calibration import load_calibration, matmul_rates, torch_here
 from vitsweep.rates.profile import Profile, device_name, generic_gpu, profile_named, profile_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import BYTES
@@ -85,7 +84,7 @@ def _rates_here(cell: CellSpec) -> tuple[Rates, str]:
     device = _device_here(cell.resources.device)
     if device is None:
         return TableRates(generic_gpu()), "The device is unknown: name one by `--hardware`."
-    calibration, notice = load_calibration(device, version("torch"))
+    calibration, notice = load_calibration(device, torch_here())
     if calibration:
         return calibrated_rates(calibration, cell), notice
     if cell.resources.device == "cpu":

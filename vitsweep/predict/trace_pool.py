@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
-from importlib.metadata import version
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,6 +19,7 @@ from vitsweep.execution.code_hash import Sources, folder_hash
 from vitsweep.execution.process import end_with_launcher, main_module_left_alone
 from vitsweep.files import cache_folder, write_cache_file
 from vitsweep.predict.step_trace import StepTrace
+from vitsweep.rates.calibration import torch_here
 from vitsweep.spec.cell_spec import CellSpec, identity
 
 # Traces kept on disk between commands (no torch).
@@ -62,7 +62,7 @@ class TraceCache:
         resources = cell.resources
         shape["resources"] = [resources.device, resources.nodes, resources.ranks_per_node]
         shape["task"] = cell.task.label_smoothing > 0
-        shape["code"] = [self._sources.of(cell).hash, _own_code(), version("torch")]
+        shape["code"] = [self._sources.of(cell).hash, _own_code(), torch_here()]
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:24]
 
     def get(self, key: str) -> StepTrace | None:

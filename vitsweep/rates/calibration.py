@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,12 @@ def kept_calibration(device: str) -> Calibration:
     if found.device != device:
         raise ValueError(f"The calibration `{path}` is of {found.device}, not of {device}")
     return found
+
+
+@cache
+def torch_here() -> str:
+    """Return the version of torch, without importing it; to look it up takes milliseconds."""
+    return version("torch")
 
 
 def load_calibration(device: str, torch_version: str) -> tuple[Calibration | None, str]:

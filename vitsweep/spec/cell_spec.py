@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Annotated, Any
 
 from annotated_types import Ge
@@ -158,12 +159,19 @@ def identity(spec: Any) -> dict[str, Any]:
 
     The class name matters: two precisions without fields would otherwise be one cell.
     """
-    named: dict[str, Any] = {"kind": type(spec).__name__}
-    for field in fields(spec):
-        value, counts = getattr(spec, field.name), field.metadata.get("identity", True)
-        if counts and not (counts == "where set" and value is None):
-            named[field.name] = identity(value) if is_dataclass(value) else value
+    cls: type = type(spec)
+    named: dict[str, Any] = {"kind": cls.__name__}
+    for name, counts in _counting_fields(cls):
+        value = getattr(spec, name)
+        if counts != "where set" or value is not None:
+            named[name] = identity(value) if is_dataclass(value) else value
     return named
+
+
+@cache
+def _counting_fields(cls: type) -> Sequence[tuple[str, object]]:
+    found = [(field.name, field.metadata.get("identity", True)) for field in fields(cls)]
+    return [(name, counts) for name, counts in found if counts]
 
 
 # A spec as one flat row: choice names under their group, fields dotted below them.

@@ -17,6 +17,10 @@ from vitsweep.spec.cell_spec import CellSpec
 
 Tree = dict[str, Any]
 
+MOST_BUILT = 10_000
+"""Parts of cells that are kept for cells that share them, before they are built anew."""
+_built: dict[tuple[type, str, str], Any] = {}
+
 
 def cell_from_tree(tree: Mapping[str, Any]) -> CellSpec:
     """Build the spec of one cell from its resolved tree.
@@ -90,10 +94,24 @@ def _build(node: Any, path: str, kind: Any) -> Any:
             raise BadValueError(
                 f"`{path}._target_` names `{cls.__name__}`, which is no {kind.__name__}."
             )
-        return _build_dataclass(cls, {k: v for k, v in node.items() if k != "_target_"}, path)
+        return _shared(cls, node, path)
     if inspect.isclass(kind) and dataclasses.is_dataclass(kind):
         raise BadValueError(f"`{path}={node}` is no choice of the group `{path}`.")
     return _leaf(kind, node, path)
+
+
+def _shared(cls: type, node: Mapping[str, Any], path: str) -> Any:
+    """Build a part of a cell, or return that of an earlier cell with the same settings: it is frozen."""
+    content = {key: value for key, value in node.items() if key != "_target_"}
+    try:
+        key = cls, path, json.dumps(content)
+    except (TypeError, ValueError):
+        return _build_dataclass(cls, content, path)
+    if key not in _built:
+        if len(_built) > MOST_BUILT:
+            _built.clear()
+        _built[key] = _build_dataclass(cls, content, path)
+    return _built[key]
 
 
 def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
