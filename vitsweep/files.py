@@ -23,6 +23,9 @@ from vitsweep.errors import VitsweepError
 MOST_BYTES = 2**30
 """A larger file is damaged, or made to fill the memory of whoever reads it."""
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+"""What an id of a cell or run looks like: the name of a file, never a path or an option."""
+
 _guarded: set[str] = set()
 
 
@@ -176,6 +179,12 @@ def remove(path: Path) -> None:
             os.unlink(name, dir_fd=folder)
 
 
+def remove_empty(path: Path) -> None:
+    """Remove a folder that holds nothing; any other one stays."""
+    with suppress(OSError), parent_of(path) as (folder, name):
+        os.rmdir(name, dir_fd=folder)
+
+
 def write_atomically(path: Path, text: str | bytes, *, durable: bool = True) -> None:
     """Write to a temporary name, flush to disk, rename: a crash leaves the old file or the new one.
 
@@ -308,6 +317,8 @@ _CONTROL = re.compile(
 
 def without_controls(text: str) -> str:
     """Return JSON without the control characters that would steer a terminal, but for line ends and tabs."""
+    if text.isascii() and "\\" not in text and "\x7f" not in text:
+        return text  # far faster than to search it
     return _CONTROL.sub(lambda found: found[1] or "?", text)
 
 

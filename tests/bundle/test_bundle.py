@@ -295,10 +295,10 @@ def test_a_bundle_is_not_written_over_a_file_nor_of_nothing(tmp_path: Path) -> N
 
 
 def test_what_is_no_file_of_a_bundle_is_refused(copy: Path, tmp_path: Path) -> None:
-    (copy / "runs.index").write_text("{}")
+    (copy / "cells" / "pack.jsonl").write_text("{}")
     write_archive(copy, tmp_path / "with_index.tar.gz")
-    with pytest.raises(VitsweepError, match=r"runs\.index.*no file of a bundle"):
+    with pytest.raises(VitsweepError, match=r"pack\.jsonl.*no file of a bundle"):
         extract(tmp_path / "with_index.tar.gz", tmp_path / "place")
-    assert files_of(tmp_path / "place") == [] or "first/runs.index" not in files_of(
+    assert files_of(tmp_path / "place") == [] or "first/cells/pack.jsonl" not in files_of(
         tmp_path / "place"
     )

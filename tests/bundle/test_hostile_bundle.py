@@ -57,7 +57,7 @@ HOSTILE: dict[str, list[tuple[tarfile.TarInfo, bytes]]] = {
     "file twice": [entry("s/cells.csv"), entry("s/cells.csv", b"other")],
     "name that differs by case": [entry("s/cells/a/cell.yaml"), entry("s/cells/A/cell.yaml")],
     "module": [entry("s/vitsweep/__init__.py", b"open('executed', 'w')")],
-    "index of records": [entry("s/runs.index", PICKLE)],
+    "pack": [entry("s/cells/pack.jsonl", PICKLE)],
     "hidden file": [entry("s/.lock"), entry("s/cells/.a/cell.yaml")],
     "control characters": [entry("s/cells/a\x1b]0;owned\x07/cell.yaml")],
     "two sweeps": [entry("s/cells.csv"), entry("t/cells.csv")],

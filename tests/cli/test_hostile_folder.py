@@ -6,12 +6,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
 from tests.builders import run
 from vitsweep.cli import main
 from vitsweep.files import append_line, remove
+from vitsweep.results import pack
+from vitsweep.results.pack import FILE
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
@@ -40,7 +43,7 @@ def linked(name: str, target: str = "") -> None:
     TRICKS[f"link {name}{target}"] = link
 
 
-for path in ("runs.index", ".lock", "report", "report/index.html", "cells.csv", "runs.parquet",
+for path in ("cells/pack.jsonl", ".lock", "report", "report/index.html", "cells.csv", "runs.parquet",
              f"{CELL}/record.json", f"{CELL}/runs", "cells", "jobs", "commands.jsonl", "race.json",
              f"{JOB}/slurm_id", f"{JOB}/tasks.jsonl", f"{CELL}/attempts.jsonl"):  # fmt: skip
     linked(path)
@@ -96,6 +99,38 @@ text("commands.jsonl", '{"cells": 3, "baselines": [1], "metrics": {"a": 1}, "com
 text("commands.jsonl", '{"cells": [[]], "baselines": {"aa": []}, "question": 3, "time": {}}\n')
 text("commands.jsonl", '{"command": "x", "metrics": {"a": {"function": "os.system", "unit": "", '
      '"label": "a", "better": null}}}\n')  # fmt: skip
+
+
+@trick
+def hostile_pack(sweep: Path, outside: Path) -> None:
+    """Lines with true checksums: names that lead outside, no text, nesting, escapes, no record."""
+    tree = json.loads((sweep / RUN).read_text()) | {"run_id": "x", "reason": "\x1b]0;x\x07"}
+    names = [
+        "../../home/profile",
+        f"{outside}/runs/x.json",
+        "aa/runs/../../x.json",
+        "-x/cell.yaml",
+        "aa/cell.yaml",
+    ]
+    with (sweep / "cells" / FILE).open("wb") as handle:
+        pack.add(handle, {name: {"x": "\x1b[2J"} for name in names})
+        pack.add(handle, {"aa/runs/x.json": tree, "aa/runs/y.json": tree, "aa/runs/z.json": []})
+        pack.add(
+            handle,
+            {
+                "aa/prediction.json": "[" * 9999,
+                "bb/cell.yaml": EVIL,
+                "dd/record.json": '{"a": "\x1b"}',
+            },
+        )
+        for text in (
+            b"\t" + b"[" * 99999,
+            b"\t7",
+            b"\t[7, []]",
+            b"\xff\t{}",
+            b"aa/attempts.jsonl\t[[]]",
+        ):
+            handle.write(b"%08x\t%b\n" % (crc32(text), text))
 
 
 def changed(called: str, **changes: Any) -> None:
@@ -185,6 +220,7 @@ LINES = {
     "retry": ["retry", "sweep", "--status", "killed"],
     "report": ["report", "sweep"],
     "all": ["status", "--all"],
+    "pack": ["pack", "sweep"],
 }
 FURTHER = [
     ["gate", "sweep", "--against", "kept.parquet"],

@@ -364,7 +364,7 @@ def _read(cell: Cell, size: int, config_dir: str | Path | None) -> CellSpec:
         except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
             raise BadValueError(
                 f"`{cell}` is no frozen cell ({type(error).__name__}: {error}): give the `cell.yaml` in "
-                "`results/SWEEP/cells/CELL_ID/`."
+                "`results/SWEEP/cells/CELL_ID/`, or where the sweep was packed a row of `cells.parquet`."
             ) from error
         if not is_own_text(text):  # its functions are not called here
             require_trust(cell, (name for name in code_in_tree(tree) if "_target_=" in name))

@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import MOST_BYTES, guard, read_bytes, read_text, replacing, write_atomically
-from vitsweep.results.store import NAME
+from vitsweep.files import (
+    MOST_BYTES,
+    NAME,
+    guard,
+    read_bytes,
+    read_text,
+    replacing,
+    write_atomically,
+)
 
 SUMS = "SHA256SUMS"
 MOST_ENTRIES, MOST_TOTAL_BYTES, MOST_AT_ONCE = 200_000, 2**33, 2**24

@@ -108,7 +108,7 @@ def _record_faults(store: Store, records: list[RunRecord]) -> Iterator[str]:
                 )
     specs = {r.cell_id: r.spec for r in reversed(records)}  # of a cell's first run
     for cell_id in store.cell_ids():
-        if not (store.cell(cell_id) / "cell.yaml").exists():
+        if not store.has(cell_id, "cell.yaml"):
             continue  # it cannot run again, nor be checked
         try:
             tree = store.frozen(cell_id)["cell"]

@@ -21,11 +21,12 @@ from vitsweep.bundle.archive import files_of, is_bundled, write_archive
 from vitsweep.bundle.claims import DEFAULT_MARGIN, Claim, as_tree, claims_of
 from vitsweep.charts import style
 from vitsweep.errors import BadValueError, VitsweepError
-from vitsweep.files import read_bytes, read_lines, read_text, write_atomically
+from vitsweep.files import NAME, read_bytes, read_text, write_atomically
 from vitsweep.report.figures import drawn
 from vitsweep.report.views import collect
+from vitsweep.results.pack import OF_CELL
 from vitsweep.results.record import RunRecord, parsed_json
-from vitsweep.results.store import NAME, Store
+from vitsweep.results.store import Store
 from vitsweep.tables.formatting import count
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -156,7 +157,7 @@ def anonymizer(store: Store, records: Iterable[RunRecord], words: Iterable[str])
         hosts |= {part for value in seen if value for part in str(value).split(",")}
         vocabulary |= set(_terms(record.spec))
     for cell_id in store.cell_ids():
-        lines = read_lines(store.cell(cell_id) / "attempts.jsonl")
+        lines = store.lines(cell_id, "attempts.jsonl")
         hosts |= {str(line["node"]) for line in lines if line.get("node")}
         with suppress(VitsweepError):
             users |= set(filter(None, _HOME.findall(str(store.frozen(cell_id)))))
@@ -281,17 +282,21 @@ def _copy(store: Store, to: Path, records: Sequence[RunRecord], hidden: Anonymiz
     """Copy the intact records of a sweep and what was written beside them."""
     intact = {f"cells/{r.cell_id}/runs/{r.run_id}.json": r for r in records}
     moved: dict[str, str] = {}
-    names = [n for n in files_of(store.root) if is_bundled(n) and not n.endswith(".parquet")]
-    of_others = [n for n in names if n not in VIEWS and not n.startswith("figures/")]
+    kept = (f"cells/{c}/{name}" for c in store.cell_ids() for name in OF_CELL if store.has(c, name))
+    names = filter(is_bundled, {*files_of(store.root), *intact, *kept})
+    own = [
+        n for n in names if not (n in VIEWS or n.endswith(".parquet") or n.startswith("figures/"))
+    ]
     for name in sorted(
-        of_others, key=lambda n: not n.endswith(".diff")
+        own, key=lambda n: (not n.endswith(".diff"), n)
     ):  # these get new names first
         if "/runs/" in name and name not in intact:
             continue
+        content = _content_of(store, name, intact)
         if hidden is None:
-            write_atomically(to / name, read_bytes(store.root / name), durable=False)
+            write_atomically(to / name, content, durable=False)
             continue
-        text = hidden.text(read_bytes(store.root / name).decode("utf-8", "replace"))
+        text = hidden.text(content.decode("utf-8", "replace"))
         for before, after in moved.items():
             text = text.replace(before, after)
         place = hidden.text(name)
@@ -300,6 +305,16 @@ def _copy(store: Store, to: Path, records: Sequence[RunRecord], hidden: Anonymiz
         elif name in intact:
             text = RunRecord.from_tree(parsed_json(hidden.text(intact[name].to_json()))).to_json()
         write_atomically(to / place, text, durable=False)
+
+
+def _content_of(store: Store, name: str, intact: Mapping[str, RunRecord]) -> bytes:
+    """Return a file of a sweep folder, which may be in the pack."""
+    if name in intact:
+        return intact[name].to_json().encode()
+    of_cell = name.split("/")[1:]
+    if name.startswith("cells/") and len(of_cell) == 2:
+        return store.content(*of_cell)
+    return read_bytes(store.root / name)
 
 
 def read_document(root: Path) -> dict[str, object]:

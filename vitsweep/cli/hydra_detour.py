@@ -186,7 +186,7 @@ def _summarize_stock(
 
     settings, console = sweep_settings(config), open_console()
     plan, store = plan_of(cells, Machine.here(), composer), store_of(settings)
-    if any(not store.cell(cell_id).exists() for cell_id in plan.entries):
+    if not plan.entries.keys() <= set(store.cell_ids()):
         console.print(
             f"`vitsweep report {sweep_argument(store)}` shows what was measured.", highlight=False
         )

@@ -55,6 +55,7 @@ _ALL = (
     Verb("retry", "[SWEEP] [--status failed,timed_out] [--set override ...]",
          "run cells again that were not measured"),
     Verb("cancel", "[SWEEP]", "end the jobs of a sweep; what was measured is kept"),
+    Verb("pack", "[SWEEP]", "put the files of a sweep's cells into one; every verb reads it"),
     Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30] [--mixed-hardware]",
          "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
     Verb("explain", "A [B [override ...]] [--sweep SWEEP] [--blocks 5] [--steps 3] [--minutes 30] "

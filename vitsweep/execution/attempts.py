@@ -8,7 +8,6 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from vitsweep.execution.run_request import (
     read_cell_safely,
     request_for,
 )
-from vitsweep.files import append_line, fits, read_lines, read_text
+from vitsweep.files import append_line, fits
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
@@ -93,7 +92,7 @@ def _is_whole(event: dict[str, Any]) -> bool:
 
 def attempts(store: Store, cell_id: str) -> list[Attempt]:
     """Return the attempts at runs of a cell, in the order in which they began."""
-    found = read_lines(store.cell(cell_id) / FILE)
+    found = store.lines(cell_id, FILE)
     events = [event for event in found if _is_whole(event)]
     ends = {event["run_id"]: event for event in events if event["event"] == "end"}
     return [
@@ -213,7 +212,7 @@ def unfinished(store: Store, cell_id: str) -> list[Attempt]:
     Left out are runs of a cluster's jobs, runs on other machines, and trainings that are saved: these
     continue. One that has ended is among them where only its record is missing.
     """
-    made, folder = attempts(store, cell_id), store.cell(cell_id)
+    made = attempts(store, cell_id)
     saved = {attempt.run.name for attempt in made if attempt.saved_step is not None}
     return [
         attempt
@@ -221,7 +220,7 @@ def unfinished(store: Store, cell_id: str) -> list[Attempt]:
         if attempt.pid is not None
         and (attempt.job, attempt.node) == (None, _this_node())
         and attempt.run.name not in saved
-        and not any((folder / "runs").glob(f"{attempt.run_id}*.json"))
+        and not store.has_runs(cell_id, attempt.run_id)
         and (
             not attempt.has_ended
             or _left_a_measurement(store, cell_id, attempt.run_id, attempt.number)
@@ -268,8 +267,5 @@ def broken_off_trainings(store: Store, cell_id: str, code_hash: str) -> tuple[Pa
 
 
 def _status_of(store: Store, cell_id: str, run_id: str) -> Status | None:
-    for name in (run_id, run_id + UNFINISHED):
-        with suppress(OSError, ValueError):
-            path = store.cell(cell_id) / "runs" / f"{name}.json"
-            return RunRecord.from_json(read_text(path)).status
-    return None
+    found = {run.run_id: run.status for run in store.runs(cell_id)}
+    return found.get(run_id) or found.get(run_id + UNFINISHED)

@@ -1,6 +1,5 @@
 """The parquet and CSV files of a sweep folder, computed from the records in `cells/`."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from vitsweep.tables.sweep_tables import SweepTables, tables_of
 
 
 def collect(source: SweepTables | Store) -> SweepTables:
-    """Write `runs.parquet`, `samples.parquet`, `cells.parquet`, `cells.csv` and each `record.json`.
+    """Write `runs.parquet`, `samples.parquet`, `cells.parquet` and `cells.csv`.
 
     A sweep with `sweep.replicate` gets `replicates.parquet` and `replicates.csv` as well.
 
@@ -37,9 +36,6 @@ def collect(source: SweepTables | Store) -> SweepTables:
     else:  # of an earlier command
         for name in ("replicates.parquet", "replicates.csv"):
             remove(store.root / name)
-    for row in json.loads(table.to_json(orient="records", date_format="iso")):
-        store.keep_row(row)
-    store.update_index(records)
     return tables
 
 

@@ -1,27 +1,20 @@
 """RunRecord: one cell measured once, as JSON; every table is made from these records."""
 
-import fcntl
 import json
-import mmap
-import os
-import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from math import isinf
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import UnsafeFileError, open_safely, without_controls
+from vitsweep.files import without_controls
 from vitsweep.results.provenance import masked_setting
 
 SCHEMA_VERSION = 4
 """Raised when a reader could misread an earlier record: a column gets another meaning or name."""
-
-_MANY_DIGITS = re.compile(r"\d{19}")
 
 
 class OtherSchemaError(VitsweepError):
@@ -130,19 +123,19 @@ class RunRecord:
         content, is_checked, end = text.rpartition(_CHECKSUM)
         if is_checked and end.rstrip() != f'{_checksum(content)}"\n}}':
             raise ValueError("not a whole run record: its checksum is another one")
-        tree = parsed_json(text)
+        return cls.from_tree(parsed_json(text))
+
+    @classmethod
+    def from_tree(cls, tree: Any) -> "RunRecord":
+        """Read the parsed JSON of a record.
+
+        Raises:
+            OtherSchemaError: it is of another schema.
+            ValueError: it is not a whole record.
+        """
         if not isinstance(tree, dict) or type(tree.get("schema_version")) is not int:
             raise ValueError("not a run record")
         check_schema(tree["schema_version"])
-        return cls.from_tree(tree)
-
-    @classmethod
-    def from_tree(cls, tree: dict[str, Any]) -> "RunRecord":
-        """Read the parsed JSON of a record of this schema.
-
-        Raises:
-            ValueError: it is not a whole record.
-        """
         known = {f.name for f in fields(cls)}
         try:
             record = cls(
@@ -224,11 +217,9 @@ def parsed_json(text: str) -> Any:
     Raises:
         ValueError: the text is no JSON.
     """
-    parse_int = column_number if _MANY_DIGITS.search(text) else None  # it makes reading slower
+    text = without_controls(text)
     try:
-        return json.loads(
-            without_controls(text), parse_constant=lambda _: None, parse_int=parse_int
-        )
+        return json.loads(text, parse_constant=lambda _: None, parse_int=column_number)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -253,111 +244,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value
-
-
-# `runs.index`: the records of a sweep once more in one file, read instead of one file per run.
-#
-# ```
-# checksum <TAB> cell_id/runs/run_id.json <TAB> size <TAB> mtime_ns <TAB> schema <TAB> record as JSON
-# ```
-# The files under `cells/` stay the truth: a line counts only while its file has the same size and time
-# of change, and its checksum (CRC-32 of the JSON) fits. So the index may be deleted at any time, a line
-# that a crash cut in half is ignored, and a reader without it finds the same records, only more slowly.
-
-FILE = "runs.index"
-MIN_NEW_RECORDS = 200
-"""Fewer records than this are not worth a write: so many files are read in a fraction of a second."""
-
-
-class Version(NamedTuple):
-    """What tells whether a file has changed."""
-
-    size: int
-    mtime_ns: int
-
-
-class _Line(NamedTuple):
-    version: Version
-    checksum: int
-    start: int
-    end: int
-
-
-class RecordIndex:
-    """The index of one sweep folder, as it was when it was opened.
-
-    Args:
-        folder: of the sweep.
-        schema: version of the records that are wanted; lines of another one are ignored.
-    """
-
-    def __init__(self, folder: Path, schema: int) -> None:
-        self._path, self._schema = folder / FILE, schema
-        self._lines: dict[str, _Line] = {}
-        self._text: mmap.mmap | bytes = b""
-        try:
-            with open(open_safely(self._path, os.O_RDONLY), "rb") as handle:
-                self._text = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError):  # there is none, or it is empty
-            return
-        start = 0
-        while (end := self._text.find(b"\n", start)) >= 0:
-            self._add(start, end)
-            start = end + 1
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def _add(self, start: int, end: int) -> None:
-        fields = self._text[start : min(end, start + 400)].split(b"\t", 5)
-        try:
-            checksum, name, size, mtime_ns, schema, _ = fields
-            if int(schema) == self._schema:
-                record = start + sum(map(len, fields[:5])) + 5
-                version = Version(int(size), int(mtime_ns))
-                self._lines[name.decode()] = _Line(version, int(checksum, 16), record, end)
-        except ValueError:
-            return  # cut in half
-
-    def record(self, name: str, version: Version) -> dict[str, Any] | None:
-        """Return the parsed JSON of a record, or None where its own file must be read.
-
-        Args:
-            name: `<cell_id>/runs/<run_id>.json`.
-            version: of that file now.
-        """
-        line = self._lines.get(name)
-        if line is None or line.version != version:
-            return None
-        text = self._text[line.start : line.end]
-        if zlib.crc32(text) != line.checksum:
-            return None
-        tree: dict[str, Any] = json.loads(text)
-        return tree
-
-    def append(self, records: Iterable[tuple[str, Version, Mapping[str, Any]]]) -> None:
-        """Add records; where another process is doing so, or nothing can be written, do nothing.
-
-        Args:
-            records: name, version of the file, and content of each.
-        """
-        lines = [_line(name, version, self._schema, tree) for name, version, tree in records]
-        try:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-            with open(open_safely(self._path, flags), "ab+") as handle:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                size = handle.seek(0, os.SEEK_END)
-                if size:
-                    handle.seek(size - 1)
-                    lines.insert(0, b"\n" * (handle.read(1) != b"\n"))
-                handle.writelines(lines)
-        except UnsafeFileError:
-            raise
-        except OSError:
-            return
-
-
-def _line(name: str, version: Version, schema: int, tree: Mapping[str, Any]) -> bytes:
-    text = json.dumps(tree, separators=(",", ":")).encode()
-    head = f"{zlib.crc32(text):08x}\t{name}\t{version.size}\t{version.mtime_ns}\t{schema}\t"
-    return head.encode() + text + b"\n"

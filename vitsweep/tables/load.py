@@ -202,7 +202,7 @@ def _known(store: Store, cell_id: str) -> dict[str, Any]:
     if store.damaged_row(cell_id):  # it was measured once, and is not any more
         measured = {*METRICS, *columns("comparison"), "blocks"}
         row = {key: value for key, value in row.items() if key not in measured}
-    if "model" in row or not (store.cell(cell_id) / "cell.yaml").exists():
+    if "model" in row or not store.has(cell_id, "cell.yaml"):
         return row
     try:
         parts = store.frozen(cell_id)["cell"]

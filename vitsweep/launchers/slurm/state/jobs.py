@@ -25,9 +25,9 @@ from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
-from vitsweep.files import fits, open_safely, parsed_lines, read_bytes, read_lines, read_text
+from vitsweep.files import NAME, fits, open_safely, parsed_lines, read_bytes, read_lines, read_text
 from vitsweep.results.record import CHOOSING, FRESH, LOOK, STOPPED_FROM_OUTSIDE, Status, parsed_json
-from vitsweep.results.store import NAME, Store
+from vitsweep.results.store import Store
 
 # Events that a job writes about itself: its starts, runs, heartbeats, signals and end.
 

@@ -10,7 +10,7 @@ from vitsweep.errors import DISK_FULL_ERRNOS
 from vitsweep.execution.attempts import record_left
 from vitsweep.execution.outcome import RunFailure
 from vitsweep.execution.run_request import Run, read_cell_safely, request_for
-from vitsweep.files import append_line
+from vitsweep.files import NAME, append_line
 from vitsweep.launchers.slurm.commands import release
 from vitsweep.launchers.slurm.state.jobs import (
     CAUSE_PREEMPTED,
@@ -20,7 +20,7 @@ from vitsweep.launchers.slurm.state.jobs import (
 )
 from vitsweep.launchers.slurm.state.poll import REFRESH_SECONDS, JobState, poll
 from vitsweep.results.record import Status
-from vitsweep.results.store import NAME, Store
+from vitsweep.results.store import Store
 from vitsweep.tables.formatting import count
 
 SECONDS_TO_SHOW = 120.0
@@ -81,7 +81,7 @@ def wait_for_records(store: Store, job_states: Sequence[JobState], console: Cons
     A file system that is slow to show them must not cause them to be measured again.
     """
     reported = [
-        store.cell(event["cell_id"]) / "runs" / f"{event['run_id']}.json"
+        (event["cell_id"], f"runs/{event['run_id']}.json")
         for state in job_states
         for event in state.events.of_kind("run_end")
         if event["status"] == Status.measured
@@ -89,12 +89,12 @@ def wait_for_records(store: Store, job_states: Sequence[JobState], console: Cons
         and all(NAME.fullmatch(event.get(key, "")) for key in ("cell_id", "run_id"))
     ]
     deadline, is_said = time.monotonic() + SECONDS_TO_SHOW, False
-    while hidden := [path for path in reported if not path.exists()]:
+    while hidden := [each for each in reported if not store.has(*each)]:
         if time.monotonic() > deadline:
             seconds = f"after {SECONDS_TO_SHOW:.0f} s"
             console.print(
                 f"The file system does not show {count(len(hidden), 'record')} {seconds}, such as "
-                f"`{hidden[0]}`: their runs are repeated.",
+                f"`{store.cell(hidden[0][0]) / hidden[0][1]}`: their runs are repeated.",
                 highlight=False,
             )
             return
@@ -131,13 +131,9 @@ def runs_to_record(store: Store, state: JobState) -> list[Run]:
     for run in state.job.runs():
         if run.name == in_flight["run"]:
             chosen[run.cell_id] = run
-        elif run.name not in finished and not _has_record(store, run.cell_id):
+        elif run.name not in finished and not store.has_runs(run.cell_id):
             chosen.setdefault(run.cell_id, run)
     return list(chosen.values())
-
-
-def _has_record(store: Store, cell_id: str) -> bool:
-    return any((store.cell(cell_id) / "runs").glob("*.json"))
 
 
 def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> None:

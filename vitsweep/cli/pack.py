@@ -1,0 +1,48 @@
+"""`vitsweep pack`: the files of a sweep's cells in one file, for file systems that count them."""
+
+from collections.abc import Sequence
+
+from vitsweep.cli.verbs import VERBS, Options
+
+
+def parser() -> Options:
+    """Return the parser."""
+    options = Options(VERBS["pack"])
+    options.add_sweep()
+    return options
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Pack all cells but those that jobs still measure; return 0.
+
+    Raises:
+        VitsweepError: a command is at work in the sweep, or the pack cannot be written.
+    """
+    typed = parser().parse_args(arguments)
+    from vitsweep.errors import VitsweepError
+    from vitsweep.launchers.slurm.state.poll import poll
+    from vitsweep.results import pack
+    from vitsweep.results.store import find_sweep
+    from vitsweep.tables.formatting import count
+
+    store = find_sweep(typed.sweep)
+
+    def refuse() -> None:
+        raise VitsweepError(f"A command is at work in `{store.root}`: pack it when that has ended.")
+
+    with store.lock(refuse):
+        live = {r.cell_id for state in poll(store) if state.is_live for r in state.job.runs()}
+        try:
+            moved = store.pack(live)
+        except OSError as error:
+            raise VitsweepError(
+                f"`{store.cells / pack.FILE}` cannot be written ({error.strerror}): what was not packed "
+                "stays as it is."
+            ) from error
+    left = (
+        f" {count(len(live), 'cell')} of waiting and running jobs stayed as they are."
+        if live
+        else ""
+    )
+    print(f"{count(moved, 'file')} moved into `{store.cells / pack.FILE}`.{left}")
+    return 0

@@ -1,0 +1,129 @@
+"""`cells/pack.jsonl`: the files of finished cells in one, as `vitsweep pack` writes it.
+
+```
+checksum <TAB> cell_id/runs/run_id.json <TAB> record as JSON
+checksum <TAB> cell_id/cell.yaml <TAB> text as JSON
+checksum <TAB> <TAB> names of the lines that follow
+```
+The checksum is the CRC-32 of what follows it. Files are named before their lines, so that a line that is
+cut off or damaged is known to be missing. A later line of a file replaces an earlier one, but the first
+record of a run stays.
+"""
+
+import json
+import mmap
+import os
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vitsweep.files import NAME, open_safely
+from vitsweep.results.record import parsed_json
+
+FILE = "pack.jsonl"
+OF_CELL = ("cell.yaml", "attempts.jsonl", "record.json", "prediction.json")
+"""Files of a cell that a pack may hold, besides the records of its runs."""
+_OF_CELL = re.compile(
+    rf"{NAME.pattern}/(?:{'|'.join(map(re.escape, OF_CELL))}|runs/{NAME.pattern}\.json)"
+)
+_TEXT = 9
+"""Where a line goes on after its checksum."""
+
+_opened: dict[str, tuple[tuple[int, ...], "Pack"]] = {}
+
+
+class Pack:
+    """A pack as it was when it was opened.
+
+    Args:
+        path: of the file.
+
+    Attributes:
+        is_whole: False where not even the names of files are known whose lines are missing.
+
+    Raises:
+        UnsafeFileError: it is a link.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lines: dict[str, tuple[int, int]] = {}
+        self._runs: defaultdict[str, list[str]] = defaultdict(list)
+        with open(open_safely(path, os.O_RDONLY), "rb") as handle:
+            is_empty = not os.fstat(handle.fileno()).st_size
+            self._text: mmap.mmap | bytes = (
+                b"" if is_empty else mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ)
+            )
+        named, start = set[str](), 0
+        while (end := self._text.find(b"\n", start)) >= 0:
+            named.update(self._add(start, end))
+            start = end + 1
+        self.is_whole = bool(named)
+        for name in self._lines.keys() | named:
+            cell_id, *_, run = name.split("/")
+            names = self._runs[cell_id]
+            if "/runs/" in name:
+                names.append(run)
+
+    def _add(self, start: int, end: int) -> Sequence[str]:
+        """Note where the content of a line is; return what it says about the lines that follow."""
+        text = self._text[start + _TEXT : end]
+        head, _, content = text.partition(b"\t")
+        if self._text[start : start + _TEXT] != b"%08x\t" % zlib.crc32(text):
+            return ()
+        try:
+            name, names = head.decode(), () if head else parsed_json(content.decode())
+        except ValueError:
+            return ()
+        if _OF_CELL.fullmatch(name) and ("/runs/" not in name or name not in self._lines):
+            self._lines[name] = start + _TEXT + len(head) + 1, end
+        listed = names if isinstance(names, list) else []
+        return [n for n in listed if isinstance(n, str) and _OF_CELL.fullmatch(n)]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._lines
+
+    @property
+    def cells(self) -> Sequence[str]:
+        """Ids of the cells of which it holds or held something."""
+        return [*self._runs]
+
+    def runs(self, cell_id: str) -> Sequence[str]:
+        """Return the files of the records of a cell's runs, lost ones too."""
+        return self._runs.get(cell_id, ())
+
+    def record(self, name: str) -> Any:
+        """Return the parsed JSON of a record; ValueError where it is none."""
+        start, end = self._lines[name]
+        return parsed_json(self._text[start:end].decode())
+
+    def text(self, name: str) -> str:
+        """Return the text of another file; ValueError where it is none."""
+        start, end = self._lines[name]
+        with suppress(RecursionError):
+            if isinstance(text := json.loads(self._text[start:end]), str):
+                return text
+        raise ValueError(f"the line of `{name}` in `{FILE}` holds no text")
+
+
+def opened(path: Path) -> Pack | None:
+    """Return the pack at a path as it is now, read again if it has changed; None where there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    version = (found.st_ino, found.st_size, found.st_mtime_ns)
+    known = _opened.get(str(path))
+    if known is None or known[0] != version:
+        known = _opened[str(path)] = version, Pack(path)
+    return known[1]
+
+
+def add(handle: BinaryIO, contents: Mapping[str, Any]) -> None:
+    """Append files by their names, records as trees and others as texts."""
+    for name, content in {"": [*contents], **contents}.items():
+        text = f"{name}\t{json.dumps(content, separators=(',', ':'))}".encode()
+        handle.write(b"%08x\t%b\n" % (zlib.crc32(text), text))
