@@ -367,6 +367,10 @@ def test_an_array_whose_id_was_not_noted_is_found_by_its_script(store, slurm, mo
     shown = {"/x/jobs/b/submission.sh": "5", "/x/jobs/a/submission.sh": "7"}
     monkeypatch.setattr(poll, "submitted_scripts", lambda users: shown)
     slurm["7_0"] = SlurmJob(state="PENDING")
+    before = sorted(store.root.rglob("*"))
+    [state] = poll.poll(store)
+    assert (state.state, state.job.slurm_id) == ("waiting", "7_0")
+    assert sorted(store.root.rglob("*")) == before, "`status` writes nothing"
     [state] = reconcile(store)
     assert (state.state, path.read_text()) == ("waiting", "7")
 

@@ -196,9 +196,11 @@ class JobArray:
 
     Attributes:
         folder: `jobs/<array>` in the sweep folder.
+        found_id: its id, where the submitting command did not note it and Slurm has told it.
     """
 
     folder: Path
+    found_id: str = ""
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -213,6 +215,8 @@ class JobArray:
     @property
     def slurm_id(self) -> str:
         """Id of the array in Slurm; "" where the submitting command died before it was noted."""
+        if self.found_id:
+            return self.found_id
         path = self.folder / "slurm_id"
         if path.exists() and (text := read_text(path)):
             return self._checked_id(path, text)

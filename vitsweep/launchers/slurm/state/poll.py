@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from vitsweep.execution.run_request import Run
@@ -77,11 +78,18 @@ class JobState:
         return self.job.remaining_runs(self.events, self.events.final_statuses())
 
 
-def poll(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]:
+def poll(
+    store: Store, only: Sequence[JobArray] | None = None, *, note_ids: bool = False
+) -> list[JobState]:
     """Return the state of all jobs of a sweep, or of those of some arrays.
 
     Slurm is asked before the events are read: a job that has left the queue by then has written its
     last event.
+
+    Args:
+        store: of the sweep.
+        only: these arrays.
+        note_ids: write the ids that submitting commands died before they could; else nothing is written.
     """
     arrays = job_arrays(store) if only is None else only
     jobs = [(job, job.events()) for array in arrays for job in array.jobs()]
@@ -89,14 +97,18 @@ def poll(store: Store, only: Sequence[JobArray] | None = None) -> list[JobState]
         return [JobState(job, events, "ended", None) for job, events in jobs]
     settings = controller_settings()
     here = [array for array in arrays if _is_on(array, settings.get("ClusterName", ""))]
-    ids_known = _find_ids(here)
+    found = _found_ids(here)
+    if found:
+        here, arrays = ([_with_id(a, found, note_ids) for a in each] for each in (here, arrays))
+        jobs = [(job, job.events()) for array in arrays for job in array.jobs()]
     queued = squeue({array.slurm_id for array in here} - {""})
     jobs = [(job, events if events.is_done else job.events()) for job, events in jobs]
     if queued is None:
         return [_state_of(job, events, None, slurm_answers=False) for job, events in jobs]
     # once per array: `slurm_id` reads files
     answers = {
-        a.folder: (ids_known or a.slurm_id != "") and not _is_hidden(a, settings) for a in here
+        a.folder: (found is not None or a.slurm_id != "") and not _is_hidden(a, settings)
+        for a in here
     }
     known = _accounted([j for j in jobs if j[0].array.folder in answers], queued) | queued
     states = []
@@ -144,23 +156,33 @@ def states_over_time(ask: Callable[[], list[JobState]]) -> Iterator[list[JobStat
         yield job_states
 
 
-def _find_ids(arrays: Sequence[JobArray]) -> bool:
-    """Note the ids of arrays whose submitting command died before it could.
+def _found_ids(arrays: Sequence[JobArray]) -> dict[Path, str] | None:
+    """Return folder -> id of this user's arrays whose submitting command died before it noted the id.
 
-    An array is recognized by its batch script, which lies in its folder. Only the user who submitted
-    it notes its id: another one may be looking.
-
-    Returns:
-        False where an array has no id and Slurm does not say whether it was submitted.
+    An array is recognized by its batch script, which lies in its folder. None where an array has no id
+    and Slurm does not say whether it was submitted.
     """
     without_id = [array for array in arrays if not array.slurm_id]
     owners = {array.folder.stat().st_uid for array in without_id}
     scripts = submitted_scripts(owners) if owners else {}
-    for script, array_id in (scripts or {}).items():
-        for array in without_id:
-            if array.owns(script) and _is_own(array):
-                write_atomically(array.folder / "slurm_id", array_id)
-    return scripts is not None
+    return (
+        None
+        if scripts is None
+        else {
+            array.folder: array_id
+            for script, array_id in scripts.items()
+            for array in without_id
+            if array.owns(script) and _is_own(array)
+        }
+    )
+
+
+def _with_id(array: JobArray, found: Mapping[Path, str], note: bool) -> JobArray:
+    if array.folder not in found:
+        return array
+    if note:
+        write_atomically(array.folder / "slurm_id", found[array.folder])
+    return replace(array, found_id=found[array.folder])
 
 
 def _is_own(array: JobArray) -> bool:

@@ -60,7 +60,7 @@ def reconcile(store: Store, only: Sequence[JobArray] | None = None) -> list[JobS
     Returns:
         The states from which it was concluded.
     """
-    job_states = poll(store, only)
+    job_states = poll(store, only, note_ids=True)
     for state in job_states:
         if _is_held_after_launch_failure(state):
             release(state.job.slurm_id)
