@@ -6,7 +6,7 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.charts.chart import NOTHING, Chart, labels, looks
 from vitsweep.tables import cost
-from vitsweep.tables.formatting import missing, number, plain
+from vitsweep.tables.formatting import number, plain
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
@@ -31,14 +31,13 @@ def draw(hours: DataFrame) -> Figure:
     figure, axes = style.new_figure(8.0, style.height(len(shown)))
     ends = style.reach(shown["epoch_hours"], shown["epoch_hours_high"])
     for position, (_, row) in enumerate(shown.iterrows()):
-        is_baseline = plain(row.get("claim")) == Claim.baseline
-        colour = colours[row["series"]].colour
-        axes.barh(position, row["epoch_hours"], height=style.BAR, color=colour)
-        low, high = row["epoch_hours_low"], row["epoch_hours_high"]
-        style.whiskers(axes, position, row["epoch_hours"], low, high)
-        end = row["epoch_hours"] if missing(high) else min(high, ends)
-        note = "  baseline" if is_baseline else ""
-        style.value(axes, position, end, f"{number(row['epoch_hours'])} h{note}")
+        note = "  baseline" if plain(row.get("claim")) == Claim.baseline else ""
+        text, look = (
+            f"{number(row['epoch_hours'])} h{note}",
+            {"color": colours[row["series"]].colour},
+        )
+        whisker = row["epoch_hours_low"], row["epoch_hours_high"]
+        style.bar(axes, position, row["epoch_hours"], text, look, whisker, ends)
     style.rows(axes, shown["name"].tolist(), ends * 1.05)
     axes.set_xlabel(style.axis_label("epoch_hours_imagenet1k"))
     return figure

@@ -33,9 +33,8 @@ def draw(cells: DataFrame) -> Figure:
         failed = plain(row["status"]) == Status.out_of_memory
         peak = 0.0 if missing(row["peak_gib"]) else row["peak_gib"]
         hue = style.colour("sharding", plain(row["sharding"]))
-        axes.barh(position, peak, height=style.BAR, **style.fill(hue, not failed))
-        text = f"{number(peak)} " if peak else ""
-        style.value(axes, position, peak, text + "out of memory" * failed)
+        text = (f"{number(peak)} " if peak else "") + "out of memory" * failed
+        style.bar(axes, position, peak, text, style.fill(hue, not failed))
     for choice in dict.fromkeys(shown["sharding"].map(plain)):
         axes.bar(0, 0, color=style.colour("sharding", choice), label=choice)
     style.rows(axes, shown["series"].tolist(), float(shown["peak_gib"].max()))

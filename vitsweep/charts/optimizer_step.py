@@ -70,13 +70,12 @@ def draw(table: DataFrame) -> Figure:
     names = []
     for position, (_, row) in enumerate(shown.iterrows()):
         hue = style.colour("optimizer", f"{row['family']}_{row['implementation']}")
-        axes.barh(position, row["optimizer_ms"], height=style.BAR, color=hue)
         compared = row["implementation"] != "loop" and not missing(row["step_ratio"])
         gain = "" if not compared else f", {times(row['step_ratio'])} the loop's speed"
         text = (
             f"{number(row['optimizer_ms'])} ms, {percent(row['share_of_step'])} of the step{gain}"
         )
-        style.value(axes, position, row["optimizer_ms"], text)
+        style.bar(axes, position, row["optimizer_ms"], text, {"color": hue})
         several = rest.nunique() > 1
         names.append(
             f"{row['family']} {row['implementation']}" + (f" · {row['_rest']}" if several else "")

@@ -63,8 +63,7 @@ def draw(table: DataFrame) -> Figure:
     ]
     for position, (_, row) in enumerate(shown.iterrows()):
         ratio = row["relative_throughput"]
-        axes.barh(position, ratio, height=style.BAR, color=styles[row["series"]].colour)
-        style.value(axes, position, ratio, times(ratio))
+        style.bar(axes, position, ratio, times(ratio), {"color": styles[row["series"]].colour})
     style.rows(axes, texts, table["relative_throughput"].max())
     style.reference_line(axes, 1.0)
     reference = table["reference"].iloc[0] if len(table) else ""

@@ -33,29 +33,18 @@ def draw(cells: DataFrame) -> Figure:
     shown = cells[cells[phases].notna().any(axis=1)] if phases else cells.iloc[:0]
     shown = shown.sort_values("step_time_ms").head(MOST)
     labels = cell_names(cells)[shown.index].tolist()
-    figure, axes = style.new_figure(8.4, 1.5 + 0.34 * max(len(shown), 2))
+    figure, axes = style.new_figure(8.4, style.height(len(shown)))
     positions = range(len(shown))
     left = shown["step_time_ms"] * 0.0
     for phase in phases:
         width = shown[phase].fillna(0.0)
         look: dict[str, Any] = {"color": style.PHASES[phase], "label": METRICS[phase].label}
-        axes.barh(positions, width, left=left, height=0.66, **look)
+        axes.barh(positions, width, left=left, height=style.BAR, **look)
         left = left + width
     axes.plot(shown["step_time_ms"], positions, "D", color=style.INK, ms=4, label="Timed step")
     for position, (end, step) in enumerate(zip(left, shown["step_time_ms"], strict=True)):
-        axes.annotate(
-            number(step),
-            (max(end, step), position),
-            xytext=(7, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            color=style.INK,
-        )
-    axes.set_yticks(positions, style.shorten(labels))
-    axes.set_ylim(max(len(shown), 1) - 0.4, -0.6)
-    axes.set_xlim(0, 1.12 * max([*left, *shown["step_time_ms"], 1e-9]))
-    axes.grid(axis="y", visible=False)
+        style.value(axes, position, max(end, step), number(step))
+    style.rows(axes, labels, max([*left, *shown["step_time_ms"], 1e-9]))
     axes.set_xlabel(style.axis_label("step_time_ms"))
     style.legend(axes)
     return figure

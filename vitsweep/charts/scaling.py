@@ -79,29 +79,16 @@ def _images(points: DataFrame, all_points: DataFrame) -> str:
 
 
 def _line(axes: Axes, points: DataFrame, column: str, look: Look, name: str) -> None:
-    axes.plot(
-        points["world_size"],
-        points[column],
-        color=look.colour,
-        linestyle=look.line,
-        linewidth=1.8,
-        label=name,
-    )
+    x, y = points["world_size"], points[column]
+    axes.plot(x, y, color=look.colour, linestyle=look.line, linewidth=1.8, label=name)
     shared = (
         points["oversubscribed"].eq(True)
         if "oversubscribed" in points
         else points["efficiency"].isna()
     )
     for chosen, face in ((points[~shared], look.colour), (points[shared], style.PAPER)):
-        axes.plot(
-            chosen["world_size"],
-            chosen[column],
-            look.marker,
-            ms=6,
-            mec=look.colour,
-            mfc=face,
-            mew=1.4,
-        )
+        marks: dict[str, Any] = {"ms": 6, "mec": look.colour, "mfc": face, "mew": 1.4}
+        axes.plot(chosen["world_size"], chosen[column], look.marker, **marks)
     if column == "efficiency":
         known = points.dropna(subset=["efficiency_low", "efficiency_high"])
         ends = [

@@ -9,7 +9,7 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.charts.chart import NOTHING, Chart
 from vitsweep.spec.cell_spec import GROUPS
-from vitsweep.tables.formatting import missing, plain, times
+from vitsweep.tables.formatting import plain, times
 from vitsweep.tables.names import cell_names, varying_columns
 from vitsweep.tables.stats import SHOWN, SURE, Claim
 from vitsweep.tables.sweep_tables import SweepTables
@@ -36,15 +36,13 @@ def draw(cells: DataFrame) -> Figure:
     figure, axes = style.new_figure(8.4, style.height(len(shown)))
     ends, longest_note = style.reach(shown["speedup"], shown["speedup_high"]), 0
     for position, (_, row) in enumerate(shown.iterrows()):
-        claim, high = plain(row["claim"]), row["speedup_high"]
+        claim = plain(row["claim"])
         hue = style.BASELINE if claim == Claim.baseline else style.colour(group, row[group])
-        sure = claim in SURE
-        axes.barh(position, row["speedup"], height=style.BAR, **style.fill(hue, sure))
-        style.whiskers(axes, position, row["speedup"], row["speedup_low"], high)
         note = "" if claim in (*SHOWN, Claim.no_difference_shown) else f"  {claim}"
         longest_note = max(longest_note, len(note))
-        end = row["speedup"] if missing(high) else min(high, ends)
-        style.value(axes, position, end, times(row["speedup"]) + note)
+        text, look = times(row["speedup"]) + note, style.fill(hue, claim in SURE)
+        whisker = row["speedup_low"], row["speedup_high"]
+        style.bar(axes, position, row["speedup"], text, look, whisker, ends)
     others = shown[shown["claim"] != Claim.baseline]
     for choice in dict.fromkeys(others[group].astype(str)):
         axes.bar(0, 0, color=style.colour(group, choice), label=choice)

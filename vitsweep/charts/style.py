@@ -1,5 +1,6 @@
 """Colours, sizes and labels that all charts share."""
 
+import math
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -260,6 +261,31 @@ def whiskers(axes: Axes, position: float, middle: float, low: Any, high: Any) ->
     if not (missing(low) or missing(high)):
         ends = [[max(middle - low, 0)], [max(high - middle, 0)]]
         axes.errorbar(middle, position, xerr=ends, color=INK, linewidth=1.2, capsize=3)
+
+
+def bar(
+    axes: Axes,
+    position: float,
+    length: float,
+    text: str,
+    look: dict[str, Any],
+    ends: tuple[Any, Any] = (None, None),
+    limit: float = math.inf,
+) -> None:
+    """Draw a horizontal bar from 0 with its interval, and its value behind both.
+
+    Args:
+        axes: of the bars.
+        position: of its row.
+        length: of the bar.
+        text: its value.
+        look: what `barh` takes beside these.
+        ends: of the interval; missing for none.
+        limit: the value stands no further out, where a whisker leaves the chart.
+    """
+    axes.barh(position, length, height=BAR, **look)
+    whiskers(axes, position, length, *ends)
+    value(axes, position, length if missing(ends[1]) else min(ends[1], limit), text)
 
 
 def value(axes: Axes, position: float, end: float, text: str) -> None:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
+from vitsweep.composition.overrides import key_of
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.planning.sweep_plan import plan_cell
@@ -62,7 +63,7 @@ def search(arguments: Sequence[str]) -> int:
 
 def _assumed(overrides: Sequence[str], hardware: Profile) -> list[str]:
     """Return choices for what was not typed: those of a large training instead of a small test."""
-    typed = {text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in overrides}
+    typed = {key_of(text): text.partition("=")[2] for text in overrides}
     nodes = int(typed.get("resources.nodes", "1"))
     per_node = int(typed.get("resources.ranks_per_node", hardware["devices_per_node"]))
     choices = {
@@ -85,7 +86,7 @@ def half_precision(hardware: Profile) -> str:
 
 def _refuse_searched(overrides: Sequence[str]) -> None:
     for text in overrides:
-        key = text.lstrip("+~").partition("=")[0]
+        key = key_of(text)
         if key in SEARCHED or key.startswith("mesh.") or key == "batch.accumulation_steps":
             raise BadValueError(
                 f"`{text}` is what `--search layouts` chooses: leave it out, or plan this one layout with "

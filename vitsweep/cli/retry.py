@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from vitsweep.cli.main import measure_cells
 from vitsweep.cli.verbs import VERBS, Options
-from vitsweep.composition.overrides import value_override
+from vitsweep.composition.overrides import key_of, value_override
 from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.results.provenance import code_in_overrides, is_own, require_trust
 from vitsweep.results.record import RETRIABLE
@@ -85,7 +85,7 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
     _record_killed(store)
     for cell_id in _cells_with_status(store, statuses):
         own = [str(text) for text in store.frozen(cell_id)["overrides"]]
-        of_sweep = [t for t in own if _is_sweep(t) and _key(t) not in SET_BY_RETRY]
+        of_sweep = [t for t in own if _is_sweep(t) and key_of(t) not in SET_BY_RETRY]
         if not store.is_own_cell(cell_id):
             require_trust(store.root, code_in_overrides(own))
         key = (*_launcher(store, cell_id), *of_sweep)
@@ -133,16 +133,12 @@ def _is_for_hydra(word: str) -> bool:
     """Tell a flag, its value, or a setting of Hydra's own node; a retry is no search any more."""
     if word.startswith("-") or "=" not in word:
         return word not in ("-m", "--multirun", "--trust") and not word.startswith("~")
-    key = _key(word)
+    key = key_of(word)
     return key.startswith(("hydra/", "hydra.")) and not key[6:].startswith("sweeper")
 
 
 def _is_sweep(text: str) -> bool:
-    return _key(text).split(".")[0] == "sweep"
-
-
-def _key(text: str) -> str:
-    return text.lstrip("+~").partition("=")[0]
+    return key_of(text).split(".")[0] == "sweep"
 
 
 def _words(command: str) -> list[str]:

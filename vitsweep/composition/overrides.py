@@ -42,6 +42,11 @@ def _parsed(text: str, loader: ConfigLoader | None) -> Override:
         raise BadValueError(_unreadable(text)) from error
 
 
+def key_of(text: str) -> str:
+    """Return the key or group that an override as typed sets."""
+    return text.lstrip("+~").partition("=")[0]
+
+
 def _unreadable(text: str) -> str:
     """Say what Hydra's grammar does not read in an override, and how to quote it."""
     key, equals, value = text.partition("=")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitsweep.composition.composer import ComposedCell, Composer
-from vitsweep.composition.overrides import value_override
+from vitsweep.composition.overrides import key_of, value_override
 from vitsweep.composition.sweep_settings import LimitSettings
 from vitsweep.errors import BadValueError
 from vitsweep.results.record import Status
@@ -117,7 +117,7 @@ def limit_of(limit: LimitSettings, cells: Sequence[ComposedCell]) -> LimitSettin
     """
     if limit.key is None:
         return None
-    fixed = [text for cell in cells for text in cell.overrides if _key(text) == limit.key]
+    fixed = [text for cell in cells for text in cell.overrides if key_of(text) == limit.key]
     if fixed:
         raise BadValueError(
             f"`{fixed[0]}` sets the key whose limit `sweep.limit` searches for: leave it out, or set "
@@ -129,7 +129,3 @@ def limit_of(limit: LimitSettings, cells: Sequence[ComposedCell]) -> LimitSettin
             "run for nothing: add `sweep.baseline=null`."
         )
     return limit
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
