@@ -197,9 +197,7 @@ PROCESS_GIB = 0.41
 MEMORY_LOG_ERROR = 0.05
 """Largest error of a traced peak beside torch's trackers, as a share (see `benchmarks/README.md`)."""
 PURPOSES = ("parameter", "gradient", "activation")
-HOURS = (
-    "hours", "device_hours", "device_hours_low", "device_hours_high", "cost_low_usd", "cost_high_usd",
-)  # fmt: skip
+HOURS = "hours device_hours device_hours_low device_hours_high cost_low_usd cost_high_usd".split()
 
 
 @dataclass(frozen=True, kw_only=True)

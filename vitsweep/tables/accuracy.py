@@ -24,9 +24,9 @@ from vitsweep.tables.valid_runs import final_status, valid_runs
 MARGIN = 0.005
 """Loss of top-1 that counts as none: 0.5 points."""
 COLUMNS = (
-    "accuracy_difference", "accuracy_difference_low", "accuracy_difference_high",
-    "accuracy_pairs", "accuracy_p_holm", "accuracy_p_worse_holm", "accuracy_claim",
-)  # fmt: skip
+    "accuracy_difference accuracy_difference_low accuracy_difference_high accuracy_pairs "
+    "accuracy_p_holm accuracy_p_worse_holm accuracy_claim"
+).split()
 BETTER, NO_WORSE, WORSE = "better", "no worse", "worse"
 NOT_SHOWN, TOO_FEW = "not shown", "too few repetitions"
 

@@ -30,7 +30,7 @@ SAME = {1: "same_first_loss", 2: "same_losses", 3: "same_losses"}
 """Step -> column that is equal for two cells whose losses in that step are alike."""
 FIRST_SHARE = 0.08
 """Share of the tolerance of later losses that the first has: no update has multiplied its rounding."""
-COLUMNS = ("loss_tolerance", *dict.fromkeys(SAME.values()), *(f"loss_step_{step}" for step in SAME))
+COLUMNS = ("loss_tolerance", *dict.fromkeys(SAME.values()), *map("loss_step_{}".format, SAME))
 
 
 def with_wrong_losses(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:

@@ -20,7 +20,7 @@ from vitsweep.tables.valid_runs import checked_cells
 
 CHOICES = (*GROUPS, *GROUPS_WITH_NAME)
 
-SET_FIELDS = ("resolution_px", *(f"{group}." for group in (*GROUPS, "model")))
+SET_FIELDS = ("resolution_px", *map("{}.".format, (*GROUPS, "model")))
 """Spec columns that a user sets, besides the choices of groups."""
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
 """Columns of those groups that are taken from the data, not set by a user."""

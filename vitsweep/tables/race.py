@@ -21,9 +21,9 @@ from vitsweep.tables.stats import DRIFT_LEVEL, MIN_BLOCKS
 Race = Mapping[str, Any]
 
 COLUMNS = (
-    "cell_id", "name", "state", "runs", "first_block", "last_block", "to_leader", "to_leader_low",
-    "to_leader_high", "memory_to_leader", "reason",
-)  # fmt: skip
+    "cell_id name state runs first_block last_block to_leader to_leader_low to_leader_high "
+    "memory_to_leader reason"
+).split()
 STATES = ("leader", "front", "runner-up", "in the race", "dropped", "out", "never ran")
 """In the order of the table."""
 NORMAL_95 = 1.96
@@ -46,12 +46,12 @@ def race_table(race: Race) -> DataFrame:
     1; the last is that after which a cell left, or the race's last.
     """
     rows = [_row(cell, race) for cell in race.get("cells", ())]
-    table = DataFrame(rows, columns=list(COLUMNS)).astype({"first_block": "Int64"})
+    table = DataFrame(rows, columns=COLUMNS).astype({"first_block": "Int64"})
     place = table["state"].map(STATES.index)
     key = place.where(place != STATES.index("out"), STATES.index("dropped"))
     ordered = table.assign(_place=key, _left=-table["last_block"], _slow=-table["to_leader"])
     ordered = ordered.sort_values(["_place", "_left", "_slow"], kind="stable", ignore_index=True)
-    return ordered[list(COLUMNS)]
+    return ordered[COLUMNS]
 
 
 def _row(cell: Mapping[str, Any], race: Race) -> dict[str, Any]:

@@ -170,9 +170,10 @@ MEASURED: dict[str, Column] = {
     heading("replicates"): _replicates,
 }
 
-SHOWN = ("images_per_second", "speedup", "speedup_low", "speedup_high", "claim", "speedup_note",
-         "step_time_ms", "accuracy_top1", "blocks", "reason", "claim_low", "claim_high",
-         "family_size")  # fmt: skip
+SHOWN = (
+    "images_per_second speedup speedup_low speedup_high claim speedup_note step_time_ms "
+    "accuracy_top1 blocks reason claim_low claim_high family_size"
+).split()
 ALWAYS = (heading("images_per_second"), heading("speedup"))
 DROPPED_FIRST = (
     heading("blocks"), heading("step_time_ms"), heading("peak_gib"), DIFFERENCE,

@@ -215,8 +215,7 @@ def _compared(table: DataFrame, groups: list[DataFrame]) -> DataFrame:
     found = found.assign(cell_id=table["cell_id"], baseline_cell_id=table["baseline_cell_id"])
     found = found.pipe(_with_family)
     claim = claims(found).replace(str(Claim.too_few_blocks), "too few repetitions")
-    own = ("speedup", "speedup_low", "speedup_high", "p_value", "p_holm", "claim_low", "claim_high",
-           "family_size")  # fmt: skip
+    own = "speedup speedup_low speedup_high p_value p_holm claim_low claim_high family_size".split()
     return table.assign(
         **{c: found[c] for c in own},
         speedup_sd=[float(s.std()) for s in samples],
