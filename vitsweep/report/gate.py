@@ -13,7 +13,7 @@ from vitsweep.results.metrics import Metric, known_metrics
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 from vitsweep.tables.formatting import count, plain, times
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.stats import Claim
+from vitsweep.tables.stats import Claim, chosen
 from vitsweep.tables.sweep_diff import changes, metric_named
 from vitsweep.tables.valid_runs import checked_runs, final_status, text, valid_runs
 
@@ -363,12 +363,7 @@ def _verdicts(table: DataFrame) -> Series:
         UNDECIDED: worse,
         "better": (low > 1).where(up, high < 1),
     }
-    return Series(
-        np.select(
-            [np.asarray(r, bool) for r in rules.values()], list(rules), Claim.no_difference_shown
-        ),
-        table.index,
-    )
+    return chosen(rules, Claim.no_difference_shown, table.index)
 
 
 def _reason(row: Series) -> str:

@@ -18,7 +18,7 @@ from scipy.special import stdtr
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import missing
-from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, Claim, adjusted, half_width
+from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, Claim, half_width, holm
 from vitsweep.tables.valid_runs import final_status, valid_runs
 
 MARGIN = 0.005
@@ -99,31 +99,23 @@ def accuracy_claims(groups: Sequence[DataFrame], baselines: Sequence[object]) ->
     }
     pairs = [_differences(group, known) for group in groups]
     tests = [non_inferiority(found) for found in pairs]
-    families = Series([str(b) for b in baselines])
-    holm = _holm([test.p_value for test in tests], families)
-    worse = _holm([test.p_worse for test in tests], families)
-    better = _holm([1 - test.p_worse for test in tests], families)
+    families = [str(b) for b in baselines]
+    p_values = ([t.p_value, t.p_worse, 1 - t.p_worse] for t in tests)
+    adjusted = [
+        Series(column, dtype=float).groupby(families).transform(holm)
+        for column in zip(*p_values, strict=True)
+    ] or [Series(dtype=float)] * 3
     return DataFrame(
         {
             "accuracy_difference": [test.mean for test in tests],
             "accuracy_difference_low": [test.low for test in tests],
             "accuracy_difference_high": [test.high for test in tests],
             "accuracy_pairs": [len(found) for found in pairs],
-            "accuracy_p_holm": holm,
-            "accuracy_p_worse_holm": worse,
-            "accuracy_claim": [
-                _claim(*row) for row in zip(groups, tests, holm, worse, better, strict=True)
-            ],
+            "accuracy_p_holm": adjusted[0],
+            "accuracy_p_worse_holm": adjusted[1],
+            "accuracy_claim": [_claim(*row) for row in zip(groups, tests, *adjusted, strict=True)],
         }
     )
-
-
-def _holm(p_values: Sequence[float], families: Series) -> NDArray[np.float64]:
-    """Return the p-values after Holm's adjustment within each family."""
-    values, found = np.array(p_values), np.full(len(p_values), np.nan)
-    for places in families.groupby(families).indices.values():
-        found[places] = adjusted(values[places])[0]
-    return found
 
 
 def _differences(group: DataFrame, known: Mapping[tuple[str, str], float]) -> list[float]:

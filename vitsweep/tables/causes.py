@@ -19,11 +19,11 @@ from vitsweep.spec.measurement import TimeClass
 from vitsweep.tables.blocks import ROW
 from vitsweep.tables.formatting import (
     Column,
-    as_text,
     count,
     missing,
     number,
     text_columns,
+    text_rows,
     times,
     values,
     with_interval,
@@ -476,8 +476,7 @@ def find_cell(cells: DataFrame, text: str) -> str:
             return str(ids[hits].iloc[0])
     columns = varying_columns(cells) or ["model"]
     words = [word for word in text.replace("·", " ").replace("+", " ").split() if word]
-    rows = as_text(cells[[c for c in cells if c in columns or c in CHOICES]])
-    records = [{str(k): str(v) for k, v in row.items()} for row in rows.to_dict("records")]
+    records = text_rows(cells[[c for c in cells if c in columns or c in CHOICES]])
     keep = Series(
         [all(_has(row, word) for word in words) for row in records], cells.index, dtype=bool
     )

@@ -17,13 +17,15 @@ IMAGENET_1K = 1_281_167
 
 def peaks_gib(cells: DataFrame) -> Series:
     """Return the peak memory of the worst rank in GiB: allocated on a GPU, resident on CPU."""
-    peaks = [
-        pd.to_numeric(cells[c], errors="coerce").astype(float)
-        for c in ("peak_allocated_gib", "peak_rss_gib")
-        if c in cells
-    ]
-    nothing = Series(np.nan, cells.index, dtype=float)
-    return peaks[0].fillna(peaks[1]) if len(peaks) > 1 else peaks[0] if peaks else nothing
+    return numbers(cells, "peak_allocated_gib").fillna(numbers(cells, "peak_rss_gib"))
+
+
+def numbers(table: DataFrame, column: str) -> Series:
+    """Return a column as floats, `peak_gib` as `peaks_gib`; NaN where it has no number."""
+    if column == "peak_gib":
+        return peaks_gib(table)
+    values = table.get(column, Series(np.nan, table.index))
+    return pd.to_numeric(values, errors="coerce").astype(float)
 
 
 def with_peak(cells: DataFrame) -> DataFrame:

@@ -6,11 +6,11 @@ from math import exp, nan, sqrt, tanh
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import BLOCK, ROW, first_run, log_ratios, log_throughput_per_block
-from vitsweep.tables.cost import peaks_gib
+from vitsweep.tables.cost import numbers, peaks_gib
 from vitsweep.tables.formatting import (
     Column,
     count,
@@ -236,17 +236,12 @@ def predictions_text(cells: DataFrame) -> DataFrame:
     One row per measured cell that has a prediction; errors are predicted / measured - 1.
     """
     found = _with_step_times(cells.assign(name=cell_names(cells), peak=peaks_gib(cells)))
-    predicted = {c: _numbers(found, f"{PREFIX}{c}") for c in ("step_time_ms", "peak_gib")}
+    predicted = {c: numbers(found, f"{PREFIX}{c}") for c in ("step_time_ms", "peak_gib")}
     errors = {
-        "step_time_error": predicted["step_time_ms"] / _numbers(found, "step_time_ms") - 1,
+        "step_time_error": predicted["step_time_ms"] / numbers(found, "step_time_ms") - 1,
         "peak_error": predicted["peak_gib"] / found["peak"] - 1,
     }
     return text_columns(found.assign(**errors), _SHOWN)
-
-
-def _numbers(table: DataFrame, column: str) -> Series:
-    values = table.get(column, Series(np.nan, table.index))
-    return pd.to_numeric(values, errors="coerce").astype(float)
 
 
 def _signed(error: float) -> str:

@@ -34,6 +34,12 @@ def as_text(table: DataFrame) -> DataFrame:
     return DataFrame({c: table[c].map(plain).astype(str) for c in table}, index=table.index)
 
 
+def text_rows(table: DataFrame) -> list[dict[str, str]]:
+    """Return the rows with every value as text, also of a table without columns."""
+    rows = as_text(table).to_dict("records") if len(table.columns) else [{}] * len(table)
+    return [{str(column): str(text) for column, text in row.items()} for row in rows]
+
+
 def number(value: Any, digits: int = 3) -> str:
     """Return a number with `digits` significant digits: 0.0123, 1.23, 1,230; 1.23e+15 beyond all units."""
     if missing(value) or not math.isfinite(float(value)):

@@ -1,8 +1,7 @@
 """Short names of cells, and what a cell changes against its baseline."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from vitsweep.results.metrics import Kind, columns, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS, GROUPS_WITH_NAME
 from vitsweep.spec.menu import choices
-from vitsweep.tables.formatting import as_text, plain, value_label
+from vitsweep.tables.formatting import plain, text_rows, value_label
 from vitsweep.tables.valid_runs import checked_cells
 
 # The columns of the record by kind, the spec columns that vary, and the order of known choices.
@@ -113,7 +112,7 @@ def in_menu_order(group: str, names: Iterable[str]) -> list[str]:
     return sorted(set(names), key=lambda name: (place.get(name, len(place)), name))
 
 
-Row = dict[Hashable, Any]
+Row = dict[str, str]
 
 MANY = 4
 """With more varying columns than this one column names the cells."""
@@ -148,7 +147,7 @@ def name_parts(cells: DataFrame, columns: Sequence[str] | None = None) -> DataFr
     baseline where baselines differ, `4 ranks · 64 images`, empty for up to two varying columns.
     """
     named = [c for c in (varying_columns(cells) if columns is None else columns) if c in cells]
-    rows = as_text(cells[named]).to_dict("records") if named else [{} for _ in range(len(cells))]
+    rows = text_rows(cells[named])
     full = [_joined(row, named, " · ") for row in rows]
     few = len(named) <= FEW or not rows
     parts = [(whole, "") for whole in full] if few else _short(cells, rows, named, full)
@@ -190,9 +189,7 @@ def with_changes(cells: DataFrame) -> DataFrame:
     """
     cells = checked_cells(cells, "baseline_cell_id")
     columns = varying_columns(cells)
-    rows = (
-        as_text(cells[columns]).to_dict("records") if columns else [{} for _ in range(len(cells))]
-    )
+    rows = text_rows(cells[columns])
     known = dict(zip(cells["cell_id"], rows, strict=True))
     compared = cells["baseline_cell_id"].isin(list(known))
     pairs = zip(rows, cells["baseline_cell_id"], compared, strict=True)
@@ -205,5 +202,5 @@ def named(changes: Changes) -> str:
     return " + ".join(sorted(changes)) or "baseline"
 
 
-def _changes(row: dict[Hashable, Any], base: dict[Hashable, Any]) -> Changes:
+def _changes(row: Row, base: Row) -> Changes:
     return frozenset(f"{c}={value}" for c, value in row.items() if value != base[c])

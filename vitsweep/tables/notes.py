@@ -6,7 +6,7 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import own_metrics
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import as_text, count, missing, plain, status_words
+from vitsweep.tables.formatting import count, missing, plain, status_words, text_rows
 from vitsweep.tables.names import MANY, cell_names, varying_columns
 from vitsweep.tables.valid_runs import checked_cells
 
@@ -97,10 +97,9 @@ def unmeasured_lines(cells: DataFrame) -> list[str]:
 def lines_of(cells: DataFrame, chosen: Series) -> list[str]:
     """Return one line per status and reason of the chosen cells; the others tell them apart."""
     columns = varying_columns(cells)
-    settings = as_text(cells[columns]).to_dict("records") if columns else [{}] * len(cells)
     rows = zip(cells["status"], cells["reason"], chosen, strict=True)
     return reason_lines(
-        [{str(key): str(value) for key, value in row.items()} for row in settings],
+        text_rows(cells[columns]),
         [_reason(status, reason) if is_chosen else "" for status, reason, is_chosen in rows],
     )
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
@@ -17,7 +16,7 @@ from vitsweep.tables.blocks import (
     within_blocks,
     without_first_run,
 )
-from vitsweep.tables.cost import measured_with_peak, peaks_gib
+from vitsweep.tables.cost import measured_with_peak, numbers
 from vitsweep.tables.speedup import selection_adjusted
 from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, row_keys, valid_runs
 
@@ -87,14 +86,7 @@ def _drawn(
         return _drawn_logs(within_blocks(runs), table["cell_id"].tolist(), draws, generator)
     values = table[objective].to_numpy(float)
     good = valid_runs(runs)
-    of_runs = (
-        peaks_gib(good)
-        if objective == "peak_gib"
-        else pd.to_numeric(good[objective], errors="coerce")
-        if objective in good
-        else Series(np.nan, good.index)
-    )
-    groups = of_runs.groupby(good["cell_id"])
+    groups = numbers(good, objective).groupby(good["cell_id"])
     error: Floats = (
         (groups.std() / np.sqrt(groups.count())).reindex(table["cell_id"]).to_numpy(float)
     )

@@ -8,7 +8,6 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, METRICS, columns, metrics_with
@@ -20,7 +19,7 @@ from vitsweep.tables.cells import in_record_order, typed
 from vitsweep.tables.formatting import count, missing, number, plain, ratio
 from vitsweep.tables.names import cell_names, comparable, metric_columns, spec_columns
 from vitsweep.tables.render import SHOWN, ranked
-from vitsweep.tables.stats import MIN_BLOCKS, Claim, adjusted, claims, estimate, interval
+from vitsweep.tables.stats import MIN_BLOCKS, Claim, adjusted, claims, estimate, holm, interval
 from vitsweep.tables.valid_runs import checked_cells
 
 OF_COMMAND = {
@@ -251,18 +250,17 @@ def _stacked(tables: list[DataFrame]) -> DataFrame:
 
 def _with_family(table: DataFrame) -> DataFrame:
     """Add Holm's adjustment over the settings of one baseline."""
-    holm, level, size = (np.full(len(table), np.nan) for _ in range(3))
-    p_value: NDArray[np.float64] = table["p_value"].to_numpy(float, na_value=np.nan)
-    tested = table[table["p_value"].notna()]
-    for rows in tested.groupby("baseline_cell_id", sort=False).indices.values():
-        places = table.index.get_indexer(tested.index[rows])
-        holm[places], level[places] = adjusted(p_value[places])
-        size[places] = len(places)
-    ends = interval(table, Series(level, table.index))
+    p_value = table["p_value"].astype(float)
+    families = p_value.groupby(table["baseline_cell_id"], sort=False)
+    level = families.transform(lambda p: adjusted(p.to_numpy())[1]).reindex(table.index)
+    ends = interval(table, level)
+    size = families.transform("count").where(p_value.notna()).astype("Int64")
     return table.assign(
-        p_holm=holm, claim_low=ends["low"], claim_high=ends["high"],
-        family_size=Series(size, table.index).astype("Int64"),
-    )  # fmt: skip
+        p_holm=families.transform(holm),
+        claim_low=ends["low"],
+        claim_high=ends["high"],
+        family_size=size,
+    )
 
 
 def replicates_answer(table: DataFrame) -> str:

@@ -10,7 +10,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
-from vitsweep.tables.cost import peaks_gib
+from vitsweep.tables.cost import numbers
 from vitsweep.tables.formatting import count, times
 from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, SHOWN, Claim, chosen, estimate, holm, welch
 from vitsweep.tables.valid_runs import checked_runs, final_status, valid_runs
@@ -241,9 +241,6 @@ def _logs(runs: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> 
     if metric == "speedup":
         ratios = log_ratios(log_throughput_per_block(good), baselines)
         return ratios.rename(columns={"log_ratio": "log"})[["cell_id", "log"]]
-    found = (
-        peaks_gib(good) if metric == "peak_gib" else good.get(metric, Series(np.nan, good.index))
-    )
-    values = pd.to_numeric(found, errors="coerce").astype(float)
+    values = numbers(good, metric)
     usable = np.isfinite(values) & (values > 0)
     return DataFrame({"cell_id": good["cell_id"], "log": np.log(values.where(usable))})[usable]
