@@ -169,7 +169,7 @@ REFUSED_IN_A_PLAN = [
     ("~model", "removes a group"),
     ("~sweep.name", "`sweep.name` is missing"),
     ("~batch.images_per_step", "`batch.images_per_step` is missing"),
-    ("~nosuch", "'nosuch' does not exist"),
+    ("~nosuch", "`~nosuch` cannot be composed: Could not delete from config. 'nosuch' does not"),
     ("precision=[O1,O2]", "sweep over several with `-m precision=a,b`"),
     ("precision=null", "`precision` has no choice `null`"),
     ("precision=", "`precision` has no choice ``"),

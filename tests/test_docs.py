@@ -62,6 +62,7 @@ EXIT_CODES = {
 }
 """Part of a command -> its exit code with these settings on this machine, where that is not 0."""
 
+OF_READERS_PROJECT = "my_project/"
 OF_READER = ("data=image_folder", "model=timm", "model=transformers", "optuna")
 """Parts of commands that need a folder or a package of the reader's."""
 
@@ -75,14 +76,24 @@ def test_a_block_that_is_not_run_says_why() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_page_is_one_that_vitsweep_takes(
-    page: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Verbs and options are parsed; cells are composed, typed and checked at full size."""
-    monkeypatch.syspath_prepend(ROOT / "examples" / "own_model")
+    _write_files(tmp_path, OF_READERS_PROJECT)
+    for folder in (tmp_path, ROOT / "examples" / "own_model"):
+        monkeypatch.syspath_prepend(folder)
     for block in blocks("bash"):
         if block.page == page:
             for command in block.commands:
                 _check(command, block)
+
+
+def _write_files(folder: Path, below: str = "") -> None:
+    """Write the files that the pages tell the reader to write."""
+    for block in blocks("python", "yaml"):
+        if block.file.startswith(below) and block.file:
+            (folder / block.file).parent.mkdir(exist_ok=True)
+            (folder / block.file).write_text(block.text)
 
 
 def _check(command: str, block: Block) -> None:
@@ -231,9 +242,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     activate.parent.mkdir(parents=True)
     activate.write_text(f'PATH="{Path(sys.executable).parent}:$PATH"\n')
     write_folder(folder / "pictures")
-    for block in blocks("python", "yaml"):
-        if block.file:
-            (folder / block.file).write_text(block.text)
+    _write_files(folder)
     assert run(FIRST, folder).returncode == 0
     return folder
 

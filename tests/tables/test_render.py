@@ -123,6 +123,21 @@ def test_the_table_is_the_one_that_was_looked_at(name: str, width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
 
 
+def test_long_headings_of_own_metrics_leave_room_for_the_accuracy() -> None:
+    cost = {"usd_per_million_images": ["USD", "Cost of a million images", "lower", "own"]}
+    records = measured({"precision": ("fp32", "O1"), "sharding": ("ddp", "fsdp")})
+    for record in records:
+        accuracy = 0.95 + 0.01 * ("O1" in record.cell_id)
+        record.metrics.update(accuracy_top1=accuracy, usd_per_million_images=12.5)
+    found = compared(records)
+    found.attrs["metrics"] = cost
+    narrow, wide = (printed(CellTable(found, "own"), width) for width in (80, 160))
+    assert max(map(len, narrow.splitlines())) <= 80
+    [head] = [line for line in narrow.splitlines() if line.startswith("precision")]
+    assert "top-1" in head, narrow
+    assert "Cost of a million images (USD)" in wide
+
+
 def test_every_row_is_shown_when_asked_for() -> None:
     text = printed(CellTable(made("hundred_cells"), "many", rows=100), 140)
     assert len(text.splitlines()) > 100

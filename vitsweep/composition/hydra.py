@@ -197,7 +197,7 @@ def axis_texts(override: Override) -> Iterator[str]:
     key = override.get_key_element()
     if override.is_sweep_override():
         return (f"{key}={value}" for value in override.sweep_string_iterator())
-    return iter([f"{key}={own_text(override)}"])
+    return iter([override.input_line if override.is_delete() else f"{key}={own_text(override)}"])
 
 
 def completions(

@@ -86,7 +86,7 @@ def as_table(
     for name, width in zip_longest(text, widths):
         right = name in numeric
         table.add_column(str(name), justify="right" if right else "left", overflow="fold",
-                         no_wrap=right, width=width)  # fmt: skip
+                         no_wrap=right and len(str(name)) <= (width or 999), width=width)  # fmt: skip
     for row in text.astype(str).to_dict("records"):
         style = COLOURS.get(str(row.get("result", "")).split(" [")[0], "")
         table.add_row(*(Text(value, style=style) for value in row.values()))
@@ -298,7 +298,7 @@ def _fitted(
         The columns that fit `width` characters; for each row the heading under which it stands, all
         empty for one table; and the columns for which there is no room.
     """
-    optional = [c for c in DROPPED_FIRST if c in numbers]
+    optional = [c for c in (*DROPPED_FIRST, *_own(shown)) if c in numbers]
     settings, names = _settings(ran), name_parts(ran).loc[shown.index]
     separate = DataFrame({c: text(shown) for c, text in settings.items()}, shown.index, dtype=str)
     change, match = names[["change"]].set_axis(["cell"], axis=1), names["match"]
@@ -314,13 +314,22 @@ def _fitted(
 
 
 def _needed(text: DataFrame) -> dict[str, int]:
-    """Return the characters of each column."""
-    return {str(c): max(map(len, (str(c), *text[c]))) for c in text}
+    """Return the characters of each column; the long headings of the user's are written on several lines."""
+    own = _own_headings(text)
+    heads = {str(c): str(c).split() if c in own else [str(c)] for c in text}
+    return {c: max(map(len, (*head, *text[c]))) for c, head in heads.items()}
+
+
+def _own_headings(text: DataFrame) -> set[str]:
+    return set(map(str, text)) & (headings(text).keys() - headings())
 
 
 def _widths(text: DataFrame, width: int) -> list[int]:
     """Return the characters of each column in a line of `width`; text gives way where not all fit."""
     needed = _needed(text)
+    for own in sorted(_own_headings(text)):
+        spare = width - sum(needed.values()) - GAP * (len(needed) - 1)
+        needed[own] += max(min(len(own) - needed[own], spare), 0)
     folded = [c for c in ("result", *text) if c in needed and c not in headings(text)]
     for column, least in zip(folded, (NARROWEST_RESULT, *[NARROWEST_NAME] * 9), strict=False):
         excess = sum(needed.values()) + GAP * (len(needed) - 1) - width
