@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.cells import cell, entry
 from tests.data.cells_and_worlds import world as one_rank
+from tests.other_process import finished, other_process
 from tests.ranks import on_ranks, placed
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
@@ -127,12 +128,42 @@ def test_on_two_ranks_the_file_gives_the_recorded_accuracy(
             assert got == pytest.approx(wanted, abs=rounding), (name, file)
 
 
-def test_the_running_statistics_of_the_file_are_those_that_were_evaluated(tmp_path: Path) -> None:
-    model = ("model=module", "model.target=tests.user_modules.with_batch_norm")
-    cells = {s: entry(*TRAINING, *model, f"sharding={s}").spec for s in ("fsdp", "zero1")}
-    [found, _] = on_ranks(2, trained, cells["fsdp"], cells, tmp_path, folder=tmp_path)
-    for name, spec in cells.items():
-        assert accuracy(spec, tmp_path / name / FILE) == found[name]["accuracy_top1"]
+WITHOUT_VITSWEEP = """
+import sys
+sys.modules["vitsweep"] = None  # importing it raises
+sys.path.insert(0, sys.argv[1])
+import torch
+from safetensors.torch import load_file
+from user_modules import with_batch_norm
+
+images, labels = torch.load(sys.argv[2])
+for file in sys.argv[3:]:
+    model = with_batch_norm().eval()
+    model.load_state_dict(load_file(file))
+    with torch.no_grad():
+        print((model(images).argmax(1) == labels).double().mean().item())
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_plain_pytorch_without_vitsweep_gets_the_recorded_accuracy(
+    tmp_path: Path, ranks: int
+) -> None:
+    """Running statistics included, of which each rank has its own while it trains."""
+    own = ("model=module", "model.target=tests.user_modules.with_batch_norm")
+    kinds = ("ddp", "fsdp", "zero1")
+    on = f"resources.ranks_per_node={ranks}"
+    cells = {s: entry(*TRAINING, *own, f"sharding={s}", on).spec for s in kinds}
+    [found, *_] = on_ranks(ranks, trained, cells["ddp"], cells, tmp_path, folder=tmp_path)
+    batches = list(cells["ddp"].data.open(plain_cell(), one_rank()).test())
+    held_out = tuple(map(torch.cat, zip(*batches, strict=True)))
+    torch.save(held_out, tmp_path / "held_out")
+    files = [tmp_path / kind / FILE for kind in kinds]
+    modules = Path(__file__).parents[1]
+    process = other_process(WITHOUT_VITSWEEP, modules, tmp_path / "held_out", *files)
+    got = map(float, finished(process).split())
+    assert list(got) == pytest.approx([found[kind]["accuracy_top1"] for kind in kinds], abs=1e-9)
+    assert min(found[kind]["accuracy_top1"] for kind in kinds) > 0.15, "better than chance"
 
 
 def test_tied_weights_are_in_the_file_under_each_name(tmp_path: Path) -> None:
