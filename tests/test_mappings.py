@@ -1,6 +1,7 @@
 """Data that give mappings: a model of several inputs with a loss and a metric of its own."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def chosen(*overrides: str, loss: tuple[str, ...] = (OWN_LOSS,)) -> CellSpec:
 def computed(world: World, cells: dict[str, CellSpec]) -> dict[str, tuple[float, float, Any]]:
     """Return by cell the proof, how far weights are from a plain loop, and what a training keeps."""
     found = {}
+    warnings.filterwarnings("error", "FSDP2-wrapped module .* returned a view")  # `size` is one
     for name, cell in cells.items():
         here = placed(world, cell)
         trainer = parallelize(first_model(cell), cell, here)

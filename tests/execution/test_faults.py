@@ -50,7 +50,8 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Command:
     """One sweep whose cells meet all faults, beside one that is well."""
     vitsweep = Command(tmp_path_factory.mktemp("faults"))
     cells = ",".join(f"""['{"','".join(texts)}']""" for texts, _, _ in FAULTS.values())
-    done = vitsweep("-m", f"sweep.cells=[{cells}]")
+    metric = "{function:tests.faults.times_called,unit:count,label:Calls,better:null}"
+    done = vitsweep("-m", f"sweep.cells=[{cells}]", f"++metric.columns.calls={metric}")
     assert done.returncode == 3, done.stderr
     return vitsweep
 
@@ -81,6 +82,11 @@ def test_what_was_timed_stays_where_a_rank_fails_under_the_instruments(faults: C
     (run,) = faults.store.runs(row.name)
     assert "After the timed steps" in run.environment["instruments_reason"]
     assert "4.00 GiB" in run.environment["instruments_reason"]
+
+
+@pytest.mark.parametrize("name", ["is well", "lacks memory under the instruments"])
+def test_a_metric_of_the_users_is_computed_once_for_a_run(faults: Command, name: str) -> None:
+    assert row_of(faults, FAULTS[name][0])["calls"] == 1
 
 
 def row_of(vitsweep: Command, overrides: list[str]) -> "pd.Series":

@@ -316,13 +316,16 @@ def from_first(value: Any, group: dist.ProcessGroup | None = None, rank: int = 0
 
 
 def gathered_tensors(
-    tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None
+    tensors: Mapping[str, Tensor],
+    group: dist.ProcessGroup | None = None,
+    keep: Callable[[Tensor], Tensor | None] = lambda tensor: tensor,
 ) -> list[dict[str, Tensor]]:
     """Return the tensors of all ranks of a group, by rank; shapes and types may differ.
 
     Args:
         tensors: of this rank, on the device of the group.
         group: None for all ranks.
+        keep: takes each tensor as it arrives; what it gives None for is freed and left out.
     """
     described = {
         k: (list(v.shape), str(v.dtype).removeprefix("torch.")) for k, v in tensors.items()
@@ -337,7 +340,8 @@ def gathered_tensors(
             else:
                 part = torch.empty(shape, dtype=getattr(torch, dtype), device=_device(group))
             dist.broadcast(part.reshape(-1).view(torch.uint8), source, group=group)
-            parts[name] = part
+            if (kept := keep(part)) is not None:
+                parts[name] = kept
         found.append(parts)
     return found
 

@@ -18,6 +18,7 @@ from vitsweep.execution.run_request import RunRequest
 from vitsweep.files import read_text, remove, write_atomically
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
+from vitsweep.results.user_metrics import with_user_metrics
 from vitsweep.spec.cell_spec import CellSpec, flatten
 
 LOST_PEER = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
@@ -87,6 +88,7 @@ def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> 
     Raises:
         OSError: the record cannot be written (a full disk).
     """
+    store = Store(request.sweep_folder)
     try:
         record = RunRecord.from_json(read_text(request.folder / RECORD_DRAFT))
     except (OSError, ValueError) as error:
@@ -97,7 +99,8 @@ def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> 
             return _publish_failure(request, cell, failure)
         reason = {NO_INSTRUMENTS: f"After the timed steps: {failure.reason}"}
         record = replace(record, environment=record.environment | reason)
-    return Store(request.sweep_folder).publish(record)
+        record = with_user_metrics(record, store)  # rank 0 computes them of a whole record only
+    return store.publish(record)
 
 
 def _publish_failure(request: RunRequest, cell: CellSpec, failure: RunFailure) -> RunRecord:

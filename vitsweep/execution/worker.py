@@ -111,7 +111,7 @@ def _run(
 
     def record_of(summary: "Summary", **more: str) -> RunRecord:
         times = {"started_at": started_at, "run_seconds": round(time.time() - begin, 3)}
-        record = request.record(
+        return request.record(
             status=Status.measured,
             spec=flatten(cell),
             metrics=summary.metrics,
@@ -119,7 +119,6 @@ def _run(
             environment=summary.environment | dict(request.environment) | times | more,
             samples=summary.samples,
         )
-        return with_user_metrics(record, Store(request.sweep_folder))
 
     def keep(timed: "Summary") -> None:
         if draft and world.rank == 0:
@@ -135,7 +134,9 @@ def _run(
         keep=keep,
     )
     summary = run_cell(cell, world, context)
-    return None if world.rank else record_of(summary)
+    if world.rank:
+        return None
+    return with_user_metrics(record_of(summary), Store(request.sweep_folder))
 
 
 def _checkpoint_manager(request: RunRequest, cell: CellSpec, world: World) -> "CheckpointManager":

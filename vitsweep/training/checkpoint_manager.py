@@ -295,10 +295,10 @@ class WeightKeeper:
     def _write(self, trainer: "Trainer", facts: dict[str, Any]) -> None:
         from vitsweep.training.shards import plain_weights
 
-        self._save(FILE, plain_weights(trainer), trainer.world.rank, facts)
+        self._save(FILE, plain_weights(trainer, on_first=True), trainer.world.rank, facts)
         if trainer.average is not None:
             with trainer.averaged_weights():
-                averaged = plain_weights(trainer)
+                averaged = plain_weights(trainer, on_first=True)
             self._save(AVERAGED_FILE, averaged, trainer.world.rank, facts)
 
     def _save(self, name: str, weights: dict[str, Any], rank: int, facts: dict[str, Any]) -> None:

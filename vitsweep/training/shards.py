@@ -279,51 +279,71 @@ def is_plain(tensor: Tensor) -> bool:
 Named = dict[str, Tensor]
 
 
-def whole_tensors(trainer: Trainer, read: Callable[[nn.Parameter], Tensor | None]) -> Named:
+def whole_tensors(
+    trainer: Trainer,
+    read: Callable[[nn.Parameter], Tensor | None],
+    keep: Callable[[Tensor], Tensor | None] = lambda tensor: tensor,
+) -> Named:
     """Return what `read` gives for each parameter (itself, its gradient), whole, on every rank.
 
     Every rank must call it: shards are gathered over their ranks, parts of split matrices over the
     tensor-parallel ones, and stages over the pipeline. What `read` gives None for is left out.
+
+    Args:
+        trainer: of the parameters.
+        read: takes a parameter.
+        keep: takes each tensor as soon as it is whole; what it gives None for is freed and left out. The
+            tensors of a pipeline's stage are whole together.
     """
     trainer.reshard()  # `state_dict` would free gathered parameters that were read before
     model, world = trainer.model, trainer.world
-    found: Named = {}
+    in_stages = world.shape.pipeline > 1
+    found: dict[str, Tensor | None] = {}
     for stage in model if isinstance(model, nn.ModuleList) else [model]:
-        found |= _whole_stage(stage, read, world)
-    if world.shape.pipeline > 1:
-        stages = gathered_tensors(found, world.axis("pipeline").get_group())
-        found = {name: value for stage in stages for name, value in stage.items()}
-    return found
+        for name, value in _whole_stage(stage, read, world):
+            found[name] = value if in_stages else keep(value)
+    if in_stages:
+        held = {name: value for name, value in found.items() if value is not None}
+        stages = gathered_tensors(held, world.axis("pipeline").get_group(), keep)
+        return {name: value for stage in stages for name, value in stage.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def plain_weights(trainer: Trainer) -> Named:
+def plain_weights(trainer: Trainer, *, on_first: bool = False) -> Named:
     """Return copies of all weights and buffers, whole and on the host, named as before any technique.
 
     A tied parameter is there under each of its names.
 
     Every rank must call it. Running statistics are this rank's.
+
+    Args:
+        trainer: of the weights.
+        on_first: only the first rank gets them, and so no other host needs room for a whole model.
     """
-    found = whole_tensors(trainer, lambda parameter: parameter)
+    wanted = not on_first or trainer.world.rank == 0
+
+    def copied(tensor: Tensor) -> Tensor | None:
+        return tensor.detach().to("cpu", copy=True).contiguous() if wanted else None
+
+    found = whole_tensors(trainer, lambda parameter: parameter, copied)
+    if not wanted:
+        return {}
     for stage in _stages(trainer.model):
         first: dict[nn.Parameter, str] = {}
         for name, parameter in stage.named_parameters(remove_duplicate=False):
             known = first.setdefault(parameter, plain_name(name))
-            found.setdefault(plain_name(name), found[known])
+            found.setdefault(plain_name(name), found[known].clone())
     for shard in untouched(trainer):
         name = shard.name.removeprefix("model.")
         if name not in found:
-            found[name] = shard.values
-    return {
-        trainer.names.get(name, name): value.detach().to("cpu", copy=True).contiguous()
-        for name, value in found.items()
-    }
+            found[name] = shard.values.to("cpu", copy=True).contiguous()
+    return {trainer.names.get(name, name): value for name, value in found.items()}
 
 
 def _whole_stage(
     stage: nn.Module, read: Callable[[nn.Parameter], Tensor | None], world: World
-) -> Named:
+) -> Iterator[tuple[str, Tensor]]:
     split, modules = split_over_ranks(stage), dict(stage.named_modules())
-    found: Named = {}
     for name, parameter in stage.named_parameters():
         value: Any = read(parameter)
         if value is None:
@@ -331,8 +351,7 @@ def _whole_stage(
         value = value.full_tensor() if hasattr(value, "full_tensor") else value.detach()
         if name in split:
             value = _joined(value, modules[name.rpartition(".")[0]], world)
-        found[plain_name(name)] = value
-    return found
+        yield plain_name(name), value
 
 
 def _joined(part: Tensor, linear: nn.Module, world: World) -> Tensor:

@@ -250,11 +250,24 @@ def shard_units(
     units = [layers[first : first + size] for first in range(0, len(layers), size)]
     for unit in units:
         shard(unit[0] if size == 1 else unit, policy, choice.reshard_after_forward)
+    model.register_forward_hook(_without_views)  # before FSDP's own hook
     # the root's own parameters are used first and last: regathering them would gain nothing
     shard(model, policy, False)
     _prefetch([unit[0] for unit in units], choice.prefetch_forward, choice.prefetch_backward)
     if choice.symmetric_memory:
         _gather_from_symmetric_memory(model)
+
+
+def _without_views(module: "nn.Module", inputs: Any, outputs: Any) -> Any:
+    """Copy what the model returns as views, such as `x[:, 0]`.
+
+    FSDP begins its backward pass in a hook on these outputs. An in-place operation of a loss on a view
+    would drop the hook, of which torch warns.
+    """
+    from torch import Tensor
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(Tensor, lambda t: t.clone() if t._base is not None else t, outputs)
 
 
 def parted_by_sharding(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
