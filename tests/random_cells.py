@@ -84,15 +84,12 @@ def verdicts(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
     used: dict[str, tuple[float, str]] = {}
     furthest = equivalence._furthest
 
-    def watched(what: str, found: Any, wanted: Any, bounds: Any, norms: Any) -> str:
-        told = furthest(what, found, wanted, bounds, norms)
-        chosen = {n: wanted[n] for n in bounds}
-        apart = equivalence._norms(equivalence._minus(dict(found), chosen))
+    def watched(what: str, apart: Any, bounds: Any, norms: Any) -> str:
         for name, distance in apart.items():
             share = distance / (bounds[name] or 1e-300) if distance else 0.0
             if share > used.get(what, (0.0, ""))[0]:
                 used[what] = (share, f"{name} {distance / (norms[name] or 1):.2g}")
-        return told
+        return furthest(what, apart, bounds, norms)
 
     equivalence._furthest = watched
     answers = []
@@ -100,13 +97,16 @@ def verdicts(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
         used.clear()
         begin = time.process_time()
         legs = [equivalence.exact_twin(equivalence.twin_of(cell)), equivalence.twin_of(cell)]
+        bit_for_bit = False
         kinds: dict[str, Any] = {}
         verdict = "equal"
         try:
             equivalence._prove_optimizer(legs[-1], world)
             for leg in dict.fromkeys(legs):
                 used.clear()
-                equivalence._Leg(leg, placed(world, cell)).run()
+                proof = equivalence._Leg(leg, placed(world, cell), bit_for_bit)
+                proof.run()
+                bit_for_bit = proof.bit_for_bit
                 kinds |= {f"{leg.precision.name} {k}": v for k, v in used.items()}
         except equivalence.WrongResultError as error:
             verdict = f"wrong: {error}"

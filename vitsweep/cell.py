@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from vitsweep.collectives.primitives import gathered
-from vitsweep.equivalence import not_proved, prove
+from vitsweep.equivalence import proof_of
 from vitsweep.errors import VitsweepError
 from vitsweep.measure.communication import (
     SentBytes,
@@ -69,7 +69,7 @@ class RunContext:
         calibration: rates of this machine (see `measure.calibrate`).
         proved: how the cell was proved equal to plain training before ("" where it was not).
         folder: where weights go, and a profiler trace if `measurement.trace` is true.
-        proved_exactly: whether a cell that differs from it in its precision alone was proved.
+        proved_exactly: the same of a cell that differs from it in its precision alone.
         checkpoints: resumes from earlier attempts of the run and lets this one be interrupted; None
             where nobody supervises the ranks.
         keep: writes the timed steps to disk on rank 0 before any instrument runs.
@@ -78,7 +78,7 @@ class RunContext:
     calibration: dict[str, float]
     proved: str
     folder: Path
-    proved_exactly: bool = False
+    proved_exactly: str = ""
     checkpoints: CheckpointManager | None = None
     keep: Callable[[Summary], None] = lambda summary: None
 
@@ -97,7 +97,9 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
     """
     checkpoints = context.checkpoints if cell.task.epochs else None
     earlier = checkpoints.load_measurement() if checkpoints else None
-    proved = "" if earlier else context.proved or _prove(cell, world, context)
+    proved = context.proved
+    if not (earlier or proved) and cell.measurement.prove != "none":
+        proved = proof_of(cell, world, context.proved_exactly)
     with contextlib.closing(cell.data.open(cell, world)) as batches:
         if earlier:
             summary = Summary(**earlier)
@@ -146,14 +148,6 @@ def _measure(
     instruments = gathered(found, on_first=True)
     ranks = [rank.with_instruments(own) for rank, own in zip(ranks, instruments, strict=True)]
     return summary()
-
-
-def _prove(cell: CellSpec, world: World, context: RunContext) -> str:
-    if cell.measurement.prove == "none":
-        return ""
-    difference = prove(cell, world, exactly=not context.proved_exactly)
-    left_out = not_proved(cell)
-    return f"twin {difference:.1e}" + (f"; not proved: {', '.join(left_out)}" if left_out else "")
 
 
 def _timed_samples(

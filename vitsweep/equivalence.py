@@ -54,8 +54,6 @@ EXACT = 1e-8
 """Relative difference that sums in another order leave in float64, with six digits to spare."""
 LEAST = 1e-2
 """A gradient is measured by its norm, and a nearly vanishing one by this share of a typical norm."""
-DRAWS_EVERY = 2
-"""Steps of which one draws rounding noise; the others take it in parts of a typical gradient's norm."""
 NOISE_TIMES = 2.0
 """So many times the effect of `RoundingNoise` on a tensor's gradient rounding may have."""
 HALF_TIMES = 6.0
@@ -64,8 +62,11 @@ FEW_TENSORS = 8
 """Lengths of so many gradients may be twice as far off as those of very many."""
 MOST_ROUNDING = 0.4
 """Relative error of a gradient under float8 (three bits): half or twice of it is 0.5 and 1 away."""
+SAME_ORDER = 0.05
+"""Share of their bounds (root mean square) by which gradients differ that are computed in the same order."""
 LEAST_LOSS = 1e-5
 """Relative difference of losses that float32 may leave; 4 u where that is more."""
+BIT_FOR_BIT = "bit for bit in float64"
 TINY = 1e-6
 """Share of a typical norm below which no gradient is looked at: true zeros, as of the key's bias."""
 
@@ -142,6 +143,22 @@ def exact_twin(twin: CellSpec) -> CellSpec:
     return replace(twin, **changed)
 
 
+def proof_of(cell: CellSpec, world: World, earlier: str = "") -> str:
+    """Prove a cell (see `prove`), and return what its record says of that.
+
+    Args:
+        cell: the cell.
+        world: its ranks; every rank calls this function.
+        earlier: what this function returned for a cell that differs in its precision alone, and whose
+            comparison in float64 serves this one too; "" where there is none.
+    """
+    apart, bit_for_bit = _proved(cell, world, not earlier, BIT_FOR_BIT in earlier)
+    told = [f"twin {apart:.1e}"] + [BIT_FOR_BIT] * bit_for_bit
+    if left_out := not_proved(cell):
+        told.append(f"not proved: {', '.join(left_out)}")
+    return "; ".join(told)
+
+
 def prove(cell: CellSpec, world: World, *, exactly: bool = True) -> float:
     """Train twins of the cell on its own ranks; compare every step of every rank with plain training.
 
@@ -168,11 +185,20 @@ def prove(cell: CellSpec, world: World, *, exactly: bool = True) -> float:
     Raises:
         WrongResultError: something differs by more than rounding explains.
     """
-    twin = twin_of(cell)
+    return _proved(cell, world, exactly)[0]
+
+
+def _proved(
+    cell: CellSpec, world: World, exactly: bool, bit_for_bit: bool = False
+) -> tuple[float, bool]:
+    """Run the twins; say too whether gradients in float64 were the plain model's to the last bit."""
+    twin, worst = twin_of(cell), 0.0
     if exactly:
         _prove_optimizer(twin, world)
-    legs = dict.fromkeys((exact_twin(twin), twin) if exactly else (twin,))
-    return [_Leg(leg, world).run() for leg in legs][-1]
+    for each in dict.fromkeys((exact_twin(twin), twin) if exactly else (twin,)):
+        leg = _Leg(each, world, bit_for_bit)
+        worst, bit_for_bit = leg.run(), leg.bit_for_bit
+    return worst, bit_for_bit
 
 
 def not_proved(cell: CellSpec) -> list[str]:
@@ -193,10 +219,15 @@ def _prove_optimizer(twin: CellSpec, world: World) -> None:
 
 
 class _Leg:
-    """One twin beside the plain model in its precision."""
+    """One twin beside the plain model in its precision.
 
-    def __init__(self, twin: CellSpec, world: World) -> None:
+    Attributes:
+        bit_for_bit: whether its gradients in float64 were the plain model's to the last bit.
+    """
+
+    def __init__(self, twin: CellSpec, world: World, bit_for_bit: bool = False) -> None:
         self._twin, self._world, self._plan = twin, world, twin.precision.plan()
+        self.bit_for_bit = bit_for_bit or self._is_exact
         self._trainer = parallelize(first_model(twin), twin, world)
         self._plain = PlainModel(twin, world.device)
         self._trained = {
@@ -205,6 +236,7 @@ class _Leg:
         self._updates = self._definitions()
         self._noise: dict[str, float] | None = None
         self._longer: dict[str, list[float]] = {}
+        self._shares: list[float] = []
 
     def _definitions(self) -> list[Update]:
         """The optimizer's equations; where these are unknown or rounded, its plain implementation."""
@@ -279,7 +311,7 @@ class _Leg:
                 self._weights_apart("weight that the model reads", seen, held),
             ]
             self._agree(faults, f"in step {step + 1}")
-        self._agree([self._lengths_apart()], f"over {STEPS} steps")
+        self._agree([self._lengths_apart(), self._orders_apart()], f"over {STEPS} steps")
         return worst
 
     def _agree(self, faults: list[str], when: str) -> None:
@@ -324,7 +356,7 @@ class _Leg:
     ) -> tuple[PlainStep, PlainStep | None]:
         """Return the plain step, and one under rounding noise; the first and the last rank compute them."""
         rank, last = self._world.rank, self._world.size - 1
-        draws = not self._is_exact and step % DRAWS_EVERY == 0
+        draws = not self._is_exact and step == 0
         plain = noisy = None
         if rank == 0:
             plain = self._plain.step(weights, buffers, batch, step)
@@ -374,8 +406,10 @@ class _Leg:
         if noisy is not None:
             noise = _norms(_minus(noisy.gradients, wanted))
             self._noise = {n: size / typical for n, size in noise.items()}
+        apart = _norms(_minus(found, wanted))
         if self._noise is None:
             bounds = {n: EXACT * max(norm, LEAST * typical) for n, norm in norms.items()}
+            self.bit_for_bit &= not any(apart.values())
         else:
             own = self._own_rounding
             bounds = {
@@ -384,7 +418,41 @@ class _Leg:
             }
             for name, share in _longer(found, wanted, norms).items():
                 self._longer.setdefault(name, []).append(share)
-        return _furthest("gradient", found, wanted, bounds, norms)
+            self._shares += [apart[n] / bounds[n] for n in norms]
+        told = _furthest("gradient", apart, bounds, norms)
+        return told or self._digits_lost(found, wanted)
+
+    def _orders_apart(self) -> str:
+        """Compare all gradients with rounding where the twin computes in the plain model's order.
+
+        It does where the float64 of a CPU was the same bit for bit; a GPU may have kernels of another order
+        in half precision, a compiler keeps more digits between operations, and float8 has few.
+        """
+        twin = self._twin
+        few_digits = twin.precision.float8 or getattr(twin.sharding, "gradient_dtype", None)
+        other_order = self._world.device.type != "cpu" or twin.compilation.fuses_kernels
+        if not (self.bit_for_bit and self._shares) or few_digits or other_order:
+            return ""
+        apart = (sum(share * share for share in self._shares) / len(self._shares)) ** 0.5
+        if apart <= SAME_ORDER:
+            return ""
+        return (
+            f"gradients differ from plain training's by {apart:.3g} of their bounds (root mean square over "
+            f"tensors), where float64 gave the same bit for bit and this allows {SAME_ORDER:g} at most,"
+        )
+
+    def _digits_lost(self, found: Named, wanted: Named) -> str:
+        """Say which gradient was rounded to half precision on its way, where plain training's is not."""
+        sent = getattr(self._twin.sharding, "gradient_dtype", None)
+        if sent or self._stored_dtype != torch.float32:
+            return ""
+        lost = (n for n, g in found.items() if _in_half(g) and not _in_half(wanted[n]))
+        if (name := next(lost, None)) is None:
+            return ""
+        return (
+            f"gradient of `{name}` has the digits of half precision in all of its numbers, where plain "
+            "training's has those of float32,"
+        )
 
     def _lengths_apart(self) -> str:
         """Compare lengths of gradients over all steps: signs of rounding errors differ from step to step."""
@@ -410,12 +478,18 @@ class _Leg:
             defined = _minus({**before, **update(before, used)}, before)
             for name, moved in defined.items():
                 nearest = wanted.setdefault(name, moved)
+                if nearest is moved:
+                    continue
                 if (found[name] - moved).norm() < (found[name] - nearest).norm():
                     wanted[name] = moved
         norms, weights = _norms(wanted), _norms(held)
         relative, stored = self._update_rounding
-        bounds = {n: relative * norms[n] + stored * weights[n] for n in norms}
-        return _furthest("update", found, wanted, bounds, norms)
+        bounds = {n: relative * norms[n] + stored * weights[n] + self._ties(n) for n in norms}
+        return _furthest("update", _norms(_minus(found, wanted)), bounds, norms)
+
+    def _ties(self, name: str) -> float:
+        state = getattr(self._updates[0], "state", {}).get(name, {})
+        return float(state.get("ties", 0.0))
 
     def _half_apart(self, weights: Named) -> str:
         """Compare a module of the user's in half precision with itself in float32.
@@ -434,7 +508,8 @@ class _Leg:
         norms, noise = _norms(exact), _norms(_minus(noisy.gradients, plain.gradients))
         typical = _typical(norms)
         bounds = {n: HALF_TIMES * noise[n] + self._own_rounding * typical for n in norms}
-        return _furthest("plain gradient in half", plain.gradients, exact, bounds, norms)
+        apart = _norms(_minus(plain.gradients, exact))
+        return _furthest("plain gradient in half", apart, bounds, norms)
 
     def _buffers_apart(self, wanted: Named) -> str:
         """Compare the buffers of the first replica; other replicas may be given its own."""
@@ -444,14 +519,16 @@ class _Leg:
         norms = _norms({n: wanted[n] for n in found})
         allowed = EXACT if self._is_exact else 8 * self._roundoff
         bounds = {n: allowed * norm for n, norm in norms.items()}
-        return _furthest("buffer", found, wanted, bounds, norms)
+        apart = _norms(_minus(found, {n: wanted[n] for n in found}))
+        return _furthest("buffer", apart, bounds, norms)
 
     def _weights_apart(self, what: str, found: Named, wanted: Named) -> str:
         """Compare weights that are equal but for one rounding to their dtype."""
         norms = _norms(wanted)
         half = getattr(torch, self._plan.param_dtype) in HALF
         allowed = 1.01 * ROUNDOFF[getattr(torch, self._plan.param_dtype)] if half else 0.0
-        return _furthest(what, found, wanted, {n: allowed * norms[n] for n in norms}, norms)
+        bounds = {n: allowed * norm for n, norm in norms.items()}
+        return _furthest(what, _norms(_minus(found, wanted)), bounds, norms)
 
 
 def _agree(fault: str, when: str, twin: CellSpec) -> None:
@@ -489,6 +566,11 @@ def _minus(these: Named, those: Named) -> Named:
     }
 
 
+def _in_half(tensor: Tensor) -> bool:
+    """Whether all numbers have the 11 binary digits of float16, or the 8 of bfloat16, at most."""
+    return not bool((tensor.float().view(torch.int32) & 0x1FFF).any())
+
+
 def _longer(found: Named, wanted: Named, norms: dict[str, float]) -> dict[str, float]:
     """By what share each gradient that does not nearly vanish is longer in its own direction."""
     least = LEAST * _typical(norms)
@@ -501,10 +583,9 @@ def _longer(found: Named, wanted: Named, norms: dict[str, float]) -> dict[str, f
 
 
 def _furthest(
-    what: str, found: Named, wanted: Named, bounds: dict[str, float], norms: dict[str, float]
+    what: str, apart: dict[str, float], bounds: dict[str, float], norms: dict[str, float]
 ) -> str:
     """Say which tensor is furthest outside of its bound; "" where none is."""
-    apart = _norms(_minus({n: found[n] for n in found}, {n: wanted[n] for n in bounds}))
     outside = {n: d for n, d in apart.items() if not d <= bounds[n]}  # a NaN is outside
     if not outside:
         return ""

@@ -177,12 +177,5 @@ TIMED = {
 }
 """Acts on more images than a twin has."""
 
-HIDDEN: dict[str, tuple[str, ...]] = {
-    # Relative errors of a logit of 2^-4 and of GELU of 3e-4 move gradients less than bfloat16 does.
-    "half_logits_in_three_bits": HALF,
-    "half_gelu_by_tanh": HALF,
-    # One more rounding of gradients whose terms were rounded in the same format.
-    "reduced_in_bfloat16": HALF,
-    "unscaled_in_half": HALF,
-}
+HIDDEN: dict[str, tuple[str, ...]] = {}
 """Breakage -> precisions in which rounding does as much."""

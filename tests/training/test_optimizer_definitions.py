@@ -8,7 +8,7 @@ import torch
 from tests.training.alone import alone
 from vitsweep.equivalence import twin_of
 from vitsweep.spec.technique import OptimizerChoice
-from vitsweep.training.optimizer_definitions import series_apart
+from vitsweep.training.optimizer_definitions import ByEquations, series_apart
 from vitsweep.training.reference import plain_model
 
 ADAMW, SGD, MUON = "adamw_foreach", "sgd_loop", "muon"
@@ -65,3 +65,12 @@ def _plain_of(choice: OptimizerChoice) -> OptimizerChoice:
     if hasattr(choice, "implementation"):
         return replace(choice, implementation="loop")  # type: ignore[call-arg]
     return choice
+
+
+def test_signs_that_rounding_decides_are_counted_as_ties() -> None:
+    choice = alone("optimizer=lion", "optimizer.learning_rate=0.001").optimizer
+    update, weights = ByEquations(choice, torch.float64), {"w": torch.zeros(2)}
+    update(weights, {"w": torch.ones(2)})
+    cancelled = torch.tensor([1 + 1e-8, 1 + 1e-3], dtype=torch.float64)
+    update(weights, {"w": -0.09 * cancelled})  # 0.9 m is 0.009, and so is 0.1 of this
+    assert float(update.state["w"]["ties"]) == pytest.approx(2 * 0.001)

@@ -67,7 +67,7 @@ class RunRequest:
         measurement: fields of `measurement` that belong to the command, not to the frozen cell;
             `supervise` fills them in.
         proved: how the cell was proved equal to plain training earlier, or "".
-        proved_exactly: whether a cell that differs in its precision alone was, by the same command.
+        proved_exactly: how a cell that differs in its precision alone was, by the same command, or "".
         calibration: rates of this machine (see `measure.calibrate`).
         environment: columns known to the launcher (git state, queue time); `supervise` adds the time
             and the code.
@@ -85,7 +85,7 @@ class RunRequest:
     init_method: str = ""
     measurement: dict[str, Any] = field(default_factory=dict)
     proved: str = ""
-    proved_exactly: bool = False
+    proved_exactly: str = ""
     calibration: dict[str, float] = field(default_factory=dict)
     environment: dict[str, object] = field(default_factory=dict)
     earlier: tuple[Path, ...] = ()

@@ -260,7 +260,7 @@ class Runner:
     place: Place
     on_wait: Callable[[], None] = lambda: None
     _proved: dict[str, str] = field(default_factory=dict)
-    _proved_exactly: set[str] = field(default_factory=set)
+    _proved_exactly: dict[str, str] = field(default_factory=dict)
 
     def request(
         self, run: Run, cell: CellSpec, attempt: int = 1, planned: CellCode | None = None
@@ -289,7 +289,7 @@ class Runner:
             run,
             attempt,
             proved=self.proof(run.cell_id, code.hash),
-            proved_exactly=cell.id_without("precision") in self._proved_exactly,
+            proved_exactly=self._proved_exactly.get(cell.id_without("precision"), ""),
             earlier=earlier_folders(self.store, run, attempt) if same_code else (),
             environment={**self.place.facts, **run.facts},
         )
@@ -327,7 +327,7 @@ class Runner:
         if record.status == Status.measured:
             proved = self._proved[request.cell_id] = str(record.validity.get("proved") or "")
             if proved:
-                self._proved_exactly.add(cell.id_without("precision"))
+                self._proved_exactly[cell.id_without("precision")] = proved
         return record
 
     def proof(self, cell_id: str, code_hash: str) -> str:

@@ -106,7 +106,7 @@ class PlainModel:
         for norm in norms:
             _cast(norm, getattr(torch, self._plan.norm_dtype))
             if isinstance(norm, nn.LayerNorm) and self._dtype in HALF:
-                vars(norm)["forward"] = partial(_norm_in_float32, norm)
+                vars(norm)["forward"] = partial(_norm_with_wide_sums, norm)
 
     def step(
         self, weights: dict[str, Tensor], buffers: dict[str, Tensor], batch: MicroBatch, step: int
@@ -158,11 +158,17 @@ class PlainModel:
         return torch.stack(losses).mean(), left
 
 
-def _norm_in_float32(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    normed = F.layer_norm(
-        x.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps
-    )
-    return normed.to(x.dtype)
+def _norm_with_wide_sums(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """Normalise in float32 by float32 weights; by those in half, sum their gradients in float32 alone.
+
+    torch's kernel for half precision sums them in it on a CPU.
+    """
+    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    if weight.dtype not in HALF:
+        return F.layer_norm(x.float(), shape, weight, bias, eps).to(x.dtype)
+    normed = F.layer_norm(x, shape, weight.detach(), bias.detach(), eps)
+    scaled = F.layer_norm(x.detach().float(), shape, eps=eps) * weight.float() + bias.float()
+    return normed + (scaled - scaled.detach()).to(x.dtype)  # zeros, with these gradients
 
 
 def _all_finite(gradients: dict[str, Tensor]) -> bool:
