@@ -7,10 +7,11 @@ from tests.cells import entry
 from tests.choices import choice
 from tests.shapes import CASES, NANO, assert_equal_step, build, replace
 from vitsweep.model.attention import RotaryPosition
+from vitsweep.model.flops import num_parameters
 
 transformers = pytest.importorskip("transformers", reason="pip install transformers")
 
-STACKS = ("encoder.layer.", "encoder.layers.", "layer.", "layers.")
+STACKS = ("encoder.layer.", "encoder.layers.", "layer.", "layers.", "model.layer.")
 INNER = {
     "norm_attention": "norm1",
     "norm_mlp": "norm2",
@@ -91,13 +92,72 @@ def test_recomputation_changes_nothing(name):
     assert_equal_step(choice("memory", name).apply, spec=spec)
 
 
-def dinov3():
+def dinov3(**settings):
     config = transformers.DINOv3ViTConfig(
-        hidden_size=SPEC.width, num_hidden_layers=1, num_attention_heads=SPEC.num_heads,
+        hidden_size=SPEC.width, num_hidden_layers=SPEC.depth, num_attention_heads=SPEC.num_heads,
         intermediate_size=SPEC.mlp_width, image_size=12, patch_size=SPEC.patch_px,
-        num_register_tokens=SPEC.registers,
+        num_register_tokens=SPEC.registers, layer_norm_eps=SPEC.norm_eps, **settings,
     )  # fmt: skip
     return transformers.DINOv3ViTModel(config).eval()
+
+
+def of_dinov3(weights, depth):
+    """The weights of transformers' DINOv3 under our names; its keys have no bias."""
+    ours = {
+        "embedding.class_token": weights["embeddings.cls_token"][0, 0],
+        "embedding.registers": weights["embeddings.register_tokens"][0],
+    }
+    for kind in ("weight", "bias"):
+        ours[f"embedding.patch.{kind}"] = weights[f"embeddings.patch_embeddings.{kind}"]
+        ours[f"norm.{kind}"] = weights[f"norm.{kind}"]
+    for i in range(depth):
+        here, there = f"blocks.{i}", next(p for p in STACKS if f"{p}{i}.norm1.weight" in weights)
+        there += str(i)
+        of = {n: f"{there}.attention.{n}_proj" for n in "qkv"}
+        ours[f"{here}.attention.qkv.weight"] = torch.cat(
+            [weights[f"{of[n]}.weight"] for n in "qkv"]
+        )
+        ours[f"{here}.attention.query_value.bias"] = torch.cat(
+            [weights[f"{of[n]}.bias"] for n in "qv"]
+        )
+        gated = f"{there}.mlp.gate_proj.weight" in weights
+        for kind in ("weight", "bias"):
+            up = ("gate_proj", "up_proj") if gated else ("up_proj",)
+            ours[f"{here}.mlp.up.{kind}"] = torch.cat(
+                [weights[f"{there}.mlp.{n}.{kind}"] for n in up]
+            )
+            ours[f"{here}.mlp.down.{kind}"] = weights[f"{there}.mlp.down_proj.{kind}"]
+            for mine, other in INNER.items():
+                ours[f"{here}.{mine}.{kind}"] = weights[f"{there}.{other}.{kind}"]
+        for mine, other in (("attention", 1), ("mlp", 2)):
+            ours[f"{here}.scale_{mine}"] = weights[f"{there}.layer_scale{other}.lambda1"]
+    return ours
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_dinov3_is_that_of_transformers_and_has_as_many_parameters(mlp, batch_first):
+    torch.manual_seed(0)
+    gated = {"use_gated_mlp": True, "hidden_act": "silu"} if mlp == "swiglu" else {}
+    peer = dinov3(**gated).double()
+    for parameter in peer.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    spec = replace(SPEC, position="rotary", mlp=mlp)
+    ours = build(spec, batch_first=batch_first)
+    weights = peer.state_dict()
+    assert not any("k_proj.bias" in name for name in weights)
+    assert num_parameters(spec, 8, "token") == 7 * (spec.width + 1) + sum(
+        p.numel() for n, p in peer.named_parameters() if "mask_token" not in n
+    )
+    missing, unexpected = ours.load_state_dict(of_dinov3(weights, spec.depth), strict=False)
+    assert sorted(missing) == ["head.bias", "head.weight"]
+    assert not unexpected
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    with torch.no_grad():
+        found = ours.norm(ours.transform(ours.embedding(images), ours.blocks))
+        found = found if batch_first else found.transpose(0, 1)
+        # Their angles are float32.
+        torch.testing.assert_close(found, peer(images).last_hidden_state, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("first", [0, 3])

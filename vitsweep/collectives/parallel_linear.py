@@ -133,9 +133,11 @@ class _ColumnProduct(torch.autograd.Function):
     """x W^T + b for all tokens; backward multiplies for the weight while the gradient of x is summed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, boundary: Boundary) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, boundary: Boundary
+    ) -> Tensor:
         whole = boundary.gather(x)
-        ctx.boundary = boundary
+        ctx.boundary, ctx.has_bias = boundary, bias is not None
         ctx.save_for_backward(whole, weight)
         return F.linear(whole, weight, bias)
 
@@ -144,7 +146,8 @@ class _ColumnProduct(torch.autograd.Function):
         whole, weight = ctx.saved_tensors
         of_x = ctx.boundary.start_sum(gradient @ weight)
         rows = gradient.flatten(0, -2)
-        of_weight, of_bias = rows.mT @ whole.flatten(0, -2), rows.sum(0)
+        of_weight = rows.mT @ whole.flatten(0, -2)
+        of_bias = rows.sum(0) if ctx.has_bias else None
         return of_x(), of_weight, of_bias, None
 
 
@@ -167,16 +170,18 @@ class _Sum(torch.autograd.Function):
         return ctx.boundary.gather(gradient), None
 
 
-def _autocast(*tensors: Tensor) -> list[Tensor]:
+def _autocast(device: torch.device, *tensors: Tensor | None) -> list[Tensor | None]:
     """Return tensors in the dtype in which a linear multiplies here."""
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if not torch.is_autocast_enabled(device.type):
         return [*tensors]
-    return [tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors]
+    dtype = torch.get_autocast_dtype(device.type)
+    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
 
 
 class SplitLinear(nn.Linear):
     """A linear whose weight is this rank's part; not to be built, an `nn.Linear` becomes one.
+
+    So does a module that has a bias alone.
 
     Attributes:
         boundary: what lies outside the pair of matrices.
@@ -194,11 +199,11 @@ class SplitLinear(nn.Linear):
             parts: matrices that are fused in it along the outputs, each to be split for itself.
         """
         self.boundary, self.parts = boundary, parts
-        for name in ("weight", "bias"):
+        for name, whole in [*self.named_parameters()]:
             # A copy: a view would keep the whole alive.
-            part = self.part_of(name, getattr(self, name).detach()).clone()
-            setattr(self, name, nn.Parameter(part))
-        self.out_features, self.in_features = self.weight.shape
+            setattr(self, name, nn.Parameter(self.part_of(name, whole.detach()).clone()))
+        if "weight" in self._parameters:
+            self.out_features, self.in_features = self.weight.shape
 
     def whole_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole `weight` or `bias`, which this rank has a part of."""
@@ -237,7 +242,7 @@ class ColumnParallelLinear(SplitLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the tokens outside the split matrices to this rank's outputs."""
-        return _ColumnProduct.apply(*_autocast(x, self.weight, self.bias), self.boundary)
+        return _ColumnProduct.apply(*_autocast(x.device, x, self.weight, self.bias), self.boundary)
 
 
 class RowParallelLinear(SplitLinear):
@@ -272,7 +277,6 @@ def split_over_ranks(model: nn.Module) -> set[str]:
         f"{name}.{parameter}"
         for name, module in model.named_modules()
         if isinstance(module, SplitLinear)
-        for parameter in (
-            ("weight", "bias") if isinstance(module, ColumnParallelLinear) else ("weight",)
-        )
+        for parameter, _ in module.named_parameters()
+        if parameter == "weight" or isinstance(module, ColumnParallelLinear)
     }

@@ -85,7 +85,8 @@ class Attention(nn.Module):
         width: D.
         num_heads: H; divides D.
         batch_first: whether forward takes and gives (B, T, D) or (T, B, D).
-        rotary: turns q and k by the positions of their tokens; None where tokens carry their own.
+        rotary: turns q and k by the positions of their tokens; keys have no bias then, as in DINOv3. None
+            where tokens carry their own positions.
     """
 
     def __init__(
@@ -103,7 +104,8 @@ class Attention(nn.Module):
         self.batch_first = batch_first
         # One product instead of three: a larger matrix, and under autocast one saved half-precision
         # copy of the input instead of three.
-        self.qkv = nn.Linear(width, 3 * width)
+        self.qkv = nn.Linear(width, 3 * width, bias=rotary is None)
+        self.query_value = None if rotary is None else QueryValueBias(width)
         self.out = nn.Linear(width, width)
         self.attend: Attend = attend
 
@@ -117,11 +119,32 @@ class Attention(nn.Module):
             part.unflatten(-1, (-1, self.head_width)).permute(to_BHTK)
             for part in self.qkv(x).chunk(3, dim=-1)
         )
+        if self.query_value is not None:
+            of_q, of_v = self.query_value.of_heads(q_BHTK)
+            q_BHTK, v_BHTK = q_BHTK + of_q, v_BHTK + of_v
         if self.rotary is not None:
             q_BHTK, k_BHTK = self.rotary(q_BHTK), self.rotary(k_BHTK)
         o_BHTK = self.attend(q_BHTK, k_BHTK, v_BHTK)
         from_BHTK = (0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)
         return self.out(o_BHTK.permute(from_BHTK).flatten(-2))
+
+
+class QueryValueBias(nn.Module):
+    """What is added to q and v where k has no bias: (2 D), apart from `qkv`, so that FP8 may replace that.
+
+    Args:
+        width: D.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(2 * width))
+
+    def of_heads(self, like_BHTK: Tensor) -> list[Tensor]:
+        """Return what is added to q and to v, (H, 1, K) each."""
+        head_width = like_BHTK.shape[-1]
+        parts = self.bias.to(like_BHTK.dtype).chunk(2)
+        return [part.unflatten(0, (-1, head_width)).unsqueeze(1) for part in parts]
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:

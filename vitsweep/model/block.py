@@ -171,6 +171,8 @@ def _split(block: Block, boundary: Boundary) -> None:
     attention: nn.Module = block.attention
     # q, k and v are fused: each is cut by heads for itself.
     become(attention.qkv, ColumnParallelLinear).take(boundary, parts=3)
+    if attention.query_value is not None:
+        become(attention.query_value, ColumnParallelLinear).take(boundary, parts=2)
     become(attention.out, RowParallelLinear).take(boundary)
     # So are gate and up of SwiGLU.
     num_fused = 2 if isinstance(block.mlp, SwiGlu) else 1

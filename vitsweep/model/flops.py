@@ -149,7 +149,8 @@ def _transformer_parameters(spec: TransformerSpec, resolution_px: int, pooling: 
     filter_biases = width * (spec.in_channels if _has_channel_tokens(spec) else 1)
     learned_tokens = width * (spec.has_class_token(pooling) + _registers(spec))
     norms = 1 if spec.parallel_branches else 2
-    attention = 4 * width * width + 4 * width
+    biases = 3 if getattr(spec, "position", "learned") == "rotary" else 4  # keys have none then
+    attention = (4 * width + biases) * width
     mlp = (
         spec.mlp_matrices * width * spec.mlp_width
         + (spec.mlp_matrices - 1) * spec.mlp_width

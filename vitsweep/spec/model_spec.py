@@ -235,7 +235,7 @@ class ViTSpec(TransformerSpec):
         registers: learned tokens without a position, between class token and patches, which the head
             does not read (arXiv:2309.16588).
         position: `learned`, a vector added to each token, or `rotary`: q and k of patches are turned by
-            their row and column in every block (DINOv3, arXiv:2508.10104).
+            their row and column in every block, and keys have no bias (DINOv3, arXiv:2508.10104).
         kept_patches: patches of an image that go through the blocks in training; None for all.
     """
 
