@@ -1,5 +1,6 @@
 """The proof before the first timing: it passes what is equal, and finds what is not."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tests.data.cells_and_worlds import world as lone_world
 from tests.faults import Exploding, Scaled
 from tests.ranks import on_ranks
 from tests.training.alone import alone
-from vitsweep.equivalence import WrongResultError, prove, twin_of
+from vitsweep.equivalence import WrongResultError, proof_of, prove, twin_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.sharding.none import Unsharded
@@ -27,6 +28,7 @@ from vitsweep.world import World
         ["precision=O1"],
         ["precision=O2", "memory=recompute_blocks"],
         ["precision=O3", "optimizer=sgd_foreach"],
+        ["precision=bf16_params", "optimizer=adamw_stochastic"],
         ["layout=batch_second", "classifier=pooled", "attention=mha_module"],
         ["optimizer=adamw_contiguous", "optimizer.clip_norm=0.1", "batch.accumulation_steps=2"],
     ],
@@ -107,6 +109,17 @@ def test_a_loss_scale_that_never_fits_is_a_wrong_result(monkeypatch: pytest.Monk
     spec = alone("precision=O1", "precision.half_dtype=float16", "precision.loss_scale=1e9")
     with pytest.raises(WrongResultError):
         prove(spec, lone_world())
+
+
+def test_what_updates_lose_where_weights_are_stored_in_half_is_stated() -> None:
+    told = proof_of(alone("precision=O3", "precision.half_dtype=bfloat16"), lone_world())
+    lost = re.fullmatch(
+        r"twin .*; bit for bit in float64; updates (.*) of their norm from float32's", told
+    )
+    assert lost
+    # A step of 0.001 is rounded to the last digits of weights of 0.1: 2**-11.
+    assert 0.1 < float(lost[1]) < 1
+    assert "updates" not in proof_of(alone("precision=O2"), lone_world())
 
 
 def test_a_twin_is_nano_and_keeps_every_technique() -> None:
