@@ -15,6 +15,7 @@ from tests.ranks import on_ranks
 from tests.training.alone import alone
 from vitsweep.equivalence import WrongResultError, proof_of, prove, twin_of
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.techniques.averaging.ema import MovingAverage
 from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.sharding.none import Unsharded
 from vitsweep.training import update
@@ -109,6 +110,18 @@ def test_a_loss_scale_that_never_fits_is_a_wrong_result(monkeypatch: pytest.Monk
     spec = alone("precision=O1", "precision.half_dtype=float16", "precision.loss_scale=1e9")
     with pytest.raises(WrongResultError):
         prove(spec, lone_world())
+
+
+def test_an_average_of_the_weights_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (
+        ["precision=O2"],
+        ["precision=O3"],
+        ["averaging.every=2", "averaging.warmup=false"],
+    ):
+        assert "not proved" not in proof_of(alone("averaging=ema", *words), lone_world())
+    monkeypatch.setattr(MovingAverage, "update", lambda average, step: None)
+    with pytest.raises(WrongResultError, match="average of the weights of `"):
+        prove(alone("averaging=ema"), lone_world())
 
 
 def test_what_updates_lose_where_weights_are_stored_in_half_is_stated() -> None:

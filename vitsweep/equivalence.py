@@ -23,6 +23,7 @@ from vitsweep.spec.model_spec import TransformerSpec, least_alike
 from vitsweep.spec.model_variant import Averaging
 from vitsweep.spec.technique import OptimizerChoice
 from vitsweep.techniques.attention.sdpa import HALF_ONLY
+from vitsweep.techniques.averaging.ema import Ema
 from vitsweep.techniques.optimizer.muon import Muon
 from vitsweep.techniques.precision.full import FullPrecision
 from vitsweep.training.optimizer_definitions import (
@@ -208,7 +209,8 @@ def _proved(cell: CellSpec, world: World, exactly: bool, bit_for_bit: bool = Fal
 
 def not_proved(cell: CellSpec) -> list[str]:
     """Return the choices of a cell of which the proof does not see all."""
-    found = [f"averaging={cell.averaging.name}"] if type(cell.averaging) is not Averaging else []
+    known = type(cell.averaging) in (Averaging, Ema)
+    found = [] if known else [f"averaging={cell.averaging.name}"]
     if cell.task.epochs:
         found.append(f"task={cell.task.name} after the timed steps")
     if cell.compilation.captures_step:
@@ -254,6 +256,7 @@ class _Leg:
         self._shares: list[float] = []
         self._unrounded = ByEquations(twin.optimizer, torch.float64) if self._rounds else None
         self._squares = [0.0, 0.0]
+        self._skipped = 0
 
     def _definitions(self) -> list[Update]:
         """The optimizer's equations; where these are unknown or rounded, its plain implementation."""
@@ -315,6 +318,7 @@ class _Leg:
     def run(self) -> None:
         """Take the steps."""
         held, seen = self._held(), self._seen()
+        average = {n: _wide(w) for n, w in held.items()}
         start = {plain_name(n): p.detach() for n, p in self._plain.model.named_parameters()}
         faults = [self._weights_apart("first weight", seen, start), self._half_apart(seen)]
         if isinstance(
@@ -327,6 +331,7 @@ class _Leg:
             batch, buffers = _global_batch(self._twin, step, self._world), self._buffers()
             loss, gradients = self._train(batch, step)
             before, held, seen_before, seen = held, self._held(), seen, self._seen()
+            average = self._averaged(average, before, held, step)
             plain, noisy = self._references(seen_before, buffers, batch, step)
             self.worst = max(self.worst, abs(loss - float(plain.loss)) / abs(float(plain.loss)))
             faults = [
@@ -335,6 +340,7 @@ class _Leg:
                 self._buffers_apart(plain.buffers),
                 self._update_apart(before, held, gradients, plain.gradients),
                 self._weights_apart("weight that the model reads", seen, held),
+                self._averages_apart(average, held),
             ]
             self._agree(faults, f"in step {step + 1}")
         self._agree([self._lengths_apart(), self._orders_apart()], f"over {STEPS} steps")
@@ -515,6 +521,29 @@ class _Leg:
         relative, stored = self._update_rounding
         bounds = {n: relative * norms[n] + stored * weights[n] + self._ties(n) for n in norms}
         return _furthest("update", _norms(_minus(found, wanted)), bounds, norms)
+
+    def _averaged(self, average: Named, before: Named, held: Named, step: int) -> Named:
+        """Return the exponential moving average after a step; each skipped update averages `before` again."""
+        choice, skipped = self._twin.averaging, len(self._trainer.skipped)
+        repeats, self._skipped = max(0, skipped - self._skipped - 1), skipped
+        if not isinstance(choice, Ema) or (step + 1) % choice.every:
+            return average
+        number = step // choice.every
+        decay = min(choice.decay, (1 + number) / (10 + number)) if choice.warmup else choice.decay
+        for weights in [*[before] * repeats, held]:
+            average = {n: decay * a + (1 - decay) * _wide(weights[n]) for n, a in average.items()}
+        return average
+
+    def _averages_apart(self, wanted: Named, held: Named) -> str:
+        """Compare the weights that evaluation would read with their average."""
+        if not isinstance(self._twin.averaging, Ema):
+            return ""
+        with self._trainer.averaged_weights():
+            found = self._held()
+        relative, stored = self._update_rounding
+        moved, norms = _norms(_minus(wanted, held)), _norms(wanted)
+        bounds = {n: relative * moved[n] + 4 * stored * norms[n] for n in norms}
+        return _furthest("average of the weights", _norms(_minus(found, wanted)), bounds, norms)
 
     def _ties(self, name: str) -> float:
         state = getattr(self._updates[0], "state", {}).get(name, {})

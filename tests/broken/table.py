@@ -122,7 +122,7 @@ IN_ANY_PRECISION = {
             "sequence_parallel=broken_lss",
             *TWO,
             "classifier=pooled",
-            "batch.resolution_px=20",
+            "batch.resolution_px=18",  # 81 tokens on 2 ranks
             "data=synthetic",
         )
     ),
