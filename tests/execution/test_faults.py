@@ -14,9 +14,9 @@ FAULTS = {
     "leaves": (fault("Leave"), "failed", "Rank 1 left with exit code 9"),
     "fills the disk": (fault("NoSpace"), "killed", "could not write its files: No space left"),
     "hangs": (
-        [*fault("Hang"), "measurement.timeout_min=0.3"],
+        [*fault("Hang"), "measurement.timeout_min=0.05"],
         "timed_out",
-        "measurement.timeout_min=0.3",
+        "measurement.timeout_min=0.05",
     ),
     "eats memory": (
         ["resources.memory_gib_per_rank=0.05", "data=synthetic", "data.native_resolution_px=256"],

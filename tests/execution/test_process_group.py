@@ -1,9 +1,11 @@
 """Which device a rank takes, and what the process that forks ranks must not have touched."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,15 +45,22 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(
 
 
 def _report(answers: Connection) -> None:
-    answers.send((torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()))
+    server = os.getppid()
+    beside = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    commands = [Path(f"/proc/{process}/cmdline").read_text() for process in beside]
+    compilers = [command for command in commands if "compile_worker" in command]
+    is_ready = "torch._inductor.async_compile" in sys.modules
+    cuda = torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()
+    answers.send((*cuda, is_ready, compilers))
 
 
-def test_the_fork_server_has_not_initialised_cuda() -> None:
+def test_the_fork_server_has_not_initialised_cuda_and_started_no_compiler() -> None:
+    """Ranks that compile are forked from it: pipes to a compiler's processes would be shared."""
     received, answers = multiprocessing.Pipe()
     process = fork_server().Process(target=_report, args=(answers,))
     process.start()
     assert received.poll(120), "the forked process did not answer"
-    assert received.recv() == (False, False)
+    assert received.recv() == (False, False, False, [])
     process.join()
 
 
@@ -65,18 +74,6 @@ torch.cuda._lazy_init = lambda: touched.append("initialised")
 torch.cuda.is_available = torch.cuda.device_count = lambda: touched.append("counted") or 0
 __import__({PRELOADED!r})
 raise SystemExit(", ".join(touched) or 0)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_fork_server_has_started_no_compiler() -> None:
-    """Ranks that compile are forked from it: pipes to a compiler's processes would be shared."""
-    script = f"""
-import os, pathlib, sys
-__import__({PRELOADED!r})
-children = pathlib.Path(f"/proc/self/task/{{os.getpid()}}/children").read_text()
-raise SystemExit(children or ("torch._inductor.async_compile" in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
