@@ -9,6 +9,7 @@ from vitsweep.spec.model_parallel import SequenceParallel
 if TYPE_CHECKING:
     from torch import nn
 
+    from vitsweep.model.attention import Attend
     from vitsweep.spec.cell_spec import CellSpec
     from vitsweep.world import World
 
@@ -36,17 +37,17 @@ class Lasp2(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens and exchange the states of attention between ranks."""
-        from vitsweep.model.attention import attentions_along, token_axes
         from vitsweep.model.linear_attention import LinearAttend
         from vitsweep.techniques.sequence_parallel.linear_states import by_states
-        from vitsweep.techniques.sequence_parallel.token_sharding import shard_tokens
+        from vitsweep.techniques.sequence_parallel.token_sharding import on_own_tokens
 
-        along, group = token_axes(model)[0], world.token_group()
-        shard_tokens(model, along, along, group)
-        for attention in attentions_along(model, along.axis):
-            assert isinstance(attention.attend, LinearAttend)
-            attention.attend = by_states(attention.attend, along.length, group, chain=self.chain)
-        return model
+        group = world.token_group()
+
+        def attention(own: "Attend", length: int) -> "Attend":
+            assert isinstance(own, LinearAttend)
+            return by_states(own, length, group, chain=self.chain)
+
+        return on_own_tokens(model, world, attention)
 
 
 @dataclass(frozen=True, kw_only=True)

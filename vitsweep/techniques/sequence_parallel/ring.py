@@ -10,6 +10,7 @@ from vitsweep.techniques.sequence_parallel.shared_conflicts import kernel_confli
 if TYPE_CHECKING:
     from torch import nn
 
+    from vitsweep.model.attention import Attend
     from vitsweep.spec.cell_spec import CellSpec
     from vitsweep.world import World
 
@@ -45,21 +46,14 @@ class Ring(SequenceParallel):
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens; run attention along them as ring attention."""
         from vitsweep.collectives.primitives import padded_share
-        from vitsweep.model.attention import token_axes
         from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of
-        from vitsweep.techniques.sequence_parallel.token_sharding import (
-            replace_attend,
-            shard_tokens,
-        )
+        from vitsweep.techniques.sequence_parallel.token_sharding import on_own_tokens
 
-        along, group = token_axes(model)[0], world.token_group()
-        zigzag = self.order == "zigzag"
+        group, zigzag = world.token_group(), self.order == "zigzag"
         unit = 2 * group.size() if zigzag else group.size()
-        padded = unit * padded_share(along.length, unit)
-        shard_tokens(model, along, along, group, zigzag_ranks=group.size() if zigzag else 0)
-        replace_attend(
-            model,
-            along,
-            lambda attend: ring_in_place_of(attend, along.length, padded, group, zigzag=zigzag),
-        )
-        return model
+
+        def attention(own: "Attend", length: int) -> "Attend":
+            padded = unit * padded_share(length, unit)
+            return ring_in_place_of(own, length, padded, group, zigzag=zigzag)
+
+        return on_own_tokens(model, world, attention, group.size() if zigzag else 0)

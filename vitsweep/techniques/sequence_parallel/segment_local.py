@@ -12,6 +12,7 @@ from vitsweep.spec.technique import AttentionPattern
 if TYPE_CHECKING:
     from torch import nn
 
+    from vitsweep.model.attention import Attend
     from vitsweep.spec.cell_spec import CellSpec
     from vitsweep.world import World
 
@@ -74,17 +75,13 @@ class SegmentLocal(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens by whole segments; attend within each."""
-        from vitsweep.model.attention import token_axes
-        from vitsweep.techniques.sequence_parallel.token_sharding import (
-            replace_attend,
-            shard_tokens,
-        )
+        from vitsweep.techniques.sequence_parallel.token_sharding import on_own_tokens
         from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
 
-        along, group = token_axes(model)[0], world.token_group()
-        shard_tokens(model, along, along, group, unit=self.segments)
-        first = group.rank() * (self.segments // group.size())
-        replace_attend(
-            model, along, lambda attend: within_segments(attend, along.length, self.segments, first)
-        )
-        return model
+        group, number = world.token_group(), self.segments
+        first = group.rank() * (number // group.size())
+
+        def attention(own: "Attend", length: int) -> "Attend":
+            return within_segments(own, length, number, first)
+
+        return on_own_tokens(model, world, attention, unit=number)

@@ -9,6 +9,7 @@ from torch.distributed import ProcessGroup
 from vitsweep.collectives.primitives import pad, padded_share
 from vitsweep.collectives.resharding import gather, split, switch
 from vitsweep.model.attention import Attend, TokenAxis, attentions_along, token_axes
+from vitsweep.world import World
 
 
 def shard_tokens(
@@ -56,6 +57,28 @@ def replace_attend(
     """Give every attention along the sharded axis another `attend`, made from its own."""
     for attention in attentions_along(model, along.axis):
         attention.attend = replacement(attention.attend)
+
+
+def on_own_tokens(
+    model: nn.Module,
+    world: World,
+    attention: Callable[[Attend, int], Attend],
+    zigzag_ranks: int = 0,
+    unit: int | None = None,
+) -> nn.Module:
+    """Shard the tokens along the first axis, and give attention along it another `attend`.
+
+    Args:
+        model: see `shard_tokens`, as the last two.
+        world: its token ranks share an image.
+        attention: makes it of the model's own, and of the number of tokens along the axis.
+        zigzag_ranks: of a ring.
+        unit: of padding.
+    """
+    along = token_axes(model)[0]
+    shard_tokens(model, along, along, world.token_group(), zigzag_ranks, unit)
+    replace_attend(model, along, lambda attend: attention(attend, along.length))
+    return model
 
 
 def to_zigzag(x: Tensor, along: TokenAxis, ranks: int) -> Tensor:

@@ -33,14 +33,8 @@ class Ulysses(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens; exchange them for heads around each attention along them."""
-        from vitsweep.model.attention import token_axes
-        from vitsweep.techniques.sequence_parallel.token_sharding import (
-            replace_attend,
-            shard_tokens,
-        )
+        from vitsweep.techniques.sequence_parallel.token_sharding import on_own_tokens
         from vitsweep.techniques.sequence_parallel.wrapped_attention import over_heads
 
-        along, group = token_axes(model)[0], world.token_group()
-        shard_tokens(model, along, along, group)
-        replace_attend(model, along, lambda attend: over_heads(attend, along.length, group))
-        return model
+        group = world.token_group()
+        return on_own_tokens(model, world, lambda own, length: over_heads(own, length, group))

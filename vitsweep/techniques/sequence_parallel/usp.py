@@ -10,6 +10,7 @@ from vitsweep.techniques.sequence_parallel.shared_conflicts import heads_conflic
 if TYPE_CHECKING:
     from torch import nn
 
+    from vitsweep.model.attention import Attend
     from vitsweep.spec.cell_spec import CellSpec
     from vitsweep.world import World
 
@@ -43,24 +44,17 @@ class Usp(Ring):
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens; exchange them for heads within a row, ring attention over a column."""
         from vitsweep.collectives.primitives import padded_share
-        from vitsweep.model.attention import Attend, token_axes
         from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of
-        from vitsweep.techniques.sequence_parallel.token_sharding import (
-            replace_attend,
-            shard_tokens,
-        )
+        from vitsweep.techniques.sequence_parallel.token_sharding import on_own_tokens
         from vitsweep.techniques.sequence_parallel.wrapped_attention import over_heads
 
-        along, group = token_axes(model)[0], world.token_group()
         row, column = world.axis("ulysses").get_group(), world.axis("ring").get_group()
-        zigzag = self.order == "zigzag"
-        unit = 2 * group.size() if zigzag else group.size()
-        padded = unit * padded_share(along.length, unit)
+        size, zigzag = world.token_group().size(), self.order == "zigzag"
+        unit = 2 * size if zigzag else size
 
-        def replacement(attend: Attend) -> Attend:
-            ring = ring_in_place_of(attend, along.length, padded, column, zigzag=zigzag)
+        def attention(own: "Attend", length: int) -> "Attend":
+            padded = unit * padded_share(length, unit)
+            ring = ring_in_place_of(own, length, padded, column, zigzag=zigzag)
             return over_heads(ring, padded // column.size(), row)
 
-        shard_tokens(model, along, along, group, zigzag_ranks=column.size() if zigzag else 0)
-        replace_attend(model, along, replacement)
-        return model
+        return on_own_tokens(model, world, attention, column.size() if zigzag else 0)
