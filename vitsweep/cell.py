@@ -33,7 +33,7 @@ from vitsweep.measure.environment import (
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
 from vitsweep.measure.module_trace import module_rows, naming_modules
 from vitsweep.measure.monitors import ContentionMonitor, DeviceMonitor
-from vitsweep.measure.step_trace import RankTrace, TraceMarks, collective_ms, record_steps, reduced
+from vitsweep.measure.step_trace import RankTrace, TraceMarks, collectives_of, record_steps, reduced
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
@@ -301,7 +301,7 @@ def _traced_steps(
         is_eager = trainer.cell.compilation.scope == "nothing" and not trainer.captured
         with naming_modules(unwrapped(trainer.model)) if is_eager else contextlib.nullcontext():
             by_module = record()
-    rows = reduced(events, steps, gathered(collective_ms(events)))
+    rows = reduced(events, steps, gathered(collectives_of(events)), gathered(machine()))
     return RankTrace(plain_ms, rows, module_rows(by_module, steps))
 
 

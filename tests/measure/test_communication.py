@@ -7,6 +7,7 @@ from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,10 +17,12 @@ from tests.ranks import on_ranks, placed
 from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single, sent_as
 from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.communication import (
+    Collectives,
     CommunicationCounter,
     count_sent_bytes,
     profile_collectives,
     transfer_and_wait_ms,
+    transfers_ms,
 )
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
@@ -221,11 +224,11 @@ def test_each_collective_is_counted_by_what_a_rank_sends(tmp_path: Path) -> None
     assert sender == both | {"send/activation": {"calls": 1, "bytes": 96.0}}
 
 
-def _total(collectives: list[tuple[str, float]]) -> float:
-    return sum(duration for _, duration in collectives)
+def _total(collectives: Collectives) -> float:
+    return sum(duration for *_, duration in collectives)
 
 
-def _with_a_late_rank(world: World) -> list[tuple[str, float]]:
+def _with_a_late_rank(world: World) -> Collectives:
     buffers = [torch.zeros(1 << 16) for _ in range(3)]
 
     def step() -> None:
@@ -241,16 +244,39 @@ def test_waiting_for_a_late_rank_is_no_transfer(tmp_path: Path) -> None:
     ranks = on_ranks(2, _with_a_late_rank, asked(2), folder=tmp_path)
     assert [len(rank) for rank in ranks] == [3, 3]
     assert _total(ranks[0]) > 800, "the first rank waits 400 ms for each, less where it is late too"
-    transfer, wait = transfer_and_wait_ms(ranks)
+    transfer, wait = transfer_and_wait_ms(ranks, ["here", "here"])
     assert transfer < 0.3 * _total(ranks[0])
     assert wait is not None
     assert wait > 300, "half of 1,200 ms: the mean of both ranks"
 
 
+@pytest.mark.parametrize(("ranks", "shortest_ms"), [(2, 0.98), (64, 0.89), (2048, 0.85)])
+def test_transfers_are_not_shorter_the_more_ranks_there_are(ranks: int, shortest_ms: float) -> None:
+    """Arrivals and ends vary by 0.1 ms, clocks of machines by 5 ms; a transfer takes 1 ms."""
+    draws, calls = np.random.default_rng(0), 50
+    arrivals = 10.0 * np.arange(calls) + draws.normal(0, 0.1, (ranks, calls))
+    ends = arrivals.max(axis=0) + 1.0 + draws.normal(0, 0.1, (ranks, calls))
+    machines = [f"machine {rank // 8}" for rank in range(ranks)]
+    clocks = np.repeat(draws.normal(0, 5, -(-ranks // 8)), 8)[:ranks, None]
+    found = [
+        [("gloo:all_reduce", start, duration) for start, duration in zip(*own, strict=True)]
+        for own in zip(arrivals + clocks, ends - arrivals, strict=True)
+    ]
+    transfers = transfers_ms(found, machines)
+    assert np.mean(transfers or 0) == pytest.approx(1.0, abs=0.03)
+    shortest = (ends - arrivals).min(axis=0).mean()
+    assert shortest == pytest.approx(shortest_ms, abs=0.01), "which leaves out waiting too"
+
+
+def test_a_broadcast_that_is_over_before_its_last_rank_arrives_takes_its_shortest_time() -> None:
+    ranks = [[("gloo:broadcast", 0.0, 2.0)], [("gloo:broadcast", 5.0, 0.5)]]
+    assert transfers_ms(ranks, ["a", "a"]) == [0.5]
+
+
 def test_ranks_with_different_collectives_cannot_be_aligned() -> None:
-    ranks = [[("gloo:send", 2.0)], [("gloo:recv", 4.0)]]
-    assert transfer_and_wait_ms(ranks) == (3.0, None)
-    assert transfer_and_wait_ms([[], []]) == (0.0, 0.0)
+    ranks = [[("gloo:send", 0.0, 2.0)], [("gloo:recv", 0.0, 4.0)]]
+    assert transfer_and_wait_ms(ranks, ["a", "b"]) == (3.0, None)
+    assert transfer_and_wait_ms([[], []], ["a", "b"]) == (0.0, 0.0)
 
 
 def _times(world: World) -> dict[str, float]:

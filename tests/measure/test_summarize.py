@@ -29,7 +29,7 @@ def samples(times: list[float], **given: Any) -> RankSamples:
         "losses": [2.0] * len(times),
         "skipped": [False] * len(times),
         "phases_ms": {"data": 1.0, "forward": 2.0, "backward": 3.0, "optimizer": 4.0},
-        "collectives": [("gloo:all_reduce", 5.0)],
+        "collectives": [("gloo:all_reduce", 102.0, 5.0)],
         "device_state": DeviceState(reason="a CPU"),
         "setup_seconds": 3.0,
         "sent": SentBytes(
@@ -87,7 +87,7 @@ def test_phases_are_the_slowest_ranks_and_bytes_the_mean() -> None:
     slow = samples(
         TIMES,
         phases_ms={"data": 9.0, "forward": 1.0, "backward": 3.5, "optimizer": 4.0},
-        collectives=[("gloo:all_reduce", 7.0)],
+        collectives=[("gloo:all_reduce", 100.0, 7.0)],
         sent=SentBytes(by_purpose={"parameter": 10.0, "gradient": 300.0, "activation": 0.0}),
     )
     found = summarize(spec(), [samples(TIMES), slow], {}).metrics

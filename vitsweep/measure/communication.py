@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -237,8 +238,11 @@ def _sent(name: str, ranks: int, whole_bytes: int) -> float:
     return whole_bytes
 
 
-Collectives = list[tuple[str, float]]
-"""(name, milliseconds) of the collectives of one step on one rank, in the order of their start."""
+Collectives = list[tuple[str, float, float]]
+"""(name, start, duration) of the collectives of one step on one rank, in the order of their start.
+
+Milliseconds; starts are on the clock of the rank's machine.
+"""
 
 
 def profile_collectives(step: Callable[[], object], device: torch.device) -> Collectives:
@@ -261,28 +265,52 @@ def profile_collectives(step: Callable[[], object], device: torch.device) -> Col
     recorded = profiled.profiler.kineto_results.events()
     found = [e for e in recorded if e.name().startswith(("gloo:", "nccl"))]
     found.sort(key=lambda event: event.start_ns())
-    return [(e.name().split("(")[0], e.duration_ns() / 1e6) for e in found]
+    return [(e.name().split("(")[0], e.start_ns() / 1e6, e.duration_ns() / 1e6) for e in found]
 
 
-def transfer_and_wait_ms(ranks: Sequence[Collectives]) -> tuple[float, float | None]:
-    """Split the time inside collectives into transfer and waiting for late ranks.
+def transfers_ms(ranks: Sequence[Collectives], machines: Sequence[str]) -> list[float] | None:
+    """Return how long each collective transfers: from the arrival of its last rank to its median end.
 
-    A rank that enters a collective early waits in it for the others; the one that comes last does
-    not. The shortest duration over the ranks is therefore taken for the transfer, collective by
-    collective, and the rest of the mean duration for waiting.
+    A rank that enters a collective early waits in it for the others. The shortest duration over the
+    ranks would leave out the waiting too, but ranks end a little earlier or later than others: the more
+    ranks, the shorter the shortest. Clocks of machines differ, and all see a collective end at about
+    the same time: the median difference of these ends is taken for the difference of the clocks.
+
+    Args:
+        ranks: collectives of each rank.
+        machines: on which each rank runs.
 
     Returns:
-        Milliseconds of transfer and of waiting. Where ranks run different collectives (stages of a
-        pipeline), they cannot be told apart: the first is the mean time with waiting, the second
-        None.
+        Milliseconds; None where ranks run different collectives (stages of a pipeline).
     """
-    names = [[name for name, _ in rank] for rank in ranks]
-    times = [[duration for _, duration in rank] for rank in ranks]
-    mean = sum(map(sum, times)) / len(ranks)
+    names = [[name for name, *_ in rank] for rank in ranks]
     if any(other != names[0] for other in names):
-        return mean, None
-    transfer = sum(map(min, zip(*times, strict=True)))
-    return transfer, mean - transfer
+        return None
+    times = np.array([[both for _, *both in rank] for rank in ranks]).reshape(len(ranks), -1, 2)
+    starts, durations = times[..., 0], times[..., 1]
+    ends = starts + durations
+    late, places = ends - np.median(ends, axis=0), np.asarray(machines)
+    clocks = {m: np.median(late[places == m]) if late.size else 0.0 for m in machines}
+    ahead = np.array([clocks[m] for m in machines])[:, None]
+    transfers = np.median(ends - ahead, axis=0) - (starts - ahead).max(axis=0)
+    # The root of a broadcast does not wait: it can be over before the last rank arrives.
+    found: list[float] = np.where(transfers > 0, transfers, durations.min(axis=0)).tolist()
+    return found
+
+
+def transfer_and_wait_ms(
+    ranks: Sequence[Collectives], machines: Sequence[str]
+) -> tuple[float, float | None]:
+    """Split the time inside collectives into transfer and waiting for late ranks; see `transfers_ms`.
+
+    Returns:
+        Milliseconds of transfer and of waiting, the rest of the mean over ranks. Where ranks run
+        different collectives, they cannot be told apart: the first is the mean time with waiting,
+        the second None.
+    """
+    mean = sum(duration for rank in ranks for *_, duration in rank) / len(ranks)
+    transfers = transfers_ms(ranks, machines)
+    return (mean, None) if transfers is None else (sum(transfers), mean - sum(transfers))
 
 
 # A profiler trace of one step, for reading in a browser (chrome://tracing, Perfetto).

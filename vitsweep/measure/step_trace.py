@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch._C._autograd import DeviceType
 
-from vitsweep.measure.communication import quiet_profile
+from vitsweep.measure.communication import Collectives, quiet_profile, transfers_ms
 from vitsweep.measure.kernel_kinds import Event, kind_of_kernel, kind_of_operator, work_of
 from vitsweep.spec.measurement import TimeClass
 
@@ -127,21 +127,10 @@ def _event(found: Any) -> Event:
     )
 
 
-def collective_ms(events: Sequence[Event]) -> list[tuple[str, float]]:
-    """Return (name, milliseconds) of the collectives in the order of their start."""
+def collectives_of(events: Sequence[Event]) -> Collectives:
+    """Return the collectives in the order of their start."""
     found = sorted((e for e in events if e.is_collective), key=lambda e: e.start)
-    return [(e.name.split("(")[0], (e.end - e.start) / 1e6) for e in found]
-
-
-def transfers_ms(ranks: Sequence[Sequence[tuple[str, float]]]) -> list[float] | None:
-    """Return how long each collective transfers: its shortest duration over the ranks.
-
-    The rank that enters it last does not wait. None where ranks run different collectives.
-    """
-    names = [[name for name, _ in rank] for rank in ranks]
-    if any(other != names[0] for other in names):
-        return None
-    return [min(ms) for ms in zip(*([ms for _, ms in rank] for rank in ranks), strict=True)]
+    return [(e.name.split("(")[0], e.start / 1e6, (e.end - e.start) / 1e6) for e in found]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -487,16 +476,17 @@ class RankTrace:
 
 
 def reduced(
-    own: Sequence[Event], steps: int, ranks: Sequence[Sequence[tuple[str, float]]]
+    own: Sequence[Event], steps: int, ranks: Sequence[Collectives], machines: Sequence[str]
 ) -> list[list[Any]]:
     """Return the rows of one rank, of `COLUMNS`.
 
     Args:
         own: events of this rank.
         steps: how many of the last steps are kept.
-        ranks: collectives of every rank, see `collective_ms`.
+        ranks: collectives of every rank, see `collectives_of`.
+        machines: on which each rank runs.
     """
-    found = step_rows(own, steps, transfers_ms(ranks))
+    found = step_rows(own, steps, transfers_ms(ranks, machines))
     return [[step, *row.values()] for step, rows in enumerate(found) for row in rows]
 
 

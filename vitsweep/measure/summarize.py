@@ -135,7 +135,7 @@ class RankSamples:
         skipped: one per timed step, True where an overflow made the scaler skip the update.
         setup_seconds: from the start of the process to the first step.
         phases_ms: phase -> milliseconds, from instrumented steps.
-        collectives: (name, milliseconds) of the collectives of one step; None where not profiled.
+        collectives: of one step; None where not profiled.
         device_state: clock, power and throttling in the timed window.
         sent: bytes sent in one step.
         compiled_graphs: how many torch.compile made for the timed steps; None where unknown.
@@ -177,7 +177,7 @@ class RankSamples:
             "sent": SentBytes(**plain["sent"]),
         }
         if plain["collectives"] is not None:
-            parts["collectives"] = [(name, ms) for name, ms in plain["collectives"]]
+            parts["collectives"] = [tuple(each) for each in plain["collectives"]]
         if plain["trace"] is not None:
             parts["trace"] = RankTrace(**plain["trace"])
         return cls(**{**plain, **parts})
@@ -306,10 +306,10 @@ def _oversubscribed(cell: CellSpec, ranks: list[RankSamples]) -> bool:
 def _phases(ranks: list[RankSamples]) -> dict[str, float | None]:
     names = ranks[0].phases_ms
     phases = {f"{name}_ms": max(rank.phases_ms[name] for rank in ranks) for name in names}
-    known = [rank.collectives for rank in ranks if rank.collectives is not None]
+    known = [(r.collectives, r.machine) for r in ranks if r.collectives is not None]
     if not known:
         return phases | {"communication_ms": None, "communication_wait_ms": None}
-    transfer, wait = transfer_and_wait_ms(known)
+    transfer, wait = transfer_and_wait_ms(*zip(*known, strict=True))
     return phases | {"communication_ms": transfer, "communication_wait_ms": wait}
 
 

@@ -102,9 +102,9 @@ _ALL = (
     Metric("optimizer_ms", "ms", "Optimizer step", "lower",
            "instrumented steps, median, slowest rank; unscale, clip, update, zero_grad"),
     Metric("communication_ms", "ms", "Communication", "lower",
-           "transfer time of one step's collectives, overlapped or not, from a profiler: the shortest "
-           "duration over ranks, collective by collective; where communication_wait_ms is empty, the "
-           "mean of ranks, waiting included"),
+           "transfer time of one step's collectives, overlapped or not, from a profiler: from the arrival "
+           "of the last rank to the median end over ranks, collective by collective; where "
+           "communication_wait_ms is empty, the mean of ranks, waiting included"),
     Metric("communication_wait_ms", "ms", "Waiting for late ranks in collectives", "lower",
            "time inside collectives of one step, mean of ranks, - communication_ms; empty where ranks "
            "run different collectives and in records before schema 3"),
