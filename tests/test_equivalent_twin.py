@@ -1,24 +1,37 @@
 """The proof before the first timing: it passes what is equal, and finds what is not."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch.distributed as dist
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 
-from tests.cells import cell
+from tests.cells import GPU_NODE, cell
 from tests.data.cells_and_worlds import world as lone_world
 from tests.faults import Exploding, Scaled
 from tests.ranks import on_ranks
 from tests.training.alone import alone
-from vitsweep.equivalence import WrongResultError, proof_of, prove, twin_of
+from vitsweep.equivalence import (
+    WrongResultError,
+    _global_batch,
+    _share_of_replicas,
+    proof_of,
+    prove,
+    twin_of,
+)
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.averaging.ema import MovingAverage
 from vitsweep.techniques.optimizer.adamw import AdamW
+from vitsweep.techniques.sharding.ddp import Ddp
 from vitsweep.techniques.sharding.none import Unsharded
-from vitsweep.training import update
+from vitsweep.training import reference, update
 from vitsweep.world import World
 
 
@@ -82,6 +95,44 @@ def test_ranks_that_train_apart_are_found_on_every_rank(tmp_path: Path) -> None:
     apart = replace(cell(), sharding=Unsharded(name="none"))
     for told in on_ranks(2, _verdict, apart, apart, folder=tmp_path):
         assert told.startswith("The nano twin's gradient of")
+
+
+def test_a_twin_of_very_many_replicas_computes_few_shares_and_no_group_has_all_of_them() -> None:
+    many = ("resources.nodes=256", "resources.ranks_per_node=8", "batch.scope=per_replica")
+    twin = twin_of(cell("model=vit_large", "data=synthetic", *many, machine=GPU_NODE))
+    images, _ = _global_batch(twin, 0, lone_world())
+    assert len(images) == 64 * twin.images_per_step / 2048
+    shares = np.array(_share_of_replicas(2048, 64))
+    assert shares[0] == 0
+    for size in (2048, 1024, 256, 64, 8):
+        for groups in (shares.reshape(-1, size), shares.reshape(size, -1).T):
+            complete = [len({*np.bincount(group, minlength=64)}) == 1 for group in groups]
+            assert complete == [size == 2048] * len(groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPairs(Ddp):
+    """Averages gradients over pairs of ranks instead of all."""
+
+    def apply(self, model: nn.Module, plan: PrecisionPlan, world: World) -> nn.Module:
+        pair, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
+        return DistributedDataParallel(model, process_group=pair)
+
+
+def _verdicts_of_two_shares(world: World, specs: list[CellSpec]) -> list[str]:
+    reference.LEAST_SHARES, reference.MOST_SHARES = 2, 2
+    return [_verdict(world, spec) for spec in specs]
+
+
+def test_replicas_that_compute_the_same_shares_pass_only_where_all_of_them_are_averaged(
+    tmp_path: Path,
+) -> None:
+    honest = cell("resources.ranks_per_node=4", "resources.threads_per_rank=1")
+    apart = replace(honest, sharding=InPairs(**vars(honest.sharding)))
+    both = [honest, apart]
+    for told in on_ranks(4, _verdicts_of_two_shares, honest, both, folder=tmp_path):
+        assert told[0].startswith("equal")
+        assert told[1].startswith("The nano twin's gradient of")
 
 
 TOO_HIGH = 2.0**19

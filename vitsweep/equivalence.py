@@ -41,6 +41,7 @@ from vitsweep.training.reference import (
     RoundingNoise,
     cut,
     plain_model,
+    shares_of,
 )
 from vitsweep.training.shards import Named, whole_tensors
 from vitsweep.training.trainer import WARM_UP_STEPS, MicroBatch, Trainer
@@ -672,14 +673,15 @@ def _step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch], step: i
 
 
 def _global_batch(twin: CellSpec, step: int, world: World) -> MicroBatch:
-    """Images (B, C, H, W) and labels (B,), or a mapping, of all replicas, the same on every rank."""
+    """Images (B, C, H, W) and labels (B,), or a mapping, of all shares, the same on every rank."""
+    number = twin.images_per_step // twin.mesh.data_parallel_size * shares_of(twin)
     if isinstance(twin.model, ModuleSpec) and twin.model.twin_batch:
         px, seed = twin.batch.resolution_px, 1000 * twin.seed + step
-        batch = example_of(twin.model, twin.images_per_step, px, seed)
+        batch = example_of(twin.model, number, px, seed)
         return tree_map_only(Tensor, lambda tensor: tensor.to(world.device), batch)
     generator = torch.Generator().manual_seed(1000 * twin.seed + step)
     side, model = twin.batch.resolution_px, twin.model
-    shape = (twin.images_per_step, *model.input_shape(side))
+    shape = (number, *model.input_shape(side))
     images = torch.randn(shape, generator=generator)
     if model.head == "dense":
         labels = torch.randn((shape[0], model.num_classes, side, side), generator=generator)
@@ -694,8 +696,21 @@ def _patterns(shape: tuple[int, ...], classes: int) -> torch.Tensor:
 
 
 def _my_share(twin: CellSpec, batch: MicroBatch, world: World) -> list[MicroBatch]:
-    mine = cut(batch, world.data_parallel_size)[world.data_parallel_rank]
+    replicas, shares = world.data_parallel_size, shares_of(twin)
+    mine = cut(batch, shares)[_share_of_replicas(replicas, shares)[world.data_parallel_rank]]
     return cut(mine, twin.batch.accumulation_steps)
+
+
+def _share_of_replicas(replicas: int, shares: int) -> list[int]:
+    """Return which share each replica computes: each equally often, and the first replica the first one.
+
+    They come in no order, so that no node or other group of ranks has the mean of all.
+    """
+    if shares == replicas:
+        return [*range(replicas)]
+    order = torch.randperm(replicas, generator=torch.Generator().manual_seed(0)) % shares
+    found: list[int] = ((order - order[0]) % shares).tolist()
+    return found
 
 
 def _mean_over_replicas(loss: torch.Tensor, world: World) -> float:

@@ -22,6 +22,7 @@ from vitsweep.execution.rank_processes import STOP_SIGNAL
 from vitsweep.execution.run_request import RunRequest, read_cell
 from vitsweep.files import write_atomically
 from vitsweep.results.record import RunRecord, Status, utc_now
+from vitsweep.results.samples import recorded
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import with_user_metrics
 from vitsweep.spec.cell_spec import CellSpec, flatten
@@ -136,7 +137,8 @@ def _run(
     summary = run_cell(cell, world, context)
     if world.rank:
         return None
-    return with_user_metrics(record_of(summary), Store(request.sweep_folder))
+    record = with_user_metrics(record_of(summary), Store(request.sweep_folder))
+    return replace(record, samples=recorded(record.samples, request.folder))
 
 
 def _checkpoint_manager(request: RunRequest, cell: CellSpec, world: World) -> "CheckpointManager":

@@ -1,6 +1,7 @@
 """The parquet and CSV files of a sweep folder, computed from the records in `cells/`."""
 
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def collect(source: SweepTables | Store) -> SweepTables:
 
 
 def samples(records: Iterable[RunRecord]) -> DataFrame:
-    """Return the raw step times, one row per run, rank and step."""
+    """Return the raw step times that records hold, one row per run, rank and step."""
     return DataFrame(
         [
             {
@@ -55,7 +56,11 @@ def samples(records: Iterable[RunRecord]) -> DataFrame:
             }
             for record in records
             if {"skipped", "warm_up_steps"} <= record.samples.keys()
-            for rank, times in enumerate(record.samples.get("step_time_ms", []))
+            for rank, times in zip(
+                record.samples.get("ranks", count()),
+                record.samples.get("step_time_ms", []),
+                strict=False,
+            )
             for step, time_ms in enumerate(times)
         ]
     )

@@ -75,7 +75,8 @@ class RunRecord:
         validity: the flags of `results.metrics.FLAGS`, and how the cell was proved.
         environment: device, versions, host, git state, times.
         samples: raw values of the timed steps: `step_time_ms[rank][step]`,
-            `data_wait_ms[rank][step]`, `skipped[step]`, `warm_up_steps`.
+            `data_wait_ms[rank][step]`, `skipped[step]`, `warm_up_steps`; of many ranks, those of `ranks`
+            alone, and statistics of each in `by_rank` (see `results.samples`).
     """
 
     run_id: str
@@ -203,6 +204,8 @@ def _wrong_parts(record: RunRecord) -> Iterator[str]:
             yield "samples.step_time_ms"
         elif type(samples.get("warm_up_steps", 0)) is not int:
             yield "samples.warm_up_steps"
+        elif not isinstance(samples.get("ranks", []), list):
+            yield "samples.ranks"
         elif len(samples.get("skipped", times[0])) < max(map(len, times)):
             yield "samples.skipped"
 

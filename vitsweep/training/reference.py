@@ -22,6 +22,8 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.trainer import MicroBatch, at_least_float32, labels_of
 from vitsweep.training.update import parameter_groups
 
+LEAST_SHARES, MOST_SHARES = 8, 64
+"""Different shares of a batch: of 2,048 replicas, the plain model would compute 8,192 images at once."""
 FIRST_SCALE = 2.0**16
 """Of a dynamic loss scale, which halves until no gradient overflows."""
 
@@ -148,7 +150,7 @@ class PlainModel:
         for name in named.keys() & buffers.keys():
             named[name].copy_(buffers[name])
         losses, left, mode = [], dict[str, Tensor](), partial(autocast, self._plan, self._device)
-        replicas = self._cell.mesh.data_parallel_size if is_cut(self._cell) else 1
+        replicas = shares_of(self._cell) if is_cut(self._cell) else 1
         for replica, share in enumerate(cut(batch, replicas)):
             found = _loss_of_replica(
                 self._cell, self.model, share, self._dtype, step, replica, mode
@@ -239,6 +241,19 @@ def is_cut(cell: CellSpec) -> bool:
     It is where a norm depends on its company, and where each forward pass has its own draws.
     """
     return cell.model.norms_over_batch or cell.vit_block.draws or cell.tokens.draws
+
+
+def shares_of(cell: CellSpec) -> int:
+    """Return into how many different shares a batch is cut for the replicas of a twin.
+
+    More than `MOST_SHARES` replicas compute some shares several times, each equally often, so that the
+    plain model, which computes each once, has the same mean. Replicas with draws of their own do not.
+    """
+    replicas = cell.mesh.data_parallel_size
+    if replicas <= MOST_SHARES or cell.vit_block.draws or cell.tokens.draws:
+        return replicas
+    found = (n for n in range(LEAST_SHARES, MOST_SHARES + 1) if replicas % n == 0)
+    return max(found, default=replicas)
 
 
 def cut(batch: MicroBatch, parts: int) -> list[MicroBatch]:
