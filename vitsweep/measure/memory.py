@@ -51,7 +51,7 @@ def memory_by_kind(trainer: Any, stream: Iterator[Any]) -> tuple[dict[str, float
     Parameters, gradients (before the update) and optimizer state, float32 master weights included,
     are the sizes of the tensors that this rank holds. Gathered parameters and activations are what
     else is alive at the peak of forward and backward, by torch's memory tracker. It sees nothing
-    inside compiled code: both are empty there.
+    inside compiled code: both are empty there, and where a backward pass is split.
 
     Args:
         trainer: it must have taken a step before, so that its optimizer has a state.
@@ -87,6 +87,9 @@ def _gradients_with_peak(trainer: Any, stream: Iterator[Any]) -> tuple[dict[str,
     if trainer.cell.compilation.fuses_kernels:
         trainer.gradients(stream)
         return {}, "torch's memory tracker sees no tensors inside compiled code"
+    if trainer.cell.pipeline_parallel.splits_backward:
+        trainer.gradients(stream)
+        return {}, "torch's memory tracker cannot follow a backward pass in two parts"
     try:
         tracker = _tensor_tracker()
         tracker.track_external(trainer.model)

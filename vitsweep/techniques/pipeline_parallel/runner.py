@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
 )
 
 from vitsweep.collectives.primitives import from_first, sent_as
@@ -24,7 +26,16 @@ SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
     "one_f_one_b": Schedule1F1B,
     "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble_v": ScheduleZBVZeroBubble,
+    "dual_pipe_v": ScheduleDualPipeV,
 }
+
+
+def stage_numbers(rank: int, ranks: int, per_rank: int, *, v_shaped: bool) -> list[int]:
+    """Return which stages lie on a rank: every `ranks`-th one, or a V, the last one where the first is."""
+    if v_shaped:
+        return [rank, 2 * ranks - 1 - rank]
+    return [*range(rank, ranks * per_rank, ranks)]
 
 
 CHUNKS = {
@@ -45,6 +56,7 @@ class PipelineRunner:
         schedule: a key of `SCHEDULES`.
         microbatches: parts of a batch.
         world: ranks.
+        v_shaped: whether stages lie on ranks in a V, see `stage_numbers`.
     """
 
     stages: list[nn.Module]
@@ -52,6 +64,7 @@ class PipelineRunner:
     schedule: str
     microbatches: int
     world: World
+    v_shaped: bool = False
     _scheduled: Any = None
     _scale: Callable[[Tensor], Tensor] = field(default=lambda loss: loss)
     _mark: Callable[[str], None] = field(default=lambda phase: None)
@@ -76,7 +89,8 @@ class PipelineRunner:
         self._scheduled = self._scheduled or self._build(images)
         losses: list[Tensor] = []
         inputs = (images,) if self._rank == 0 else ()
-        target = {"target": labels, "losses": losses} if self._rank == self._ranks - 1 else {}
+        has_loss = self._owners[-1][0] == self._rank
+        target = {"target": labels, "losses": losses} if has_loss else {}
         self._scheduled.step(*inputs, **target)
         total = torch.zeros((), device=images.device, dtype=torch.float64)
         for loss in losses:
@@ -93,11 +107,10 @@ class PipelineRunner:
     def _between_stages(self, images: Tensor) -> list[Tensor]:
         """Return what enters each stage, and the outputs, on every rank."""
         found, group = [images], self._group
-        for stage in range(len(self.stages) * self._ranks):
+        for owner, place in self._owners:
             x = found[-1]
-            owner = stage % self._ranks
             if owner == self._rank:
-                x = self.stages[stage // self._ranks](x).contiguous()
+                x = self.stages[place](x).contiguous()
             source = dist.get_global_rank(group, owner)
             own = [list(x.shape), str(x.dtype).removeprefix("torch.")]
             shape, dtype = from_first(own, group, owner)
@@ -119,6 +132,19 @@ class PipelineRunner:
     def _ranks(self) -> int:
         return self._group.size()
 
+    def _numbers(self, rank: int) -> list[int]:
+        return stage_numbers(rank, self._ranks, len(self.stages), v_shaped=self.v_shaped)
+
+    @property
+    def _owners(self) -> list[tuple[int, int]]:
+        """The rank of each stage, and its place among the stages of that rank."""
+        found = {
+            number: (rank, place)
+            for rank in range(self._ranks)
+            for place, number in enumerate(self._numbers(rank))
+        }
+        return [found[stage] for stage in range(len(found))]
+
     def _unscaled(self) -> Tensor:
         return self._scale(torch.ones((), device=self.world.device, dtype=torch.float32)).double()
 
@@ -136,14 +162,14 @@ class PipelineRunner:
         # Shapes are found by a pass of our own: torch's would run a backward pass as well, which
         # DDP takes for a step.
         between = self._between_stages(images.chunk(self.microbatches)[0])
-        stages = [self._stage(number, stage, between) for number, stage in enumerate(self.stages)]
+        numbers = self._numbers(self._rank)
+        stages = [self._stage(*each, between) for each in zip(numbers, self.stages, strict=True)]
         kind = SCHEDULES[self.schedule]
-        chosen = stages if self.schedule == "interleaved" else stages[0]
+        chosen = stages if len(stages) > 1 else stages[0]
         # The mean over micro-batches is part of the loss: gradients are not scaled again.
         return kind(chosen, self.microbatches, loss_fn=self._loss, scale_grads=False)
 
-    def _stage(self, number: int, stage: nn.Module, between: list[Tensor]) -> PipelineStage:
-        index = self._rank + number * self._ranks
+    def _stage(self, index: int, stage: nn.Module, between: list[Tensor]) -> PipelineStage:
         built = PipelineStage(
             stage,
             index,
@@ -177,17 +203,16 @@ def _example(tensor: Tensor, *, needs_gradient: bool) -> Tensor:
 
 def cut(
     model: nn.Module,
-    rank: int,
-    ranks: int,
-    per_rank: int,
+    numbers: list[int],
+    num_stages: int,
     forward_context: Callable[[], AbstractContextManager[Any]],
 ) -> list[nn.Module]:
-    """Return this rank's stages; stage s lies on rank s mod `ranks`.
+    """Return this rank's stages, by their numbers.
 
     Blocks are dealt out contiguously and evenly, the first stages having one more where they do not
     divide. Parameters keep their names: block 3 is `blocks.3` in whichever stage it is.
     """
-    num_stages, blocks = ranks * per_rank, list(model.blocks)  # type: ignore[arg-type]
+    blocks = list(model.blocks)  # type: ignore[arg-type]
     starts = [stage * len(blocks) // num_stages for stage in range(num_stages + 1)]
     return [
         _stage(
@@ -197,7 +222,7 @@ def cut(
             last=stage == num_stages - 1,
             forward_context=forward_context,
         )
-        for stage in range(rank, num_stages, ranks)
+        for stage in numbers
     ]
 
 

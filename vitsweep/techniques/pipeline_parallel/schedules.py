@@ -1,4 +1,4 @@
-"""Pipeline parallelism by torch.distributed.pipelining: none, or one of the three classical schedules."""
+"""Pipeline parallelism by torch.distributed.pipelining: classical schedules, and those without a bubble."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from vitsweep.world import World
 
 
+CITED = {
+    "gpipe": "huang2018gpipe",
+    "one_f_one_b": "narayanan2020memory",
+    "interleaved": "narayanan2021efficient",
+    "zero_bubble_v": "qi2023zero",
+    "dual_pipe_v": "deepseek2024v3",
+}
+"""Schedule -> its publication."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule(PipelineParallel):
     """Blocks split over `mesh.pipeline` ranks, a batch into micro-batches.
@@ -25,22 +35,29 @@ class Schedule(PipelineParallel):
         schedule: `gpipe` (arXiv:1811.06965), all forward passes, then all backward ones;
             `one_f_one_b` (PipeDream-Flush, arXiv:2006.09503), in turns, so that few micro-batches
             are in flight; `interleaved` (arXiv:2104.04473), several stages per rank, which shortens
-            the time at either end when ranks wait.
+            the time at either end when ranks wait; `zero_bubble_v` (ZB-V, arXiv:2401.10241) and
+            `dual_pipe_v` (after arXiv:2412.19437), two stages per rank in a V, whose gradients of
+            weights are computed while ranks would wait.
         microbatches: parts of a replica's batch that follow one another through the stages.
-        stages_per_rank: 1, or more with `interleaved`.
+        stages_per_rank: 1, more with `interleaved`, 2 in a V.
     """
 
-    schedule: Literal["gpipe", "one_f_one_b", "interleaved"]
+    schedule: Literal["gpipe", "one_f_one_b", "interleaved", "zero_bubble_v", "dual_pipe_v"]
     microbatches: Annotated[int, Gt(0)]
     stages_per_rank: Annotated[int, Gt(0)]
 
     axes: ClassVar[tuple[str, ...]] = ("pipeline",)
-    cites = ("huang2018gpipe", "narayanan2020memory", "narayanan2021efficient")
+    cites = tuple(CITED.values())
 
     @property
     def references(self) -> tuple[str, ...]:
         """That of the schedule."""
-        return (self.cites[("gpipe", "one_f_one_b", "interleaved").index(self.schedule)],)
+        return (CITED[self.schedule],)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether stages lie in a V, with the first and the last one on one rank."""
+        return self.schedule in ("zero_bubble_v", "dual_pipe_v")
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse stages without a block, uneven micro-batches, and what a schedule does not allow."""
@@ -67,28 +84,53 @@ class Schedule(PipelineParallel):
                 "split the batch twice: use `batch.accumulation_steps=1` and more "
                 "`pipeline_parallel.microbatches`."
             )
-        if (self.stages_per_rank > 1) != (self.schedule == "interleaved"):
+        several = self.splits_backward or self.schedule == "interleaved"
+        if (self.stages_per_rank > 1) != several or (
+            self.splits_backward and self.stages_per_rank != 2
+        ):
             yield (
                 f"`pipeline_parallel.stages_per_rank={self.stages_per_rank}` does not fit `{me}`: "
-                "`interleaved` has at least 2, the others 1."
+                "`interleaved` has at least 2, `zero_bubble_v` and `dual_pipe_v` have 2, the others 1."
             )
         if self.schedule == "interleaved" and self.microbatches % ranks:
             yield (
                 f"`pipeline_parallel.microbatches={self.microbatches}` must be a multiple of "
                 f"`mesh.pipeline={ranks}` with `{me}`: micro-batches go in rounds over the ranks."
             )
-        if self.schedule == "one_f_one_b" and self.microbatches < stages:
+        if self.schedule in ("one_f_one_b", "dual_pipe_v") and self.microbatches < stages:
             yield (
                 f"`pipeline_parallel.microbatches={self.microbatches}` must be at least the {stages} "
                 f"stages of `{me}`, all of which are to be busy: use "
                 f"`pipeline_parallel.microbatches={stages}`, or `pipeline_parallel=gpipe`."
             )
-        if cell.compilation.scope == "model":
+        if self.splits_backward:
+            yield from self._conflicts_of_split_backward(cell)
+        elif cell.compilation.scope == "model":
             yield (
                 f"`{me}` hands activations from stage to stage, which "
                 f"`compilation={cell.compilation.name}` would trace through: use "
                 "`compilation=compile_blocks`."
             )
+
+    def _conflicts_of_split_backward(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse what computes both gradients in one operation, or waits for the gradient of a weight."""
+        me = f"pipeline_parallel={self.name}"
+        if cell.mesh.pipeline != cell.resources.world_size:
+            yield (
+                f"`{me}` computes gradients of weights without the hooks by which other ranks exchange "
+                f"them: use `mesh.pipeline={cell.resources.world_size}`, all ranks, or "
+                "`pipeline_parallel=interleaved`."
+            )
+        for choice, whole in (
+            (f"compilation={cell.compilation.name}", cell.compilation.scope != "nothing"),
+            (f"precision={cell.precision.name}", bool(cell.precision.float8)),
+            (f"memory={cell.memory.name}", cell.memory.wraps_blocks),
+        ):
+            if whole:
+                yield (
+                    f"`{me}` computes gradients of inputs first and those of weights later, which "
+                    f"`{choice}` computes in one operation: use `pipeline_parallel=interleaved`."
+                )
 
     def stages(
         self,
@@ -97,10 +139,11 @@ class Schedule(PipelineParallel):
         forward_context: Callable[[], AbstractContextManager[Any]],
     ) -> "list[nn.Module]":
         """Keep this rank's stages."""
-        from vitsweep.techniques.pipeline_parallel.runner import cut
+        from vitsweep.techniques.pipeline_parallel.runner import cut, stage_numbers
 
-        group = world.axis("pipeline").get_group()
-        return cut(model, group.rank(), group.size(), self.stages_per_rank, forward_context)
+        group, per_rank = world.axis("pipeline").get_group(), self.stages_per_rank
+        own = stage_numbers(group.rank(), group.size(), per_rank, v_shaped=self.splits_backward)
+        return cut(model, own, group.size() * per_rank, forward_context)
 
     def runner(
         self, stages: "list[nn.Module]", criterion: Callable[..., Any], world: "World"
@@ -108,4 +151,6 @@ class Schedule(PipelineParallel):
         """Return what runs a batch through the stages."""
         from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
 
-        return PipelineRunner(stages, criterion, self.schedule, self.microbatches, world)
+        return PipelineRunner(
+            stages, criterion, self.schedule, self.microbatches, world, self.splits_backward
+        )
