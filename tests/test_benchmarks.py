@@ -7,7 +7,10 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
 from tests.cells import GPU_NODE, entry
+from vitsweep.measure.monitors import DeviceState
 from vitsweep.techniques.sequence_parallel.ring_attention import Plain
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -151,6 +155,96 @@ def test_what_only_gpus_run_is_tried_first_and_what_compiles_last() -> None:
     assert {*gpu_list.choices()} - tried == {*gpu_list.NEED_RANKS}
 
 
+@pytest.mark.usefixtures("beside")
+def test_peers_are_built_on_the_device_and_compiled_ones_come_before_eager_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gpu_parts
+    import gpu_steps
+    import gpu_turns
+    import peers
+
+    built: list[torch.nn.Linear] = []
+    monkeypatch.setattr(
+        peers, "recipe", lambda _: lambda: built.append(torch.nn.Linear(2, 2)) or built[-1]
+    )
+    size = gpu_steps.Size("meta", "vit_tiny")
+    gpu_turns.theirs("timm", size, 2, compiled="nothing", model_tflop=1.0).build()
+    assert built[0].weight.is_meta
+    found: list[list[str]] = []
+    monkeypatch.setattr(peers, "available", lambda: (["timm"], []))
+    monkeypatch.setattr(
+        gpu_parts, "_measured", lambda groups, *_: found.extend([c.name for c in g] for g in groups)
+    )
+    earlier = {"rates": {"bfloat16": 1.0}, "images": 4}
+    gpu_parts.beside_peers(gpu_steps.Run(gpu_steps.SMOKE, tmp_path / "peers.json", 0.0, earlier))
+    first, last = found
+    assert first[:3] == ["vitsweep's best stack", "vitsweep's best stack without graphs",
+                         "vitsweep's best stack in FP8"]  # fmt: skip
+    assert first.index("timm with compiled blocks") < first.index("vitsweep eager")
+    assert first.index("vitsweep eager") < first.index("timm")
+    assert last == ["vitsweep compile_model", "timm compiled"]
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_turn_frees_caches_before_it_asks_for_room_and_tells_the_state_of_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import gpu_steps
+    import gpu_turns
+
+    calls: list[str] = []
+    state = DeviceState(sm_clock_mhz=1500.0, power_w=650.0, throttled=False)
+    known = {
+        "_allocated_gib": lambda _: 0.0,
+        "reset_peak": lambda _: None,
+        "peak_memory": lambda _: {"peak_allocated_gib": 3.0},
+        "seconds_of": lambda *_: calls.append("time") or 0.1,
+        "release": lambda _: calls.append("release"),
+        "_free_share": lambda: calls.append("room") or 0.9,
+        "DeviceMonitor": lambda _: SimpleNamespace(end=lambda _: state),
+    }
+    for name, value in known.items():
+        monkeypatch.setattr(gpu_turns, name, value)
+    contender, kept = gpu_turns.Contender("one", lambda: calls.append, 4, 1.0), {}
+    gpu_turns._measure(contender, gpu_steps.Size("cuda"), kept)
+    assert calls == ["release", "time", "release", "room"]
+    assert [*kept] == ["one"]
+    row = contender.row({"bfloat16": 700.0})
+    assert (row["sm_clock_mhz"], row["power_w"], row["throttled"]) == (1500.0, 650.0, False)
+
+
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize("most", [512, 384, 256, 64])
+def test_the_batch_is_the_largest_that_fits(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu_steps
+
+    monkeypatch.setattr(gpu_steps, "_fits", lambda *_, images: images <= most)
+    assert gpu_steps.largest_batch(gpu_steps.Size("cuda")) == most
+
+
+@pytest.mark.usefixtures("beside")
+def test_attention_is_timed_on_the_models_batch_with_its_strides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import gpu_parts
+    import gpu_steps
+
+    seen: list[Tensor] = []
+
+    def keep(work: Callable[[], None], size: Any) -> float:
+        cells = zip(work.__code__.co_freevars, work.__closure__ or (), strict=True)
+        seen.append({name: cell.cell_contents for name, cell in cells}["q"])
+        return 1.0
+
+    monkeypatch.setattr(gpu_steps, "seconds_of", keep)
+    monkeypatch.setattr(gpu_parts, "KERNEL_TOKENS", 2**10)
+    size = gpu_steps.Size("cpu", "vit_tiny", 32, ("model.depth=2",), 0.1)
+    found = gpu_parts._kernel(size, "sdpa_auto", 197)
+    assert found["batch"] == 2**10 // 197 == len(seen[0])
+    assert seen[0].stride() == (197 * 3 * 16 * 64, 64, 3 * 16 * 64, 1)
+
+
 @pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_benchmark_names_torchs_build_and_leaves_no_old_figures(
@@ -247,3 +341,4 @@ def test_what_is_cut_after_any_part_leaves_a_report_of_the_parts_before(
         os.killpg(process.pid, signal.SIGKILL)
     assert {*json.loads(kept.read_text())} >= {"environment", *names[:done]}
     assert report.read_text().count("No figures.") <= len(names) - done
+    assert len(list(tmp_path.iterdir())) <= 8, "which a borrowed machine gives back"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tests.data.cells_and_worlds import world
 from tests.training.alone import ONE, alone, batch, trainer_of, weights
 from vitsweep.equivalence import prove
 from vitsweep.errors import VitsweepError
-from vitsweep.training.trainer import WARM_UP_STEPS, CapturedStep, Trainer
+from vitsweep.training.trainer import WARM_UP_STEPS, CapturedStep, CudaRecorder, Trainer
 
 EXACT = ("precision.dtype=float64", "optimizer=adamw_loop")
 
@@ -82,6 +83,23 @@ def test_a_step_that_cannot_be_recorded_fails_by_name() -> None:
         VitsweepError, match=r"could not be recorded as a CUDA graph: operation not"
     ):
         trainer.step(iter([batch()]))
+
+
+def test_a_recording_bears_other_threads_warms_up_on_one_stream_and_frees_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[MagicMock] = []
+    monkeypatch.setattr("torch.cuda.Stream", lambda: made.append(MagicMock()) or made[-1])
+    for name in ("current_stream", "stream", "CUDAGraph", "graph", "empty_cache"):
+        monkeypatch.setattr(f"torch.cuda.{name}", MagicMock())
+    recorder = CudaRecorder()
+    for _ in range(WARM_UP_STEPS):
+        recorder.warm_up(lambda: torch.zeros(()))
+    assert len(made) == 1
+    recorder.record(lambda: torch.zeros(()))
+    asked = torch.cuda.graph.call_args.kwargs  # type: ignore[attr-defined]
+    assert asked == {"stream": made[0], "capture_error_mode": "thread_local"}
+    assert torch.cuda.empty_cache.call_count == 1  # type: ignore[attr-defined]
 
 
 def test_the_choice_makes_optimizers_capturable() -> None:
