@@ -1,6 +1,7 @@
 """Every `auto` gets its value when the sweep is made, from the machine that will run the cell."""
 
 from copy import deepcopy
+from math import prod
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tests.cells import GPU_NODE, LAPTOP, composer, entry
 from vitsweep.errors import BadValueError
 from vitsweep.spec.resolve import resolve
-from vitsweep.spec.resources import Machine, count_gpus
+from vitsweep.spec.resources import AXES, Machine, MeshShape, count_gpus
 
 BARE = Machine(device="cpu", cores_per_node=1, devices_per_node=0)
 
@@ -248,3 +249,23 @@ def test_one_cell_keeps_its_identity_on_a_cpu_and_on_a_gpu() -> None:
     on_cpu, on_gpu = (entry(*given, machine=m).spec for m in (LAPTOP, GPU_NODE))
     assert on_cpu.measurement.min_seconds != on_gpu.measurement.min_seconds
     assert on_cpu.cell_id == on_gpu.cell_id
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [{"tensor": 8}, {"ulysses": 2, "tensor": 2}, {"ring": 16}, {"pipeline": 4, "sequence": 4}, {}],
+)
+def test_the_ranks_of_a_group_have_the_same_places_on_all_of_its_nodes(
+    inner: dict[str, int],
+) -> None:
+    """So that messages between nodes of 8 GPUs keep to their rails."""
+    degrees = dict.fromkeys(AXES, 1) | inner
+    mesh = MeshShape(**degrees | {"replicate": 128 // prod(degrees.values())})
+    for axis in range(len(AXES)):
+        groups: dict[tuple[int, ...], dict[int, set[int]]] = {}
+        for rank in range(128):
+            at = mesh.coordinates(rank)
+            nodes = groups.setdefault((*at[:axis], *at[axis + 1 :]), {})
+            nodes.setdefault(rank // 8, set()).add(rank % 8)
+        for nodes in groups.values():
+            assert len({frozenset(places) for places in nodes.values()}) == 1

@@ -128,7 +128,11 @@ def gpu_capability() -> tuple[int, int] | None:
 
 
 AXES = ("pipeline", "replicate", "shard", "sequence", "ring", "ulysses", "tensor")
-"""Outermost first: the chattiest axis (tensor) lies on adjacent ranks (USP, arXiv:2405.07719, tip 7)."""
+"""Outermost first: the chattiest axis (tensor) lies on adjacent ranks (USP, arXiv:2405.07719, tip 7).
+
+Where inner degrees divide the ranks of a node, the ranks of a group have the same places on each of its
+nodes: messages between nodes keep to the rail of their GPU, and no other order would gain anything.
+"""
 
 TOKEN_AXES = ("sequence", "ring", "ulysses")
 """Axes along which ranks share the tokens of one image."""
