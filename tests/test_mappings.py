@@ -149,6 +149,8 @@ def test_a_technique_that_changes_an_input_is_found(monkeypatch: pytest.MonkeyPa
         (("model.twin_batch=tests.user_data.half_a_batch",), "half_a_batch` gives mappings of `image`"),
         (("data.label=class",), "`data.label=class` is none of the entries"),
         (("data.label=null", "model.loss=null"), "the cross entropy needs labels"),
+        (("data.num_classes=7", *TRAIN), "the accuracy from logits (2, 7), (batch, `data.num_classes`)"),
+        (("data.test_arguments=null", *TRAIN), "`++data.test_arguments.NAME=VALUE` give held-out"),
         (("data.label=null", *TRAIN), "the accuracy of `task=train` needs labels"),
         ((*TRAIN, "recipe.erase_probability=0.5"), "augments pairs of images and labels"),
         (("data.target=tests.user_data.MapStyle", "data.label=null", "model.twin_batch=null"),

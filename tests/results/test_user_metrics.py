@@ -8,9 +8,11 @@ from pandas import DataFrame
 
 import vitsweep
 from tests.builders import ENVIRONMENT, PLAIN
+from tests.cells import entry
 from tests.command import NO_REPORT, ROOT, Command
 from vitsweep.cli.main import run as command
 from vitsweep.errors import BadValueError
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.metrics import METRICS, known_metrics, own_metrics
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
@@ -155,6 +157,13 @@ def test_a_plan_refuses_a_metric_that_cannot_be_computed():
         BadValueError, match=r"`metric\.columns\.energy\.function=nosuch\.f` cannot be"
     ):
         vitsweep.plan(["++metric.columns.energy={function:nosuch.f,unit:J,label:E,better:null}"])
+
+
+def test_it_is_no_part_of_the_name_of_a_cell():
+    definition = f"++metric.columns.mine={{function:{__name__}.joules,unit:J,label:E,better:null}}"
+    cells = [entry("sharding=fsdp", definition), entry("sharding=ddp")]
+    plan = SweepPlan({cell.cell_id: cell for cell in cells})
+    assert list(cell_labels(plan).values()) == ["sharding=fsdp", "sharding=ddp"]
 
 
 def test_tables_show_it_with_its_label_and_unit(store):

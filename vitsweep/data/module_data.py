@@ -92,6 +92,8 @@ class ModuleData(Data):
         yield from self._mapping_conflicts(cell, found.entries)
         if found.num_train is not None:
             more = "more images from `data.target`"
+            if self.test_arguments is None:
+                more += " (its `++data.test_arguments.NAME=VALUE` give held-out ones)"
             yield from image_count_conflicts(cell, found.num_train, found.num_test, more)
 
     def shape_faults(self, cell: CellSpec) -> Iterator[str]:

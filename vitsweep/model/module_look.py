@@ -33,6 +33,7 @@ class Look:
         overwritten: modules in blocks in which the result of a product was written to afterwards.
         tied: names of each parameter that lies in several places, with the unit of each: the number of
             the block, or -1 outside of all blocks.
+        logits: shape of the logits for two images, or what was returned in their place.
     """
 
     outputs: Any = None
@@ -44,6 +45,7 @@ class Look:
     matrices: int = 0
     uncalled: tuple[str, ...] = ()
     overwritten: tuple[str, ...] = ()
+    logits: tuple[int, ...] | str = ()
 
     def ties_across(self, blocks_per_unit: int) -> Iterator[list[str]]:
         """Yield the names of parameters that several units of sharding would share."""

@@ -234,7 +234,8 @@ def _looked_at(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...],
             look = look_at(module, batch, partial(_own_loss, spec) if is_function else None)
             if on_meta:
                 wrong += _pass_problems(spec, look, batch)
-        _LOOKS[key] = tuple(wrong), replace(look, outputs=None, error=None)
+        logits = () if look.outputs is None else _shape(logits_of(look.outputs))
+        _LOOKS[key] = tuple(wrong), replace(look, outputs=None, error=None, logits=logits)
     return _LOOKS[key]
 
 
@@ -327,10 +328,8 @@ def _pass_problems(spec: "ModuleSpec", look: Look, batch: Any) -> Iterator[str]:
                 "`model.shape_arguments`."
             )
     elif not is_mapping or spec.loss is None:
-        outputs = logits_of(outputs) if is_mapping else outputs
-        is_tensor = isinstance(outputs, torch.Tensor)
-        given = tuple(outputs.shape) if is_tensor else _described(outputs)
-        fits = is_tensor and outputs.shape[:1] == (2,)
+        given = _shape(logits_of(outputs) if is_mapping else outputs)
+        fits = given[:1] == (2,)
         if not fits or (spec.head == "classify" and given != (2, spec.num_classes)):
             yield (
                 f"`{spec.typed}` returned {given} for {given_to}, and logits must be "
@@ -339,11 +338,22 @@ def _pass_problems(spec: "ModuleSpec", look: Look, batch: Any) -> Iterator[str]:
             )
 
 
+def _shape(outputs: Any) -> tuple[int, ...] | str:
+    return tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else _described(outputs)
+
+
 def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
     """Yield why techniques of a cell would compute something else of the module, or fail."""
     wrong, look = _looked_at(spec, cell.batch.resolution_px)
     if wrong:
         return
+    wanted = (2, spec.num_classes)
+    if cell.task.epochs and spec.head == "classify" and look.logits not in ((), wanted):
+        yield (
+            f"`task={cell.task.name}` takes the accuracy from logits {wanted}, (batch, "
+            f"`data.num_classes`), and `{spec.typed}` returned {look.logits}: return them, or in a "
+            "mapping as `logits`."
+        )
     if cell.sharding.shards_parameters:
         for names in look.ties_across(getattr(cell.sharding, "blocks_per_unit", 1)):
             yield (

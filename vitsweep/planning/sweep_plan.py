@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from vitsweep.composition.composer import ComposedCell, Composer, Tree
+from vitsweep.composition.composer import OUTSIDE_THE_CELL, ComposedCell, Composer, Tree
 from vitsweep.composition.grid import merge_overrides
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
@@ -217,7 +217,8 @@ def cell_settings(plan: SweepPlan) -> dict[str, dict[str, str]]:
 
 def _overrides(entry: PlannedCell) -> dict[str, str]:
     pairs = (text.lstrip("+").partition("=") for text in entry.composed.overrides)
-    return {key: value for key, _, value in pairs if not key.startswith(("sweep", "hydra"))}
+    outside = (*OUTSIDE_THE_CELL, "hydra")
+    return {key: value for key, _, value in pairs if not key.startswith(outside)}
 
 
 # The error of a command of which no cell can run.
