@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 from pandas import DataFrame
 
-from tests.builders import run, table
+from tests.builders import PLAIN, run, table
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.names import varying_columns
@@ -129,6 +129,15 @@ def test_only_columns_that_tell_cells_apart_vary():
         ),
     )
     assert varying_columns(runs) == ["precision", "sharding", "precision.master_weights"]
+
+
+def test_a_cell_that_never_ran_makes_no_field_vary():
+    """Its choices alone are known."""
+    ran = {"world_size": 2, "model.target": "mine.build", "optimizer.momentum": 0.9}
+    waiting = PLAIN | {"cell_id": "c", "status": "not run", "sharding": "zero1"}
+    del waiting["world_size"]
+    known = table(run("a", **ran), run("b", sharding="fsdp", **ran))
+    assert varying_columns(pd.concat([known, DataFrame([waiting])])) == ["sharding"]
 
 
 def test_fields_that_were_set_together_are_all_shown():

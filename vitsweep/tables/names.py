@@ -60,9 +60,13 @@ def varying_columns(table: DataFrame) -> list[str]:
     rate and a weight decay): the table cannot know which of them made the difference.
     """
     columns = [c for c in _sizes_first(spec_columns(table)) if c not in BOOKKEEPING]
-    different = [c for c in columns if _varies(table[c])]
+    choices = [c for c in columns if c in CHOICES and _varies(table[c])]
+    if "world_size" in table and table["world_size"].notna().any():
+        table = table[
+            table["world_size"].notna()
+        ]  # of a cell that never ran only choices are known
+    different = [*choices, *(c for c in columns if c not in CHOICES and _varies(table[c]))]
     codes = {c: factorize(v)[0] for c, v in comparable(table[different]).items()}
-    choices = [c for c in different if c in CHOICES]
     kept = list(choices)
     one_group = np.zeros(len(table), dtype=np.int64)
     by_choices = by_kept = _grouped(one_group, *(codes[c] for c in choices))
