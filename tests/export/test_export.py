@@ -7,15 +7,21 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from tests.cells import GPU_NODE, TINY, entry
+from tests.cells import GPU_NODE, TINY, composer, entry
+from tests.command import ROOT
 from vitsweep.cli.export import chosen
+from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.export.prove import Throughput, compared, sizes
+from vitsweep.export.refusals import refusals
 from vitsweep.export.write import written
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.tables.comparison import Comparison
+from vitsweep.tables.comparison import compared as compared_turns
 
 OWN = ("model=module", "model.target=tests.user_modules.build", "batch.images_per_step=16")
 TWO, HALF = "resources.ranks_per_node=2", "precision.half_dtype=float16"
@@ -41,6 +47,13 @@ KNOBS = {
     "batch.accumulation_steps": ("1", "2"),
     "optimizer.clip_norm": ("null", "0.1"),
 }
+
+SMALL = (
+    *("model=vit_nano", *TINY, "batch.resolution_px=8"),
+    *("resources.nodes=1", "resources.threads_per_rank=1"),
+)
+TRAINED, TIMED = ("data=digits", "task.epochs=1"), ("data=synthetic",)
+MOST = 20
 
 
 def cell(*overrides: str, ranks: int = 1) -> CellSpec:
@@ -79,17 +92,53 @@ def test_the_file_alone_trains_as_the_cell_and_a_fault_in_it_is_found(
         assert not leg.equal
 
 
+def of_named_sweeps(ranks: int) -> list[CellSpec]:
+    """Every cell of every named sweep that can be written, its best among them, with a tiny model.
+
+    Of a sweep with many of them (`everything`) there are `MOST`, drawn.
+    """
+    size = (*SMALL, f"resources.ranks_per_node={ranks}")
+    found: dict[str, CellSpec] = {}
+    for path in sorted((ROOT / "conf" / "sweep").glob("*.yaml")):
+        cells = [c.overrides for c in expand([f"+sweep={path.stem}"], composer())]
+        drawn = random.Random(path.stem).sample(cells, len(cells))
+        written = 0
+        for overrides in drawn:
+            own = [
+                o for o in overrides if not o.lstrip("+").startswith(("sweep", "data.", "model."))
+            ]
+            is_training = any(o.startswith("task") for o in own)
+            one = entry(*own, *size, *(TRAINED if is_training else TIMED))
+            if written < MOST and not one.reasons and not refusals(one.spec):
+                found[one.cell_id] = one.spec
+                written += 1
+    return [*found.values()]
+
+
+def assert_equal(cells: list[CellSpec], folder: Path) -> None:
+    legs = {
+        folder / str(number) / name: leg
+        for number, spec in enumerate(cells)
+        for name, leg in sizes(spec).items()
+    }
+    differing = []
+    for leg, (at, spec) in zip(compared(legs), legs.items(), strict=True):
+        print(at.parent.name, leg)
+        if not leg.equal:
+            differing.append((str(leg), {g: t.name for g, t in spec.techniques.items()}))
+    assert not differing
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_twenty_drawn_cells_do(ranks: int, tmp_path: Path) -> None:
-    legs = {
-        tmp_path / str(number) / name: leg
-        for number, spec in enumerate(drawn(ranks, 20))
-        for name, leg in sizes(spec).items()
-    }
-    for leg, (folder, spec) in zip(compared(legs), legs.items(), strict=True):
-        print(folder.parent.name, leg)
-        assert leg.equal, (str(leg), {g: t.name for g, t in spec.techniques.items()})
+    assert_equal(drawn(ranks, 20), tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_cells_of_named_sweeps_do(ranks: int, tmp_path: Path) -> None:
+    assert_equal(of_named_sweeps(ranks), tmp_path)
 
 
 DIGITS = ("data=digits", "batch.images_per_step=16", "++model.arguments.patch_size=2")
@@ -156,14 +205,7 @@ TIMM = (
 @pytest.mark.parametrize("ranks", RARER)
 def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> None:
     others = [TIMM] if ranks == 2 and find_spec("timm") else []
-    legs = {
-        tmp_path / str(number) / name: leg
-        for number, overrides in enumerate([*RARER[ranks], *others])
-        for name, leg in sizes(cell(*overrides, ranks=ranks)).items()
-    }
-    for leg, folder in zip(compared(legs), legs, strict=True):
-        print(folder.parent.name, leg)
-        assert leg.equal, (folder, str(leg))
+    assert_equal([cell(*o, ranks=ranks) for o in (*RARER[ranks], *others)], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +331,23 @@ def test_cells_are_named_by_best_id_and_settings() -> None:
 
 
 def test_equivalent_is_an_interval_within_the_margin() -> None:
-    within = Throughput(ratio=1.0, low=0.96, high=1.04, turns=5, margin=0.05)
-    beside = Throughput(ratio=1.0, low=0.94, high=1.04, turns=5, margin=0.05)
-    unknown = Throughput(ratio=1.0, low=float("nan"), high=float("nan"), turns=2, margin=0.05)
-    assert [each.equivalent for each in (within, beside, unknown)] == [True, False, False]
+    within = Throughput(Comparison(1.0, 0.96, 1.04, 5), 0.05)
+    beside = Throughput(Comparison(1.0, 0.94, 1.04, 5), 0.05)
+    outside = Throughput(Comparison(0.9, 0.88, 0.92, 5), 0.05)
+    unknown = Throughput(Comparison(1.0, float("nan"), float("nan"), 2), 0.05)
+    found = [within, beside, outside, unknown]
+    assert [each.equivalent for each in found] == [True, False, False, False]
+    assert [each.is_decided for each in found] == [True, False, True, False]
+    assert str(unknown).startswith("not shown equal: 1.000x the cell's (no interval over 2 turns;")
+
+
+def test_a_file_at_the_margin_is_rarely_called_equivalent_and_an_equal_one_mostly() -> None:
+    rng, called = np.random.default_rng(0), {1.0: 0, 0.95: 0}
+    for ratio in called:
+        for _ in range(200):
+            logs = list(np.log(ratio) + 0.02 * rng.standard_t(4, 20) / np.sqrt(2))
+            looks = [Throughput(compared_turns(logs[:n]), 0.05) for n in range(1, 21)]
+            verdicts = [look.equivalent for look in looks if look.is_decided]
+            called[ratio] += bool(verdicts and verdicts[0])
+    assert called[1.0] > 180
+    assert called[0.95] <= 10

@@ -22,9 +22,9 @@ gradients and weights are compared, then both are timed in turns. What was found
 
   python -m vitsweep export first --cell best --to train.py
   python -m vitsweep export first --cell precision=O2 sharding=fsdp --to train.py
-  python -m vitsweep export first --cell best sharding=ddp --to train.py --turns 0
+  python -m vitsweep export first --cell best sharding=ddp --to train.py --minutes 0
 """
-TURNS, SECONDS, MARGIN = 5, 2.0, 0.05
+MINUTES, SECONDS, MARGIN = 5.0, 2.0, 0.05
 
 
 def parser() -> Options:
@@ -40,7 +40,9 @@ def parser() -> Options:
     )
     options.add_argument("--to", required=True, type=Path, metavar="FILE", help="file to write")
     options.flag("--no-prove", help="write the file, and start nothing")
-    options.number("--turns", TURNS, "of file and cell for throughput; 0: none (%(default)s)", 0)
+    options.number(
+        "--minutes", MINUTES, "of turns of both for throughput, at most; 0: none (%(default)g)", 0.0
+    )
     options.number("--seconds", SECONDS, "of timed steps in a turn (%(default)g)", 0.01)
     options.number(
         "--margin",
@@ -90,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
         return ExitCode.ok
     found = prove(
         cell,
-        turns=typed.turns,
+        minutes=typed.minutes,
         seconds=typed.seconds,
         margin=typed.margin,
         say=lambda line: print(f"  {line}", flush=True),

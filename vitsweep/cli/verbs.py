@@ -69,7 +69,7 @@ _ALL = (
          "measure two states of your code in turns: faster, slower, or wrong", names_a_sweep=False),
     Verb("gate", "[SWEEP] --against KEPT [--tolerance 0.05] [--metric A,B] [--lenient] [--mixed-hardware]",
          "compare with a kept baseline; exit code 1 if a cell became worse"),
-    Verb("export", "[SWEEP] --cell best|ID|SETTING ... --to FILE [--no-prove] [--turns 5] [--seconds 2] "
+    Verb("export", "[SWEEP] --cell best|ID|SETTING ... --to FILE [--no-prove] [--minutes 5] [--seconds 2] "
          "[--margin 0.05]",
          "write a cell as one file of plain PyTorch, proved equal to it"),
     Verb("bundle", "[SWEEP] [--to FILE] [--margin 0.1] [--anonymous] [--hide WORD ...]",

@@ -5,11 +5,12 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from itertools import takewhile
-from math import exp, inf, log
+from math import inf, log
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
@@ -23,10 +24,13 @@ from vitsweep.export import rank as exported
 from vitsweep.export.rank import STEPS
 from vitsweep.export.write import written
 from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.spec.resources import count_gpus
-from vitsweep.tables.stats import mean_interval
+from vitsweep.tables.comparison import Comparison
+from vitsweep.tables.comparison import compared as compared_turns
+from vitsweep.tables.formatting import count
 
 EXACT, WIDE, IN_HALF = 1e-8, 1e-4, 5e-2
 """Relative differences that rounding may leave in float64, float32 and half precision."""
@@ -60,40 +64,42 @@ class Leg:
         return f"{self.name}: {found} (at most {self.allowed:g})"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Throughput:
-    """The file's throughput over the cell's.
+    """The file's throughput over the cell's, measured in turns until the margin decides.
 
     Attributes:
-        ratio: geometric mean over turns.
-        low: end of the 95 % interval; nan with fewer than three turns.
-        high: the other end.
-        turns: of the file and the cell, one after another.
+        found: ratio and interval, which is valid after every turn.
         margin: how far from 1 counts as equivalent.
     """
 
-    ratio: float
-    low: float
-    high: float
-    turns: int
+    found: Comparison
     margin: float
 
     @property
     def equivalent(self) -> bool:
         """Whether the interval lies within the margin."""
-        return self.low >= 1 - self.margin and self.high <= 1 + self.margin
+        return self.found.low >= 1 - self.margin and self.found.high <= 1 + self.margin
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the interval lies within the margin or wholly outside."""
+        outside = self.found.low > 1 + self.margin or self.found.high < 1 - self.margin
+        return self.equivalent or outside
 
     def __str__(self) -> str:
         verdict = "equivalent" if self.equivalent else "not shown equal"
+        low, high = (f"{end:.3f}" for end in (self.found.low, self.found.high))
+        interval = f"95 % interval {low} to {high}" if low != "nan" else "no interval"
         return (
-            f"{verdict}: {self.ratio:.3f}x the cell's (95 % interval {self.low:.3f} to {self.high:.3f} over "
-            f"{self.turns} turns; equivalent within +-{self.margin:.0%})"
+            f"{verdict}: {self.found.ratio:.3f}x the cell's ({interval} over "
+            f"{count(self.found.num_blocks, 'turn')}; equivalent within +-{self.margin:.0%})"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What was found; `throughput` is None where it was not measured."""
+    """What was found; `throughput` is None where nothing was timed."""
 
     legs: tuple[Leg, ...]
     throughput: Throughput | None
@@ -122,7 +128,7 @@ def not_provable(cell: CellSpec) -> str:
 def prove(
     cell: CellSpec,
     *,
-    turns: int,
+    minutes: float,
     seconds: float,
     margin: float,
     say: Callable[[str], None] = lambda text: None,
@@ -130,10 +136,11 @@ def prove(
     """Start the file that is written for a cell, and the cell; compare losses, gradients, weights, speed.
 
     First on the cell's twin (see `equivalence`) in float64 and in its own precision, then in its own size.
+    What is not equal is not timed.
 
     Args:
         cell: expressible, with ranks on this machine alone.
-        turns: of both for their throughput; 0 for none.
+        minutes: of turns for their throughput; 0 for none.
         seconds: of timed steps in a turn.
         margin: how far the ratio of throughputs may lie from 1.
         say: told what was found as it comes.
@@ -145,11 +152,12 @@ def prove(
         legs = compared({Path(folder, name): spec for name, spec in sizes(cell).items()})
         for leg in legs:
             say(str(leg))
-        own = Path(folder, OWN_SIZE)
-        throughput = _throughput(cell, own, turns, seconds, margin) if turns else None
-        if throughput:
-            say(f"throughput {throughput}")
-    return Proof(legs=tuple(legs), throughput=throughput)
+        proof = Proof(legs=tuple(legs), throughput=None)
+        if not (minutes and proof.equal):
+            return proof
+        throughput = _throughput(cell, Path(folder, OWN_SIZE), minutes, seconds, margin)
+        say(f"throughput {throughput}")
+    return replace(proof, throughput=throughput)
 
 
 def sizes(cell: CellSpec) -> dict[str, CellSpec]:
@@ -265,20 +273,22 @@ def _apart(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
 
 
 def _throughput(
-    cell: CellSpec, folder: Path, turns: int, seconds: float, margin: float
+    cell: CellSpec, folder: Path, minutes: float, seconds: float, margin: float
 ) -> Throughput:
-    """Time both in turns, each first in every other."""
-    ratios = []
-    for turn in range(turns):
-        order = ("file", "cell") if turn % 2 else ("cell", "file")
+    """Time both in turns, in a balanced order, until the margin decides or the minutes are over."""
+    order, ratios = BalancedOrder(), list[float]()
+    now = first = time.monotonic()
+    while True:
         times = {}
-        for side in order:
+        for side in order.next_block(("file", "cell")):
             start(side, cell, [folder], seconds)
             found = json.loads((folder / f"{side}.json").read_text(encoding="utf-8"))
             times[side] = float(found["step_ms"])
         ratios.append(log(times["cell"] / times["file"]))
-    middle, low, high = map(exp, mean_interval(np.array(ratios)))
-    return Throughput(ratio=middle, low=low, high=high, turns=turns, margin=margin)
+        throughput = Throughput(compared_turns(ratios), margin)
+        begun, now = now, time.monotonic()
+        if throughput.is_decided or 2 * now - begun > first + 60 * minutes:
+            return throughput
 
 
 # What an exported file says of itself: cell, code, speedup, proof, and its difference to the baseline.
@@ -355,9 +365,8 @@ def _proved(proof: Proof) -> Iterator[str]:
     )
     for leg in proof.legs:
         yield from wrap(f"- {leg}", WIDTH, subsequent_indent="  ")
-    if proof.throughput:
-        text = f"- throughput without a data loader {proof.throughput}"
-        yield from wrap(text, WIDTH, subsequent_indent="  ")
+    timed = f"without a data loader {proof.throughput}" if proof.throughput else "not compared"
+    yield from wrap(f"- throughput {timed}", WIDTH, subsequent_indent="  ")
 
 
 def _diff(baseline: CellSpec, cell: CellSpec) -> Iterator[str]:
