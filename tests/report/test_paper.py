@@ -52,13 +52,14 @@ def test_the_documents_are_whole_and_say_what_was_done(paper: Path) -> None:
         assert not re.search(r"<<|<%|None|\bnan\b", text)
     methods = " ".join(texts["methods.tex"].split())
     assert "measured 2 configurations of 2" in methods
-    assert "of 1 configuration over 5 blocks each" in methods
+    assert "of 1 configuration over 5 blocks." in methods
     assert "faster (1)" in methods
     assert "on 1 rank of" in methods
     assert r"CPU\_1 \& 100 \%" in methods
     assert r"\toprule" in texts["results.tex"]
     assert r"$\times$ [1." in texts["results.tex"]
     assert "Yes: 1 speedup with 95" in texts["checklist.tex"]
+    assert "all 2 configurations. 2 were measured (1 faster)." in texts["checklist.tex"]
 
 
 def test_figures_are_as_wide_as_a_column_and_their_text_is_text(paper: Path) -> None:

@@ -5,7 +5,7 @@ from pandas import DataFrame
 from tests.builders import PLAIN, run, table
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.names import varying_columns
+from vitsweep.tables.names import cell_names, varying_columns
 from vitsweep.tables.valid_runs import final_status
 
 BASELINES = {"base": "base", "fast": "base"}
@@ -42,6 +42,11 @@ def test_step_time_and_throughput_of_a_row_agree_over_an_even_number_of_uneven_r
         assert row["epoch_hours_imagenet1k"] == pytest.approx(
             1_281_167 / row["images_per_second"] / 3600
         )
+
+
+def test_cells_that_no_column_tells_apart_are_named_by_their_ids():
+    runs = table(run("a", precision="O1"), run("b", precision="O1"), run("c", precision="O2"))
+    assert cell_names(cells(runs, {})).tolist() == ["O1 · a", "O1 · b", "O2"]
 
 
 def test_columns_come_in_the_order_of_the_record():

@@ -201,6 +201,7 @@ def _facts(tables: SweepTables, measured: DataFrame, spent: Used) -> dict[str, A
     """Return what the templates say, from what was really done."""
     cells, runs = tables.settings, tables.runs
     pairs = measured["num_pairs"].fillna(0)[measured["speedup_low"].notna()]
+    unmeasured = tables.every_run[tables.every_run["status"] != Status.measured]
     claims = measured["claim"].astype(str).value_counts().to_dict()
     said = [c for c in Claim if c not in (Claim.baseline, Claim.nothing) and claims.get(str(c))]
     return {
@@ -209,6 +210,8 @@ def _facts(tables: SweepTables, measured: DataFrame, spent: Used) -> dict[str, A
         "unmeasured": count_by(cells.loc[cells["status"] != Status.measured, "status"]),
         "num_compared": len(pairs),
         "blocks": _range(pairs),
+        "by_blocks": [*pairs.astype(int).value_counts().sort_index().items()],
+        "failed_runs": count_by(unmeasured["status"]),
         "claims": [(claim, claims[str(claim)]) for claim in said],
         "is_any_look": _any_look(measured),
         "proved": int(measured["proved"].astype(str).str.startswith("twin").sum())

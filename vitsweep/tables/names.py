@@ -129,14 +129,15 @@ def cell_names(cells: DataFrame, columns: Sequence[str] | None = None) -> Series
     """Return a name per cell: `O1 · fsdp`, or with many varying columns `O1 + fsdp`.
 
     The short form names only what differs from the cell's baseline (or, where that is not in the
-    table, from the commonest value), and every column in which the baselines themselves differ.
+    table, from the commonest value), and every column in which the baselines themselves differ. Cells
+    that no column tells apart, such as two classes of one choice, have their ids as well.
     """
-    parts = name_parts(cells, columns)
-    return Series(
-        [" · ".join(filter(None, row)) for row in parts.to_numpy().tolist()],
-        cells.index,
-        dtype=object,
-    )
+    parts = name_parts(cells, columns).to_numpy().tolist()
+    names = Series([" · ".join(filter(None, row)) for row in parts], cells.index, dtype=object)
+    if columns is not None or "cell_id" not in cells:
+        return names
+    alike = cells["cell_id"].groupby(names).transform("nunique") > 1
+    return names.where(~alike, names + " · " + cells["cell_id"].astype(str))
 
 
 def names_by_id(cells: DataFrame) -> dict[str, str]:
