@@ -52,7 +52,7 @@ def test_the_documents_are_whole_and_say_what_was_done(paper: Path) -> None:
         assert not re.search(r"<<|<%|None|\bnan\b", text)
     methods = " ".join(texts["methods.tex"].split())
     assert "measured 2 configurations of 2" in methods
-    assert "of 1 configuration over 5 blocks." in methods
+    assert "Speedups are means over 5 blocks (1 configuration)." in methods
     assert "faster (1)" in methods
     assert "on 1 rank of" in methods
     assert r"CPU\_1 \& 100 \%" in methods
@@ -120,9 +120,14 @@ def test_text_of_a_sweep_is_no_command_of_latex() -> None:
         r"\textbackslash{}input\{/etc/passwd\} 50\% a\_b \#1 \$x\$ \textasciitilde{} "
         r"\textasciicircum{} 1.5$\times$ ?"
     )
-    table = booktabs(pd.DataFrame({"cell": [r"\end{tabular}"], "speedup": ["1.2x"]}))
+    rows = pd.DataFrame(
+        {"cell": [r"\end{tabular}", "O1", "O2"], "speedup": ["1.2x", "1.1x", "1.0x"]}
+    )
+    table = booktabs(rows, pd.Series(["1 rank", "2 ranks", "1 rank"]))
     assert table.count(r"\end{tabular}") == 1
     assert r"\begin{tabular}{lr}" in table
+    places = [table.index(text) for text in (r"\emph{1 rank}", "O2 &", r"\emph{2 ranks}", "O1 &")]
+    assert places == sorted(places)
 
 
 def test_nothing_is_written_of_a_sweep_without_a_measured_cell(tmp_path: Path) -> None:

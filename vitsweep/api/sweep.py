@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 SPEEDUP = (
     "images_per_second", "speedup", "speedup_low", "speedup_high", "claim", "num_pairs", "status",
+    "sweep", "cell_id",
 )  # fmt: skip
-"""Columns of `Sweep.speedups`, after those that tell the cells apart."""
+"""Columns of `Sweep.speedups`, after those that tell the cells apart; `apply` reads the last two."""
 
 
 class Sweep:
@@ -65,7 +66,7 @@ class Sweep:
         Returns:
             `cell` (what tells it apart), the settings that vary, throughput in images/s, the speedup
             over the baseline with its 95 % interval, the claim adjusted over all cells of the
-            question, the number of paired blocks, and the status.
+            question, the number of paired blocks, the status, and what `vitsweep.apply` needs.
         """
         from vitsweep.tables.names import cell_names, varying_columns
         from vitsweep.tables.render import ranked

@@ -19,6 +19,7 @@ from vitsweep.report.figures import drawn
 from vitsweep.results.metrics import FLAGS, headings
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import count, distinct, number
+from vitsweep.tables.names import name_parts
 from vitsweep.tables.render import cell_text
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
@@ -134,8 +135,12 @@ def write_paper(
     shown = text.assign(
         status=text["status"].astype(str).str.split(r"[:;(]", regex=True).str[0].str.strip()
     )
+    under = Series("", text.index, dtype=object)
+    if "cell" in text:  # many settings vary: those of the baselines head their rows
+        parts = name_parts(cells).loc[text.index]
+        shown, under = shown.assign(cell=parts["change"]), parts["match"]
     texts |= {
-        "results.tex": booktabs(shown.replace("", "--")),
+        "results.tex": booktabs(shown.replace("", "--"), under),
         "references.bib": bibliography(keys),
     }
     for name, content in texts.items():
@@ -143,22 +148,28 @@ def write_paper(
     return [*texts, *(f"figures/{f['file']}.{kind}" for f in figures for kind in ("pdf", "svg"))]
 
 
-def booktabs(text: DataFrame) -> str:
-    """Return a table of text as a `tabular` of the package booktabs, no wider than its column."""
+def booktabs(text: DataFrame, under: "Series[str]") -> str:
+    """Return a table of text as a `tabular` of the package booktabs, no wider than its column.
+
+    Args:
+        text: of the cells, row by row.
+        under: heading of each row; rows of one heading stand together.
+    """
     numeric = headings(text)
     columns = "".join("r" if name in numeric else "l" for name in text)
-    rows = [" & ".join(map(tex, row)) + r" \\" for row in text.astype(str).itertuples(index=False)]
     lines = [
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         " & ".join(map(tex, text.columns)) + r" \\",
         r"\midrule",
-        *rows,
-        r"\bottomrule",
-        r"\end{tabular}}",
     ]
-    return "\n".join(lines) + "\n"
+    for heading, rows in text.astype(str).groupby(under, sort=False):
+        if heading:
+            wide = rf"\multicolumn{{{len(columns)}}}{{l}}{{\emph{{{tex(heading)}}}}} \\"
+            lines += [r"\addlinespace", wide]
+        lines += [" & ".join(map(tex, row)) + r" \\" for row in rows.itertuples(index=False)]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}"]) + "\n"
 
 
 def bibliography(keys: Sequence[str]) -> str:

@@ -132,12 +132,12 @@ def cell_names(cells: DataFrame, columns: Sequence[str] | None = None) -> Series
     table, from the commonest value), and every column in which the baselines themselves differ. Cells
     that no column tells apart, such as two classes of one choice, have their ids as well.
     """
-    parts = name_parts(cells, columns).to_numpy().tolist()
-    names = Series([" · ".join(filter(None, row)) for row in parts], cells.index, dtype=object)
-    if columns is not None or "cell_id" not in cells:
-        return names
-    alike = cells["cell_id"].groupby(names).transform("nunique") > 1
-    return names.where(~alike, names + " · " + cells["cell_id"].astype(str))
+    parts = name_parts(cells, columns)
+    return Series(
+        [" · ".join(filter(None, row)) for row in parts.to_numpy().tolist()],
+        cells.index,
+        dtype=object,
+    )
 
 
 def names_by_id(cells: DataFrame) -> dict[str, str]:
@@ -158,7 +158,12 @@ def name_parts(cells: DataFrame, columns: Sequence[str] | None = None) -> DataFr
     parts = [(whole, "") for whole in full] if few else _short(cells, rows, named, full)
     unnamed = plain(cells["model"].iloc[0]) if "model" in cells and len(cells) else ""
     texts = [(change or ("" if match else unnamed), match) for change, match in parts]
-    return DataFrame(texts, cells.index, columns=["change", "match"], dtype=object)
+    names = DataFrame(texts, cells.index, columns=["change", "match"], dtype=object)
+    if columns is None and "cell_id" in cells:
+        ids = cells["cell_id"].astype(str)
+        alike = ids.groupby([names["change"], names["match"]]).transform("nunique") > 1
+        names["change"] = names["change"].mask(alike, names["change"] + " · " + ids)
+    return names
 
 
 def _short(
