@@ -377,7 +377,13 @@ def _read(cell: Cell, size: int, config_dir: str | Path | None) -> CellSpec:
                 "or overrides."
             )
         row: Any = cell
-        return read_cell_safely(find_sweep(str(row["sweep"])), str(row["cell_id"]))
+        try:
+            store = find_sweep(str(row["sweep"]))
+        except VitsweepError as error:
+            raise VitsweepError(
+                f"{error} In another folder give the path of the cell's `cell.yaml` in place of its row."
+            ) from error
+        return read_cell_safely(store, str(row["cell_id"]))
     composer = Composer(hydra.open_loader(conf_dir(), config_dir))
     composed = composer.compose(as_overrides(cell, {}))
     per_node = ranks_per_node(size)
