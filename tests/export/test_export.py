@@ -16,7 +16,7 @@ from tests.command import ROOT
 from vitsweep.cli.export import chosen
 from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError, ImpossibleCellError
-from vitsweep.export.prove import Throughput, compared, sizes
+from vitsweep.export.prove import OWN_SIZE, Throughput, compared, sizes
 from vitsweep.export.refusals import refusals
 from vitsweep.export.write import written
 from vitsweep.spec.cell_spec import CellSpec
@@ -54,6 +54,7 @@ SMALL = (
 )
 TRAINED, TIMED = ("data=digits", "task.epochs=1"), ("data=synthetic",)
 FEW, MANY = 10, 100
+NOT_TECHNIQUES = ("sweep", "data.", "model.", "batch", "measurement", "seed")
 
 
 def cell(*overrides: str, ranks: int = 1) -> CellSpec:
@@ -93,7 +94,7 @@ def test_the_file_alone_trains_as_the_cell_and_a_fault_in_it_is_found(
 
 
 def of_named_sweeps(ranks: int) -> list[CellSpec]:
-    """Every cell of every named sweep that can be written, its best among them, with a tiny model.
+    """Every set of techniques of a named sweep that can be written, its best among them, on a tiny model.
 
     Of a sweep with many cells (`everything`) some are drawn.
     """
@@ -104,9 +105,7 @@ def of_named_sweeps(ranks: int) -> list[CellSpec]:
         if len(cells) > MANY:
             cells = random.Random(0).sample(cells, FEW)
         for overrides in cells:
-            own = [
-                o for o in overrides if not o.lstrip("+").startswith(("sweep", "data.", "model."))
-            ]
+            own = [o for o in overrides if not o.lstrip("+").startswith(NOT_TECHNIQUES)]
             is_training = any(o.startswith("task") for o in own)
             one = entry(*own, *size, *(TRAINED if is_training else TIMED))
             if not one.reasons and not refusals(one.spec):
@@ -114,15 +113,16 @@ def of_named_sweeps(ranks: int) -> list[CellSpec]:
     return [*found.values()]
 
 
-def assert_equal(cells: list[CellSpec], folder: Path) -> None:
+def assert_equal(cells: list[CellSpec], folder: Path, *, twins: bool = True) -> None:
     groups: dict[tuple[object, ...], dict[Path, CellSpec]] = {}
     for number, spec in enumerate(cells):  # by how its processes are started
         group = (spec.sharding.name == "none", *spec.runtime.environment().items())
-        legs = {folder / str(number) / name: leg for name, leg in sizes(spec).items()}
-        groups.setdefault(group, {}).update(legs)
+        legs = sizes(spec) if twins else {OWN_SIZE: spec}
+        own = {folder / str(number) / name: leg for name, leg in legs.items()}
+        groups.setdefault(group, {}).update(own)
     differing = []
-    for legs in groups.values():
-        for leg, (at, spec) in zip(compared(legs), legs.items(), strict=True):
+    for legs_of in groups.values():
+        for leg, (at, spec) in zip(compared(legs_of), legs_of.items(), strict=True):
             print(at.parent.name, leg)
             if not leg.equal:
                 differing.append((str(leg), {g: t.name for g, t in spec.techniques.items()}))
@@ -138,7 +138,7 @@ def test_twenty_drawn_cells_do(ranks: int, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_cells_of_named_sweeps_do(ranks: int, tmp_path: Path) -> None:
-    assert_equal(of_named_sweeps(ranks), tmp_path)
+    assert_equal(of_named_sweeps(ranks), tmp_path, twins=False)
 
 
 DIGITS = ("data=digits", "batch.images_per_step=16", "++model.arguments.patch_size=2")
