@@ -32,6 +32,19 @@ def labels(axes):
     return [tick.get_text() for tick in axes.get_yticklabels()]
 
 
+def test_long_labels_are_shortened_to_others_that_still_differ():
+    shared = "vit_nano · digits"
+    names = [
+        f"{c} · {shared} · {n} ranks · 64 images a step" for c in ("fsdp", "O1") for n in (1, 2)
+    ]
+    names += [f"{'O1 + ' * 9}fsdp · {shared} · 1 ranks · 64 images a step"]
+    assert style.shorten(names, 30) == [
+        "fsdp · 1 ranks", "fsdp · 2 ranks", "O1 · 1 ranks", "O1 · 2 ranks",
+        "O1 + O1 + O1 +…fsdp · 1 ranks",
+    ]  # fmt: skip
+    assert style.shorten(names[:2], 60) == names[:2]
+
+
 def test_speedup_bars_are_labelled_sorted_and_coloured_by_technique(four):
     axes = speedup.draw(four).axes[0]
     assert labels(axes) == ["O2 · ddp", "bf16 · ddp", "fp32 · ddp"]

@@ -160,9 +160,16 @@ def key(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
 
 
 def shorten(labels: Iterable[str], limit: int = LONGEST_LABEL) -> list[str]:
-    """Cut long labels in the middle, where combinations differ least."""
-    half = (limit - 1) // 2
-    return [t if len(t) <= limit else f"{t[:half]}…{t[-half:]}" for t in labels]
+    """Leave out parts of long labels that tell none apart, the last ones first, then cut in the middle."""
+    rows = [label.split(" · ") for label in labels]
+    last = min(map(len, rows), default=1) - 1  # parts that all have, after what each changes
+    for place in range(last):
+        fewer = [[*row[: -1 - place], "", *row[len(row) - place :]] for row in rows]
+        is_too_long = max(len(" · ".join(filter(None, row))) for row in rows) > limit
+        if is_too_long and len({*map(tuple, fewer)}) == len({*map(tuple, rows)}):
+            rows = fewer
+    half, texts = (limit - 1) // 2, [" · ".join(filter(None, row)) for row in rows]
+    return [t if len(t) <= limit else f"{t[:half]}…{t[-half:]}" for t in texts]
 
 
 def freeze_layout(figure: Figure) -> Figure:
