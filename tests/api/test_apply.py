@@ -234,17 +234,19 @@ from pathlib import Path
 import torch
 import vitsweep
 from tests.user_modules import Stack
-torch.manual_seed(0)
 row = {"sweep": "own", "cell_id": sys.argv[2]}
 cell = row if sys.argv[1] == "row" else Path(sys.argv[1])
-with vitsweep.apply(cell, Stack(1, 10, 16, 2)) as applied:
-    generator = torch.Generator().manual_seed(applied.world.rank)
-    for _ in range(2):
-        applied.step((torch.randn(8, 1, 8, 8, generator=generator), torch.zeros(8, dtype=torch.int64)))
-    weights = applied.weights()
-    if applied.world.rank == 0:
-        torch.save(weights, sys.argv[3])
-assert not torch.distributed.is_initialized()
+for _ in range(2):  # the second joins torchrun's ranks anew
+    torch.manual_seed(0)
+    with vitsweep.apply(cell, Stack(1, 10, 16, 2)) as applied:
+        generator = torch.Generator().manual_seed(applied.world.rank)
+        for _ in range(2):
+            images, labels = torch.randn(8, 1, 8, 8, generator=generator), torch.zeros(8, dtype=torch.int64)
+            applied.step((images, labels))
+        weights = applied.weights()
+        if applied.world.rank == 0:
+            torch.save(weights, sys.argv[3])
+    assert not torch.distributed.is_initialized()
 """
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import ipaddress
+import itertools
 import multiprocessing
 import os
 import resource
@@ -156,15 +157,26 @@ def joined_process_group(
     dist.destroy_process_group()
 
 
+_GROUPS = itertools.count()
+"""Numbers the process groups that this process has joined."""
+
+
 def _store(init_method: str, rank: int, world_size: int, timeout: timedelta) -> Any:
-    """Return the store of a `tcp://` rendezvous, or None for another one.
+    """Return the store of a `tcp://` or `env://` rendezvous, or None for another one.
+
+    That of torchrun outlives a process group. Each group has its own part of it, since the addresses that an
+    earlier one left there lead nowhere.
 
     Torch's own `tcp://` would listen on all interfaces of the first node; this one listens on the
     address through which the nodes reach it, unless that is a name for this machine alone.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed.rendezvous import rendezvous
 
     url = urlsplit(init_method)
+    if url.scheme == "env":
+        shared, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
+        return PrefixStore(f"vitsweep/{next(_GROUPS)}", shared)
     if url.scheme != "tcp" or url.hostname is None or url.port is None:
         return None
     listening = None if rank else _listening(url.hostname, url.port)
