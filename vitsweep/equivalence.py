@@ -478,7 +478,7 @@ class _Leg:
         sent = getattr(self._twin.sharding, "gradient_dtype", None)
         if sent or self._stored_dtype != torch.float32:
             return ""
-        lost = (n for n, g in found.items() if _in_half(g) and not _in_half(wanted[n]))
+        lost = (n for n in wanted if n in found and _in_half(found[n]) and not _in_half(wanted[n]))
         if (name := next(lost, None)) is None:
             return ""
         return (
@@ -626,8 +626,8 @@ def _minus(these: Named, those: Named) -> Named:
 
 
 def _in_half(tensor: Tensor) -> bool:
-    """Whether all numbers have the 11 binary digits of float16, or the 8 of bfloat16, at most."""
-    return not bool((tensor.float().view(torch.int32) & 0x1FFF).any())
+    """Whether all of several numbers have the 11 binary digits of float16, or the 8 of bfloat16, at most."""
+    return tensor.numel() > 3 and not bool((tensor.float().view(torch.int32) & 0x1FFF).any())
 
 
 def _longer(found: Named, wanted: Named, norms: dict[str, float]) -> dict[str, float]:
