@@ -114,7 +114,7 @@ def test_a_cheat_is_found(
     name: str, trial_of: Callable[[str], Trial], base: tuple[Seeds, Training, Bounds]
 ) -> None:
     held = trial_of(name)
-    if name == "state_between_runs":
+    if name.endswith("between_runs"):
         held._run(held.head, "proof", Seeds())
     with pytest.raises((WrongEvidenceError, RunFailedError), match=cheats.FOUND[name]):
         train_head(held, base)
@@ -209,6 +209,21 @@ def test_a_head_that_edits_the_base_or_takes_more_threads_is_wrong(
     more = replace(probe["head"], evidence=probe["head"].evidence | {"threads": 4})
     with pytest.raises(WrongEvidenceError, match="with 4 threads and the base with 1"):
         held._require_same_setup(probe | {"head": more})
+
+
+def test_records_that_a_candidate_changed_are_written_anew(
+    sides: tuple[Side, Side], examples: Path, tmp_path: Path
+) -> None:
+    held = trial(sides, examples, "honest", tmp_path)
+    held._run(held.head, "probe", Seeds())
+    file = tmp_path / "runs.jsonl"
+    true = file.read_text(encoding="utf-8")
+    held._restore_records()
+    assert not held.notes
+    file.write_text(true.replace("head", "base"), encoding="utf-8")
+    held._restore_records()
+    assert file.read_text(encoding="utf-8") == true
+    assert held.notes == ["A candidate changed `runs.jsonl`; it was written anew."]
 
 
 def test_losses_that_are_not_finite_are_never_equal() -> None:

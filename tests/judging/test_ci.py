@@ -98,6 +98,40 @@ def test_the_action_fails_with_the_command(tmp_path: Path, runner: dict[str, str
     assert not list(tmp_path.rglob("pasted"))
 
 
+def test_a_verdict_that_the_checkout_holds_is_never_shown(
+    tmp_path: Path, runner: dict[str, str]
+) -> None:
+    write(tmp_path, {"judged/verdict.md": "**faster**"})
+    assert run_action(tmp_path, runner).returncode == 2
+    assert not (tmp_path / "summary.md").exists()
+
+
+def test_the_action_reads_its_arguments_as_a_shell_would_or_fails(
+    tmp_path: Path, runner: dict[str, str]
+) -> None:
+    done = run_action(tmp_path, {**runner, "ARGUMENTS": "--step 'train.py:make_step"})
+    assert done.returncode
+    assert "No closing quotation" in done.stderr
+
+
+def test_what_a_candidate_prints_is_no_command_and_no_heading(
+    tmp_path: Path, runner: dict[str, str]
+) -> None:
+    hostile = "raise RuntimeError('<!-- |\\n::error::forged\\n## faster 3x\\n```')\n"
+    write(tmp_path / "project", {"train.py": hostile + "def make_step(cell): pass\n"})
+    commit(tmp_path / "project", "Hostile")
+    done = run_action(tmp_path, runner)
+    assert (tmp_path / "output").read_text() == "exit-code=3\n"
+    before, _, rest = done.stdout.partition("::stop-commands::")
+    token = rest.partition("\n")[0]
+    assert "forged" not in before
+    assert "forged" not in rest.partition(f"::{token}::")[2]
+    summary = (tmp_path / "summary.md").read_text()
+    assert summary.startswith("**not measured**")
+    assert "<!--" not in summary
+    assert not [line for line in summary.splitlines() if line.startswith(("#", "`", ":"))]
+
+
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """This project at its working tree, in a repository of its own."""

@@ -69,6 +69,21 @@ def test_identical_modules_are_the_same_code(
     assert verdict["changed_files"] == ["net/unused.py", "other.py"]
 
 
+def test_a_file_that_the_head_deleted_is_named(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    git(project, "rm", "--quiet", "--cached", "train.py")
+    git(project, "commit", "--quiet", "--message", "No step")
+    code, verdict = judged(capsys, "HEAD~1", "HEAD")
+    assert (code, verdict["answer"]) == (ExitCode.ok, "same code")
+    assert any("it has no `train.py`" in note for note in verdict["notes"])
+
+
+def test_a_folder_that_is_not_there_is_refused(project: Path) -> None:
+    with pytest.raises(BadValueError, match="--path nothere"):
+        run(["HEAD", "--step", STEP, "--path", "nothere", *SETTINGS])
+
+
 def test_a_judge_that_runs_nothing_of_the_project_asks_for_the_step(project: Path) -> None:
     write(project, {"train.py": TRAIN + "# changed\n"})
     commit(project, "Changed")

@@ -11,6 +11,7 @@ from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.judging.session import JudgeRequest, file_and_function, judge, overrides_of
+from vitsweep.launchers.block_runner import interrupts_to
 
 HELP = """\
 Train two states of a project in turns, and say whether the newer one is faster and still right.
@@ -126,6 +127,10 @@ def judge_request(arguments: Sequence[str]) -> tuple[JudgeRequest, bool, Path | 
     return request, bool(found.json), found.markdown
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def run(arguments: Sequence[str]) -> int:
     """Judge a change of code; return the exit code.
 
@@ -135,7 +140,8 @@ def run(arguments: Sequence[str]) -> int:
     request, as_json, markdown = judge_request(arguments)
     console = Console(stderr=True) if as_json else open_console()
     try:
-        judged = judge(request, lambda text: console.print(text, highlight=False, markup=False))
+        with interrupts_to(_interrupt):
+            judged = judge(request, lambda text: console.print(text, highlight=False, markup=False))
     except KeyboardInterrupt:
         counts = " The proposal counts as not accepted." if request.series else ""
         stopped = "Stopped without a verdict; the same command begins anew."

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 PERTURBATION = 2.0**-22
 """Relative change of weights and inputs whose effect shows how far rounding leads in float32."""
+VARIATION = 2.0**-10
 COUNTED_SEED = 1
 OPENED: set[str] = set()
 """Paths that this process opened: a step may read a `.py` file that it does not import."""
@@ -86,9 +87,11 @@ def _forked(request: dict[str, Any], link: int, control: socket.socket) -> int:
         import traceback
 
         traceback.print_exc()
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}:{last.lineno}"
-        channel.send(failed=f"{type(error).__name__}: {error} ({where})")
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if Path(f.filename).is_relative_to(request["root"])]
+        where = f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}"
+        lacks = str(error.filename or "") if isinstance(error, FileNotFoundError) else ""
+        channel.send(failed=f"{type(error).__name__}: {error} ({where})", lacks=lacks)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -181,7 +184,10 @@ class Side:
             torch.cuda.set_device(self.device)
         self.rank, self.ranks = request["rank"], request["ranks"]
         self.batch = request["cell"]["images_per_step"]
-        self.examples = torch.load(request["examples"], map_location=self.device, weights_only=True)
+        self.examples = _varied(
+            torch.load(request["examples"], map_location=self.device, weights_only=True),
+            request["warm_seed"],
+        )
         opened = _factory(request)(Cell(**request["cell"]))
         self.opened = opened
         self.step: Callable[[Any], Any] = opened.step if hasattr(opened, "step") else opened
@@ -292,6 +298,19 @@ def _model(opened: Any) -> nn.Module | None:
     held += [cell.cell_contents for cell in getattr(opened, "__closure__", None) or ()]
     held += list(getattr(opened, "__dict__", {}).values())
     return next((each for each in held if isinstance(each, nn.Module)), None)
+
+
+def _varied(examples: Any, seed: int) -> Any:
+    """Scale each example a little, by other factors in each run: what was kept of an earlier one is wrong."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def changed(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        factors = 1 + VARIATION * torch.rand(len(tensor), generator=generator)
+        return tensor * factors.to(tensor).reshape(-1, *[1] * (tensor.ndim - 1))
+
+    return tree_map_only(Tensor, changed, examples)
 
 
 def _first(examples: Any) -> Tensor:

@@ -40,6 +40,8 @@ BATCHES, LEAST_BATCHES = 9, 2
 """Batches' worth of examples; one of them is held out."""
 MOST_EXAMPLE_BYTES = 2**30
 """Fewer batches are made where more would take more memory, in this process and in every rank."""
+START_MINUTES = 2.0
+"""What importing torch and building a model may take beside the budget, before a side counts as stuck."""
 FOLDER = "sweep.name=judge"
 ONE_RANK = "resources.ranks_per_node=1"
 
@@ -115,7 +117,8 @@ def _judged(request: JudgeRequest, series: Series | None, say: Callable[[str], N
     cell, store, cell_file = _frozen_cell(request)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
     folder = (store.root / "judged" / stamp).absolute()
-    with _sides(request, folder, 60 * cell.measurement.timeout_min) as (base, head):
+    timeout = 60 * min(cell.measurement.timeout_min, request.minutes + START_MINUTES)
+    with _sides(request, folder, timeout) as (base, head):
         run = {
             "cell": _given(cell, cell_file),
             "threads": cell.resources.threads_per_rank,
@@ -218,7 +221,7 @@ def _sides(request: JudgeRequest, folder: Path, timeout: float) -> Iterator[tupl
         for tree, typed in zip(trees, request.pythons, strict=True):
             option = "--python-base" if tree.side == BASE else "--python-head"
             files = [request.file, *(request.examples or ())[:1]]
-            prepare(tree, request.setup, request.links, [name for name in files if name])
+            tree = prepare(tree, request.setup, request.links, [name for name in files if name])
             if request.step:
                 require_function("--step", *request.step, tree)
             if request.examples and tree.side == BASE:
@@ -237,7 +240,14 @@ def _sides(request: JudgeRequest, folder: Path, timeout: float) -> Iterator[tupl
 
 
 def _paths(tree: Tree, request: JudgeRequest) -> list[str]:
-    """Return where a side's modules are imported from: as for `python FILE`, then the root, then `--path`."""
+    """Return where a side's modules are imported from: as for `python FILE`, then `--path`, then the root.
+
+    Raises:
+        BadValueError: a folder of `--path` does not exist.
+    """
+    for path in request.paths:
+        if not (tree.root / path).is_dir():
+            raise BadValueError(f"`--path {path}`: `{tree.label}` has no such folder.")
     beside = [(tree.root / request.file).parent] if request.file else []
     folders = [*beside, *(tree.root / path for path in request.paths), tree.root]
     return list(dict.fromkeys(str(folder.resolve()) for folder in folders))

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitsweep.errors import BadValueError, VitsweepError
@@ -203,7 +203,7 @@ def _copy_untracked(repository: Path, root: Path) -> Iterator[str]:
         shutil.copy2(source, target)
 
 
-def prepare(tree: Tree, setup: str, links: Sequence[str], files: Sequence[str]) -> None:
+def prepare(tree: Tree, setup: str, links: Sequence[str], files: Sequence[str]) -> Tree:
     """Link data, bring a step file that the state lacks, and build it.
 
     Args:
@@ -211,6 +211,9 @@ def prepare(tree: Tree, setup: str, links: Sequence[str], files: Sequence[str]) 
         setup: shell command, started in its root; "" for none.
         links: paths of the source that the state is shown.
         files: paths relative to the root; taken from the source where the state has none.
+
+    Returns:
+        The state, with a note of each file that it lacked.
 
     Raises:
         VitsweepError: there is no such path, or the command failed.
@@ -222,6 +225,7 @@ def prepare(tree: Tree, setup: str, links: Sequence[str], files: Sequence[str]) 
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             os.symlink(source, target)
+    notes = list(tree.notes)
     for name in files:
         if (tree.root / name).exists():
             continue
@@ -232,13 +236,17 @@ def prepare(tree: Tree, setup: str, links: Sequence[str], files: Sequence[str]) 
             )
         (tree.root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(tree.source / name, tree.root / name)
+        notes.append(f"{tree.side}: it has no `{name}`, so that of `{tree.source}` ran")
     if setup:
         done = subprocess.run(
             setup, shell=True, cwd=tree.root, capture_output=True, text=True, encoding="utf-8"
         )
         if done.returncode:
-            last = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-            raise VitsweepError(f"`--setup {setup}` failed in `{tree.label}`:\n{last}")
+            last = "\n".join(["", *(done.stdout + done.stderr).splitlines()[-15:]])
+            raise VitsweepError(
+                f"`--setup {setup}` failed in `{tree.label}` with exit code {done.returncode}.{last}"
+            )
+    return replace(tree, notes=tuple(notes))
 
 
 def require_function(option: str, file: str, name: str, tree: Tree) -> None:

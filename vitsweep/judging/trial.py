@@ -1,16 +1,18 @@
 """A trial: probes, the proof, and blocks of both sides until the interval says enough."""
 
+import json
 import math
 import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import append_line
+from vitsweep.files import append_line, write_atomically
 from vitsweep.judging.evidence import (
     Bounds,
     Training,
@@ -95,6 +97,7 @@ class Trial:
     found: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     base_files: Sequence[str] = ()
+    records: list[dict[str, Any]] = field(default_factory=list)
 
     def verdict(self) -> Verdict:
         """Measure, and answer."""
@@ -343,17 +346,14 @@ class Trial:
             if side is self.head:
                 self._require_same_files(files)
         except RunFailedError as error:
-            append_line(
-                self.folder / "runs.jsonl", record | {"status": "failed", "reason": str(error)}
-            )
+            self._keep(record | {"status": "failed", "reason": str(error)})
             raise
         name = side.tree.side
         shown = {k: v for k, v in result.evidence.items() if k not in ("modules", "versions")}
-        append_line(
-            self.folder / "runs.jsonl",
+        self._keep(
             record
             | {"status": "measured", "seconds": result.seconds, "steps": self.steps}
-            | {"losses": result.losses, **shown},
+            | {"losses": result.losses, **shown}
         )
         self.memory[name].append(result.evidence["memory_gib"])
         if result.left_running:
@@ -361,6 +361,21 @@ class Trial:
                 f"The {name} left {result.left_running} processes running after its window; killed."
             )
         return result
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+        append_line(self.folder / "runs.jsonl", record)
+
+    def _restore_records(self) -> None:
+        """Write the records anew where a candidate changed the file, which its user may."""
+        if not self.records:
+            return
+        path, own = self.folder / "runs.jsonl", "".join(f"{json.dumps(r)}\n" for r in self.records)
+        with suppress(OSError, UnicodeDecodeError):
+            if path.read_text(encoding="utf-8") == own:
+                return
+        write_atomically(path, own)
+        self.notes.append("A candidate changed `runs.jsonl`; it was written anew.")
 
     def _require_same_files(self, before: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a run of the head that changed a file of the base.
@@ -403,6 +418,7 @@ class Trial:
         repeated: Comparison | None = None,
         reason: str = "",
     ) -> Verdict:
+        self._restore_records()
         medians = {
             name: {side: statistics.median(each) for side, each in values.items() if each}
             for name, values in (("memory_gib", self.memory), ("step_s", self.step_seconds))

@@ -1,5 +1,6 @@
 """The verdict: one answer with its interval, as text, Markdown and JSON."""
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -138,6 +139,8 @@ class Verdict:
         for name, found in (("", self.speed), ("Repeated in fresh processes: ", self.repeated)):
             if found is not None and found.num_blocks:
                 text = found.sentence("the head", "the base")
+                if self.answer is Answer.undecided:  # "no difference shown" is another answer
+                    text = text.removesuffix(f": {found.claim}.") + "."
                 lines.append(f"{name}{text}" if name else f"{text[:1].upper()}{text[1:]}")
         if self.quality:
             lines.append(f"Quality: {self.quality}.")
@@ -155,7 +158,12 @@ class Verdict:
 
     def markdown(self) -> str:
         """Return the verdict for a comment on a pull request."""
-        rows = ["| | |", "|---|---|", f"| base | {self.base} |", f"| head | {self.head} |"]
+        rows = [
+            "| | |",
+            "|---|---|",
+            f"| base | {_inline(self.base)} |",
+            f"| head | {_inline(self.head)} |",
+        ]
         for name, found in (("speed", self.speed), ("repeated", self.repeated)):
             if found is not None and found.num_blocks:
                 rows.append(f"| {name} | {_ratio(found)} over {count(found.num_blocks, 'block')} |")
@@ -166,8 +174,11 @@ class Verdict:
         for key, unit in (("memory_gib", "GiB"), ("flops_per_step", "FLOPs per step")):
             if value := self.facts.get(key):
                 rows.append(f"| {unit} | {value['head']:.4g} (base {value['base']:.4g}) |")
-        reason = f"\n\n{self.reason}" if self.reason else ""
-        notes = "".join(f"\n- {note}" for note in self.notes)
+        first, _, rest = self.reason.partition("\n")
+        reason = f"\n\n{_inline(first)}" if first else ""
+        if rest:  # of the candidate's log; nothing in an indented block is Markdown
+            reason += "\n\n" + "\n".join(f"    {line}" for line in rest.splitlines())
+        notes = "".join(f"\n- {_inline(note)}" for note in self.notes)
         return (
             f"**{self.answer}**{reason}\n\n"
             + "\n".join(rows)
@@ -191,6 +202,11 @@ class Verdict:
             **self.facts,
             "notes": list(self.notes),
         }
+
+
+def _inline(text: str) -> str:
+    """Return text of a candidate as one line of a Markdown table that holds no HTML."""
+    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
 
 
 def _finite(tree: dict[str, Any]) -> dict[str, Any]:
