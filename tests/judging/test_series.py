@@ -16,7 +16,7 @@ from vitsweep.cli.judge import judge_request, run
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.judging import series, trial
 from vitsweep.judging.trees import BASE, HEAD, Tree
-from vitsweep.judging.verdict import Answer
+from vitsweep.judging.verdict import Answer, Verdict
 from vitsweep.tables.stats import any_look_e_value, any_look_half_width, any_look_p_value
 
 NIGHTS, PROPOSALS, TRUE_ONES, MOST_BLOCKS = 500, 100, 10, 40
@@ -275,6 +275,21 @@ def test_two_commands_of_one_series_at_once_are_refused(project: Path) -> None:
         with pytest.raises(VitsweepError, match="another command measures"):
             proposed("HEAD", "HEAD")
         other.communicate()
+
+
+def test_a_ledger_that_a_candidate_changed_is_written_anew(project: Path) -> None:
+    head = git(project, "rev-parse", "HEAD").strip()
+    facts = {"series": {"proposal": 1, "accepted": True}}
+    found = Verdict(answer=Answer.faster, base="b", head="h", facts=facts, accepted=True)
+    with series.opened(Path("night"), print) as held:
+        held.begin(head, head, {})
+        forged = held.path.read_text(encoding="utf-8").replace("begin", "end")
+        held.path.write_text(forged, encoding="utf-8")
+        ended = held.end(found, Path("records"))
+    assert (ended.answer, ended.accepted) == (Answer.wrong, False)
+    with series.opened(Path("night"), print) as held:
+        assert [entry["event"] for entry in held.entries] == ["begin", "end"]
+        assert (held.accepted, held.number) == ([], 2)
 
 
 def test_a_ref_of_another_series_is_not_overwritten(project: Path) -> None:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import zeta
 
 from vitsweep.errors import BadValueError, VitsweepError
-from vitsweep.files import open_safely
+from vitsweep.files import open_safely, write_atomically
 from vitsweep.judging.evidence import Bounds
 from vitsweep.judging.trees import commit_of, git, repository_here
 from vitsweep.judging.trial import LEAST_BLOCKS, Trial
@@ -69,6 +69,7 @@ class Proposal(Trial):
     level: float
     e_value: float = 0.0
     is_repeated: bool = field(default=False, init=False)
+    reserved_blocks: int = LEAST_BLOCKS
 
     def _is_decided(self, logs: Sequence[float]) -> bool:
         return not self.is_repeated and (self._is_shown(logs) or self._is_hopeless(logs))
@@ -87,7 +88,7 @@ class Proposal(Trial):
             self.say("Faster; measured again in fresh processes before it counts.")
             self._start_anew()
             # A process's layout may make a side faster for as long as it lives
-            self.is_repeated, known = True, len(logs)
+            self.is_repeated, self.reserved_blocks, known = True, 0, len(logs)
             logs += self._blocks(bounds, 1.0, known + LEAST_BLOCKS, logs)
             if len(logs) > known:
                 repeated = compared(logs[known:])
@@ -102,7 +103,12 @@ class Proposal(Trial):
                 why = f"it cannot be faster by {100 * self.width:.3g} %"
                 answer = Answer.slower if is_slower else Answer.not_faster
                 return self._verdict(answer, speed, repeated, why)
-        why = "a faster head was not shown again" if repeated else "its e-value is too small"
+        why = "its e-value is too small"
+        if repeated:
+            number = repeated.num_blocks
+            why = "a faster head was not shown again"
+            if number < LEAST_BLOCKS and repeated.ratio > 1:
+                why = f"only {number} of {LEAST_BLOCKS} blocks in fresh processes ended"
         more = f"{why} within the budget: more `--minutes` decide it"
         return self._verdict(Answer.undecided, speed, repeated, more)
 
@@ -223,8 +229,16 @@ class Series:
             question=question,
         )
 
-    def end(self, verdict: Verdict, records: Path) -> None:
-        """Write what became of the proposal that was begun last; an accepted one becomes the base."""
+    def end(self, verdict: Verdict, records: Path) -> Verdict:
+        """Write what became of the proposal that was begun last; an accepted one becomes the base.
+
+        Returns:
+            The verdict; `wrong` where the ledger was changed meanwhile, which is written anew.
+        """
+        if self._restored():
+            why = f"`{self.path}` was changed while this proposal was measured"
+            facts = {**verdict.facts, "series": {**verdict.facts["series"], "accepted": False}}
+            verdict = replace(verdict, answer=Answer.wrong, reason=why, accepted=False, facts=facts)
         begun, facts = self.entries[-1], verdict.facts["series"]
         if verdict.accepted:
             self._keep(begun["head"])  # first, so that no accepted commit is ever without a ref
@@ -236,6 +250,18 @@ class Series:
             records=str(records),
             **facts,
         )
+        return verdict
+
+    def _restored(self) -> bool:
+        """Write the ledger anew where it is no longer what this command read and wrote; return whether."""
+        with suppress(OSError, ValueError):
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+            if [json.loads(line) for line in lines] == self.entries:
+                return False
+        os.close(self._descriptor)
+        write_atomically(self.path, "".join(f"{json.dumps(e)}\n" for e in self.entries))
+        self._descriptor = _locked(self.path)
+        return True
 
     def _keep(self, commit: str) -> None:
         git(self.repository, "update-ref", self.ref, commit)
@@ -263,16 +289,9 @@ def opened(folder: Path, say: Callable[[str], None]) -> Iterator[Series]:
     repository = repository_here()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text("*\n", encoding="utf-8")
-    descriptor = open_safely(folder / "ledger.jsonl", os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    descriptor = _locked(folder / "ledger.jsonl")
+    series = Series(folder=folder, repository=repository, entries=[], _descriptor=descriptor)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise VitsweepError(
-                f"The series of `{folder}` cannot be locked ({error.strerror}): another command measures "
-                "a proposal of it, or its file system has no locks. Wait for it, or choose another folder."
-            ) from error
-        series = Series(folder=folder, repository=repository, entries=[], _descriptor=descriptor)
         if not git(repository, "check-ref-format", "--print", series.ref, check=False):
             raise BadValueError(
                 f"`--series {folder}`: its name becomes the git ref `{series.ref}`, which git refuses: "
@@ -281,7 +300,21 @@ def opened(folder: Path, say: Callable[[str], None]) -> Iterator[Series]:
         series.entries += _read(descriptor, series.path, say)
         yield series
     finally:
+        os.close(series._descriptor)
+
+
+def _locked(path: Path) -> int:
+    """Return the descriptor of a ledger that no other command holds."""
+    descriptor = open_safely(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
         os.close(descriptor)
+        raise VitsweepError(
+            f"The series of `{path.parent}` cannot be locked ({error.strerror}): another command measures "
+            "a proposal of it, or its file system has no locks. Wait for it, or choose another folder."
+        ) from error
+    return descriptor
 
 
 def _read(descriptor: int, path: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:

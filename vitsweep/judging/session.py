@@ -159,10 +159,10 @@ def _judged(request: JudgeRequest, series: Series | None, say: Callable[[str], N
         finally:
             (folder / "examples.pt").unlink(missing_ok=True)
     verdict = replace(verdict, facts={**verdict.facts, "asked": asked})
+    if series is not None:
+        verdict = series.end(verdict, folder)
     write_atomically(folder / "verdict.json", json.dumps(verdict.json(), indent=1))
     write_atomically(folder / "verdict.md", verdict.markdown())
-    if series is not None:
-        series.end(verdict, folder)
     return Judged(verdict=verdict, folder=folder)
 
 

@@ -73,6 +73,7 @@ class Trial:
         flops_per_second: that the device can reach; 0 where nobody knows.
         say: told what happens.
         make_examples: (file, function) of the base that makes the examples; None where they are made.
+        reserved_blocks: blocks that the budget is kept for beside the one that begins.
     """
 
     base: Side
@@ -98,6 +99,7 @@ class Trial:
     notes: list[str] = field(default_factory=list)
     base_files: Sequence[str] = ()
     records: list[dict[str, Any]] = field(default_factory=list)
+    reserved_blocks: int = 0
 
     def verdict(self) -> Verdict:
         """Measure, and answer."""
@@ -249,7 +251,7 @@ class Trial:
             if len(logs) >= LEAST_BLOCKS and self._is_decided(logs):
                 return
             started = time.monotonic()
-            if logs and started + self.block_seconds > end:
+            if logs and started + (1 + self.reserved_blocks) * self.block_seconds > end:
                 return
             logs.append(self._block(order, bounds, "repeat" if most else "block"))
             self.block_seconds = time.monotonic() - started
@@ -395,12 +397,13 @@ class Trial:
         """
         if not self.step_seconds[HEAD]:
             return
-        head, base = (statistics.median(self.cpus[side]) for side in (HEAD, BASE))
-        if head > MOST_CPUS * max(base, self.request["threads"] * self.ranks):
-            raise WrongEvidenceError(
-                f"it computes with {head:.1f} CPUs, and the base with {base:.1f}: give both the same "
-                "threads, `resources.threads_per_rank`"
-            )
+        if self.cpus[HEAD]:
+            head, base = (statistics.median(self.cpus[side]) for side in (HEAD, BASE))
+            if head > MOST_CPUS * max(base, self.request["threads"] * self.ranks):
+                raise WrongEvidenceError(
+                    f"it computes with {head:.1f} CPUs, and the base with {base:.1f}: give both the same "
+                    "threads, `resources.threads_per_rank`"
+                )
         counted = self.found.get("flops_per_step", {})
         needed = counted.get(HEAD, 0) / min(self.step_seconds[HEAD])
         of_base = counted.get(BASE, 0) / min(self.step_seconds[BASE], default=math.inf)
