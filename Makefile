@@ -66,7 +66,7 @@ bench: .venv/installed-tests  ## vitsweep beside its peers, and its own overhead
 bench-gpu:  ## what one GPU can tell in MINUTES=9: the product, peers, techniques one by one, kernels, a profile; PARTS=a,b OUT=folder
 	$(PYTHON) benchmarks/gpu.py --minutes $(or $(MINUTES),9) $(if $(PARTS),--parts $(PARTS)) $(if $(OUT),--out $(OUT))
 
-rehearse-gpu:  ## one step of every technique on fake CUDA tensors, without a GPU; CASES="precision=O2 ..."
+rehearse-gpu:  ## a step of every technique, and whole runs, on fake CUDA tensors, without a GPU; CASES="product precision=O2 ..."
 	benchmarks/rehearsal/run.sh $(CASES)
 
 clean:  ## remove the environment and caches, never results

@@ -1,4 +1,4 @@
-"""Training steps and a checkpoint of every technique on CUDA tensors without a GPU: shapes, devices, reads.
+"""Training steps and a checkpoint of every technique, and whole runs, on CUDA tensors without a GPU.
 
     make rehearse-gpu [CASES="precision=O2,sharding=fsdp ..."]
 
@@ -6,15 +6,24 @@ A CUDA build of torch, two stub libraries that answer for the driver, fake tenso
 group let a step run as on a GPU, but for the numbers. Found are operations whose tensors lie on two
 devices, wrong shapes and dtypes, and reads of a value by the host within the step, each of which makes
 the host wait for a GPU; and tensors that a checkpoint of one trainer has and that of a new one lacks, or
-has in another shape, dtype or place. Nothing is measured, and no file is written.
+has in another shape, dtype or place. Nothing is measured.
+
+Of `gpu.py`'s first part, the product, whole runs go from the proof over the timed steps and the instruments
+to a record that is read back: all but what numbers say, compilers write and the driver does. The server
+that forks ranks is asked whether it has touched CUDA.
 """
 
 import argparse
+import json
+import subprocess
 import sys
+import tempfile
+import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +39,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchao.optim import subclass_4bit, subclass_8bit
 
-from benchmarks.gpu_list import NEEDS, choices
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where the parts find one another
+import gpu_parts
+import gpu_steps
+
+from benchmarks.gpu_list import NEEDS, PRODUCT_CELLS, choices
+from vitsweep import equivalence
+from vitsweep.collectives import primitives
 from vitsweep.composition.composer import Composer
+from vitsweep.execution import worker
+from vitsweep.execution.outcome import NO_INSTRUMENTS, publish
+from vitsweep.execution.run_request import RunRequest
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
 from vitsweep.training import shards
@@ -58,7 +78,10 @@ NOT_FAKED = {
     "optimizer=adamw_apex": "apex is built for a GPU",
     "optimizer=sgd_fused": "PyTorch has no fake kernel of it",
     **dict.fromkeys(
-        (f"pipeline_parallel={schedule}" for schedule in ("gpipe", "one_f_one_b", "interleaved")),
+        (
+            f"pipeline_parallel={schedule}"
+            for schedule in ("gpipe", "one_f_one_b", "interleaved", "zero_bubble_v", "dual_pipe_v")
+        ),
         "stages tell each other their shapes through tensors that must be real",
     ),
 }
@@ -68,6 +91,17 @@ KNOWN_READS = {
     "LossScaler.step": "torch's GradScaler asks whether to skip the update of an optimizer that is not fused"
 }
 """Method -> why the host may read a value there in every step."""
+COMPARES = "equivalence.py"
+"""Module in which numbers are read to be compared: all are 1, so that they agree and can be divided by."""
+PRODUCT: tuple[tuple[str, ...], ...] = (
+    *(case for case in PRODUCT_CELLS if not any("compilation" in choice for choice in case)),
+    ("precision=fp8_masters", "precision.layers=all"),
+)
+"""Whole runs on one rank: those of `gpu.py` in which no compiler takes part, and FP8 in eager mode."""
+FILLED = ("images_per_second", "forward_ms", "backward_ms", "optimizer_ms", "peak_allocated_gib",
+          "parameter_gib", "gradient_gib", "optimizer_state_gib", "activation_gib",
+          "gradient_bytes_per_step", "mfu")  # fmt: skip
+"""Columns that a run on a GPU must have."""
 
 
 aten = torch.ops.aten
@@ -99,14 +133,19 @@ class HostReads(TorchDispatchMode):
         if func is READ and args[0].device.type == "cuda":
             frames = [f for f in traceback.extract_stack() if "/vitsweep/" in f.filename]
             last = frames[-1] if frames else None
-            is_scaler = last and (Path(last.filename).name, last.name) == ("update.py", "step")
-            place = f"{Path(last.filename).name}:{last.lineno}" if last else "torch"
+            file = Path(last.filename).name if last else ""
+            is_scaler = last and (file, last.name) == ("update.py", "step")
+            place = f"{file}:{last.lineno}" if last else "torch"
             self.places.append("LossScaler.step" if is_scaler else place)
-            return 0.0 if args[0].is_floating_point() else 0
+            compared = last and file == COMPARES and last.name != "_step_that_counts"
+            return float(bool(compared)) if args[0].is_floating_point() else 0
         to = torch.device((kwargs or {}).get("device") or "cpu")
         if func is COPY and to.type == "cuda" and args[0].device.type == "cpu":
             return torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device=to)
-        result = func(*args, **(kwargs or {}))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except fake.DataDependentOutputException:  # of a fake tensor on the host
+            return 0
         self._count(func, (args, kwargs), result)
         return result
 
@@ -115,10 +154,25 @@ class HostReads(TorchDispatchMode):
             [t for t in tree_leaves(each) if isinstance(t, Tensor) and t.is_cuda]
             for each in (given, result)
         ]
-        if func.is_view or func in NO_KERNELS or not any(tensors):
+        asks = func.namespace == "prim"  # where a tensor lies, say
+        if asks or func.is_view or func in NO_KERNELS or not any(tensors):
             return
         self.kernels += 1
         self.bytes += sum(t.nbytes for each in tensors for t in each)
+
+
+class Event(torch.cuda.Event):
+    """A CUDA event with the time at which the host records it."""
+
+    _time_s = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        """Note the time."""
+        self._time_s = time.perf_counter()
+
+    def elapsed_time(self, end: Any) -> float:
+        """Return milliseconds."""
+        return 1e3 * float(end._time_s - self._time_s)
 
 
 class Replica(nn.Module):
@@ -178,27 +232,57 @@ def pretend_cuda() -> None:
     def without_values(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
         made = tensor(data, **kwargs)
         on_gpu = torch.device(device or "cpu").type == "cuda"
-        return torch.empty_like(made, device=device) if on_gpu else made
+        return torch.empty(made.shape, dtype=made.dtype, device=device) if on_gpu else made
 
     torch.tensor = without_values
     for quantized in (subclass_4bit, subclass_8bit):  # tables that are made of real tensors, once
         quantized.get_qmap_signed()
         quantized.get_qmap_unsigned()
-    to, to_empty = nn.Module.to, nn.Module.to_empty
+    apply = nn.Module._apply
 
-    def cast(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        dtype = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)), None)
-        if dtype is None:
-            return to(self, *args, **kwargs)
-        return _replaced(self, lambda tensor: tensor.to(dtype))
-
-    def empty(self: nn.Module, *, device: torch.device, recurse: bool = True) -> nn.Module:
+    def replace(
+        self: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> nn.Module:
         if any(isinstance(parameter, DTensor) for parameter in self.parameters()):
-            return to_empty(self, device=device, recurse=recurse)
-        return _replaced(self, lambda tensor: torch.empty_like(tensor, device=device))
+            return apply(self, change, recurse)
+        return _replaced(self, change)
 
-    nn.Module.to = cast  # type: ignore[assignment, method-assign]
-    nn.Module.to_empty = empty  # type: ignore[assignment, method-assign]
+    nn.Module._apply = replace  # type: ignore[assignment, method-assign]
+
+
+def pretend_ranks() -> None:
+    """Let every rank tell what this one does, and compare tensors by their names, shapes and places.
+
+    Memory is not counted by an allocator, and events lie on the host's clock.
+    """
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        setattr(torch.cuda, name, lambda *_: 2**30)
+    for name in ("reset_peak_memory_stats", "synchronize"):
+        setattr(torch.cuda, name, lambda *_: None)
+    torch.cuda.get_device_name = lambda *_: "NVIDIA H100 80GB HBM3"  # type: ignore[assignment]
+    torch.cuda.Event = Event  # type: ignore[assignment, misc]
+
+    def gathered(value: Any, group: Any = None, *, on_first: bool = False) -> list[Any]:
+        return [json.loads(json.dumps(value))] * dist.get_world_size(group)
+
+    def from_first(value: Any, group: Any = None, rank: int = 0) -> Any:
+        return json.loads(json.dumps(value))
+
+    for own in (gathered, from_first):
+        known = getattr(primitives, own.__name__)
+        for module in [*sys.modules.values()]:
+            if getattr(module, own.__name__, None) is known:
+                setattr(module, own.__name__, own)
+
+    def furthest(what: str, found: Any, wanted: Any, bounds: Any, norms: Any) -> str:
+        for name in bounds:
+            own, plain = found.get(name), wanted[name]
+            if own is None or (own.numel(), own.device) != (plain.numel(), plain.device):
+                return f"{what} of `{name}` is {own} and {plain}"
+        return ""
+
+    equivalence._furthest = furthest
+    equivalence._longer = lambda *_: {}
 
 
 def _replaced(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -227,8 +311,8 @@ def world_of(cell: CellSpec) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
-    """Run two steps and a checkpoint; return `ok`, the traffic and where the host reads, or why not."""
+def asked(composer: Composer, case: Iterable[str], ranks: int) -> Any:
+    """Return a case over so many GPUs as a command plans it."""
     nodes = max(1, ranks // 8)
     place = [f"resources.nodes={nodes}", f"resources.ranks_per_node={ranks // nodes}"]
     chosen = {choice.partition("=")[0] for choice in case}
@@ -236,7 +320,12 @@ def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
     if ranks == 1 and "sharding" not in chosen:
         base.append("sharding=none")
     machine = Machine(device="cuda", cores_per_node=64, devices_per_node=8)
-    planned = plan_cell(composer.compose([*base, *case, *place]), machine)
+    return plan_cell(composer.compose([*base, *case, *place]), machine)
+
+
+def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
+    """Run two steps and a checkpoint; return `ok`, the traffic and where the host reads, or why not."""
+    planned = asked(composer, case, ranks)
     if planned.reasons:
         return f"refused: {planned.reasons[0][:120]}"
     cell, reads = planned.spec, HostReads()
@@ -260,6 +349,83 @@ def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
     known = dict.fromkeys(KNOWN_READS[place] for place in reads.places)
     counted = f"{reads.kernels} operators, {reads.bytes / 1e9:.2f} GB"
     return ", ".join(["ok", counted, *(f"the host waits: {reason}" for reason in known)])
+
+
+def rehearse_product(composer: Composer, case: Sequence[str]) -> str:
+    """Run a cell as a rank does, from the proof to its record; return `ok` and what that holds.
+
+    Raises:
+        RuntimeError: the record lacks a column, or is not the one that was written.
+    """
+    steps = ("measurement=smoke", "measurement.prove=twin", "measurement.traced_steps=2")
+    cell = asked(composer, [*case, *steps], 1).spec
+    with tempfile.TemporaryDirectory() as folder, world_of(cell) as world:
+        request = RunRequest(
+            sweep_folder=Path(folder) / "sweep",
+            cell_id=cell.cell_id,
+            run_id="run",
+            block="block",
+            position=0,
+        )
+        Store(request.sweep_folder).create()
+        draft = request.folder / "draft.json"
+        with FakeTensorMode(allow_non_fake_inputs=True), HostReads():
+            record = worker._run(request, cell, world, None, draft)
+        assert record is not None
+        timed = RunRecord.from_json(draft.read_text())
+        draft.write_text(record.to_json())
+        again = publish(request, cell, None)
+    empty = [column for column in FILLED if again.metrics.get(column) is None]
+    if empty or (again.status, timed.status) != (Status.measured, Status.measured):
+        raise RuntimeError(f"{again.status}, without {', '.join(empty)}")
+    if NO_INSTRUMENTS not in timed.environment or not again.samples["trace"]["rows"]:
+        raise RuntimeError("the timed steps were not kept first, or there is no trace")
+    known = sum(value is not None for value in again.metrics.values())
+    return f"ok, {again.validity['proved']}, {known} of {len(again.metrics)} metrics"
+
+
+def rehearse_attention() -> str:
+    """Run the part of `gpu.py` that times attention; every kernel has figures at every length, but `flex`.
+
+    Raises:
+        RuntimeError: one has none.
+    """
+    run = gpu_steps.Run(gpu_steps.Size("cuda", seconds=1e-3), Path(), time.monotonic() + 600)
+    with tempfile.TemporaryDirectory() as folder:
+        run.path = Path(folder) / "attention.json"
+        with FakeTensorMode(allow_non_fake_inputs=True), HostReads():
+            gpu_parts.attention(run)
+        rows = json.loads(run.path.read_text())["rows"]
+    for row in rows:
+        if "ms" not in row and row["kernel"] != "flex":  # which the compiler writes
+            raise RuntimeError(f"{row['kernel']} at {row['tokens']} tokens: {row['reason']}")
+    return f"ok, {len(rows)} rows"
+
+
+IN_RANK = (
+    "import ctypes, os; os._exit(ctypes.c_int.in_dll(ctypes.CDLL(None), 'calls_of_stub').value)"
+)
+FORK = f"""
+import sys
+from vitsweep.execution.rank_processes import fork_server
+
+rank = fork_server().Process(target=exec, args=({IN_RANK!r},))
+rank.start()
+rank.join()
+sys.exit(rank.exitcode)
+"""
+
+
+def forked_without_cuda() -> str:
+    """Return `ok` where a rank is forked from a process that has called nothing of CUDA.
+
+    Raises:
+        RuntimeError: it has, so that CUDA would fail in the rank.
+    """
+    calls = subprocess.run([sys.executable, "-c", FORK]).returncode
+    if calls:
+        raise RuntimeError(f"{calls} calls of CUDA's runtime before the fork")
+    return "ok"
 
 
 def _trainer(cell: CellSpec, world: World) -> Trainer:
@@ -297,29 +463,47 @@ def rehearse_checkpoint(trained: Trainer, new: Trainer) -> None:
 def main() -> None:
     """Rehearse every choice of every group alone, on each number of ranks; exit with 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", help="choices joined by commas; all, if none")
+    parser.add_argument(
+        "cases", nargs="*", help="choices joined by commas, or `product`; all, if none"
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 8, 512])
     arguments = parser.parse_args()
+    cases = [case.split(",") for case in arguments.cases if case != "product"]
+    composer, failed = Composer(), []
+
+    def report(name: str, ranks: int, work: Callable[[], str]) -> None:
+        result = result_of(work)
+        failed.extend([name] * result.startswith("FAILED"))
+        print(f"{name:60} {ranks:4} ranks  {result}", flush=True)
+
     pretend_cuda()
-    cases = [case.split(",") for case in arguments.cases] or [
-        [*NEEDS.get(choice, ()), choice] for choice in choices()
-    ]
-    composer, failed = Composer(), 0
-    for case in cases:
+    if not arguments.cases or "product" in arguments.cases:
+        report("product: a rank is forked", 1, forked_without_cuda)
+    for case in cases or [[*NEEDS.get(c, ()), c] for c in choices() if not arguments.cases]:
         for ranks in arguments.ranks:
-            if case[-1] in NOT_FAKED:
-                result = f"not rehearsed: {NOT_FAKED[case[-1]]}"
+            name, reason = " ".join(case), NOT_FAKED.get(case[-1])
+            if reason:
+                print(f"{name:60} {ranks:4} ranks  not rehearsed: {reason}", flush=True)
             else:
-                try:
-                    result = rehearse(composer, case, ranks)
-                except BaseException as error:
-                    failed = 1
-                    frames = traceback.extract_tb(error.__traceback__)
-                    own = [f for f in frames if "/torch/" not in f.filename][-4:]
-                    at = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(own))
-                    result = f"FAILED: {type(error).__name__}: {str(error)[:160]!r} at {at}"
-            print(f"{' '.join(case):60} {ranks:4} ranks  {result}", flush=True)
-    sys.exit(failed)
+                report(name, ranks, partial(rehearse, composer, case, ranks))
+    if not arguments.cases or "product" in arguments.cases:
+        pretend_ranks()
+        report("attention", 1, rehearse_attention)
+        for product in PRODUCT:
+            name = f"product: {' '.join(product)}"
+            report(name, 1, partial(rehearse_product, composer, product))
+    sys.exit(bool(failed))
+
+
+def result_of(work: Callable[[], str]) -> str:
+    """Return what a case says, or how it failed and where."""
+    try:
+        return work()
+    except BaseException as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if "/torch/" not in f.filename][-4:]
+        at = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(own))
+        return f"FAILED: {type(error).__name__}: {str(error)[:160]!r} at {at}"
 
 
 if __name__ == "__main__":
