@@ -4,14 +4,17 @@ import json
 import random
 import shutil
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.builders import run
+from tests.command import NO_REPORT, Command
 from vitsweep.cli import main
 from vitsweep.files import remove
 from vitsweep.results.pack import FILE
+from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.load import cells_of
 
@@ -91,3 +94,42 @@ def test_a_cell_whose_runs_are_all_damaged_is_named_by_every_reader(
         assert "damaged" in capsys.readouterr().out
         assert main.run(["collect", str(folder)], {}) == 0
     assert ",damaged," in (folder / "cells.csv").read_text()
+
+
+LINE = (
+    "-m", "precision=fp32,bf16", "resources.ranks_per_node=1", "measurement.blocks=2",
+    "sweep.baseline=null", NO_REPORT,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured")
+    done = Command(folder)(*LINE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(100))
+def test_after_any_damage_the_same_command_completes_the_sweep_and_keeps_what_is_intact(
+    measured: Path, tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    command = Command(Path(shutil.copytree(measured, tmp_path / "again")))
+    if seed % 2:
+        command.store.pack()
+    files = sorted(p for p in command.store.root.rglob("*") if p.is_file() and p.name != ".lock")
+    path = chance.choice(files)
+    kind = damage(path, [other for other in files if other.suffix == path.suffix], chance)
+    with warnings.catch_warnings(action="ignore"):
+        intact = {record.run_id: record for record in command.store.runs()}
+    done = command(*LINE)
+    assert done.returncode == 0, (path, kind, done.stdout, done.stderr)
+    assert "Traceback" not in done.stdout + done.stderr
+    with warnings.catch_warnings(action="ignore"):
+        after = {record.run_id: record for record in Store(command.store.root).runs()}
+    assert {run_id: after.get(run_id) for run_id in intact} == intact, (path, kind)
+    blocks = Counter(r.cell_id for r in after.values() if r.status == Status.measured)
+    assert sorted(blocks.values()) == [2, 2], (path, kind)
+    remove(command.folder)
