@@ -120,7 +120,7 @@ def _cells_with_status(store: Store, statuses: Sequence[str]) -> Iterator[str]:
 def _launcher(store: Store, cell_id: str) -> list[str]:
     """Return what the latest command that was typed for a cell said of Hydra and of its launcher."""
     commands = [c for c in store.commands() if _words(c["command"])[:1] != ["retry"]]
-    of_cell = [c for c in commands if cell_id in (*c["cells"], *c["baselines"])]
+    of_cell = [c for c in commands if cell_id in (*c.get("cells", ()), *(c.get("baselines") or ()))]
     latest = (of_cell or commands)[-1:]
     words = [word for command in latest for word in _words(command["command"])]
     kept = [word for word in words if _is_for_hydra(word)]
