@@ -97,6 +97,9 @@ text(
 )
 text("commands.jsonl", '{"cells": 3, "baselines": [1], "metrics": {"a": 1}, "command": []}\n')
 text("commands.jsonl", '{"cells": [[]], "baselines": {"aa": []}, "question": 3, "time": {}}\n')
+text(
+    "commands.jsonl", '{"cells": ["cc"]}\n{"command": "python -m vitsweep (\\"", "cells": ["cc"]}\n'
+)
 text("commands.jsonl", '{"command": "x", "metrics": {"a": {"function": "os.system", "unit": "", '
      '"label": "a", "better": null}}}\n')  # fmt: skip
 

@@ -1,7 +1,8 @@
 """`vitsweep retry`: the cells of a sweep that were not measured, once more."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from vitsweep.cli.main import measure_cells
 from vitsweep.cli.verbs import VERBS, Options
@@ -77,7 +78,7 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
     groups: dict[tuple[str, ...], list[list[str]]] = {}
     again = f"sweep.retry=[{','.join(statuses)}]"
     for command in store.commands()[-1:]:
-        if _words(command["command"])[:1] == ["compare"]:
+        if _words(command)[:1] == ["compare"]:
             raise VitsweepError(
                 f"Sweep `{store.name}` was made by `compare`: type `{command['command']} "
                 f"{again}` to measure again what was not measured."
@@ -119,10 +120,10 @@ def _cells_with_status(store: Store, statuses: Sequence[str]) -> Iterator[str]:
 
 def _launcher(store: Store, cell_id: str) -> list[str]:
     """Return what the latest command that was typed for a cell said of Hydra and of its launcher."""
-    commands = [c for c in store.commands() if _words(c["command"])[:1] != ["retry"]]
+    commands = [c for c in store.commands() if _words(c)[:1] != ["retry"]]
     of_cell = [c for c in commands if cell_id in (*c.get("cells", ()), *(c.get("baselines") or ()))]
     latest = (of_cell or commands)[-1:]
-    words = [word for command in latest for word in _words(command["command"])]
+    words = [word for command in latest for word in _words(command)]
     kept = [word for word in words if _is_for_hydra(word)]
     if not all(map(is_own, latest)):
         require_trust(store.root, code_in_overrides(kept))
@@ -141,9 +142,12 @@ def _is_sweep(text: str) -> bool:
     return key_of(text).split(".")[0] == "sweep"
 
 
-def _words(command: str) -> list[str]:
-    """Return what was typed after `python -m vitsweep` (or `vitsweep`)."""
-    words = shlex.split(command)
+def _words(command: Mapping[str, Any]) -> list[str]:
+    """Return what was typed after `python -m vitsweep` (or `vitsweep`); nothing of what nobody typed."""
+    try:
+        words = shlex.split(command.get("command", ""))
+    except ValueError:  # a quotation without an end
+        return []
     return words[3:] if words[:3] == ["python", "-m", "vitsweep"] else words[1:]
 
 
