@@ -48,6 +48,7 @@ from vitsweep.results.provenance import code_in_overrides, require_trust
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, find_sweep
 from vitsweep.results.trackers import check_tracker
+from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.tables.causes import explain_cells, find_cell
 from vitsweep.tables.comparison import (
     SELF_TEST,
@@ -381,7 +382,8 @@ class ExplainRequest:
         b: what A is compared with.
         common: overrides of both.
         sweep: name or folder; None for typed overrides, or the latest sweep where A and B are none.
-        blocks: blocks with traced steps of both.
+        blocks: blocks with traced steps of both; 0 for as many as a sweep holds that give an interval,
+            else `DEFAULT_BLOCKS`.
         steps: traced steps at the end of each run.
         minutes: budget of this command.
     """
@@ -390,7 +392,7 @@ class ExplainRequest:
     b: str
     common: tuple[str, ...] = ()
     sweep: str | None = None
-    blocks: int = DEFAULT_BLOCKS
+    blocks: int = 0
     steps: int = DEFAULT_STEPS
     minutes: float = DEFAULT_MINUTES
 
@@ -421,7 +423,12 @@ def explain(request: ExplainRequest, console: Console) -> "tuple[Explained, Stop
         if measured.is_self_test:
             raise BadValueError(f"`{request.a}` and `{request.b}` are the same cell.")
         tables = SweepTables.of(measured.store)
-        found = explain_cells(tables, measured.variant, measured.baseline, pair.names)
+        try:
+            found = explain_cells(tables, measured.variant, measured.baseline, pair.names)
+        except VitsweepError:
+            if measured.stop_reason is StopReason.interrupted:
+                raise KeyboardInterrupt from None  # before a block had traces of both
+            raise
         return Explained(found, measured.store), measured.stop_reason
 
 
@@ -435,12 +442,12 @@ def _comparison(request: ExplainRequest) -> "ComparisonRequest | Explained":
         baseline=tuple(request.b.split()),
         common=(*request.common, *traces),
         minutes=request.minutes,
-        traced_blocks=request.blocks,
+        traced_blocks=request.blocks or DEFAULT_BLOCKS,
     )
     if not request.names_cells:
         return asked
     store = find_sweep(request.sweep)
-    if known := explain_stored(store, request.a, request.b, request.blocks):
+    if known := explain_stored(store, request.a, request.b, request.blocks or MIN_BLOCKS):
         return known
     cells = SweepTables.of(store).cells
     a, b = (find_cell(cells, text) for text in (request.a, request.b))

@@ -57,7 +57,9 @@ def _panel(axes: Axes, rows: DataFrame) -> None:
     axes.set_xlim(1.05 * min(0.0, np.nanmin(ends)), 1.35 * np.nanmax(ends))  # room for the values
     axes.grid(axis="y", visible=False)
     style.title(axes, f"{rows['cell'].iloc[0]}: {number(rows['step_ms'].iloc[0])} ms a step")
-    axes.set_xlabel("Milliseconds a step (blue: at least, by FLOPs or bytes and the device's rate)")
+    axes.set_xlabel(
+        "Milliseconds a step (orange: spent; blue: its bound; grey: no work is counted)"
+    )
 
 
 CHART = Chart(

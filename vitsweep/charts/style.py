@@ -24,6 +24,7 @@ from vitsweep.tables.formatting import missing
 INK, QUIET, GRID, PAPER = "#1b1c20", "#6b6e76", "#d8dade", "#fefefe"
 """Text, secondary text, grid and ground; the report replaces them by the colours of its theme."""
 
+TITLE_CHARACTERS = 76
 BASELINE = "#8a8d94"
 OUT_OF_MEMORY = "#b3261e"
 
@@ -125,7 +126,7 @@ def dress(axes: Axes) -> Axes:
 
 def title(axes: Axes, text: str) -> None:
     """Write the title of a panel above its left end."""
-    axes.set_title(text, loc="left", color=INK, size=11)
+    axes.set_title(textwrap.fill(text, TITLE_CHARACTERS), loc="left", color=INK, size=11)
 
 
 def legend(axes: Axes, title: str = "", columns: int = 1) -> None:

@@ -57,7 +57,11 @@ def parser() -> Options:
     options.add_argument("settings", nargs="*", metavar="A [B [override ...]]", help="see above")
     options.add_argument("--sweep", metavar="SWEEP", help="A and B are cells of it (the latest)")
     options.number(
-        "--blocks", DEFAULT_BLOCKS, "blocks with traces (default %(default)s)", 1, MOST_BLOCKS
+        "--blocks",
+        0,
+        f"blocks with traces (default {DEFAULT_BLOCKS}; of a sweep's {MIN_BLOCKS} are enough)",
+        1,
+        MOST_BLOCKS,
     )
     options.number(
         "--steps", DEFAULT_STEPS, "traced steps per run (default %(default)s)", 1, MOST_TRACED_STEPS
@@ -137,8 +141,8 @@ def _show(found: Explained, console: Console, asked: Namespace) -> None:
     lines = [f"\n{found.sentence}", *explanation.notes]
     if asked.modules and MODULES not in shown:
         lines.append("The stored traces hold no modules: another `--blocks` measures new ones.")
-    if len(asked.settings) > 1 and explanation.num_blocks < asked.blocks:
-        more = f"{explanation.num_blocks} of {asked.blocks} blocks have traces of both"
+    if len(asked.settings) > 1 and explanation.num_blocks < (asked.blocks or MIN_BLOCKS):
+        more = f"{explanation.num_blocks} of {asked.blocks or DEFAULT_BLOCKS} blocks have traces of both"
         lines.append(f"{more}; the same command continues.")
-    lines.append(f"Report: {write_report(collect(found.store))}")
-    print_lines(console, lines)
+    print_lines(console, lines)  # the answer first: a folder of someone else takes no report
+    print_lines(console, [f"Report: {write_report(collect(found.store))}"])

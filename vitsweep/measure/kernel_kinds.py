@@ -34,7 +34,7 @@ KINDS: tuple[tuple[TimeClass, str], ...] = (
     (
         TimeClass.elementwise,
         r"norm|moments|rope_|subtensorop|scalepacked|(?<![a-z])bn_|pool|sort|devicescan|softmax|elementwise"
-        r"|element_wise|reduce|gammabeta|cucompute|gelu|silu|relu|sigmoid|tanh|nll_|loss|dropout|index"
+        r"|element_wise|reduce|gammabeta|cucompute|threshold_backward|gelu|silu|relu|sigmoid|tanh|nll_|loss|dropout|index"
         r"|embedding|scatter|gather|distribution|::(add|sub|mul|div|neg|pow|exp|log|sqrt|rsqrt"
         r"|sum|mean|var|max|min|amax|amin|any|all|abs|sign|where|lerp|addcmul|addcdiv|fill|zero|ones|zeros"
         r"|ones_like|zeros_like|full|full_like|clamp|clamp_min|clamp_max|eq|ne|lt|le|gt|ge|bitwise_\w+|logical_\w+"

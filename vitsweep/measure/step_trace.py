@@ -8,7 +8,7 @@ does counts only while the device is idle.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from torch._C._autograd import DeviceType
 
 from vitsweep.measure.communication import Collectives, quiet_profile, transfers_ms
 from vitsweep.measure.kernel_kinds import Event, kind_of_kernel, kind_of_operator, work_of
-from vitsweep.spec.measurement import TimeClass
+from vitsweep.spec.measurement import BETWEEN, POOLED, TimeClass
 
 STEP = "vitsweep.step"
 """Mark between two steps."""
@@ -51,10 +51,8 @@ LEVELS = (
 _LEVEL = {kind: place for place, kind in reversed([*enumerate(LEVELS)])}
 _RANGE_LEVEL = {kind: place for place, kind in enumerate(LEVELS)}
 
-SMALL_SHARE = 0.002
-"""Operators below this share of a step are kept as one row of their class."""
-POOLED = "(smaller)"
-BETWEEN = "(between operators)"
+SMALL_SHARE = 0.0002
+"""Operators below this share of all traced steps are kept as one row of their class."""
 
 
 class TraceMarks:
@@ -196,25 +194,35 @@ def step_rows(
     """
     found = TraceReader(events)
     segments = [*found.segments(), *of_collectives(events, transfers)]
-    return [
-        _rows(segments, begin, end)
-        for begin, end in zip(found.borders[:-1], found.borders[1:], strict=True)
-    ][-steps:]
+    borders = [*zip(found.borders[:-1], found.borders[1:], strict=True)][-steps:]
+    spent = [_spent(segments, begin, end) for begin, end in borders]
+    least = SMALL_SHARE * sum(end - begin for begin, end in borders)
+    keys = {key for step in spent for key in step}
+    # Of the steps together, so that an operator is a row of its own in all of them or in none
+    small = {k for k in keys if sum(step[k][1] for step in spent if k in step) < least}
+    return [_rows(step, small) for step in spent]
 
 
-def _rows(segments: Sequence[Segment], begin: int, end: int) -> list[dict[str, Any]]:
+Key = tuple[TimeClass, str, str]
+
+
+def _spent(segments: Sequence[Segment], begin: int, end: int) -> dict[Key, list[float]]:
+    """Return (class, operator, shapes) -> calls, nanoseconds and work within a step."""
     inside = [s for s in segments if s.start < end and s.end > begin]
     times, unclaimed = exclusive_ns(inside, begin, end)
-    spent: defaultdict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    spent: defaultdict[Key, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     spent[TimeClass.host, BETWEEN, ""][1] += unclaimed
     for segment, time in zip(inside, times, strict=True):
         row = spent[LEVELS[segment.level], *segment.label]
         counts = segment.calls if segment.start >= begin else 0
         row[0], row[1], row[2] = row[0] + counts, row[1] + time, row[2] + counts * segment.work
-    kept: defaultdict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    for (kind, operator, shapes), values in spent.items():
-        is_small = values[1] < SMALL_SHARE * (end - begin)
-        row = kept[(kind, POOLED, "") if is_small else (kind, operator, shapes)]
+    return spent
+
+
+def _rows(spent: Mapping[Key, Sequence[float]], small: Container[Key]) -> list[dict[str, Any]]:
+    kept: defaultdict[Key, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for key, values in spent.items():
+        row = kept[(key[0], POOLED, "") if key in small else key]
         row[:] = [a + b for a, b in zip(row, values, strict=True)]
     return [
         {"class": str(kind), "operator": operator, "shapes": shapes}

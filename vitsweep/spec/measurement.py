@@ -26,6 +26,9 @@ AUTO_MAX_SECONDS = {"cpu": 30.0, "cuda": 60.0}
 LOOK_SECONDS = 1.0
 """`max_seconds` of a look."""
 
+POOLED, BETWEEN = "(smaller)", "(between operators)"
+"""What a trace calls the small operators of a class together, and the time between operators."""
+
 
 class TimeClass(StrEnum):
     """What the time of a traced step is spent on; each instant belongs to one class."""

@@ -18,6 +18,7 @@ from vitsweep.tables.causes import (
     added_by_tracing,
     current_records,
     plain_rows,
+    rest_note,
     signed,
     traced_pairs,
 )
@@ -78,11 +79,12 @@ class Bounds:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know beside the table."""
+        rest = tuple(rest_note(self.causes, self.step_ms))
         if not self.rates:
-            return ()
+            return rest
         faster = self.causes[self.causes["gap_ms"] < 0]["cause"].tolist()
         cached = f" Caches serve {', '.join(faster)} faster than memory does." if faster else ""
-        return (f"Rates: {self.rates}.{cached}",)
+        return (f"Rates: {self.rates}.{cached}", *rest)
 
     def json(self) -> dict[str, Any]:
         """Return it as plain values for `--json`."""
@@ -92,6 +94,7 @@ class Bounds:
             "blocks": self.num_blocks,
             "causes": plain_rows(self.causes),
             "rates": self.rates,
+            "notes": list(self.notes),
         }
 
 

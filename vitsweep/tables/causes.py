@@ -15,7 +15,7 @@ from pandas import DataFrame, Series
 
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.spec.measurement import TimeClass
+from vitsweep.spec.measurement import BETWEEN, POOLED, TimeClass
 from vitsweep.tables.blocks import ROW
 from vitsweep.tables.formatting import (
     Column,
@@ -47,6 +47,8 @@ WORTH_A_WORD = 0.05
 """Of the largest cause: a smaller one is not named."""
 FEWER_CALLS = 0.05
 """A change of the number of launches below this share is not worth a word."""
+SMALL_SHARE = 0.002
+"""Operators below this share of a step are shown as one row of their class."""
 LARGE_REST = 0.05
 """A rest above this share of a step is said."""
 LATE = 0.02
@@ -214,14 +216,15 @@ class Explanation:
             return f"{head}; no cause is shown to differ."
         named = ", ".join(others) if len(others) <= MOST_NAMED else f"{len(others)} other causes"
         rest = f"; {named} not shown to differ" if others else ""
-        return f"{head}: {', '.join(parts)}{self._launches(causes)}{rest}."
+        link = ", but" if low <= 0 <= high else ":"
+        return f"{head}{link} {', '.join(parts)}{self._launches(causes)}{rest}."
 
     def _launches(self, causes: DataFrame) -> str:
         known = causes[~causes["cause"].isin(NO_LAUNCH)]
         change = known["launches"].sum()
         if abs(change) < max(FEWER_CALLS * known["b_launches"].sum(), 1):
             return ""
-        return f", {abs(change):,.0f} launches {'fewer' if change < 0 else 'more'}"
+        return f"; {abs(change):,.0f} launches {'fewer' if change < 0 else 'more'} in all"
 
     def texts(self, operators: int = 0, modules: bool = False) -> dict[str, DataFrame]:
         """Return title -> table as the terminal shows it.
@@ -334,18 +337,27 @@ def _modules(pairs: Sequence[Pair]) -> DataFrame:
 def _operators(pairs: Sequence[Pair]) -> DataFrame:
     """Return the operators of both cells, the largest difference first."""
     nothing, rows = np.zeros(3), []
-    for key in dict.fromkeys(key for pair in pairs for run in pair for key in run.operators):
-        # axes: block, cell (A, B), amount (milliseconds, calls, work)
-        found = np.array([[run.operators.get(key, nothing) for run in pair] for pair in pairs])
+    keys = dict.fromkeys(key for pair in pairs for run in pair for key in run.operators)
+    # axes: block, cell (A, B), amount (milliseconds, calls, work)
+    amounts = {
+        key: np.array([[run.operators.get(key, nothing) for run in pair] for pair in pairs])
+        for key in keys
+    }
+    least = SMALL_SHARE * sum(found[..., 0].mean() for found in amounts.values())
+    shown: dict[Any, Any] = defaultdict(lambda: np.zeros((len(pairs), 2, 3)))
+    for key, found in amounts.items():
+        is_small = found[..., 0].mean() < least
+        shown[(key[0], POOLED, "") if is_small else key] += found
+    for key, found in shown.items():
         row: dict[str, Any] = dict(zip(("class", "operator", "shapes"), key, strict=True))
         row |= _ends(mean_interval(found[:, 0, 0] - found[:, 1, 0]))
-        unit = UNITS.get(key[0], "")  # type: ignore[call-overload]
+        unit = UNITS.get(key[0], "")
         for side, (spent, calls, work) in zip("ab", found.mean(axis=0), strict=True):
             rate = 1e-6 * work / spent if unit and spent > 0 and work > 0 else nan
             row |= {
                 f"{side}_ms": spent,
                 f"{side}_calls": calls,
-                f"{side}_work": work,
+                f"{side}_work": work or nan,
                 f"{side}_rate": rate,
             }
         rows.append(row | {"unit": unit})
@@ -426,8 +438,8 @@ def _late_rank(runs: Sequence[TracedRun], name: str) -> str:
     if waited < LATE * float(np.mean([run.step_ms for run in runs])):
         return ""
     ranks = Counter(run.critical_rank for run in runs)
-    listed = ", ".join(f"{rank} in {count(n, 'block')}" for rank, n in ranks.most_common())
-    which = f"rank {listed}" if len(ranks) > 1 else f"rank {runs[0].critical_rank}"
+    listed = ", ".join(f"rank {rank} in {count(n, 'block')}" for rank, n in ranks.most_common())
+    which = listed if len(ranks) > 1 else f"rank {runs[0].critical_rank}"
     return f"{name}: the other ranks wait {number(waited)} ms a step for {which}."
 
 
@@ -449,8 +461,13 @@ def _notes(tables: SweepTables, variant: str, baseline: str, found: Explanation)
     measured = keyed(checked_runs(tables.runs), {variant: baseline})
     moved = moved_elsewhere(measured, valid_runs(measured.runs, ROW))
     yield from (f"{sentence[:1].upper()}{sentence[1:]}." for sentence in moved.values())
-    rest = found.causes.loc[found.causes["cause"] == REST, "ms"].abs().max()
-    if rest > LARGE_REST * max(found.step_ms):
+    yield from rest_note(found.causes, max(found.step_ms))
+
+
+def rest_note(causes: DataFrame, step_ms: float) -> Iterator[str]:
+    """Yield what a large rest means."""
+    rest = causes.loc[causes["cause"] == REST, "ms"].abs().max()
+    if rest > LARGE_REST * step_ms:
         yield (
             f"The rest is more than {100 * LARGE_REST:.0f} % of a step: the timed window and the steps "
             "beside the traced ones differ, as where steps are uneven or the machine was busy."
@@ -518,7 +535,7 @@ def cause_text(found: Explanation) -> DataFrame:
 def operator_text(found: Explanation, rows: int) -> DataFrame:
     """Return the table of the operators that differ most."""
     columns: dict[str, Column] = {
-        "operator": values("operator", lambda name: re.split(r"::|: ", name)[-1]),
+        "operator": _operator_names,
         "class": values("class"),
         "shapes": values("shapes"),
         "ms a step": with_interval("ms", signed, signed, "{}"),
@@ -530,6 +547,15 @@ def operator_text(found: Explanation, rows: int) -> DataFrame:
         "differs": _differs,
     }
     return text_columns(found.operators.head(rows), columns)
+
+
+def _operator_names(table: DataFrame) -> list[str]:
+    """Return the operators without namespace; a row that is none of its own with its class."""
+    names = zip(table["operator"], table["class"], strict=True)
+    return [
+        f"{name} {kind}" if name in (POOLED, BETWEEN) else re.split(r"::|: ", name)[-1]
+        for name, kind in names
+    ]
 
 
 def module_text(found: Explanation) -> DataFrame:
