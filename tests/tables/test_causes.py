@@ -79,7 +79,7 @@ def test_the_sentence_names_what_is_shown_and_the_launches() -> None:
     said = found.sentence
     assert said.startswith("adamw_foreach is ")
     assert "faster than adamw_loop" in said
-    assert "ms less in optimizer, 1,900 launches fewer; " in said
+    assert "ms less in optimizer; 1,900 launches fewer in all; " in said
     assert said.endswith("matrix products, launch gaps (host) not shown to differ.")
 
 
