@@ -15,6 +15,8 @@ from vitsweep.tables.valid_runs import checked_cells, row_keys
 def per_chip(cells: DataFrame) -> DataFrame:
     """Return throughput per rank relative to the baseline of the slowest device, slowest device first.
 
+    Empty where no cell was measured.
+
     Throughput per rank is that of one accelerator. Different devices
     never share a block, so the ratio has no interval; the spread of each row is shown.
 
@@ -27,6 +29,8 @@ def per_chip(cells: DataFrame) -> DataFrame:
     measured = cells[cells["status"] == Status.measured].dropna(
         subset=["images_per_second_per_rank"]
     )
+    if measured.empty:
+        return NOTHING
     baselines = measured[row_keys(measured) == row_keys(measured, "baseline_cell_id")]
     slowest = (baselines if len(baselines) else measured).nsmallest(1, "images_per_second_per_rank")
     row = slowest.iloc[0]
