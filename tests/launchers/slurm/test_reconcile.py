@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from vitsweep.launchers.slurm import commands
 from vitsweep.launchers.slurm.commands import SlurmJob, expand_job_ids
 from vitsweep.launchers.slurm.node import coordinator
 from vitsweep.launchers.slurm.node.coordinator import Coordinator, JobPlace
+from vitsweep.launchers.slurm.node.signals import JobEnding
 from vitsweep.launchers.slurm.node.transport import LOOPBACK, JobEnvironment, Nodes
 from vitsweep.launchers.slurm.state import poll, status
 from vitsweep.launchers.slurm.state import reconcile as reconciling
@@ -227,6 +229,23 @@ def test_a_job_that_comes_back_leaves_what_was_submitted_anew_to_the_other_job(s
     found = {state.job.array.folder.name: state for state in poll.poll(store)}
     assert pending_runs([found["a"]]) == [other], "others see what it still does"
     assert restarted(job, store).event_log.remaining_runs == [other], "so does a third start"
+
+
+@pytest.mark.parametrize("ended", [Status.measured, Status.failed])
+def test_a_run_that_was_measured_before_its_node_was_lost_is_not_repeated(
+    store, slurm, monkeypatch, ended
+):
+    [job] = JobArray(store.root / "jobs" / "a").jobs()
+    coordinator = restarted(job, store)
+    job.array.facts["max_attempts"] = 3
+    coordinator._nodes = SimpleNamespace(lost="n1: its agent ended or the node died")
+    monkeypatch.setattr(
+        coordinator.runner, "attempt", lambda request, _: coordinator._record(request, ended, "")
+    )
+    with pytest.raises(JobEnding, match="its agent ended"):
+        coordinator._run(job.runs()[0])
+    [end] = job.events().of_kind("run_end")
+    assert (end["status"], end["will_repeat"]) == (str(ended), ended is Status.failed)
 
 
 def restarted(job: ArrayJob, store: Store) -> Coordinator:

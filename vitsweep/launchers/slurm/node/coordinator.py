@@ -356,7 +356,9 @@ class Coordinator:
             self._record_interrupted(run, request, ending)
             raise
         lost = self._nodes.lost if self._nodes else ""
-        self.event_log.run_ended(run, record, will_repeat=bool(lost))
+        self.event_log.run_ended(
+            run, record, will_repeat=bool(lost) and record.status != Status.measured
+        )
         if lost:
             raise JobEnding(Status.killed, lost, requeue=True, cause="node lost")
 
