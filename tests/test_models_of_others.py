@@ -229,6 +229,16 @@ def test_the_noise_of_the_proof_is_finite_beside_infinities_and_finds_maxima() -
     assert prove(entry(*alone).spec, one_rank()) < 1e-5
 
 
+@pytest.mark.parametrize("precision", ["O2", "O3", "bf16_params"])
+def test_norms_without_weight_or_bias_are_trained_in_half_precision(precision: str) -> None:
+    alone = ("model=module", "model.target=tests.user_modules.with_norms_of_fewer_parameters",
+             "batch.images_per_step=16", "sharding=none", "resources.ranks_per_node=1",
+             f"precision={precision}", "precision.half_dtype=bfloat16")  # fmt: skip
+    if precision == "bf16_params":
+        alone = alone[:-1]
+    prove(entry(*alone).spec, one_rank())
+
+
 def test_the_proof_sees_the_imaginary_part_of_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which a technique may drop, as a cast to a real dtype does."""
 

@@ -221,6 +221,11 @@ def with_batch_norm() -> nn.Module:
     return Blocks([nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Tanh()) for _ in "ab"])
 
 
+def with_norms_of_fewer_parameters() -> nn.Module:
+    norms = nn.LayerNorm(16, bias=False), nn.LayerNorm(16, elementwise_affine=False)
+    return Blocks([nn.Sequential(norm, nn.Linear(16, 16), nn.Tanh()) for norm in norms])
+
+
 def with_dropout(rate: float = 0.5) -> nn.Module:
     return Blocks([nn.Sequential(Residual(16), nn.Dropout(rate)) for _ in "ab"])
 

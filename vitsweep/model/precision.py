@@ -14,7 +14,7 @@ from vitsweep.world import allow_tf32
 
 
 def layer_norm(
-    input: Tensor, shape: tuple[int, ...], weight: Tensor, bias: Tensor, eps: float
+    input: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     """`F.layer_norm` whose weight and bias get gradients summed in float32 on every device.
 
@@ -26,11 +26,11 @@ def layer_norm(
     Args:
         input: (..., *shape).
         shape: of the axes that are normalised together, the last ones.
-        weight: `shape`.
-        bias: `shape`.
+        weight: `shape`; None for none.
+        bias: `shape`; None for none.
         eps: added to the variance.
     """
-    if weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16):
+    if weight is not None and weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16):
         return _SummedInFloat32.apply(input, shape, weight, bias, eps)
     return F.layer_norm(input, shape, weight, bias, eps)
 
@@ -40,7 +40,12 @@ class _SummedInFloat32(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, shape: tuple[int, ...], weight: Tensor, bias: Tensor, eps: float
+        ctx: Any,
+        input: Tensor,
+        shape: tuple[int, ...],
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
     ) -> Tensor:
         output, mean, inverse_std = torch.native_layer_norm(input, shape, weight, bias, eps)
         ctx.save_for_backward(input, mean, inverse_std, weight, bias)
@@ -56,7 +61,7 @@ class _SummedInFloat32(torch.autograd.Function):
         rows = tuple(range(input.ndim - len(ctx.shape)))
         normed = F.layer_norm(input, ctx.shape, eps=ctx.eps)
         of_weight = normed.mul_(upstream).sum(rows)  # torch's sum is wide inside
-        of_bias = upstream.sum(rows)
+        of_bias = None if bias is None else upstream.sum(rows)
         return of_input, None, of_weight, of_bias, None
 
 

@@ -108,7 +108,8 @@ class PlainModel:
         for norm in norms:
             _cast(norm, getattr(torch, self._plan.norm_dtype))
             if isinstance(norm, nn.LayerNorm) and self._dtype in HALF:
-                vars(norm)["forward"] = partial(_norm_with_wide_sums, norm)
+                is_half = getattr(torch, self._plan.norm_dtype) in HALF
+                vars(norm)["forward"] = partial(_norm_with_wide_sums, norm, is_half)
 
     def step(
         self, weights: dict[str, Tensor], buffers: dict[str, Tensor], batch: MicroBatch, step: int
@@ -160,16 +161,21 @@ class PlainModel:
         return torch.stack(losses).mean(), left
 
 
-def _norm_with_wide_sums(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+def _norm_with_wide_sums(norm: nn.LayerNorm, is_half: bool, x: Tensor) -> Tensor:
     """Normalise in float32 by float32 weights; by those in half, sum their gradients in float32 alone.
 
     torch's kernel for half precision sums them in it on a CPU.
     """
     shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
-    if weight.dtype not in HALF:
+    if not is_half:
         return F.layer_norm(x.float(), shape, weight, bias, eps).to(x.dtype)
-    normed = F.layer_norm(x, shape, weight.detach(), bias.detach(), eps)
-    scaled = F.layer_norm(x.detach().float(), shape, eps=eps) * weight.float() + bias.float()
+    fixed = [None if p is None else p.detach() for p in (weight, bias)]
+    normed = F.layer_norm(x, shape, *fixed, eps)
+    if weight is None:
+        return normed
+    scaled = F.layer_norm(x.detach().float(), shape, eps=eps) * weight.float()
+    if bias is not None:
+        scaled = scaled + bias.float()
     return normed + (scaled - scaled.detach()).to(x.dtype)  # zeros, with these gradients
 
 
