@@ -160,7 +160,8 @@ def test_a_source_file_that_is_read_counts_as_one_that_is_imported(
     sides: tuple[Side, Side], examples: Path, tmp_path: Path
 ) -> None:
     held = trial(sides, examples, "reads_a_source_file", tmp_path)
-    result = held._run(held.head, "probe", Seeds())
+    held.steps = 400
+    result = held._run(held.head, "proof", Seeds())
     assert "configurator.py" in own_modules(*reversed(sides), result.evidence["modules"])
     assert result.cpu_seconds > 0
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from tests.techniques.sequence_parallel import formulas
 from tests.techniques.sequence_parallel.cases import answers, cell
 from tests.techniques.sequence_parallel.equal import training_differences
-from tests.techniques.sequence_parallel.test_volume import counted, in_order, wanted
+from tests.techniques.sequence_parallel.test_volume import counted, in_order
 from vitsweep.spec.cell_spec import CellSpec
 
 BLOCKS = ("vit_block=drop_samples", "vit_block=parallel")
@@ -72,5 +73,5 @@ def test_the_bytes_that_variants_send_equal_the_formulas(
     cells = [cell(2, *variant, *case, SIXTEEN) for case in OVER_RANKS]
     found = in_order(cells, answers(counted, cells, tmp_path))
     for each, (name, sent) in zip(cells, found, strict=True):
-        for purpose, expected in wanted(each).items():
+        for purpose, expected in formulas.sent(each).items():
             assert sent[purpose] == pytest.approx(expected, rel=1e-12), (name, purpose)

@@ -37,6 +37,8 @@ FIRST_SHARE = 0.6
 LEAST_BLOCKS = 5
 MOST_CPUS = 1.25
 """A head whose CPU seconds per second exceed its threads and the base's by this factor computes with more."""
+BESIDE_WINDOW_SECONDS = 0.1
+"""CPU seconds that may belong to what follows the window: the kernel is asked later, and counts ticks."""
 MARGIN = 2.0
 """A time is impossible where even a device that is faster by this could not do the counted work.
 
@@ -271,7 +273,8 @@ class Trial:
             side = self.base if side_name == BASE else self.head
             results[side_name] = result = self._run(side, name, seeds, position)
             self.step_seconds[side_name].append(result.seconds / self.steps)
-            self.cpus[side_name].append(result.cpu_seconds / result.seconds)
+            spent = max(0.0, result.cpu_seconds - BESIDE_WINDOW_SECONDS)
+            self.cpus[side_name].append(spent / result.seconds)
             if bounds:
                 trainings[side_name] = self._training(results[side_name], side)
         self._require_same_setup(results)

@@ -30,7 +30,11 @@ def layer_norm(
         bias: `shape`; None for none.
         eps: added to the variance.
     """
-    if weight is not None and weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16):
+    if (
+        weight is not None
+        and weight.device.type == "cpu"
+        and weight.dtype in (torch.bfloat16, torch.float16)
+    ):
         return _SummedInFloat32.apply(input, shape, weight, bias, eps)
     return F.layer_norm(input, shape, weight, bias, eps)
 
