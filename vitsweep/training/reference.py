@@ -169,10 +169,10 @@ def _norm_with_wide_sums(norm: nn.LayerNorm, is_half: bool, x: Tensor) -> Tensor
     shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
     if not is_half:
         return F.layer_norm(x.float(), shape, weight, bias, eps).to(x.dtype)
-    fixed = [None if p is None else p.detach() for p in (weight, bias)]
-    normed = F.layer_norm(x, shape, *fixed, eps)
     if weight is None:
-        return normed
+        return F.layer_norm(x, shape, eps=eps)
+    fixed = None if bias is None else bias.detach()
+    normed = F.layer_norm(x, shape, weight.detach(), fixed, eps)
     scaled = F.layer_norm(x.detach().float(), shape, eps=eps) * weight.float()
     if bias is not None:
         scaled = scaled + bias.float()
