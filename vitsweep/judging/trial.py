@@ -136,10 +136,12 @@ class Trial:
         speed = compared(first)
         if speed.claim is not Claim.slower:
             return self._concluded(speed, None)
-        cap = max(LEAST_BLOCKS, 2 * len(first))
-        self.say(f"{_percent(speed)}: measured again in fresh processes, {cap} blocks at most.")
         self._start_anew()
-        return self._concluded(speed, compared(list(self._blocks(bounds, 1.0, cap))))
+        left = int((self.deadline - time.monotonic()) / max(self.block_seconds, 1e-6))
+        number = min(max(LEAST_BLOCKS, left), max(LEAST_BLOCKS, 2 * len(first)))
+        self.say(f"{_percent(speed)}: measured again in fresh processes, {number} blocks.")
+        repeated = compared(list(self._blocks(bounds, 1.0, number)), is_fixed=True)
+        return self._concluded(speed, repeated)
 
     def _start_anew(self) -> None:
         """Start the processes of both sides, which import torch at the same time."""
@@ -243,14 +245,14 @@ class Trial:
         Args:
             bounds: of the proof; None where nothing is compared.
             share: of the time left.
-            most: blocks at most; None for any number.
+            most: a number of blocks, which no result ends earlier; None for as many as decide.
             known: earlier blocks that the interval counts too.
         """
         order, logs = BalancedOrder(), [*known]
         begin = time.monotonic()
         end = begin + share * (self.deadline - begin)
         while most is None or len(logs) < most:
-            if len(logs) >= LEAST_BLOCKS and self._is_decided(logs):
+            if most is None and len(logs) >= LEAST_BLOCKS and self._is_decided(logs):
                 return
             started = time.monotonic()
             if logs and started + (1 + self.reserved_blocks) * self.block_seconds > end:

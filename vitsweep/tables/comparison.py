@@ -118,18 +118,24 @@ def blocks_wanted(log_ratios: Sequence[float], half_width: float) -> int:
     return int(enough[0]) if len(enough) else MOST_BLOCKS
 
 
-def compared(log_ratios: Sequence[float]) -> Comparison:
+def compared(log_ratios: Sequence[float], is_fixed: bool = False) -> Comparison:
     """Return ratio and interval from log(variant / baseline), one per block, in order.
 
     The interval is valid at any look (`stats.any_look_half_width`): it may be computed after each block,
-    and the same command may be repeated until its interval is narrow, or claims something. Below three
+    and the same command may be repeated until its interval is narrow, or claims something. Where their
+    number was fixed before the first block (`is_fixed`) it is Student's t, half as wide. Below three
     blocks there is none.
     """
     num_blocks = len(log_ratios)
     middle = float(np.mean(log_ratios)) if num_blocks else nan
     if num_blocks < MIN_BLOCKS:
         return Comparison(exp(middle), nan, nan, num_blocks)
-    error = float(stats.any_look_half_width(_spread(log_ratios), num_blocks))
+    spread = _spread(log_ratios)
+    error = float(
+        stats.half_width(spread / sqrt(num_blocks), num_blocks - 1)
+        if is_fixed
+        else stats.any_look_half_width(spread, num_blocks)
+    )
     ends = exp(middle - error), exp(middle + error)
     return Comparison(exp(middle), *ends, num_blocks, _correlation(log_ratios))
 
