@@ -18,6 +18,7 @@ from vitsweep.judging.evidence import Bounds, Training, WrongEvidenceError, own_
 from vitsweep.judging.sides import RunFailedError, Side
 from vitsweep.judging.trees import Tree
 from vitsweep.judging.trial import Seeds, Trial
+from vitsweep.judging.verdict import Answer
 
 CELL = {
     "path": "",
@@ -219,12 +220,11 @@ def test_records_that_a_candidate_changed_are_written_anew(
     held._run(held.head, "probe", Seeds())
     file = tmp_path / "runs.jsonl"
     true = file.read_text(encoding="utf-8")
-    held._restore_records()
-    assert not held.notes
+    assert not held._verdict(Answer.wrong).notes
     file.write_text(true.replace("head", "base"), encoding="utf-8")
-    held._restore_records()
+    notes = held._verdict(Answer.wrong).notes
     assert file.read_text(encoding="utf-8") == true
-    assert held.notes == ["A candidate changed `runs.jsonl`; it was written anew."]
+    assert notes == ("A candidate changed `runs.jsonl`; it was written anew.",)
 
 
 def test_losses_that_are_not_finite_are_never_equal() -> None:

@@ -1,13 +1,16 @@
 """What the judge checks from outside: whose files ran, whether both sides trained alike, what is possible."""
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.code_hash import PACKAGE_FOLDER
+from vitsweep.files import write_atomically
 from vitsweep.judging.sides import RunResult, Side
 from vitsweep.judging.trees import SOURCE_ROOTS
 
@@ -205,6 +208,17 @@ def differences(found: Training, wanted: Training) -> dict[str, tuple[float, flo
         apart, of_norm = float((own - update).norm()), abs(float(own.norm()) - norms[name])
         result[name] = tuple(d / size if isfinite(d) else inf for d in (apart, of_norm))
     return result  # type: ignore[return-value]
+
+
+def restored(path: Path, entries: Sequence[Mapping[str, Any]]) -> bool:
+    """Write JSON lines anew where a candidate changed them, which its user may; return whether it did."""
+    own = [json.dumps(entry) for entry in entries]
+    with suppress(OSError, ValueError):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if [json.dumps(json.loads(line)) for line in lines] == own:
+            return False
+    write_atomically(path, "".join(f"{line}\n" for line in own))
+    return True
 
 
 def require_finite(base: Training) -> None:

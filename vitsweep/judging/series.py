@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy.special import zeta
 
 from vitsweep.errors import BadValueError, VitsweepError
-from vitsweep.files import open_safely, write_atomically
-from vitsweep.judging.evidence import Bounds
+from vitsweep.files import open_safely
+from vitsweep.judging.evidence import Bounds, restored
 from vitsweep.judging.trees import commit_of, git, repository_here
 from vitsweep.judging.trial import LEAST_BLOCKS, Trial
 from vitsweep.judging.verdict import Answer, Verdict
@@ -235,7 +235,9 @@ class Series:
         Returns:
             The verdict; `wrong` where the ledger was changed meanwhile, which is written anew.
         """
-        if self._restored():
+        if restored(self.path, self.entries):
+            os.close(self._descriptor)
+            self._descriptor = _locked(self.path)
             why = f"`{self.path}` was changed while this proposal was measured"
             facts = {**verdict.facts, "series": {**verdict.facts["series"], "accepted": False}}
             verdict = replace(verdict, answer=Answer.wrong, reason=why, accepted=False, facts=facts)
@@ -251,17 +253,6 @@ class Series:
             **facts,
         )
         return verdict
-
-    def _restored(self) -> bool:
-        """Write the ledger anew where it is no longer what this command read and wrote; return whether."""
-        with suppress(OSError, ValueError):
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-            if [json.loads(line) for line in lines] == self.entries:
-                return False
-        os.close(self._descriptor)
-        write_atomically(self.path, "".join(f"{json.dumps(e)}\n" for e in self.entries))
-        self._descriptor = _locked(self.path)
-        return True
 
     def _keep(self, commit: str) -> None:
         git(self.repository, "update-ref", self.ref, commit)

@@ -1,24 +1,23 @@
 """A trial: probes, the proof, and blocks of both sides until the interval says enough."""
 
-import json
 import math
 import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import append_line, write_atomically
+from vitsweep.files import append_line
 from vitsweep.judging.evidence import (
     Bounds,
     Training,
     WrongEvidenceError,
     own_modules,
     require_finite,
+    restored,
     training_of,
 )
 from vitsweep.judging.sides import RunFailedError, RunResult, Side, free_port
@@ -347,11 +346,10 @@ class Trial:
             "block": block,
             "position": position,
         }
-        files = self.base.tree.stamps(self.base_files)
+        files = self.base.tree.stamps(self.base_files) if side is self.head else {}
         try:
             result = side.run(request, seeds.window, self.ranks)
-            if side is self.head:
-                self._require_same_files(files)
+            self._require_same_files(files)
         except RunFailedError as error:
             self._keep(record | {"status": "failed", "reason": str(error)})
             raise
@@ -372,17 +370,6 @@ class Trial:
     def _keep(self, record: dict[str, Any]) -> None:
         self.records.append(record)
         append_line(self.folder / "runs.jsonl", record)
-
-    def _restore_records(self) -> None:
-        """Write the records anew where a candidate changed the file, which its user may."""
-        if not self.records:
-            return
-        path, own = self.folder / "runs.jsonl", "".join(f"{json.dumps(r)}\n" for r in self.records)
-        with suppress(OSError, UnicodeDecodeError):
-            if path.read_text(encoding="utf-8") == own:
-                return
-        write_atomically(path, own)
-        self.notes.append("A candidate changed `runs.jsonl`; it was written anew.")
 
     def _require_same_files(self, before: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a run of the head that changed a file of the base.
@@ -426,7 +413,8 @@ class Trial:
         repeated: Comparison | None = None,
         reason: str = "",
     ) -> Verdict:
-        self._restore_records()
+        if self.records and restored(self.folder / "runs.jsonl", self.records):
+            self.notes.append("A candidate changed `runs.jsonl`; it was written anew.")
         medians = {
             name: {side: statistics.median(each) for side, each in values.items() if each}
             for name, values in (("memory_gib", self.memory), ("step_s", self.step_seconds))

@@ -140,7 +140,7 @@ class Verdict:
             if found is not None and found.num_blocks:
                 text = found.sentence("the head", "the base")
                 if self.answer is Answer.undecided:  # "no difference shown" is another answer
-                    text = text.removesuffix(f": {found.claim}.") + "."
+                    text = text.replace(f": {found.claim}.", ".")
                 lines.append(f"{name}{text}" if name else f"{text[:1].upper()}{text[1:]}")
         if self.quality:
             lines.append(f"Quality: {self.quality}.")
