@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from math import log
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,6 +179,17 @@ def test_the_interval_holds_errors_of_the_model_and_of_repetition_and_knows_how_
     few = fitted(setup(), traces[:3], [[ms * 1.25, ms / 1.25] for ms in alone[:3]])
     assert few.log_error == pytest.approx(restless.log_error, rel=0.01)
     assert width(few, traces[2]) > 1.05 * width(restless, traces[2])
+
+
+def test_the_error_of_the_model_is_that_of_trainings_that_it_was_not_fitted_to() -> None:
+    """A training that the others miss by 40 % bends a fit of few trainings towards itself."""
+    sizes = ((1, 900), (4, 800), (8, 600), (40, 900), (90, 300))
+    traces = [step(*size) for size in sizes]
+    alone = [predict_step(t, rates(setup())).parts_ms["compute"] + 5 for t in traces]
+    measured = [*alone[:-1], 1.4 * alone[-1]]
+    found = fitted(setup(), traces, [[ms] for ms in measured])
+    fit = [predict_step(trace, rates(found)).step_time_ms for trace in traces]
+    assert found.log_error > max(abs(log(a / b)) for a, b in zip(measured, fit, strict=True))
 
 
 def test_the_interval_is_wider_for_a_step_longer_than_all_that_were_timed() -> None:

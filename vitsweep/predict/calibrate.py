@@ -1,6 +1,7 @@
 """Measure this machine: operators, collectives and a few short trainings, under 1 rank and under several."""
 
 import json
+import math
 import platform
 import statistics
 import sys
@@ -19,6 +20,7 @@ from vitsweep.execution.process import end_with_launcher, exit_now
 from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvous, wait_for_ranks
 from vitsweep.files import write_atomically
 from vitsweep.predict.measured_rates import CalibratedRates
+from vitsweep.predict.step_time import predict_step
 from vitsweep.predict.step_trace import StepTrace
 from vitsweep.rates.calibration import Calibration, RankSetup, torch_here
 from vitsweep.rates.profile import device_name
@@ -173,9 +175,9 @@ def fitted(
     non-negative least-squares fit of relative errors. On a GPU host and device work at once, so that only
     the scale is fitted, to the steps; the host time stays that of the smallest training.
 
-    The error that a prediction states has two parts: that of the model, from what the fit leaves of each
-    training's mean, and that of repetition, from the times of one training that ran twice. Its degrees of
-    freedom are Satterthwaite's.
+    The error that a prediction states has two parts: that of the model, from each training's mean
+    as the others predict it, and that of repetition, from the times of one training that ran twice. Its
+    degrees of freedom are Satterthwaite's.
 
     Args:
         setup: measured operators and collectives.
@@ -184,11 +186,35 @@ def fitted(
         asynchronous: whether the device is a GPU.
     """
     import numpy as np
-    from scipy.optimize import nnls
 
-    from vitsweep.predict.step_time import predict_step
+    logs = [np.log(times) for times in step_ms]
+    measured = np.exp([of_one.mean() for of_one in logs])
+    found = _with_scales(setup, traces, measured, asynchronous)
+    errors = []
+    for own, trace in enumerate(traces):
+        if others := [i for i in range(len(traces)) if i != own]:
+            fit = _with_scales(setup, [traces[i] for i in others], measured[others], asynchronous)
+            predicted = predict_step(trace, _rates(fit, asynchronous)).step_time_ms
+            errors.append(math.log(measured[own] / predicted))
+    of_model = float(np.mean(np.square(errors or [WORST_ERROR])))
+    terms = 1 if asynchronous else 2 + (setup.ranks > 1)
+    left = max(1, len(errors) - terms)
+    repeated = [of_one for of_one in logs if len(of_one) > 1]
+    of_repetition = float(np.mean([of_one.var(ddof=1) for of_one in repeated])) if repeated else 0.0
+    # half of the repetition's variance is in the mean of two already
+    variance, half = of_model + of_repetition / 2, of_repetition / 2
+    parts = of_model**2 / left + half**2 / max(1, len(repeated))
+    return replace(
+        found,
+        log_error=min(WORST_ERROR, max(0.05, float(np.sqrt(variance)))),
+        degrees=max(FEWEST_DEGREES, variance**2 / parts) if parts > 0 else float(left),
+        step_ms=(float(measured.min()), float(measured.max())),
+    )
 
-    rates = CalibratedRates(
+
+def _rates(setup: RankSetup, asynchronous: bool) -> CalibratedRates:
+    """Return the rates of the very ranks that the setup was measured under."""
+    return CalibratedRates(
         setup,
         ranks_per_node=setup.ranks,
         threads=setup.threads,
@@ -196,56 +222,46 @@ def fitted(
         title="",
         asynchronous=asynchronous,
     )
-    alone = [predict_step(trace, rates).parts_ms for trace in traces]
+
+
+def _with_scales(
+    setup: RankSetup, traces: Sequence[StepTrace], measured: Any, asynchronous: bool
+) -> RankSetup:
+    """Return a setup with the host time and the scales that explain these steps (in ms) best."""
+    import numpy as np
+    from scipy.optimize import nnls
+
+    alone = [predict_step(trace, _rates(setup, asynchronous)).parts_ms for trace in traces]
     operators = np.array([parts["compute"] + parts["optimizer"] for parts in alone])
     sent = np.array([parts["communication"] for parts in alone])
     dispatches = np.array([sum(trace.dispatches.values()) for trace in traces], dtype=float)
-    logs = [np.log(times) for times in step_ms]
-    measured = np.exp([of_one.mean() for of_one in logs])
     if asynchronous:
         host_us = float(np.min(measured / dispatches)) * 1e3
-        setup = replace(setup, dispatch_us=host_us, scale=float(np.median(measured / operators)))
-        fit, terms = measured, 1
-    else:
-        columns = [operators, dispatches / 1e3, *([sent] if sent.any() else [])]
-        (scale, host_us, *more), _ = nnls(
-            np.stack(columns, axis=1) / measured[:, None], np.ones(len(measured))
-        )
-        sent_scale = min(MOST_SENT, max(1.0, *more)) if more else 1.0
-        if more:  # the others once more beside it
-            rest = np.maximum(0.05, 1 - sent_scale * sent / measured)
-            (scale, host_us), _ = nnls(np.stack(columns[:2], axis=1) / measured[:, None], rest)
-        setup = replace(
-            setup,
-            scale=max(0.3, float(scale)),
-            dispatch_us=float(host_us),
-            sent_scale=float(sent_scale),
-        )
-        fit = setup.scale * operators + setup.dispatch_us * dispatches / 1e3 + sent_scale * sent
-        terms = len(columns)
-    errors = np.log(measured / fit)
-    left = max(1, len(errors) - terms)
-    of_model = float(errors @ errors) / left
-    repeated = [of_one for of_one in logs if len(of_one) > 1]
-    of_repetition = float(np.mean([of_one.var(ddof=1) for of_one in repeated])) if repeated else 0.0
-    # half of the repetition's variance is in the mean of two already
-    variance, half = of_model + of_repetition / 2, of_repetition / 2
-    parts = of_model**2 / left + half**2 / max(1, len(repeated))
+        return replace(setup, dispatch_us=host_us, scale=float(np.median(measured / operators)))
+    columns = np.stack([operators, dispatches / 1e3, sent], axis=1) / measured[:, None]
+    scale, host_us, sent_scale = nnls(columns, np.ones(len(measured)))[0]
+    if sent.any():  # the others once more beside it
+        sent_scale = min(MOST_SENT, max(1.0, sent_scale))
+        rest = np.maximum(0.05, 1 - sent_scale * columns[:, 2])
+        scale, host_us = nnls(columns[:, :2], rest)[0]
     return replace(
         setup,
-        log_error=min(WORST_ERROR, max(0.05, float(np.sqrt(variance)))),
-        degrees=max(FEWEST_DEGREES, variance**2 / parts) if parts > 0 else float(left),
-        step_ms=(float(measured.min()), float(measured.max())),
+        scale=max(0.3, float(scale)),
+        dispatch_us=float(host_us),
+        sent_scale=float(sent_scale) if sent.any() else 1.0,
     )
 
 
-def measure_steps(cells: Sequence[CellSpec]) -> list[float]:
+def measure_steps(cells: Sequence[CellSpec], seconds: float) -> list[float]:
     """Return the median step time in milliseconds of short trainings with the same number of ranks.
 
     Raises:
-        RuntimeError: the ranks failed; the text says why.
+        RuntimeError: the ranks failed, or did not end within `seconds`; the text says which.
     """
-    return list(_measure(cells, SECONDS, (), with_operators=False)["step_ms"])
+    found = _measure(cells, seconds, (), with_operators=False)["step_ms"]
+    if None in found:
+        raise RuntimeError(f"{found.count(None)} trainings did not end within {seconds:.0f} s.")
+    return list(found)
 
 
 def _measure(
