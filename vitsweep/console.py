@@ -35,9 +35,13 @@ def open_console() -> Console:
 
 
 def print_lines(console: Console, lines: Iterable[str]) -> None:
-    """Print sentences; a terminal breaks them between words, but no command, which can be copied so."""
+    """Print sentences; a terminal breaks them between words, but no command, which can be copied so.
+
+    Control characters, which could hide or rewrite what stands above, become question marks.
+    """
     for line in lines:
-        text = _broken(line, console.width) if console.is_terminal else line
+        plain = "".join(c if c.isprintable() or c in "\n\t\xa0" else "?" for c in line)
+        text = _broken(plain, console.width) if console.is_terminal else plain
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -288,6 +288,38 @@ def test_cells_of_others_run_only_with_trust_after_their_code_is_listed(
     assert [path.name[:15] for path in (tmp_path / "results").iterdir()] == ["reproduce-first"]
 
 
+def test_files_are_compared_for_each_cell_with_those_that_it_uses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choices = ("optimizer=adamw_foreach", "memory=keep_all,recompute_blocks")
+    store = laboratory(tmp_path / "first", *choices)
+    files = {}
+    for path in (store.root / "code").glob("*.json"):
+        is_recomputing = "memory/recompute.py" in path.read_text()
+        files["recompute_blocks" if is_recomputing else "keep_all"] = path
+    for record in [*store.runs()]:
+        code = files[record.spec["memory"]].stem
+        store.save_run(replace(record, environment=record.environment | {"code_hash": code}))
+    recomputing = files["recompute_blocks"]
+
+    def said() -> list[str]:
+        bundle = bundled(store, tmp_path / "first.tar.gz", anonymous=True)
+        assert run(["reproduce", str(bundle)], {}) == 2
+        bundle.unlink()
+        return [line for line in capsys.readouterr().out.splitlines() if "applied): code " in line]
+
+    line = "Its code (the diff is not applied): code"
+    same = "its source files are those here"
+    assert said() == [f"{line} {code}: {same}" for code in sorted(p.stem for p in files.values())]
+    changed = {"vitsweep/techniques/memory/recompute.py": "0123456789ab", "\x1b[1Anobody": "0"}
+    recomputing.write_text(json.dumps(json.loads(recomputing.read_text()) | changed))
+    other = "other here: `?[1Anobody`, `vitsweep/techniques/memory/recompute.py`"
+    lines = {recomputing.stem: other, files["keep_all"].stem: same}
+    assert said() == [f"{line} {code}: {lines[code]}" for code in sorted(lines)]
+    recomputing.unlink()
+    assert f"{line} {recomputing.stem}: its source files are not listed" in said()
+
+
 def test_a_bundle_is_not_written_over_a_file_nor_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(VitsweepError, match="nothing to claim"):
         write_bundle(Store(tmp_path / "empty").create(), tmp_path / "x.tar.gz", drawn_by=HERE)

@@ -16,7 +16,7 @@ from vitsweep.bundle.claims import Claim, Verdict
 from vitsweep.composition.composer import Composer
 from vitsweep.console import print_lines
 from vitsweep.errors import SweepStopped, VitsweepError
-from vitsweep.execution.code_hash import Sources, changed_files
+from vitsweep.execution.code_hash import files_here
 from vitsweep.planning.sweep_plan import ComparisonRequest, PlannedCell, plan_cell, plan_pair
 from vitsweep.results.provenance import require_trust
 from vitsweep.results.store import Store
@@ -71,9 +71,7 @@ def require_own_or_trusted(checked: Checked, archive: Path, console: Console) ->
     if all(_is_own(store, cell) for cell in cells):
         print_lines(console, said)
         return
-    hashes = sorted(path.stem for path in (store.root / "code").glob("*.json"))
-    here = _files_here(store, cells)
-    changed = {known: changed_files(store.code_files(known), here) for known in hashes}
+    changed = _changed_files(store, cells)
     of_code = [f"Its code (the diff is not applied): {line}" for line in code_lines(store, changed)]
     print_lines(console, [*of_code, *said])
     named = settings_naming_code(store, cells)
@@ -89,15 +87,14 @@ def _is_own(store: Store, cell_id: str) -> bool:
         return False
 
 
-def _files_here(store: Store, cells: set[str]) -> dict[str, str]:
-    """Return the source files here of cells that name no code of their own."""
-    from vitsweep.spec.from_yaml import cell_from_tree
-
-    found: dict[str, str] = {}
-    sources = Sources()
-    for cell_id in cells - {c for c in cells if settings_naming_code(store, {c})}:
-        found |= sources.of(cell_from_tree(store.frozen(cell_id)["cell"])).files
-    return found
+def _changed_files(store: Store, cells: set[str]) -> dict[str, list[str] | None]:
+    """Return code that measured one of the cells -> which of its files are others here; None: unknown."""
+    listed = {path.stem for path in (store.root / "code").glob("*.json")}
+    ran = {str(run.environment.get("code_hash")) for c in cells for run in store.runs(c)}
+    files = {known: store.code_files(known) for known in sorted(listed & ran)}
+    here = files_here({name for own in files.values() for name in own})
+    other = {k: sorted(n for n in own if own[n] != here.get(n)) for k, own in files.items() if own}
+    return {known: other.get(known) for known in sorted(ran)}
 
 
 def reproduce(
@@ -123,9 +120,8 @@ def reproduce(
     folder: Path | None = None
     for number, claim in enumerate(checked.claims):
         left = (end - time.monotonic()) / 60 / (len(checked.claims) - number)
-        console.print(
-            f"\n{claim.cell}: {times(claim.ratio)} [{claim.low:.3f}, {claim.high:.3f}] is claimed."
-        )
+        interval = f"[{claim.low:.3f}, {claim.high:.3f}]"
+        print_lines(console, ["", f"{claim.cell}: {times(claim.ratio)} {interval} is claimed."])
         try:
             one, folder = _reproduced(
                 checked.store, claim, name, max(left, 1e-3), composer, machine, console

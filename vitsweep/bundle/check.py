@@ -275,12 +275,12 @@ def _some(names: list[str]) -> str:
 # What another laboratory has to know before it runs the cells.
 
 
-def code_lines(store: Store, changed: dict[str, list[str]]) -> list[str]:
+def code_lines(store: Store, changed: dict[str, list[str] | None]) -> list[str]:
     """Return what a sweep says of its code: commits, diffs, and how its files differ from those here.
 
     Args:
         store: the sweep folder of the bundle.
-        changed: code hash -> source files that are others here.
+        changed: code hash -> source files that are others here; None where they are not listed.
     """
     lines: dict[str, None] = {}
     for cell_id in store.cell_ids():
@@ -293,7 +293,8 @@ def code_lines(store: Store, changed: dict[str, list[str]]) -> list[str]:
                 lines[f"{diff}: {_diff_files(read_text(store.root / diff))}"] = None
     for code_hash, files in changed.items():
         same = "its source files are those here" if not files else f"other here: {_some(files)}"
-        lines[f"code {code_hash}: {same}"] = None
+        unknown = "its source files are not listed"
+        lines[f"code {code_hash}: {unknown if files is None else same}"] = None
     return [*lines]
 
 

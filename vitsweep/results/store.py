@@ -270,10 +270,10 @@ class Store:
     def code_files(self, code_hash: str) -> dict[str, str]:
         """Return source file -> hash of a code; empty where it is not known."""
         try:
-            files: dict[str, str] = json.loads(read_text(self.root / "code" / f"{code_hash}.json"))
+            files = json.loads(read_text(self.root / "code" / f"{code_hash}.json"))
         except (OSError, ValueError):
             return {}
-        return files
+        return files if isinstance(files, dict) else {}
 
     def save_run(self, run: RunRecord) -> Path:
         """Write a run's record; readers see nothing or the whole of it."""
