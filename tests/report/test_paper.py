@@ -2,9 +2,12 @@
 
 import inspect
 import re
+import subprocess
+import textwrap
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
+from shutil import which
 
 import pandas as pd
 import pytest
@@ -15,7 +18,7 @@ from tests.cells import cell
 from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
 from vitsweep.report import figures
-from vitsweep.report.paper import bibliography, booktabs, tex, used, write_paper
+from vitsweep.report.paper import bibliography, booktabs, tex, used, without_letters, write_paper
 from vitsweep.results.store import Store
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.technique import Technique
@@ -115,10 +118,10 @@ def test_compute_is_added_up_over_ranks_of_gpus() -> None:
 
 
 def test_text_of_a_sweep_is_no_command_of_latex() -> None:
-    said = tex(r"\input{/etc/passwd} 50% a_b #1 $x$ ~ ^ 1.5x é")
+    said = tex(r"\input{/etc/passwd} 50% a_b #1 $x$ ~ ^ 1.5x")
     assert said == (
         r"\textbackslash{}input\{/etc/passwd\} 50\% a\_b \#1 \$x\$ \textasciitilde{} "
-        r"\textasciicircum{} 1.5$\times$ ?"
+        r"\textasciicircum{} 1.5$\times$"
     )
     rows = pd.DataFrame(
         {"cell": [r"\end{tabular}", "O1", "O2"], "speedup": ["1.2x", "1.1x", "1.0x"]}
@@ -128,6 +131,39 @@ def test_text_of_a_sweep_is_no_command_of_latex() -> None:
     assert r"\begin{tabular}{lr}" in table
     places = [table.index(text) for text in (r"\emph{1 rank}", "O2 &", r"\emph{2 ranks}", "O1 &")]
     assert places == sorted(places)
+
+
+EVERY_LATIN = "".join(c for c in map(chr, range(0x20, 0x2200)) if "texttt" not in tex(c))
+
+
+def test_letters_stay_and_what_latex_does_not_know_is_named() -> None:
+    assert tex("Müller, Čapek, e\u0301, 10 µs") == "Müller, Čapek, é, 10 µs"
+    said = [tex("中 \x1b"), tex("é")]
+    assert said == [r"\texttt{U+4E2D} \texttt{U+001B}", "é"]
+    assert without_letters(said) == [
+        "U+001B without a name", "U+4E2D CJK UNIFIED IDEOGRAPH-4E2D"
+    ]  # fmt: skip
+    assert {"Å", "ż", "ę", "ß", "ø", "“", "→"} <= set(EVERY_LATIN)
+
+
+@pytest.mark.skipif(which("pdflatex") is None, reason="needs pdflatex")
+@pytest.mark.parametrize("encoding", ["OT1", "T1"])
+def test_latex_shows_every_letter_that_stays(encoding: str, tmp_path: Path) -> None:
+    shown = "\n\n".join(map(tex, textwrap.wrap(EVERY_LATIN + "中文", 40)))
+    (tmp_path / "letters.tex").write_text(
+        rf"\documentclass{{article}}\usepackage[{encoding}]{{fontenc}}\begin{{document}}"
+        f"{shown}\n\\end{{document}}\n"
+    )
+    command = [
+        "pdflatex",
+        "-draftmode",
+        "-halt-on-error",
+        "-interaction=nonstopmode",
+        "letters.tex",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Missing character" not in (tmp_path / "letters.log").read_text(errors="replace")
 
 
 def test_nothing_is_written_of_a_sweep_without_a_measured_cell(tmp_path: Path) -> None:

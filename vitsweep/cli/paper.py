@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
         raise BadValueError(f"`--price {typed.price:g}` must be a number of at least 0.")
     store = find_sweep(typed.sweep)
     folder = typed.to or store.root / "paper"
-    written = write_paper(
+    written, unknown = write_paper(
         SweepTables.of(store),
         folder,
         sorted(set(_cited(store))),
@@ -68,6 +68,10 @@ def run(arguments: Sequence[str]) -> int:
     print(
         f"Wrote {len(written)} files to {folder}: `pdflatex paper`, `bibtex paper` in it show all."
     )
+    if unknown:
+        print(
+            f"pdfLaTeX has no letter for {', '.join(unknown)}: the text has the code point in its place."
+        )
     return ExitCode.ok
 
 

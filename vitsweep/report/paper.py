@@ -1,6 +1,7 @@
 """What a paper says of a sweep: tables, figures, a methods paragraph, a bibliography, a checklist."""
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,14 +37,32 @@ METHODS = ("paszke2019pytorch", "student1908", "holm1979", "vitsweep")
 _SPECIAL = {
     **{c: f"\\{c}" for c in "&%$#_{}"}, "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "\\": r"\textbackslash{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    "·": r"$\cdot$", "…": r"\ldots{}", "±": r"$\pm$", "²": r"$^2$", "—": "---",
+    "·": r"$\cdot$", "…": r"\ldots{}", "±": r"$\pm$", "²": r"$^2$", "—": "---", "\xa0": "~",
+    **{c: rf"{{\fontencoding{{T1}}\selectfont {c}}}" for c in "ĄąĘęĮįŲųÐðÞþĐđŊŋ«»„\u201a\u2039\u203a"},
 }  # fmt: skip
+_LATIN = re.compile("[\n -~]|(?![ĦħĸĿŀŉŦŧ])[\u00a1-ž\u2013\u2018\u2019“”•™€←↑→↓]")
+"""What LaTeX shows as it stands, in every font encoding."""
+_UNKNOWN = re.compile(r"\\texttt\{U\+(\w+)\}")
 
 
 def tex(text: object) -> str:
-    """Return a text as LaTeX shows it; a factor such as `1.27x` with its sign."""
-    plain = "".join(_SPECIAL.get(c, c if c.isascii() else "?") for c in str(text))
+    """Return a text as pdfLaTeX shows it, in UTF-8; a factor such as `1.27x` with its sign.
+
+    A character that it does not know, such as a Chinese one, is written as its code point.
+    """
+    composed = unicodedata.normalize("NFC", str(text))
+    plain = "".join(_SPECIAL.get(c, c if _LATIN.match(c) else _code_point(c)) for c in composed)
     return re.sub(r"(?<=\d)x\b", r"$\\times$", plain)
+
+
+def _code_point(character: str) -> str:
+    return rf"\texttt{{U+{ord(character):04X}}}"
+
+
+def without_letters(texts: Iterable[str]) -> list[str]:
+    """Return the names of the characters that `tex` has written as code points."""
+    codes = sorted({code for text in texts for code in _UNKNOWN.findall(text)})
+    return [f"U+{c} {unicodedata.name(chr(int(c, 16)), 'without a name')}" for c in codes]
 
 
 @dataclass(frozen=True)
@@ -98,7 +117,7 @@ def write_paper(
     venue: str = "icml",
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
-) -> list[str]:
+) -> tuple[list[str], list[str]]:
     """Write what a paper says of a sweep; `paper.tex` shows all of it.
 
     Args:
@@ -110,7 +129,7 @@ def write_paper(
         currency: of the price.
 
     Returns:
-        The names of the files.
+        The names of the files, and of the characters that LaTeX has no letter for.
 
     Raises:
         VitsweepError: nothing was measured.
@@ -145,7 +164,8 @@ def write_paper(
     }
     for name, content in texts.items():
         write_atomically(folder / name, f"{content.rstrip()}\n")
-    return [*texts, *(f"figures/{f['file']}.{kind}" for f in figures for kind in ("pdf", "svg"))]
+    images = (f"figures/{f['file']}.{kind}" for f in figures for kind in ("pdf", "svg"))
+    return [*texts, *images], without_letters(texts.values())
 
 
 def booktabs(text: DataFrame, under: "Series[str]") -> str:
