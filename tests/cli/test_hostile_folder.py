@@ -186,40 +186,56 @@ def cell_with_escapes(sweep: Path, outside: Path) -> None:
     (sweep / "cells" / "\x1b[2J -x").mkdir()
 
 
-@pytest.fixture
-def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "theirs"))
-    store = Store(tmp_path / "results" / "sweep").create()
-    for cell_id in ("aa", "bb"):
-        for block in ("b0", "b1"):
-            store.save_run(run(cell_id, block, 100, precision="O1" if cell_id == "bb" else "fp32"))
-        store.freeze(cell_id, {"cell_id": cell_id, "overrides": [], "cell": {"seed": 0}})
-    theirs = ["model=module", "model.target=theirs.build"]
-    store.freeze("cc", {"cell_id": "cc", "overrides": theirs, "cell": {"seed": 0}})
-    store.save_run(run("cc", "b0", status=Status.failed, reason="x"))
-    store.append_command(
-        {
-            "command": "python -m vitsweep -m seed=0",
-            "cells": ["aa", "bb", "cc"],
-            "baselines": {"bb": "aa"},
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of somebody else's, which was collected here."""
+    folder = tmp_path_factory.mktemp("prepared")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(folder / "theirs"))
+        store = Store(folder / "results" / "sweep").create()
+        for cell_id in ("aa", "bb"):
+            precision = "O1" if cell_id == "bb" else "fp32"
+            for block in ("b0", "b1"):
+                store.save_run(run(cell_id, block, 100, precision=precision))
+            store.freeze(cell_id, {"cell_id": cell_id, "overrides": [], "cell": {"seed": 0}})
+        theirs = ["model=module", "model.target=theirs.build"]
+        store.freeze("cc", {"cell_id": "cc", "overrides": theirs, "cell": {"seed": 0}})
+        store.save_run(run("cc", "b0", status=Status.failed, reason="x"))
+        store.append_command(
+            {
+                "command": "python -m vitsweep -m seed=0",
+                "cells": ["aa", "bb", "cc"],
+                "baselines": {"bb": "aa"},
+            }
+        )
+        (store.root / JOB).mkdir(parents=True)
+        block = {"name": "b0", "runs": [{"cell_id": "aa", "run_id": "aa-b9"}]}
+        (store.root / JOB / "tasks.jsonl").write_text(json.dumps({"blocks": [block]}) + "\n")
+        facts = {
+            "time": 0,
+            "num_jobs": 1,
+            "max_attempts": 3,
+            "request": {"nodes": 1, "ranks_per_node": 2},
         }
-    )
-    (store.root / JOB).mkdir(parents=True)
-    block = {"name": "b0", "runs": [{"cell_id": "aa", "run_id": "aa-b9"}]}
-    (store.root / JOB / "tasks.jsonl").write_text(json.dumps({"blocks": [block]}) + "\n")
-    facts = {
-        "time": 0,
-        "num_jobs": 1,
-        "max_attempts": 3,
-        "request": {"nodes": 1, "ranks_per_node": 2},
-    }
-    (store.root / JOB / "array.json").write_text(json.dumps(facts))
-    (store.root / JOB / "slurm_id").write_text("7")
-    append_line(store.root / JOB / "0.jsonl", {"event": "job_start", "restart": 0, "array_id": "7"})
+        (store.root / JOB / "array.json").write_text(json.dumps(facts))
+        (store.root / JOB / "slurm_id").write_text("7")
+        started = {"event": "job_start", "restart": 0, "array_id": "7"}
+        append_line(store.root / JOB / "0.jsonl", started)
+        patched.setenv("XDG_CACHE_HOME", str(folder / "mine"))
+        patched.chdir(folder)
+        assert main.run(LINES["collect"], {}) == 0
+    return folder
+
+
+@pytest.fixture
+def sweep(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
     monkeypatch.setattr(provenance, "_trusted", False)  # `--trust` sets it for the process
     monkeypatch.chdir(tmp_path)
-    return store.root
+    root = tmp_path / "results" / "sweep"
+    shutil.copy(root / "cells.parquet", "kept.parquet")
+    return root
 
 
 LINES = {
@@ -261,8 +277,6 @@ def test_a_hostile_folder_executes_nothing_and_is_told_in_words(
     outside = tmp_path / "home"
     outside.mkdir()
     (outside / "profile").write_text("mine")
-    assert main.run(LINES["collect"], {}) == 0
-    shutil.copy(sweep / "cells.parquet", "kept.parquet")
     TRICKS[name](sweep, outside)
     verbs = [verb for verb in LINES if verb != "report" or name == "page"]  # it takes seconds
     further = FURTHER[[*TRICKS].index(name) % len(FURTHER)]
@@ -286,8 +300,6 @@ def test_no_verb_executes_anything_of_a_hostile_folder(
     outside = tmp_path / "home"
     outside.mkdir()
     (outside / "profile").write_text("mine")
-    no_harm(LINES["collect"], capsys)
-    shutil.copy(sweep / "cells.parquet", "kept.parquet")
     TRICKS[name](sweep, outside)
     no_harm(verb, capsys)
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"profile": "mine"}

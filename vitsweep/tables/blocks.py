@@ -41,7 +41,9 @@ def log_throughput_per_block(runs: DataFrame, by: str = "cell_id") -> DataFrame:
         by: column that says which runs belong together: `cell_id`, or the `row` of `keyed`.
     """
     throughput = runs["images_per_second"].to_numpy(float, na_value=np.nan)
-    usable = runs[np.isfinite(throughput) & (throughput > 0)]
+    columns = [by, *BLOCK, "images_per_second", "nodes_used", "any_look"]
+    read = [c for c in columns if c in runs]  # of more than a hundred
+    usable = runs.loc[np.isfinite(throughput) & (throughput > 0), read]
     defaults = {"nodes_used": None, "device": "", "any_look": False}
     unknown = {c: value for c, value in defaults.items() if c not in usable}
     table = usable.assign(

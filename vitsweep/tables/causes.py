@@ -16,7 +16,6 @@ from pandas import DataFrame, Series
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.measurement import BETWEEN, POOLED, TimeClass
-from vitsweep.tables.blocks import ROW
 from vitsweep.tables.formatting import (
     Column,
     count,
@@ -32,7 +31,7 @@ from vitsweep.tables.names import CHOICES, cell_names, names_by_id, varying_colu
 from vitsweep.tables.speedup import moved_elsewhere
 from vitsweep.tables.stats import mean_interval
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.valid_runs import checked_runs, keyed, valid_runs
+from vitsweep.tables.valid_runs import checked_runs, keyed
 
 Floats = NDArray[np.float64]
 Operator = tuple[str, str, str]
@@ -459,7 +458,7 @@ def explanations(tables: SweepTables) -> list[Explanation]:
 def _notes(tables: SweepTables, variant: str, baseline: str, found: Explanation) -> Iterator[str]:
     """Yield what a reader must know beside the causes."""
     measured = keyed(checked_runs(tables.runs), {variant: baseline})
-    moved = moved_elsewhere(measured, valid_runs(measured.runs, ROW))
+    moved = moved_elsewhere(measured)
     yield from (f"{sentence[:1].upper()}{sentence[1:]}." for sentence in moved.values())
     yield from rest_note(found.causes, max(found.step_ms))
 

@@ -15,10 +15,8 @@ from vitsweep.tables.valid_runs import (
     KeyedRuns,
     checked_cells,
     checked_runs,
-    final_status,
     in_order,
     keyed,
-    valid_runs,
 )
 
 COMPARED = (
@@ -72,10 +70,9 @@ def cells(
     apart = known.runs
     in_blocks = replace(known, runs=apart.assign(device=apart.get("device", "")))
     comparison = compare_rows(in_blocks, families).drop(columns="cell_id")
-    medians = _medians(apart)
+    medians = _medians(in_blocks)
     rows = (
-        final_status(apart, ROW)
-        .merge(_latest(apart), on=ROW)
+        in_blocks.status.merge(_latest(apart), on=ROW)
         .merge(medians, on=ROW)
         .merge(comparison.rename(columns={"num_blocks": "num_pairs"}), on=ROW)
         .pipe(_block_adjusted, known, medians.set_index(ROW)["images_per_second"])
@@ -146,16 +143,15 @@ def _without_runs(unrun: DataFrame | None, runs: DataFrame) -> DataFrame:
 def _latest(runs: DataFrame) -> DataFrame:
     measured = set(runs.columns) & {*known_metrics(runs), *FLAGS, UNEVEN_CAUSE}
     outcome = {"status", "reason", "failed_rank", "attempt"}
-    return (
-        in_order(runs)
-        .groupby(ROW, sort=False, observed=True)
-        .tail(1)
-        .drop(columns=[*measured, *outcome & set(runs.columns), *columns("run")], errors="ignore")
+    places = [ROW, *(c for c in ("started_at",) if c in runs)]
+    last = in_order(runs[places]).groupby(ROW, sort=False, observed=True).tail(1).index
+    return runs.loc[last].drop(
+        columns=[*measured, *outcome & set(runs.columns), *columns("run")], errors="ignore"
     )
 
 
-def _medians(runs: DataFrame) -> DataFrame:
-    good = valid_runs(runs, ROW)
+def _medians(known: KeyedRuns) -> DataFrame:
+    runs, good = known.runs, known.valid
     used = pd.concat([good, runs[~runs[ROW].isin(set(good[ROW]))]])
     metrics = col.metric_columns(used)
     numbers = used.assign(**{m: pd.to_numeric(used[m], errors="coerce") for m in metrics})

@@ -32,7 +32,7 @@ from vitsweep.tables.stats import (
     order_p_value,
     two_sided,
 )
-from vitsweep.tables.valid_runs import checked_runs, keyed, valid_runs
+from vitsweep.tables.valid_runs import checked_runs, keyed
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
 HALF, NOISY = 0.5, 0.1
@@ -71,7 +71,7 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
     """
     checked = checked_runs(runs, "device", "position")
     known = keyed(checked, baselines)
-    good = valid_runs(known.runs, ROW)
+    good = known.valid
     rows = [
         _first_run(good),
         _autocorrelation(good, known.baselines),

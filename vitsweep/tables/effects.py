@@ -35,7 +35,6 @@ from vitsweep.tables.valid_runs import (
     keyed,
     one_device_each,
     text,
-    valid_runs,
 )
 
 Floats = NDArray[np.float64]
@@ -369,7 +368,7 @@ def _subsets(changes: Changes, known: Mapping[Changes, int]) -> Iterator[Changes
 
 def _gains(steps: DataFrame, known: KeyedRuns) -> DataFrame:
     """Return the gain of every step over the one before; everything is grouped once."""
-    per_block = log_throughput_per_block(valid_runs(known.runs, ROW), ROW)
+    per_block = log_throughput_per_block(known.valid, ROW)
     over_baseline = samples(log_ratios(per_block, known.baselines, ROW), ROW)
     measured = set(per_block[ROW])
     rows: list[Mapping[Any, Any]] = []

@@ -205,7 +205,7 @@ def _with_adjusted(
     if runs is not None and baselines is not None:
         note = "adjusted for the selection among the cells within the limits, by blocks left out"
         known = keyed(checked_runs(runs, "device"), baselines)
-        good = without_first_run(valid_runs(known.runs, ROW))
+        good = without_first_run(known.valid)
         per_block = log_throughput_per_block(good, ROW)
         ratios = log_ratios(per_block, known.baselines, ROW)
         rows = known.numbers(table)

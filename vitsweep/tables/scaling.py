@@ -139,7 +139,7 @@ def scaling_efficiency(
     measured = table[table["status"] == Status.measured].dropna(subset=["world_size"])
     on_one = measured.pipe(one_device, mixed_hardware).assign(_key=known.numbers)
     with_throughput = on_one.dropna(subset=["images_per_second", "images_per_step"])
-    per_block = log_throughput_per_block(valid_runs(known.runs, ROW), ROW)
+    per_block = log_throughput_per_block(known.valid, ROW)
     curves = [_against_smallest(_curves(with_throughput, kind), per_block) for kind in KEPT]
     return pd.concat(curves, ignore_index=True)
 

@@ -35,10 +35,8 @@ from vitsweep.tables.valid_runs import (
     KeyedRuns,
     checked_cells,
     checked_runs,
-    final_status,
     is_look,
     keyed,
-    valid_runs,
 )
 
 # Does a speedup come from where its technique works, or did something else of the step move?
@@ -50,7 +48,7 @@ SHARE = 0.25
 SAME = ("images_per_step", "world_size")
 
 
-def moved_elsewhere(known: KeyedRuns, good: DataFrame) -> dict[int, str]:
+def moved_elsewhere(known: KeyedRuns) -> dict[int, str]:
     """Return a sentence for each row whose difference stems from phases that its techniques do not touch.
 
     Per block the milliseconds of each such phase are compared with the baseline's by Student's t, jointly at
@@ -59,8 +57,8 @@ def moved_elsewhere(known: KeyedRuns, good: DataFrame) -> dict[int, str]:
 
     Args:
         known: the runs by row.
-        good: those that count.
     """
+    good = known.valid
     phases = [f"{p}_ms" for p in PHASES if f"{p}_ms" in good and good[f"{p}_ms"].notna().any()]
     if len(phases) < 2:
         return {}
@@ -158,13 +156,14 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
     runs, baselines = known.runs, known.baselines
     facts = ["cell_id", "baseline_cell_id", "baseline", "others", "is_listed"]
     table = known.rows[facts].rename_axis("row").reset_index()
-    good = valid_runs(runs, ROW)
-    ratios = log_ratios(log_throughput_per_block(good, ROW), baselines, ROW)
-    alike = log_ratios(log_throughput_per_block(without_first_run(good), ROW), baselines, ROW)
+    good = known.valid
+    ratios = alike = log_ratios(log_throughput_per_block(good, ROW), baselines, ROW)
+    if (equal := without_first_run(good)) is not good:
+        alike = log_ratios(log_throughput_per_block(equal, ROW), baselines, ROW)
     return (
         table.merge(estimate(ratios, ROW), on=ROW, how="left")
         .pipe(_with_unpaired, good, baselines)
-        .pipe(_with_looks, runs, baselines)
+        .pipe(_with_looks, known)
         .pipe(_baseline_is_one, set(runs.loc[runs["status"] == Status.measured, ROW]))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
         .pipe(_with_family, ratios, families, SelectionAdjustment(alike, ROW))
@@ -234,19 +233,22 @@ def _with_unpaired(
     if "paired" not in runs or not len(runs):
         return table
     unpaired = set(runs.loc[runs["paired"].eq(False), ROW])
+    if not unpaired:
+        return table
     alike = runs.assign(block="all", nodes_used=None)
     ratios = log_ratios(log_throughput_per_block(alike, ROW), baselines, ROW)
     bare = np.exp(ratios[ratios[ROW].isin(unpaired)].groupby(ROW)["log_ratio"].mean())
     return table.assign(speedup=table["speedup"].fillna(table[ROW].map(bare)))
 
 
-def _with_looks(
-    table: DataFrame, runs: DataFrame, baselines: Mapping[int, int | None]
-) -> DataFrame:
+def _with_looks(table: DataFrame, known: KeyedRuns) -> DataFrame:
     """Add the ratio of the looks of cells that have no other, and `_look`: whether that is all."""
-    status = runs[ROW].map(final_status(runs, ROW).set_index(ROW)["status"])
-    looks = runs[is_look(runs) & (runs["status"] == Status.measured) & (status == Status.measured)]
-    ratios = log_ratios(log_throughput_per_block(looks, ROW), baselines, ROW)
+    looks = known.runs[is_look(known.runs) & (known.runs["status"] == Status.measured)]
+    if looks.empty:
+        return table.assign(_look=False)
+    status = looks[ROW].map(known.status.set_index(ROW)["status"])
+    measured = log_throughput_per_block(looks[status == Status.measured], ROW)
+    ratios = log_ratios(measured, known.baselines, ROW)
     latest = np.exp(ratios.groupby(ROW)["log_ratio"].last())
     found = table[ROW].map(latest).where(table["speedup"].isna())
     return table.assign(speedup=table["speedup"].fillna(found), _look=found.notna())
@@ -271,7 +273,9 @@ def _with_lost_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
     `_flatters` is 1 where the blocks that are left make the cell look faster than it is (its own slow
     runs are gone), -1 where they make it look slower (those of its baseline are), else 0.
     """
-    full = runs[~is_look(runs)]
+    full = runs.loc[~is_look(runs), [ROW, "block", "status"]]
+    if not full["status"].isin([*ENDED]).any():
+        return table.assign(_lost="", _flatters=0)
     key = [full[ROW], full["block"]]
     ended = DataFrame({
         "good": (full["status"] == Status.measured).groupby(key).any(),
@@ -339,8 +343,7 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     earlier = compared & base.map(known.rows["is_earlier"]).eq(True)
     others = table["others"].where(compared & ~earlier, 0)
     codes = others.map(_blocks_of_other_code).mask(earlier, OTHER_CODE)
-    good = valid_runs(known.runs, ROW)
-    unusable, elsewhere = _without_throughput(good), moved_elsewhere(known, good)
+    unusable, elsewhere = _without_throughput(known.valid), moved_elsewhere(known)
     own = (
         table[ROW].map(lambda row, said=said: said.get(row, "")) for said in (unusable, elsewhere)
     )
@@ -348,7 +351,7 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     plain = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)
     if without_pairs.empty:
         return plain
-    status = final_status(known.runs, ROW).set_index(ROW)["status"].map(str).to_dict()
+    status = known.status.set_index(ROW)["status"].map(str).to_dict()
     devices = _devices(known.runs)
 
     def note(row: int, cell: str, baseline: str, base_row: int, speedup: float, look: bool) -> str:
