@@ -1,5 +1,6 @@
 """The sentence at the end of a command, and what it says to type next."""
 
+import numpy as np
 import pytest
 from pandas import DataFrame
 
@@ -26,6 +27,14 @@ def test_noise_that_hides_everything_is_called_inconclusive() -> None:
     [answer] = answers(noisy)
     assert answer.startswith("Inconclusive: the noise of this machine is 34 %")
     assert "To be surer" in next_command(noisy, TYPED)
+
+
+def test_the_noise_that_is_named_is_that_of_one_block_though_blocks_resemble_each_other() -> None:
+    ratios = 1 + 0.3 * np.sin(np.arange(16) / 2.5)  # so alike that the interval is 2 times as wide
+    noise = np.log(ratios).std(ddof=1)
+    for any_look in (False, True):
+        [answer] = answers(measured(*ratios, any_look=any_look))
+        assert answer.startswith(f"Inconclusive: the noise of this machine is {100 * noise:.0f} %")
 
 
 def test_a_faster_cell_that_was_never_compared_is_named_before_the_fastest() -> None:

@@ -1,7 +1,5 @@
 """Claims as people read them: families, three words, the best of many, equality; with simulations."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from pandas import DataFrame
@@ -251,42 +249,14 @@ def test_false_claims_over_16_equal_cells_are_at_most_5_percent():
     assert claimed / sweeps <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / sweeps)
 
 
-def in_turns(order, first=0.94, cells_=5, blocks=5, noise=lambda: 0.0):
-    """Equal cells and a baseline, one of them first in each block: the first run is 6 % slower."""
-    names = ["base", *(f"c{i}" for i in range(cells_ - 1))]
-    runs = table(*(
-        replace(
-            run(names[cell], f"b{block}", 100 * (first if place == 0 else 1) * np.exp(noise()),
-                minute=block * cells_ + place),
-            position=place,
-        )
-        for block in range(blocks)
-        for place, cell in enumerate(order(block, cells_))
-    ))  # fmt: skip
-    return speedup_over(runs, dict.fromkeys(names, "base"))
-
-
 def test_a_slow_first_run_does_not_bias_the_corrected_figure_of_the_best() -> None:
-    found = in_turns(lambda block, n: [(block + i) % n for i in range(n)])
-    corrected = found["selection_adjusted_speedup"].dropna()
+    # further rates: test_simulated_sweeps.py
+    equal = dict.fromkeys(("base", *"abcd"), 1.0)
+    runs, baselines = simulate(
+        equal, cold_first_run(spread=0.0), np.random.default_rng(0), order=rotated
+    )
+    corrected = speedup_over(runs, baselines)["selection_adjusted_speedup"].dropna()
     assert corrected.tolist() == pytest.approx([1.0], abs=1e-9)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", ["normal", "heavy tails", "two modes"])
-def test_the_corrected_figure_of_equal_cells_is_1_though_first_runs_are_slow(kind) -> None:
-    """Prints the mean."""
-    generator, figures = np.random.default_rng(2), []
-    draw = {
-        "normal": lambda: generator.normal(0, 0.03),
-        "heavy tails": lambda: 0.03 / np.sqrt(3) * generator.standard_t(3),
-        "two modes": lambda: generator.normal(0, 0.015) - 0.065 * (generator.random() < 0.2),
-    }[kind]
-    for _ in range(150):
-        found = in_turns(lambda block, n: [(block + i) % n for i in range(n)], noise=draw)
-        figures += found["selection_adjusted_speedup"].dropna().tolist()
-    print(kind, np.exp(np.mean(np.log(figures))))
-    assert np.mean(figures) == pytest.approx(1.0, abs=0.01)
 
 
 def test_an_interval_that_is_shown_never_contradicts_its_claim() -> None:

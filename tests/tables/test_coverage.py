@@ -6,6 +6,8 @@ cannot hold it (blocks that resemble each other), the share that it does hold is
 
 import numpy as np
 import pytest
+from pandas.testing import assert_frame_equal
+from scipy.special import stdtrit
 
 from tests.noise import (
     autocorrelated,
@@ -18,9 +20,11 @@ from tests.noise import (
     simulate,
 )
 from vitsweep.planning.blocks import BalancedOrder
+from vitsweep.report.gate import gate
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
+from vitsweep.tables.cells import cells
 from vitsweep.tables.diagnostics import diagnostics
-from vitsweep.tables.stats import estimate
+from vitsweep.tables.stats import estimate, mean_interval
 from vitsweep.tables.sweep_diff import sweep_diff
 
 CELLS = {"base": 1.0, "fast": 1.3, "slow": 0.9, "same": 1.0}
@@ -103,6 +107,35 @@ def test_blocks_that_resemble_each_other_cost_coverage_as_the_diagnostic_says(nu
 
 def test_from_12_blocks_on_the_interval_allows_for_blocks_that_resemble_each_other():
     assert covered(autocorrelated(correlation=0.3), 12) >= 0.92
+
+
+def test_so_does_the_interval_of_a_change_and_that_of_a_mean():
+    noise, kinds = autocorrelated(correlation=0.3), {"sweeps": SWEEPS, "num_blocks": 14}
+    sides = [simulate(CELLS, noise, np.random.default_rng(seed), **kinds) for seed in (1, 2)]
+    found = sweep_diff(sides[0][0], sides[1][0], sides[0][1], sides[1][1])
+    assert coverage(found[found["claim"] != "baseline"], 1.0, "change") >= 0.92
+    blocks = noise(np.random.default_rng(3), np.zeros((1000, 14, 1), int))[..., 0]
+    ends = np.array([mean_interval(values) for values in blocks])
+    assert ((ends[:, 1] <= 0) & (ends[:, 2] >= 0)).mean() >= 0.92
+
+
+def test_blocks_are_taken_in_the_order_of_time_though_files_of_runs_have_random_names():
+    sides = [
+        simulate(CELLS, autocorrelated(correlation=0.6), np.random.default_rng(seed), num_blocks=14)
+        for seed in (1, 2)
+    ]
+    found = [
+        (
+            cells(runs, baselines).set_index("cell_id").sort_index(),
+            gate(runs, sides[1][0], baselines=baselines).rows.set_index("cell_id").sort_index(),
+        )
+        for runs, baselines in (sides[0], (sides[0][0].sample(frac=1, random_state=0), sides[0][1]))
+    ]
+    for in_time, shuffled in zip(*found, strict=True):
+        assert_frame_equal(in_time, shuffled)
+    halves = np.log(found[0][0]["speedup_high"] / found[0][0]["speedup"])
+    plain = found[0][0]["block_noise"] / 14**0.5 * stdtrit(13, 0.975)
+    assert (halves / plain).max() > 1.5
 
 
 def test_runs_that_resemble_the_run_before_cost_little_coverage():

@@ -1,16 +1,23 @@
-"""How often intervals hold the truth and claims are wrong, over simulated sweeps (`full`).
+"""How often intervals hold the truth and claims are wrong, over simulated sweeps and gates (`full`).
 
-`python -m tests.tables.test_simulated_sweeps` prints the rates that docs/numbers.md states.
+`python -m tests.tables.test_simulated_sweeps` prints the tables of docs/numbers.md; with numbers of cells,
+the rates of sweeps of so many.
 """
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.noise import Noise as OfRuns
+from tests.noise import Positions, rotated, simulate
+from vitsweep.report.gate import UNDECIDED, WORSE, gate
+from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.stats import (
     BLOCKS_FOR_CORRELATION,
     LEVEL,
@@ -30,6 +37,9 @@ SD, SWEEPS, MOST_ROUNDS, FIXED = 0.03, 2000, 40, 5
 MISSING, CUT_SLOWDOWN = 0.1, 4.0
 """Share of runs that are lost, and how many times slower a cell has to be in its look to stay at it."""
 CELLS = (4, 16, 64)
+MANY, GATES, SELECTIONS = 14, 200, 300
+"""Blocks of long sweeps, simulated gates, and simulated sweeps whose best cell is corrected."""
+STATED = (Path(__file__).parents[2] / "docs" / "numbers.md").read_text(encoding="utf-8")
 
 
 def autocorrelated(correlation: float) -> Noise:
@@ -62,18 +72,25 @@ def three_days(generator: np.random.Generator, shape: tuple[int, ...]) -> Floats
     return generator.normal(0, SD, shape) + of_day[..., day]
 
 
+def another_day(generator: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    """All blocks lie on one day, on which each cell differs by 1 %."""
+    of_day = generator.normal(0, 0.01, (*shape[:-1], 1))
+    return generator.normal(0, SD, shape) + of_day
+
+
 NOISE: dict[str, Noise] = {
     "gaussian": lambda g, shape: g.normal(0, SD, shape),
     "lognormal": lambda g, shape: SD * (g.lognormal(0, 0.5, shape) - 1.133) / 0.604,
-    "t3": lambda g, shape: SD * g.standard_t(3, shape) / np.sqrt(3),
-    "two modes": two_modes,
+    "Student's t, 3 degrees": lambda g, shape: SD * g.standard_t(3, shape) / np.sqrt(3),
+    "two modes: a fifth of the runs 6 % slow": two_modes,
 }
 DEPENDENT: dict[str, Noise] = {
-    "blocks correlate by 0.3": autocorrelated(0.3),
-    "blocks correlate by 0.6": autocorrelated(0.6),
-    "slow modes that last": lambda g, shape: two_modes(g, shape, stays=0.6),
-    "three days": three_days,
+    "the same, and a slow mode lasts": lambda g, shape: two_modes(g, shape, stays=0.6),
+    "three days, between which cells differ by 1 %": three_days,
+    "neighbouring blocks correlate by 0.3": autocorrelated(0.3),
+    "neighbouring blocks correlate by 0.6": autocorrelated(0.6),
 }
+GATED = NOISE | DEPENDENT | {"another day, on which cells differ by 1 %": another_day}
 
 
 @dataclass(frozen=True)
@@ -119,6 +136,7 @@ def factors(logs: Floats) -> Floats:
     return np.array([[spread_factor(cell[~np.isnan(cell)]) for cell in sweep] for sweep in logs])
 
 
+@cache
 def fixed_blocks(noise: Noise, num_cells: int, seed: int = 0, blocks: int = FIXED) -> Rates:
     """So many blocks of every cell that its look did not cut."""
     logs, looks = sweeps(noise, num_cells, blocks, seed)
@@ -134,6 +152,7 @@ def fixed_blocks(noise: Noise, num_cells: int, seed: int = 0, blocks: int = FIXE
     return Rates(float((np.abs(mean) <= half)[kept].mean()), float(false), float(runs))
 
 
+@cache
 def until_decided(noise: Noise, num_cells: int, seed: int = 1) -> Rates:
     """A block of each undecided cell, round after round: the interval at the end, and false claims ever."""
     logs, looks = sweeps(noise, num_cells, MOST_ROUNDS, seed)
@@ -153,6 +172,74 @@ def until_decided(noise: Noise, num_cells: int, seed: int = 1) -> Rates:
     false = (decided & ~cut).any(axis=1).mean()
     runs = (ends * ~cut).sum() / (FIXED * cut.size)
     return Rates(float((np.abs(mean) <= half)[kept].mean()), float(false), float(runs))
+
+
+def in_blocks(noise: Noise, first: float = 0.0) -> OfRuns:
+    """Return noise for `tests.noise.simulate`; `first` is added to the first run of each block."""
+
+    def of_runs(generator: np.random.Generator, positions: Positions) -> Floats:
+        sweeps, blocks, cells = positions.shape
+        logs = np.moveaxis(noise(generator, (sweeps, cells, blocks)), -1, 1)
+        return logs + first * (positions == 0)
+
+    return of_runs
+
+
+def corrected(noise: Noise, seed: int = 2) -> tuple[float, float]:
+    """Return the mean speedup of the best of 4 equal cells, and its corrected figure; first runs are slow."""
+    generator, found = np.random.default_rng(seed), []
+    for _ in range(SELECTIONS):
+        runs, baselines = simulate(
+            dict.fromkeys(("base", *"abcd"), 1.0),
+            in_blocks(noise, np.log(0.94)),
+            generator,
+            order=rotated,
+        )
+        rows = speedup_over(runs, baselines)
+        found.append(rows[["speedup", "selection_adjusted_speedup"]].max())
+    best, figure = np.exp(np.log(found).mean(axis=0))
+    return float(best), float(figure)
+
+
+@cache
+def gates(noise: Noise, loss: float, blocks: int, tolerance: float = 0.05) -> tuple[float, float]:
+    """Return how many gates over 16 cells, of which one became slower by `loss`, failed or were undecided."""
+    generator, ends = np.random.default_rng(11), []
+    equal = {f"c{i}": 1.0 for i in range(16)}
+    for _ in range(GATES):
+        (kept, baselines), (now, _) = (
+            simulate(cells, in_blocks(noise), generator, num_blocks=blocks)
+            for cells in (equal, equal | {"c5": 1 - loss})
+        )
+        rows = gate(now, kept, tolerance, baselines=baselines).rows
+        verdicts = set(rows.loc[~rows["of_baseline"], "verdict"])
+        ends.append((WORSE in verdicts, WORSE not in verdicts and UNDECIDED in verdicts))
+    failed, undecided = np.mean(ends, axis=0)
+    return float(failed), float(undecided)
+
+
+def sweep_row(name: str, num_cells: int = 4) -> str:
+    """Return the rates of sweeps under a kind of noise as the page states them."""
+    noise = (NOISE | DEPENDENT)[name]
+    rates = [fixed_blocks(noise, num_cells), fixed_blocks(noise, num_cells, blocks=MANY)]
+    found = [
+        percents(r.coverage, r.family_error) for r in (*rates, until_decided(noise, num_cells))
+    ]
+    figures = ", ".join(f"{figure:.3f}x" for figure in corrected(noise))
+    return f"| {name} | {' | '.join(found)} | {figures} |"
+
+
+def gate_row(name: str) -> str:
+    """Return the rates of gates under a kind of noise as the page states them."""
+    noise, found = GATED[name], []
+    for blocks, losses in ((FIXED, (0.1, 0.25)), (MANY, (0.1,))):
+        found.append(percents(gates(noise, 0.0, blocks, tolerance=0.0)[0]))
+        found += [percents(*gates(noise, loss, blocks)) for loss in losses]
+    return f"| {name} | {' | '.join(found)} |"
+
+
+def percents(*shares: float) -> str:
+    return ", ".join(f"{100 * share:.1f} %" for share in shares)
 
 
 @pytest.mark.full
@@ -177,25 +264,43 @@ def test_blocks_until_a_cell_is_decided(noise: str, num_cells: int) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("noise", [k for k in DEPENDENT if "0.6" not in k])
 def test_twelve_blocks_that_depend_on_one_another_still_hold_the_truth(noise: str) -> None:
-    found = fixed_blocks(DEPENDENT[noise], 4, blocks=14)  # a tenth of the runs is lost
+    found = fixed_blocks(DEPENDENT[noise], 4, blocks=MANY)  # a tenth of the runs is lost
     assert found.coverage >= 0.92
     assert found.family_error <= 0.10
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("noise", NOISE)
+def test_gates_fail_without_a_loss_as_rarely_as_they_say_and_find_large_losses(noise: str) -> None:
+    for blocks in (FIXED, MANY):
+        assert (
+            gates(NOISE[noise], 0.0, blocks, tolerance=0.0)[0] <= 0.05 + 2 * (0.05 / GATES) ** 0.5
+        )
+    assert gates(NOISE[noise], 0.25, FIXED)[0] > 0.9
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("noise", NOISE | DEPENDENT)
+def test_the_corrected_figure_of_equal_cells_is_1_though_first_runs_are_slow(noise: str) -> None:
+    best, figure = corrected((NOISE | DEPENDENT)[noise])
+    assert best > 1.005
+    assert figure == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("noise", GATED)
+def test_the_page_states_these_rates(noise: str) -> None:
+    assert gate_row(noise) in STATED
+    assert noise not in NOISE | DEPENDENT or sweep_row(noise) in STATED
+
+
 def main() -> None:
-    """Print the rates of every kind of sweep, those of dependent blocks too."""
-    out = sys.stdout.write
-    out("| noise | cells | five blocks: coverage | family-wise error | runs | 14 blocks: coverage ")
-    out("| family-wise error | at any look: coverage | family-wise error |\n")
-    out("|---|---|---|---|---|---|---|---|---|\n")
-    for name, noise in (NOISE | DEPENDENT).items():
-        for num_cells in map(int, sys.argv[1:] or CELLS):
-            fixed, any_look = fixed_blocks(noise, num_cells), until_decided(noise, num_cells)
-            many = fixed_blocks(noise, num_cells, blocks=14)
-            numbers = (fixed.coverage, fixed.family_error, fixed.runs, many.coverage)
-            numbers += (many.family_error, any_look.coverage, any_look.family_error)
-            out(f"| {name} | {num_cells} | {' | '.join(f'{100 * x:.1f} %' for x in numbers)} |\n")
-            sys.stdout.flush()
+    """Print the rates of every kind of noise as they are computed."""
+    for num_cells in map(int, sys.argv[1:] or [4]):
+        for name in NOISE | DEPENDENT:
+            print(sweep_row(name, num_cells), flush=True)
+    for name in GATED if not sys.argv[1:] else ():
+        print(gate_row(name), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The result of a sweep in one sentence per baseline, and what to type next."""
 
-from math import ceil, log, nan
+from math import ceil, log
 
 from pandas import DataFrame, Series
 
@@ -11,14 +11,14 @@ from vitsweep.tables import formatting
 from vitsweep.tables.names import MANY, named, names_by_id, varying_columns, with_changes
 from vitsweep.tables.notes import counts
 from vitsweep.tables.speedup import one_look
-from vitsweep.tables.stats import Claim, any_look_half_width, half_width, is_inconclusive
+from vitsweep.tables.stats import Claim, is_inconclusive
 from vitsweep.tables.valid_runs import checked_cells, row_keys
 
 UNKNOWN = Series({"images_per_second": float("nan")})
 """A baseline that the table does not have."""
 COMPARED = (
     "sweep device images_per_second speedup speedup_low speedup_high claim num_pairs "
-    "baseline_cell_id speedup_note any_look"
+    "block_noise baseline_cell_id speedup_note any_look"
 ).split()
 NOISY = 0.1
 """Noise of one block's ratio above which a sweep without a difference is called inconclusive."""
@@ -86,7 +86,7 @@ def _without_speedups(measured: DataFrame, compared: DataFrame, names: dict[str,
             found.append(f"{note[:1].upper()}{note[1:]}.")
             continue
         found.append(
-            f"No speedup over {_the_baseline(names.get(base, str(base)))}: "
+            f"No speedup over {_the_baseline(names.get(base, ''))}: "
             f"{formatting.count(len(rows), 'cell')} measured, of which "
             f"{names[rows['cell_id'].iloc[0]]} has {note}."
         )
@@ -126,7 +126,7 @@ def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where:
     """Return the answer for the cells of one baseline; `where` adds their sweep and device."""
     best = group.iloc[int(group["speedup"].argmax())]
     base_id = str(best["baseline_cell_id"])
-    name, against = names[best["cell_id"]], _the_baseline(names.get(base_id, base_id))
+    name, against = names[best["cell_id"]], _the_baseline(names.get(base_id, ""))
     against += f" on {best['device']} (sweep {best['sweep']})" if where else ""
     size = f"{formatting.speedup(best)} over {formatting.count(best['num_pairs'], 'block')}"
     rates = (
@@ -156,34 +156,15 @@ def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where:
         f"No cell is shown to beat {against}. The nearest is {name}, {size}: no difference shown"
         f"{selected}."
     )
-    noise = _noise(best)
-    if noise > NOISY and best["claim"] == Claim.no_difference_shown:
+    if best["block_noise"] > NOISY and best["claim"] == Claim.no_difference_shown:
         unshown = (
-            f"Inconclusive: the noise of this machine is {100 * noise:.0f} % (of one block's ratio). "
-            f"{unshown}"
+            f"Inconclusive: the noise of this machine is {100 * best['block_noise']:.0f} % (of one "
+            f"block's ratio). {unshown}"
         )
     elif is_inconclusive(best):
         blocks = formatting.count(best["num_pairs"], "block")
         unshown = f"Inconclusive: {blocks} leave a wide interval. {unshown}"
     return sentences.get(best["claim"], unshown)
-
-
-def _is_any_look(best: Series) -> bool:
-    looked = best.get("any_look")
-    return not formatting.missing(looked) and bool(looked)
-
-
-def _noise(best: Series) -> float:
-    """Return the standard deviation of the log ratio of one block; NaN without an interval."""
-    number = float(best["num_pairs"])
-    half = log(best["speedup_high"] / best["speedup"])
-    if not number or half != half:
-        return nan
-    is_any_look = _is_any_look(best)
-    factor = (
-        any_look_half_width(1.0, number) if is_any_look else half_width(number**-0.5, number - 1)
-    )
-    return float(half / factor)
 
 
 def next_command(cells: DataFrame, typed: str) -> str:
@@ -216,12 +197,12 @@ def next_command(cells: DataFrame, typed: str) -> str:
 
 def _surer(best: Series, typed: str) -> str:
     """Return the command that gives the cell more blocks: as many as show its present difference."""
-    if _is_any_look(best):
+    if not formatting.missing(best["any_look"]) and best["any_look"]:
         return f"To be surer, the same command goes on: `{typed}`."
-    difference, done, noise = abs(log(best["speedup"])), int(best["num_pairs"]), _noise(best)
-    wanted = 2 * done
-    if noise == noise:
-        wanted = ceil((2 * noise / max(difference, LEAST_DIFFERENCE)) ** 2) + 2
+    difference, done = max(abs(log(best["speedup"])), LEAST_DIFFERENCE), int(best["num_pairs"])
+    half, wanted = log(best["speedup_high"] / best["speedup"]), 2 * done
+    if half == half:
+        wanted = ceil(done * (half / difference) ** 2)
     if wanted > MOST_BLOCKS:
         return (
             "To be surer, close other programs and repeat it: at this noise a difference so small takes "
@@ -280,4 +261,4 @@ def _rivals(group: DataFrame, best: Series) -> str:
 
 
 def _the_baseline(name: str) -> str:
-    return f"the {name}" if name.startswith("baseline") else f"the baseline {name}"
+    return f"the {name}" if name.startswith("baseline") else f"the baseline {name}".rstrip()

@@ -314,7 +314,8 @@ _COLUMNS = (
     *_columns("comparison", "claim", missing=""),
     *_columns(
         "comparison",
-        "p_value p_holm claim_low claim_high family_size selection_adjusted_speedup num_pairs",
+        "p_value p_holm claim_low claim_high family_size selection_adjusted_speedup num_pairs "
+        "block_noise",
         numbers=True,
     ),
     *_columns("comparison", "baseline_cell_id"),

@@ -15,7 +15,6 @@ from vitsweep.tables.valid_runs import (
     KeyedRuns,
     checked_cells,
     checked_runs,
-    in_order,
     keyed,
 )
 
@@ -143,9 +142,8 @@ def _without_runs(unrun: DataFrame | None, runs: DataFrame) -> DataFrame:
 def _latest(runs: DataFrame) -> DataFrame:
     measured = set(runs.columns) & {*known_metrics(runs), *FLAGS, UNEVEN_CAUSE}
     outcome = {"status", "reason", "failed_rank", "attempt"}
-    places = [ROW, *(c for c in ("started_at",) if c in runs)]
-    last = in_order(runs[places]).groupby(ROW, sort=False, observed=True).tail(1).index
-    return runs.loc[last].drop(
+    last = runs.groupby(ROW, sort=False, observed=True).tail(1)
+    return last.drop(
         columns=[*measured, *outcome & set(runs.columns), *columns("run")], errors="ignore"
     )
 

@@ -16,7 +16,7 @@ from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import following
 from vitsweep.tables.formatting import count, times
 from vitsweep.tables.stats import MIN_BLOCKS, Claim
-from vitsweep.tables.valid_runs import checked_runs, in_order, is_look, one_device
+from vitsweep.tables.valid_runs import checked_runs, is_look, one_device
 
 """In the text of a command of `compare`."""
 
@@ -88,14 +88,12 @@ def paired(
     if runs.empty:
         return []
     runs = checked_runs(runs, "device")
-    measured = in_order(runs[(runs["status"] == Status.measured) & ~is_look(runs)])
+    measured = runs[(runs["status"] == Status.measured) & ~is_look(runs)]
     of_both = measured[measured["cell_id"].isin([variant, baseline])]
     per_block = log_throughput_per_block(one_device(of_both, mixed_hardware))
-    ratios = (
-        log_ratios(per_block, {variant: baseline}).groupby(["sweep", "block"])["log_ratio"].mean()
-    )
-    begun = of_both[["sweep", "block"]].drop_duplicates().itertuples(index=False, name=None)
-    return [float(ratios[block]) for block in begun if block in ratios.index]
+    ratios = log_ratios(per_block, {variant: baseline})
+    of_block = ratios.groupby(["sweep", "block"], sort=False)["log_ratio"]
+    return list(map(float, of_block.mean()))
 
 
 def blocks_wanted(log_ratios: Sequence[float], half_width: float) -> int:
@@ -113,7 +111,7 @@ def blocks_wanted(log_ratios: Sequence[float], half_width: float) -> int:
     if done < MIN_BLOCKS:
         return MIN_BLOCKS
     numbers = np.unique(np.geomspace(done, MOST_BLOCKS, 1000).astype(int))
-    halves = stats.any_look_half_width(_spread(log_ratios), numbers)
+    halves = stats.any_look_half_width(stats.spread(np.array(log_ratios, float)), numbers)
     enough = numbers[halves <= log1p(half_width)]
     return int(enough[0]) if len(enough) else MOST_BLOCKS
 
@@ -130,7 +128,7 @@ def compared(log_ratios: Sequence[float], is_fixed: bool = False) -> Comparison:
     middle = float(np.mean(log_ratios)) if num_blocks else nan
     if num_blocks < MIN_BLOCKS:
         return Comparison(exp(middle), nan, nan, num_blocks)
-    spread = _spread(log_ratios)
+    spread = stats.spread(np.array(log_ratios, float))
     error = float(
         stats.half_width(spread / sqrt(num_blocks), num_blocks - 1)
         if is_fixed
@@ -284,7 +282,3 @@ def with_comparisons(
         shown = {c: cells[c].mask(rows, v) for c, v in values.items()}
         cells = following(cells, factor).assign(**shown)
     return cells
-
-
-def _spread(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1)) * stats.spread_factor(np.asarray(values, float))

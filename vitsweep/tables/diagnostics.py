@@ -139,14 +139,9 @@ def _ratios_in_time(runs: DataFrame, baselines: Mapping[int, int | None]) -> lis
     ratios = log_ratios(log_throughput_per_block(runs, ROW), baselines, ROW)
     if ratios.empty:
         return []
-    started = runs["started_at"] if "started_at" in runs else runs.index.to_series()
-    begun = runs.assign(_begun=started.astype(str)).groupby(BLOCK, observed=True, dropna=False)
-    order = begun["_begun"].min().rename("_begun").reset_index()
-    order["device"] = order["device"].astype(object).where(order["device"].notna(), "")
-    table = ratios.merge(order, on=BLOCK).sort_values("_begun", kind="stable")
-    block = table.groupby(BLOCK, sort=False, dropna=False).ngroup()
+    block = ratios.groupby(BLOCK, sort=False, dropna=False).ngroup()
     own: dict[tuple[int, ...], list[Floats]] = {}
-    for _, rows in table.assign(_block=block).groupby(ROW, sort=False):
+    for _, rows in ratios.assign(_block=block).groupby(ROW, sort=False):
         logs = rows["log_ratio"].to_numpy(float)
         own.setdefault(tuple(rows["_block"]), []).append(logs - logs.mean())
     return [np.stack(found) for found in own.values()]

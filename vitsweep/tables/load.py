@@ -22,7 +22,7 @@ from vitsweep.tables import names as col
 from vitsweep.tables.cells import cells, typed
 from vitsweep.tables.comparison import with_comparisons
 from vitsweep.tables.names import in_menu_order
-from vitsweep.tables.valid_runs import newest_code
+from vitsweep.tables.valid_runs import in_order, newest_code
 
 # The first losses of timed steps beside those of the baseline: a cell that leaves them is wrong.
 
@@ -135,14 +135,15 @@ def check_units(table: DataFrame) -> DataFrame:
 
 
 def runs_of(store: Store, records: Iterable[RunRecord] | None = None) -> DataFrame:
-    """Return one row per run of a store, failed ones included; damaged records cause a warning.
+    """Return one row per run of a store, oldest first, failed ones included; damaged records cause a warning.
 
     Args:
         store: a sweep folder.
         records: its records, where they have been read.
     """
     rows = rows_of(store, store.runs() if records is None else records)
-    return with_wrong_losses(from_rows(rows, attributes_of(store)), store.baselines())
+    runs = in_order(from_rows(rows, attributes_of(store))).reset_index(drop=True)
+    return with_wrong_losses(runs, store.baselines())
 
 
 def rows_of(store: Store, records: Iterable[RunRecord]) -> Iterator[dict[str, Any]]:

@@ -137,6 +137,7 @@ def speedup_over(
     Returns:
         One row per cell (per cell, sweep and device where it was measured in several): `cell_id,
         baseline_cell_id, speedup, speedup_low, speedup_high, num_blocks` (blocks that hold both),
+        `block_noise` (standard deviation of the log ratio of one block),
         `p_value, p_holm, claim, claim_low, claim_high` (the interval that belongs to the claim
         among the family), `family_size, selection_adjusted_speedup, speedup_note`. `claim` is
         a `stats.Claim`; `speedup_note` says why

@@ -12,7 +12,17 @@ from vitsweep.results.record import Status
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cost import numbers
 from vitsweep.tables.formatting import count, times
-from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, SHOWN, Claim, chosen, estimate, holm, welch
+from vitsweep.tables.stats import (
+    LEVEL,
+    MIN_BLOCKS,
+    SHOWN,
+    Claim,
+    chosen,
+    estimate,
+    holm,
+    moments,
+    welch,
+)
 from vitsweep.tables.valid_runs import checked_runs, final_status, valid_runs
 
 SIDES = ("a", "b")
@@ -36,9 +46,10 @@ def sweep_diff(
     A cell's speedup is over its baseline within blocks, so what differs between the days or machines
     as a whole (clocks, drivers, temperature) has cancelled on each side before the sides are
     compared. change = exp(mean log ratio in B - mean log ratio in A), a ratio of ratios; its 95 %
-    interval is Welch's over the blocks of both sides, p-values are adjusted over the cells (Holm
-    1979). Baselines themselves are not compared: `throughput_ratio`, images/s in B over A from the
-    medians, holds everything that differs between the sides and has no interval.
+    interval is Welch's over the blocks of both sides (from 12 blocks of a side on with `stats.spread`),
+    p-values are adjusted over the cells (Holm 1979). Baselines themselves are not compared:
+    `throughput_ratio`, images/s in B over A from the medians, holds everything that differs between the
+    sides and has no interval.
 
     Args:
         runs_a: one row per run of the first sweep, in the columns of the store.
@@ -58,7 +69,7 @@ def sweep_diff(
         VitsweepError: a column is missing or does not hold what its name says.
     """
     sides = {"a": (checked_runs(runs_a), baselines_a), "b": (checked_runs(runs_b), baselines_b)}
-    changed = changes(runs_b, runs_a, baselines=(baselines_b, baselines_a))
+    changed = changes(sides["b"][0], sides["a"][0], baselines=(baselines_b, baselines_a))
     cells = list(
         dict.fromkeys(c for runs, _ in sides.values() if len(runs) for c in runs["cell_id"])
     )
@@ -193,11 +204,12 @@ def changes(
 
     One observation is a run; for `speedup` it is a block, whose ratio over the cell's baseline does
     not contain what differs between the days as a whole. Values that are missing, not finite or not above 0
-    are left out. Intervals are Welch's over logs.
+    are left out. Intervals are Welch's over logs; from 12 values of a side on they are wider where
+    neighbours resemble each other (`stats.spread`).
 
     Args:
-        now: one row per run.
-        kept: one row per run of the kept side.
+        now: one row per run, oldest first (`checked_runs`).
+        kept: the same of the kept side.
         metrics: columns of `METRICS`.
         baselines: cell -> its baseline cell, of now and of the kept side, for `speedup`.
         wanted: tells of rows `cell_id, metric` which are compared; default: all.
@@ -210,7 +222,7 @@ def changes(
         with 80 % probability.
     """
     sides = [
-        pd.concat({m: _sample(_logs(runs, m, base)) for m in metrics}, names=["metric"])
+        pd.concat({m: _moments(runs, m, base) for m in metrics}, names=["metric"])
         for runs, base in zip((kept, now), baselines[::-1], strict=True)
     ]
     every = sides[0].index.union(sides[1].index, sort=False)
@@ -227,20 +239,12 @@ def changes(
     return found.rename(columns=ends).assign(**counts).reset_index()
 
 
-def _sample(logs: DataFrame) -> DataFrame:
-    """Return `mean, variance, count` per cell of rows `cell_id, log`."""
-    groups = logs.groupby("cell_id", observed=True)["log"]
-    return DataFrame({"mean": groups.mean(), "variance": groups.var(), "count": groups.count()})
-
-
-def _logs(runs: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> DataFrame:
-    """Return `cell_id, log`, one row per run or block that has a value."""
-    if runs.empty:
-        return DataFrame({"cell_id": [], "log": Series(dtype=float)})
-    good = valid_runs(runs)
+def _moments(runs: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> DataFrame:
+    """Return `mean, variance, count` per cell over the logs of runs, or of the ratios of blocks."""
+    good = valid_runs(runs) if len(runs) else runs
     if metric == "speedup":
-        ratios = log_ratios(log_throughput_per_block(good), baselines)
-        return ratios.rename(columns={"log_ratio": "log"})[["cell_id", "log"]]
+        logs = log_ratios(log_throughput_per_block(good), baselines)
+        return moments(logs.groupby("cell_id", observed=True)["log_ratio"])
     values = numbers(good, metric)
     usable = np.isfinite(values) & (values > 0)
-    return DataFrame({"cell_id": good["cell_id"], "log": np.log(values.where(usable))})[usable]
+    return moments(np.log(values[usable]).groupby(good.loc[usable, "cell_id"], observed=True))

@@ -19,7 +19,7 @@ DISQUALIFYING = (Status.wrong, Status.diverged)
 
 def in_order(runs: DataFrame) -> DataFrame:
     """Return the runs oldest first, by `started_at` where it is known, else as they were given."""
-    if "started_at" not in runs:
+    if "started_at" not in runs or runs["started_at"].is_monotonic_increasing:
         return runs
     return runs.sort_values("started_at", kind="stable", na_position="first")
 
@@ -152,13 +152,13 @@ def checked_cells(cells: DataFrame, *optional: str) -> DataFrame:
 
 
 def checked_runs(runs: DataFrame, *optional: str) -> DataFrame:
-    """Return a table of runs with its numbers checked; see `checked_cells`.
+    """Return a table of runs, oldest first, with its numbers checked; see `checked_cells`.
 
     Raises:
         VitsweepError: as `checked_cells`, or a measured run has no `block`.
     """
-    table = _checked(
-        runs, ("cell_id", "status"), ("sweep", "block", "images_per_second", *optional)
+    table = in_order(
+        _checked(runs, ("cell_id", "status"), ("sweep", "block", "images_per_second", *optional))
     )
     measured = table["status"] == Status.measured
     if table.loc[measured, "block"].isna().any():
@@ -358,8 +358,7 @@ def _codes_of_baselines(
     That of the latest block which both share; blocks measured in full decide before looks. Second: the
     number of blocks shared with another code.
     """
-    good = at.assign(block=runs["block"], full=~is_look(runs))
-    good = good.loc[in_order(runs[runs["status"] == Status.measured]).index]
+    good = at.assign(block=runs["block"], full=~is_look(runs))[runs["status"] == Status.measured]
     of_cell = {c: b for c, b in baselines.items() if b and b != c}
     variant = good[good["newest"]].assign(base=lambda t: t["cell_id"].map(of_cell))
     right = good.drop(columns="newest").rename(
@@ -385,7 +384,7 @@ def _places(runs: DataFrame) -> tuple[DataFrame, bool]:
     devices = seen.loc[measured, "device"].unique()
     if seen["sweep"].nunique() < 2 and len(devices) < 2:
         return seen.assign(device=devices[0] if len(devices) else ""), True
-    good = seen.loc[in_order(runs[measured]).index]
+    good = seen[measured]
     latest = good.groupby(["cell_id", "sweep"])["device"].last()
     own = set(_tuples(good, KEY))
     seen["device"] = [k[2] if k in own else latest.get(k[:2], "") for k in _tuples(seen, KEY)]
