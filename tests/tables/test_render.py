@@ -12,7 +12,7 @@ from tests.builders import PLAIN, run, table
 from tests.sample_sweep import sweep
 from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.render import CellTable, as_table
+from vitsweep.tables.render import CellTable, TextTable
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARED = {"shared_device": True}
@@ -138,6 +138,24 @@ def test_long_headings_of_own_metrics_leave_room_for_the_accuracy() -> None:
     assert "Cost of a million images (USD)" in wide
 
 
+def test_headings_give_way_before_a_word_is_broken_and_numbers_never() -> None:
+    """The widest interval of a plan leaves one character less than the longest choice has."""
+    row = {
+        "cell": "optimizer=adamw_fused", "state": "runnable", "runs": "5", "peak GiB": "0.31",
+        "sent MB": "0", "step ms": "718 [321, 1,606]", "img/s": "1,205",
+    }  # fmt: skip
+    plan = DataFrame([row, row | {"cell": "precision=O2 sharding=fsdp (baseline)"}])
+    lines = printed(TextTable(plan), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [
+        line for line in lines if "optimizer=adamw_fused" in line and "718 [321, 1,606]" in line
+    ]
+    assert not any("precision=O2 sharding=fsdp (baseline)" in line for line in lines)
+    narrow = printed(TextTable(plan), 72)
+    assert max(map(len, narrow.splitlines())) <= 72
+    assert narrow.count("718 [321, 1,606]") == 2
+
+
 def test_every_row_is_shown_when_asked_for() -> None:
     text = printed(CellTable(made("hundred_cells"), "many", rows=100), 140)
     assert len(text.splitlines()) > 100
@@ -196,4 +214,4 @@ def test_a_row_whose_parameters_are_gathered_in_float32_says_so() -> None:
 def test_markup_in_a_reason_is_text() -> None:
     runs = table(run("base", status=Status.failed, reason="[bold]see[/bold] [/nothing]"))
     assert "[1] [bold]see[/bold] [/nothing]" in printed(CellTable(cells(runs, {}), "one"), 80)
-    assert "[red]" in printed(as_table(DataFrame({"cell": ["[red]"]})), 80)
+    assert "[red]" in printed(TextTable(DataFrame({"cell": ["[red]"]})), 80)

@@ -37,7 +37,7 @@ from vitsweep.tables.formatting import (
     with_interval,
 )
 from vitsweep.tables.notes import reason_lines
-from vitsweep.tables.render import as_table
+from vitsweep.tables.render import TextTable
 
 if TYPE_CHECKING:
     from vitsweep.predict.prediction import CellPrediction
@@ -160,7 +160,7 @@ def _show(
     if shown:
         named: dict[str, Column] = {"cell": _cells} | {c: values(c, any_value) for c in known}
         text = text_columns(DataFrame(shown, dtype=object), named if known else _SHORT)
-        console.print(as_table(text, title))
+        console.print(TextTable(text, title))
     else:
         console.print(title, highlight=False, markup=False)
     for row in shown if everything else ():

@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 from pandas import DataFrame
 from rich.console import Console
-from rich.table import Table
 
 from vitsweep.composition.composer import Composer
 from vitsweep.errors import ExitCode
@@ -23,7 +22,7 @@ from vitsweep.rates.calibration import Calibration, RankSetup, kept_calibration
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import number
-from vitsweep.tables.render import as_table
+from vitsweep.tables.render import TextTable
 
 BUSY = 0.1
 """Share of the cores above which the work of other programs disturbs the measurement."""
@@ -128,9 +127,9 @@ def _traces(cells: Sequence[CellSpec]) -> list[StepTrace]:
     return [trace for trace in found if isinstance(trace, StepTrace)]
 
 
-def _summary(calibration: Calibration) -> Table:
+def _summary(calibration: Calibration) -> TextTable:
     rows = [_setup(setup) for setup in calibration.setups]
-    return as_table(
+    return TextTable(
         DataFrame(rows),
         f"{calibration.device}, {calibration.date}: products, copies, an all-reduce of 16 MiB",
     )

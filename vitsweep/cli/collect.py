@@ -95,7 +95,7 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
         BadValueError: a column or a condition is wrong, or no cell fulfils it.
     """
     from vitsweep.results.store import sweep_argument
-    from vitsweep.tables.render import BEST, CellTable, as_table, pick, sorted_by, where
+    from vitsweep.tables.render import BEST, CellTable, TextTable, pick, sorted_by, where
     from vitsweep.tables.replicates import replicate_key, replicates
 
     if typed.where is not None:
@@ -111,4 +111,4 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
     if typed.columns is None:
         return CellTable(cells, sweep_argument(store), most_rows, in_order=typed.sort is not None)
     names = [name.strip() for name in typed.columns.split(",")]
-    return as_table(pick(cells, names).head(most_rows), f"Sweep {store.name}")
+    return TextTable(pick(cells, names).head(most_rows), f"Sweep {store.name}")

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
-from rich.table import Table
+from rich.console import RenderableType
 
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
@@ -166,9 +166,9 @@ def _rates(machine: Machine) -> list[tuple[str, str]]:
     return rows
 
 
-def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+def _table(title: str, rows: list[tuple[str, str]]) -> RenderableType:
     from pandas import DataFrame
 
-    from vitsweep.tables.render import as_table
+    from vitsweep.tables.render import TextTable
 
-    return as_table(DataFrame(rows, dtype=str), title, show_header=False)
+    return TextTable(DataFrame(rows, dtype=str), title, show_header=False)

@@ -22,7 +22,7 @@ from vitsweep.report.views import collect
 from vitsweep.results.store import find_sweep
 from vitsweep.spec.measurement import MIN_BLOCKS, MOST_BLOCKS, MOST_TRACED_STEPS
 from vitsweep.tables.causes import MODULES
-from vitsweep.tables.render import as_table
+from vitsweep.tables.render import TextTable
 
 WIDE, WIDE_ONLY = 110, ("by less work", "by a better rate", "launches", "class", "rate")
 """Characters of a terminal below which these columns are left to `--json`."""
@@ -137,7 +137,7 @@ def _show(found: Explained, console: Console, asked: Namespace) -> None:
             for title, table in shown.items()
         }
     for title, table in shown.items():
-        console.print(as_table(table, title))
+        console.print(TextTable(table, title))
     lines = [f"\n{found.sentence}", *explanation.notes]
     if asked.modules and MODULES not in shown:
         lines.append("The stored traces hold no modules: another `--blocks` measures new ones.")

@@ -18,7 +18,7 @@ from vitsweep.rates.profile import Profile, profile_named, profile_names
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
-from vitsweep.tables.render import as_table
+from vitsweep.tables.render import TextTable
 
 SHOWN = 10
 IMAGES_PER_GPU = 32
@@ -143,7 +143,7 @@ def _show(
 ) -> None:
     resources = base.resources
     rows = [_row(candidate) for candidate in found.ranked[:SHOWN]]
-    table = as_table(
+    table = TextTable(
         DataFrame(rows).rename_axis("no.").rename(index=lambda n: n + 1).reset_index(),
         f"Fastest layouts of {base.model.name}: {count(resources.nodes, 'node')} of "
         f"{resources.ranks_per_node} x {hardware.title}",

@@ -86,7 +86,7 @@ def _measured(checked: "Checked", bundle: Path, minutes: float) -> int:
     from vitsweep.console import open_console, print_lines
     from vitsweep.report.views import collect
     from vitsweep.results.store import Store
-    from vitsweep.tables.render import as_table as shown
+    from vitsweep.tables.render import TextTable
 
     if not checked.claims:
         raise VitsweepError("The bundle claims nothing: there is nothing to measure.")
@@ -97,7 +97,7 @@ def _measured(checked: "Checked", bundle: Path, minutes: float) -> int:
         print_lines(console, [f"{one.claim.cell}: {one.verdict}. {one.note}".rstrip()])
 
     rows, folder = reproduce(checked, minutes, console, ended)
-    console.print(shown(as_table(rows)))
+    console.print(TextTable(as_table(rows)))
     if folder is not None:
         collect(Store(folder))
         print_lines(console, [f"The runs are in {folder}."])

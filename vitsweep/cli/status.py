@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from vitsweep.cli.verbs import VERBS, Options
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 
 def parser() -> Options:
@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     return status(find_sweep(typed.sweep), typed.watch, open_console())
 
 
-def _sweeps() -> "Table | str":
+def _sweeps() -> "RenderableType":
     """Return a table of the sweeps under `results/`, that of the latest command first."""
     from collections import Counter
 
@@ -42,7 +42,7 @@ def _sweeps() -> "Table | str":
 
     from vitsweep.results.store import RESULTS, Store, sweep_names
     from vitsweep.tables.load import cells_of
-    from vitsweep.tables.render import as_table
+    from vitsweep.tables.render import TextTable
 
     rows = []
     for name in sweep_names():
@@ -56,4 +56,4 @@ def _sweeps() -> "Table | str":
                 "cells": ", ".join(f"{count} {status}" for status, count in found.most_common()),
             }
         )
-    return as_table(DataFrame(rows)) if rows else f"There is no sweep under `{RESULTS}/` yet."
+    return TextTable(DataFrame(rows)) if rows else f"There is no sweep under `{RESULTS}/` yet."

@@ -21,7 +21,7 @@ from vitsweep.tables.effects import sentences
 from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.race import has_begun, race_answer, race_lines, race_table, race_text
-from vitsweep.tables.render import BEST, CellTable, as_table
+from vitsweep.tables.render import BEST, CellTable, TextTable
 from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -32,7 +32,7 @@ def show_race(tables: SweepTables, console: Console) -> str | None:
     """Print the result of a race; return the leader's cell id, None where there is none."""
     race, name = tables.race, tables.stores[0].name
     table = race_table(race)
-    console.print(as_table(race_text(table.head(BEST)), f"Race of sweep {name}"))
+    console.print(TextTable(race_text(table.head(BEST)), f"Race of sweep {name}"))
     if len(table) > BEST:
         console.print(f"{len(table) - BEST} more cells stand in the report.", highlight=False)
     lines = [race_answer(race), *race_lines(race)]
@@ -95,7 +95,7 @@ def summarize_limits(session: Session, key: str) -> None:
     tables = collect(store)
     table = limits(tables.cells, key)
     console.print()
-    console.print(as_table(limits_text(table, key), f"Limits of sweep {store.name}"))
+    console.print(TextTable(limits_text(table, key), f"Limits of sweep {store.name}"))
     console.print(limit_answer(table, key), highlight=False)
     print_lines(console, empty_metrics(tables.runs))
     if session.settings.report and (table["fits"] > 0).any():

@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
 
 from pandas import DataFrame, Series
 from pandas.api.types import is_bool_dtype
@@ -72,25 +71,41 @@ COLOURS: Mapping[str, str] = {
 }
 
 
-def as_table(
-    text: DataFrame,
-    title: str | None = None,
-    widths: Sequence[int] = (),
-    show_header: bool = True,
-) -> Table:
-    """Return a table of text for a terminal, its numbers to the right."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False,
-                  pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold",
-                  show_header=show_header)  # fmt: skip
-    numeric = headings(text)
-    for name, width in zip_longest(text, widths):
-        right = name in numeric
-        table.add_column(str(name), justify="right" if right else "left", overflow="fold",
-                         no_wrap=right and len(str(name)) <= (width or 999), width=width)  # fmt: skip
-    for row in text.astype(str).to_dict("records"):
-        style = COLOURS.get(str(row.get("result", "")).split(" [")[0], "")
-        table.add_row(*(Text(value, style=style) for value in row.values()))
-    return table
+@dataclass(frozen=True)
+class TextTable:
+    """A table of text for a terminal, its numbers to the right.
+
+    Where there is no room, headings are written on several lines, then text is broken between words, and at
+    last within them.
+
+    Attributes:
+        text: all of it.
+        title: above the table.
+        widths: characters of each column; by default those that fit the console.
+        show_header: write the headings.
+    """
+
+    text: DataFrame
+    title: str | None = None
+    widths: Sequence[int] = ()
+    show_header: bool = True
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table."""
+        if self.title:
+            yield Text(self.title, style="italic")
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
+                      padding=(0, GAP - 1, 0, 0), header_style="bold",
+                      show_header=self.show_header)  # fmt: skip
+        numeric = headings(self.text)
+        widths = self.widths or _widths(self.text, options.max_width)
+        for name, width in zip(self.text, widths, strict=True):
+            justify: Literal["left", "right"] = "right" if name in numeric else "left"
+            table.add_column(str(name), justify=justify, overflow="fold", width=width)
+        for row in self.text.astype(str).to_dict("records"):
+            style = COLOURS.get(str(row.get("result", "")).split(" [")[0], "")
+            table.add_row(*(Text(value, style=style) for value in row.values()))
+        yield table
 
 
 # What was measured of a cell, as text.
@@ -262,7 +277,7 @@ class CellTable:
             yield from self._table(ran, options.max_width)
         yield from map(Text, lines_of(cells, refused))
 
-    def _table(self, ran: DataFrame, width: int) -> Iterator[Table | Text]:
+    def _table(self, ran: DataFrame, width: int) -> Iterator[TextTable | Text]:
         shown = self._best(ran)
         marks, notes = _footnotes(shown)
         numbers, once = _said_once(_numbers(shown, marks))
@@ -271,7 +286,7 @@ class CellTable:
         for place, name in enumerate(sorted(set(match), key=_by_numbers)):
             if name:
                 yield Text(f"{'' if place == 0 else chr(10)}{name}", style="bold")
-            yield as_table(text[match == name], widths=widths, show_header=place == 0)
+            yield TextTable(text[match == name], widths=widths, show_header=place == 0)
         yield Text("\n" + "; ".join([_tally(ran), *once]) + ".")
         if left_out:
             yield Text(f"Too narrow for: {', '.join(left_out)}.", style="dim")
@@ -314,26 +329,26 @@ def _fitted(
 
 
 def _needed(text: DataFrame) -> dict[str, int]:
-    """Return the characters of each column; the long headings of the user's are written on several lines."""
-    own = _own_headings(text)
-    heads = {str(c): str(c).split() if c in own else [str(c)] for c in text}
-    return {c: max(map(len, (*head, *text[c]))) for c, head in heads.items()}
-
-
-def _own_headings(text: DataFrame) -> set[str]:
-    return set(map(str, text)) & (headings(text).keys() - headings())
+    """Return the characters of each column; headings may be written on several lines."""
+    return {str(c): max(map(len, (*str(c).split(), *map(str, text[c]))), default=0) for c in text}
 
 
 def _widths(text: DataFrame, width: int) -> list[int]:
-    """Return the characters of each column in a line of `width`; text gives way where not all fit."""
-    needed = _needed(text)
-    for own in sorted(_own_headings(text)):
-        spare = width - sum(needed.values()) - GAP * (len(needed) - 1)
-        needed[own] += max(min(len(own) - needed[own], spare), 0)
-    folded = [c for c in ("result", *text) if c in needed and c not in headings(text)]
-    for column, least in zip(folded, (NARROWEST_RESULT, *[NARROWEST_NAME] * 9), strict=False):
-        excess = sum(needed.values()) + GAP * (len(needed) - 1) - width
-        needed[column] = max(min(needed[column], least), needed[column] - max(excess, 0))
+    """Return the characters of each column in a line of `width`; text gives way as in `TextTable`."""
+    needed, room = _needed(text), width - GAP * (len(text.columns) - 1)
+    for head in needed:
+        spare = room - sum(needed.values())
+        needed[head] += max(min(len(head) - needed[head], spare), 0)
+    words = {
+        c: max((len(w) for value in text[c] for w in str(value).split()), default=0) for c in text
+    }
+    folded = [c for c in sorted(needed, key=needed.__getitem__)[::-1] if c not in headings(text)]
+    for least_word in (words, {}):
+        for column in sorted(folded, key=lambda c: c != "result"):
+            least = NARROWEST_RESULT if column == "result" else NARROWEST_NAME
+            least = max(least, least_word.get(column, 0))
+            excess = max(sum(needed.values()) - room, 0)
+            needed[column] = max(min(needed[column], least), needed[column] - excess)
     return list(needed.values())
 
 

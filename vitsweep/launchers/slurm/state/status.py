@@ -13,7 +13,6 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from vitsweep.errors import VitsweepError
@@ -161,16 +160,16 @@ def _started_at(run: RunRecord) -> str | None:
     return run.environment.get("started_at")
 
 
-def _arrays_table(job_states: Sequence[JobState]) -> Table:
+def _arrays_table(job_states: Sequence[JobState]) -> RenderableType:
     from pandas import DataFrame
 
-    from vitsweep.tables.render import as_table
+    from vitsweep.tables.render import TextTable
 
     by_array: dict[JobArray, list[JobState]] = {}
     for state in job_states:
         by_array.setdefault(state.job.array, []).append(state)
     rows = [_array_row(array, members) for array, members in by_array.items()]
-    return as_table(DataFrame(rows), "Jobs")
+    return TextTable(DataFrame(rows), "Jobs")
 
 
 def _array_row(array: JobArray, members: Sequence[JobState]) -> dict[str, str]:
