@@ -37,6 +37,9 @@ def test_show_of_a_choice_has_its_keys(capsys: pytest.CaptureFixture[str]) -> No
     printed = capsys.readouterr().out
     assert "master_weights: true" in printed
     assert "+sweep=first" in printed
+    begun = "cast_model_type: half         # dtype of parameters and gradients in forward and"
+    assert f"{begun}\n{' ' * 30}# backward; null: float32\n" in printed
+    assert max(len(line) for line in printed.splitlines() if "# " in line) <= 80
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def _show_through_hydra(flag: str, words: Sequence[str]) -> int:
     from vitsweep.cli.hydra_detour import HYDRA_SHOWS, run_hydra
 
     if not flag.startswith(("--config-", "--package", "--resolve", *HYDRA_SHOWS)):
-        _options().error(f"Unrecognized arguments: {flag}")
+        _options().error(f"unrecognized arguments: {flag}")
     return run_hydra(words)
 
 

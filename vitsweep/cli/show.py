@@ -86,13 +86,26 @@ def shown_choice(group: str, choice: str) -> str:
     keys = [x for x in text.splitlines() if not x.startswith(("#", "_target_"))]
     plus = "+" if group == SWEEPS else ""
     return "\n".join(
-        [f"{plus}{group}={choice}", *_wrapped(comment(group, choice), "  "), "", *keys]
+        [
+            f"{plus}{group}={choice}",
+            *_wrapped(comment(group, choice), "  "),
+            "",
+            *(line for key in keys for line in _with_comment(*key.partition("  # "))),
+        ]
     )
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
+def _with_comment(key: str, mark: str, said: str) -> list[str]:
+    """Return a line of a file; a comment for which it has no room goes on in lines below."""
+    return _wrapped(said, " " * len(key) + mark, key + mark) if said else [key]
+
+
+def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]:
     return TextWrapper(
-        WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        WIDTH,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
     ).wrap(text)
 
 

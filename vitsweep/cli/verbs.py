@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.errors import BadValueError, VitsweepError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -171,4 +171,8 @@ class Options(ArgumentParser):
         Raises:
             VitsweepError: always; the text names what is wrong, and how the verb is typed.
         """
-        raise VitsweepError(f"{message[:1].upper()}{message[1:]}.\n{self.format_usage().strip()}")
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        option = next((word for word in unknown if word.startswith("-")), "").partition("=")[0]
+        meant = did_you_mean(option, self._option_string_actions, str)
+        text = f"{message[:1].upper()}{message[1:]}.{meant}"
+        raise VitsweepError(f"{text}\n{self.format_usage().strip()}")
