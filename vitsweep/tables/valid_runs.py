@@ -19,7 +19,10 @@ DISQUALIFYING = (Status.wrong, Status.diverged)
 
 def in_order(runs: DataFrame) -> DataFrame:
     """Return the runs oldest first, by `started_at` where it is known, else as they were given."""
-    if "started_at" not in runs or runs["started_at"].is_monotonic_increasing:
+    if "started_at" not in runs:
+        return runs
+    known = runs["started_at"].notna()
+    if known.is_monotonic_increasing and runs.loc[known, "started_at"].is_monotonic_increasing:
         return runs
     return runs.sort_values("started_at", kind="stable", na_position="first")
 
