@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitsweep.measure.kernel_kinds import Event, kind_of_kernel, kind_of_operator
 from vitsweep.measure.step_trace import (
@@ -335,6 +336,22 @@ def test_at_least_98_percent_of_the_kernel_time_of_recorded_traces_is_in_its_cla
     share = kernels["percent"].where(right, 0).groupby(kernels["trace"]).sum()
     share /= kernels.groupby("trace")["percent"].sum()
     assert (share >= 0.98).all(), share[share < 0.98]
+
+
+def test_convolutions_have_the_flops_that_torch_counts() -> None:
+    images = torch.ones(2, 4, 9, 9, requires_grad=True)
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), nn.ConvTranspose2d(8, 4, 2, dilation=2)
+    )
+
+    def step() -> None:
+        model(images).sum().backward()
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    [rows] = step_rows(record_steps(step, 1, torch.device("cpu")), 1, None)
+    of_products = [row["work"] for row in rows if row["class"] == TimeClass.products]
+    assert sum(of_products) == counter.get_total_flops()
 
 
 def test_products_with_factors_have_their_flops() -> None:

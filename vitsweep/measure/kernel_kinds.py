@@ -99,6 +99,7 @@ class Event:
             its launch.
         shapes: of the inputs.
         dtypes: of the inputs.
+        values: of the inputs that are no tensors, by place; of convolutions only.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Event:
     id: int = 0
     shapes: Sequence[Any] = ()
     dtypes: Sequence[str] = ()
+    values: Sequence[Any] = ()
 
     @property
     def is_collective(self) -> bool:
@@ -143,8 +145,10 @@ def work_of(event: Event) -> float:
     try:
         if kind is TimeClass.attention:
             return _attention_flops(event)
+        if event.values:
+            return _convolution_flops(event)
         if kind is TimeClass.products:
-            formula = _formula(event.name)
+            formula = flop_formula(event.name)
             tensors = [shape for shape in event.shapes if shape]  # without factors such as beta
             return float(formula(*tensors, out_val=None)) if formula else 0.0
     except (TypeError, ValueError, AssertionError, IndexError):  # of another signature
@@ -161,8 +165,21 @@ def _attention_flops(event: Event) -> float:
     return float(flop_counter.sdpa_flop_count(*event.shapes[:3]))
 
 
+def _convolution_flops(event: Event) -> float:
+    """Return the FLOPs of a convolution or its backward pass; the formula needs the shapes of the outputs."""
+    formula, given = flop_formula(event.name), event.values[3:]
+    first, second, third = event.shapes[:3]
+    out: Any = second, third  # in the backward pass the gradients of images and weight
+    if not event.name.endswith("backward"):
+        sizes = zip(first[2:], second[2:], *given[:3], strict=True)
+        out = [(n + 2 * pad - hole * (k - 1) - 1) // step + 1 for n, k, step, pad, hole in sizes]
+        out = [*first[:2], *out]
+    return float(formula(first, second, third, *given, out_val=out)) if formula else 0.0
+
+
 @cache
-def _formula(name: str) -> Callable[..., Any] | None:
+def flop_formula(name: str) -> Callable[..., Any] | None:
+    """Return the formula of torch for the FLOPs of an operator; None where it has none."""
     from torch.utils.flop_counter import flop_registry
 
     space, _, operator = name.partition("::")

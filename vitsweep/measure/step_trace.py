@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch._C._autograd import DeviceType
 
 from vitsweep.measure.communication import Collectives, quiet_profile, transfers_ms
-from vitsweep.measure.kernel_kinds import Event, kind_of_kernel, kind_of_operator, work_of
+from vitsweep.measure.kernel_kinds import Event, flop_formula, kind_of_kernel, kind_of_operator, work_of
 from vitsweep.spec.measurement import BETWEEN, POOLED, TimeClass
 
 STEP = "vitsweep.step"
@@ -122,6 +122,7 @@ def _event(found: Any) -> Event:
         id=number,
         shapes=() if on_device else found.shapes(),
         dtypes=() if on_device else found.dtypes(),
+        values=found.concrete_inputs() if "::convolution" in found.name() else (),
     )
 
 
@@ -380,10 +381,14 @@ class TraceReader:
             if is_forward and not parent.recomputes:
                 self._note_recomputation(event, parent.event)
         kind = None if event.is_range or event.is_node else kind_of_operator(event.name)
-        in_attention = parent and parent.owner and parent.owner.kind is TimeClass.attention
+        around = parent.owner if parent else None
+        is_part = around and (
+            around.kind is TimeClass.attention
+            or (kind is around.kind is TimeClass.products and flop_formula(around.event.name))
+        )
         if event.is_node and event.sequence in self._of_attention:
             kind = TimeClass.attention
-        if kind is not None and not in_attention:
+        if kind is not None and not is_part:
             operator.owner, operator.kind = operator, kind
         if event.id:
             self.operators[event.id] = operator
