@@ -1,12 +1,17 @@
 """`vitsweep explain` as a user types it."""
 
 import json
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import vitsweep
 from tests.command import QUICK
+from tests.small_disk import fill, small_disk
+from tests.traced import traced_sweep
 from vitsweep.cli.main import run as front_door
 from vitsweep.errors import VitsweepError
 from vitsweep.results.store import Store
@@ -50,6 +55,51 @@ def test_a_pair_is_measured_once_and_then_explained_from_what_is_stored(
     assert explain("adamw_loop", "--sweep=compare", "--json") == 0
     alone = json.loads(capsys.readouterr().out)
     assert alone["step_ms"] == pytest.approx(sum(row["ms"] for row in alone["causes"]))
+
+
+def test_three_traced_blocks_of_a_sweep_are_explained_without_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = traced_sweep(tmp_path / "results" / "mine")
+    assert explain("adamw_fused", "adamw_loop") == 0
+    told = capsys.readouterr()
+    assert "ms less in optimizer" in told.out
+    assert "Sweep `mine`, the latest." in told.err
+    assert len(list(store.runs())) == 6
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["mine"], "nothing ran"
+
+
+def test_a_folder_that_takes_no_report_still_gets_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        traced_sweep(disk / "mine")
+        fill(disk / "filler")
+        assert explain("aa", "bb", f"--sweep={disk / 'mine'}") == 2
+        assert explain("aa", f"--sweep={disk / 'mine'}") == 2
+    told = capsys.readouterr()
+    assert "ms less in optimizer" in told.out
+    assert "ms a step; its runs recorded no rate" in told.out
+    assert told.err.count("No space left on device") == 2
+
+
+def test_ctrl_c_before_the_first_pair_says_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    endless = "measurement.measured_steps=100000"
+
+    def ctrl_c() -> None:
+        while not list(tmp_path.glob("results/compare/cells/*/attempts/*/rank0.log")):
+            time.sleep(0.05)
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=ctrl_c, daemon=True).start()
+    assert explain(*ARMS, *LONE, endless, "--blocks=1") == 130
+    assert "What was measured is kept; the same command continues." in capsys.readouterr().err
 
 
 REFUSED = {
