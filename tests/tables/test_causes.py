@@ -1,12 +1,14 @@
 """Causes add up to the measured difference, in every block and in the table."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from pandas import DataFrame
 
 from tests.builders import run as measured_run
+from tests.traced import traced, traced_sweep
 from vitsweep.charts import causes as chart
 from vitsweep.errors import BadValueError
 from vitsweep.spec.measurement import TimeClass
@@ -16,11 +18,13 @@ from vitsweep.tables.causes import (
     TracedRun,
     _late_rank,
     cause_text,
+    explain_cells,
     explained,
     find_cell,
     operator_text,
     traced_run,
 )
+from vitsweep.tables.sweep_tables import SweepTables
 
 PRODUCTS, OPTIMIZER, HOST = (
     str(k) for k in (TimeClass.products, TimeClass.optimizer, TimeClass.host)
@@ -34,9 +38,6 @@ def run(
     return TracedRun(
         step_ms=step,
         plain_ms=plain,
-        ms=ms,
-        calls={OPTIMIZER: calls},
-        work={PRODUCTS: work},
         operators={
             (kind, f"aten::{kind}", "[[8, 64]]"): np.array(
                 [spent, calls if kind == OPTIMIZER else 1, work if kind == PRODUCTS else 0]
@@ -113,7 +114,6 @@ def test_operators_are_ranked_by_their_difference_and_add_up_to_their_class() ->
 
 
 def test_a_late_rank_is_named_with_what_the_others_wait() -> None:
-    columns = ["rank", "step", "class", "operator", "shapes", "calls", "ms", "work"]
     waiting = str(TimeClass.ranks)
     late = [
         [0, 0, waiting, "gloo:all_reduce", "", 0, 7.0, 0.0],
@@ -121,13 +121,12 @@ def test_a_late_rank_is_named_with_what_the_others_wait() -> None:
         [1, 0, PRODUCTS, "aten::mm", "", 1, 20.0, 1.0],
         [2, 0, waiting, "gloo:all_reduce", "", 0, 9.0, 0.0],
     ]
-    trace = {"columns": columns, "rows": late, "plain_ms": 20.0, "critical_rank": 1}
-    traced = traced_run(replace(measured_run("aa"), samples={"trace": trace}))
-    assert traced
-    traced = replace(traced, step_ms=20.0)
-    assert (traced.critical_rank, traced.waited_ms) == (1, 8.0)
-    assert _late_rank([traced], "fsdp") == "fsdp: the other ranks wait 8.00 ms a step for rank 1."
-    assert not _late_rank([replace(traced, waited_ms=0.1)], "fsdp")
+    found = traced_run(traced(measured_run("aa"), late, 20.0, critical_rank=1))
+    assert found
+    found = replace(found, step_ms=20.0)
+    assert (found.critical_rank, found.waited_ms) == (1, 8.0)
+    assert _late_rank([found], "fsdp") == "fsdp: the other ranks wait 8.00 ms a step for rank 1."
+    assert not _late_rank([replace(found, waited_ms=0.1)], "fsdp")
 
 
 def test_modules_add_up_to_the_traced_step() -> None:
@@ -156,6 +155,17 @@ def test_the_picture_has_the_difference_first_and_the_rest_last() -> None:
     assert [t.get_text() for t in axes.get_yticklabels()] == rows["cause"].tolist()
     assert [p.get_width() for p in axes.patches] == pytest.approx(rows["ms"].tolist())
     assert cause_text(found)["cause"].iloc[-1] == "measured difference"
+
+
+def test_a_phase_that_moved_although_no_technique_touches_it_is_named(tmp_path: Path) -> None:
+    said = "Moved elsewhere: forward +5 ms a step, which optimizer does not touch."
+    for forward_ms, moved in ((15.0, said), (10.0, "")):
+        tables = SweepTables.of(traced_sweep(tmp_path / str(forward_ms), 5, forward_ms))
+        found = explain_cells(tables, "aa", "bb", NAMES)
+        assert found.moved == moved
+        assert found.sentence.endswith(moved or "not shown to differ.")
+        assert (moved in found.json()["notes"]) is bool(moved)
+        assert moved in chart.draw(chart.rows_of([found])).axes[0].get_xlabel()
 
 
 CELLS = DataFrame(

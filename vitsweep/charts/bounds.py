@@ -11,8 +11,8 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.charts.causes import MOST_PANELS
 from vitsweep.charts.chart import NOTHING, Chart
-from vitsweep.tables.bounds import Bounds, bounds, traced_cells
-from vitsweep.tables.causes import REST, TRACING
+from vitsweep.tables.bounds import TAKEN_OFF, Bounds, bounds, traced_cells
+from vitsweep.tables.causes import REST
 from vitsweep.tables.formatting import missing, number
 from vitsweep.tables.names import names_by_id
 from vitsweep.tables.sweep_tables import SweepTables
@@ -51,11 +51,9 @@ def _panel(axes: Axes, rows: DataFrame) -> None:
         right = max(v for v in (0.0, ms, row["high"], bound) if not missing(v))
         style.value(axes, position, right, text)
     axes.axvline(0, color=style.INK, linewidth=1)
-    axes.set_yticks(range(len(rows)), [str(cause) for cause in rows["cause"]])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    style.rows(axes, rows["cause"].tolist(), 0.0)
     ends = rows[["ms", "low", "high", "bound_ms"]].to_numpy(float)
     axes.set_xlim(1.05 * min(0.0, np.nanmin(ends)), 1.35 * np.nanmax(ends))  # room for the values
-    axes.grid(axis="y", visible=False)
     style.title(axes, f"{rows['cell'].iloc[0]}: {number(rows['step_ms'].iloc[0])} ms a step")
     axes.set_xlabel(
         "Milliseconds a step (orange: spent; blue: its bound; grey: no work is counted)"
@@ -68,5 +66,5 @@ CHART = Chart(
     draw,
     "Milliseconds a step by class, with 95 % intervals over blocks. Blue: the shortest time in which this "
     "device can do the counted FLOPs or read the bytes. Grey: no work is counted; "
-    f"`{TRACING}` takes back what the profiler adds, `{REST}` is the remainder of the untraced step.",
+    f"`{TAKEN_OFF}` is what the profiler adds to the classes, `{REST}` the remainder of the untraced step.",
 )

@@ -1,5 +1,6 @@
 """Why a cell is faster or slower than another: the measured difference, cause by cause."""
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,8 +45,9 @@ def _rows(found: Explanation) -> DataFrame:
     if len(small):
         pooled = {"cause": SMALL, "ms": small["ms"].sum(), "shown": False}
         parts.append(DataFrame([pooled]))
-    whole = pd.concat([*parts, causes[is_last]], ignore_index=True)
-    return whole.assign(a=found.names[0], b=found.names[1], speedup=found.speedup[0])
+    parts.append(causes[is_last].drop(columns=["a_ms", "b_ms"]))
+    whole = pd.concat(parts, ignore_index=True)
+    return whole.assign(a=found.names[0], b=found.names[1], speedup=found.speedup, moved=found.moved)
 
 
 def draw(table: DataFrame) -> Figure:
@@ -64,27 +66,25 @@ def _panel(axes: Axes, rows: DataFrame) -> None:
         hue = FASTER if row["ms"] < 0 else SLOWER
         if row["cause"] in (TRACING, REST, SMALL):
             hue = style.BASELINE
-        look = style.fill(hue, bool(row["shown"]))
-        axes.barh(position, row["ms"], height=style.BAR, **look)  # type: ignore[arg-type]
-        style.whiskers(axes, position, row["ms"], row["low"], row["high"])  # type: ignore[arg-type]
-        right = max(0.0, *(v for v in (row["ms"], row["high"]) if not missing(v)))
-        style.value(axes, position, right, _label(row))  # type: ignore[arg-type]
+        look, interval = style.fill(hue, bool(row["shown"])), (row["low"], row["high"])
+        style.bar(axes, position, row["ms"], _label(row), look, interval)  # type: ignore[arg-type]
     axes.axhline(0.5, color=style.QUIET, linewidth=0.8)
     axes.axvline(0, color=style.INK, linewidth=1)
-    axes.set_yticks(range(len(rows)), [str(c) for c in rows["cause"]])
+    style.rows(axes, rows["cause"].tolist(), 0.0)
     axes.get_yticklabels()[0].set_fontweight("bold")
     axes.set_ylim(len(rows) - 0.4, -0.95)
     least, most = min(0.0, np.nanmin(ends)), max(0.0, np.nanmax(ends))
     axes.set_xlim(least - 0.1 * reach, most + 0.7 * reach)  # room for the values
-    axes.grid(axis="y", visible=False)
     for side, text in (("right", f"← {a} takes less "), ("left", f" {a} takes more →")):
         axes.text(0, -0.65, text, ha=side, va="center", fontsize=8.5, color=style.QUIET)
     style.title(axes, f"{a} against {b}: {times(rows.at[0, 'speedup'])} the throughput")
-    axes.set_xlabel("Milliseconds a step (hatched: not shown to differ from 0)")
+    below = ["Milliseconds a step (hatched: not shown to differ from 0)"]
+    below += textwrap.wrap(str(rows.at[0, "moved"]), style.TITLE_CHARACTERS)
+    axes.set_xlabel("\n".join(below))
 
 
 def _label(row: pd.Series) -> str:
-    known = "a_ms" in row and not missing(row["a_ms"]) and max(row["a_ms"], row["b_ms"]) > 0
+    known = not missing(row["a_ms"]) and max(row["a_ms"], row["b_ms"]) > 0
     spent = f"   {number(row['b_ms'])} → {number(row['a_ms'])} ms" if known else ""
     return f"{signed(row['ms'])}{spent}"
 

@@ -293,7 +293,8 @@ def bar(
     """
     axes.barh(position, length, height=BAR, **look)
     whiskers(axes, position, length, *ends)
-    value(axes, position, length if missing(ends[1]) else min(ends[1], limit), text)
+    outer = length if missing(ends[1]) else min(ends[1], limit)
+    value(axes, position, max(0.0, length, outer), text)  # right of a bar to the left, too
 
 
 def value(axes: Axes, position: float, end: float, text: str) -> None:

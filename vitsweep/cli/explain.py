@@ -30,22 +30,23 @@ LONGEST_HEADING = 10
 """Of a column of a narrow terminal, in characters."""
 
 HELP = f"""\
-Say why A takes another time per step than B: causes, with 95 % intervals, that add up to the
-measured difference.
+Say why A takes another time per step than B: causes, with 95 % intervals, that
+add up to the measured difference.
 
-A and B are overrides, as in `compare`: those that follow hold for both, the runs go into
-results/compare. Or they are cells of a sweep, as its table names them: `O2`, `O2 fsdp`, with `--sweep`
-`precision=O2` too, or a cell id. Where the sweep holds traced blocks of both, nothing is measured. Else
-both run in turns, and each run ends, after its timed window, with steps under torch's profiler; at
-least {MIN_BLOCKS} blocks give intervals.
+A and B are overrides, as in `compare`: those that follow hold for both, the
+runs go into results/compare. Or they are cells of a sweep, as its table names
+them: `O2`, `O2 fsdp`, with `--sweep` `precision=O2` too, or a cell id. Where
+the sweep holds traced blocks of both, nothing is measured. Else both run in
+turns, and each run ends, after its timed window, with steps under torch's
+profiler; at least {MIN_BLOCKS} blocks give intervals.
 
   python -m vitsweep explain optimizer=adamw_foreach optimizer=adamw_loop
   python -m vitsweep explain O2 fp32 --sweep vit_nano-precision
   python -m vitsweep explain O2 fp32 --operators 10 --modules
   python -m vitsweep explain O2 fp32 --json
 
-With one cell: how far the time of each class is from the shortest in which this device can do its FLOPs
-and bytes, at the rates that its runs measured.
+With one cell: how far the time of each class is from the shortest in which this
+device can do its FLOPs and bytes, at the rates that its runs measured.
 
   python -m vitsweep explain O2 --sweep vit_nano-precision
 """

@@ -2,11 +2,13 @@
 
 import math
 import os
+import re
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from textwrap import wrap
 from typing import NoReturn
 
 from vitsweep.errors import BadValueError, VitsweepError, did_you_mean
@@ -110,6 +112,17 @@ def require_writable(option: str, file: Path) -> None:
     raise BadValueError(f"`{option} {file}` {fault}.")
 
 
+USAGE_WIDTH = 73
+"""Of 80 columns, beside `usage: `."""
+
+
+def _folded(usage: str) -> str:
+    """Return a usage in lines for a narrow terminal; an option stays with its value."""
+    whole = re.sub(r" (?!\[)", "\xa0", usage)
+    lines = wrap(whole, USAGE_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines).replace("\xa0", " ")
+
+
 class Options(ArgumentParser):
     """Parser of one verb.
 
@@ -121,7 +134,7 @@ class Options(ArgumentParser):
     def __init__(self, verb: Verb, description: str = "") -> None:
         super().__init__(
             prog=f"python -m vitsweep {verb.name}",
-            usage=f"python -m vitsweep {verb.name} {verb.usage}".rstrip(),
+            usage=_folded(f"python -m vitsweep {verb.name} {verb.usage}".rstrip()),
             description=description or f"{verb.summary[:1].upper()}{verb.summary[1:]}.",
             formatter_class=RawDescriptionHelpFormatter,
             allow_abbrev=False,

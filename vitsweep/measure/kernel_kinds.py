@@ -122,16 +122,8 @@ class Event:
         return self.name.startswith("gloo:") or (on_device and self.name.startswith("nccl"))
 
 
-_BYTES = {
-    "double": 8,
-    "long": 8,
-    "long int": 8,
-    "float": 4,
-    "int": 4,
-    "bool": 1,
-    "unsigned char": 1,
-}
-_BYTES |= {"c10::Half": 2, "c10::BFloat16": 2}
+_BYTES = {"double": 8, "long": 8, "long int": 8, "float": 4, "int": 4, "c10::Half": 2,
+          "c10::BFloat16": 2, "bool": 1, "unsigned char": 1}  # fmt: skip
 
 
 def work_of(event: Event) -> float:

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,20 +14,15 @@ from vitsweep.measure.kernel_kinds import Event
 from vitsweep.measure.step_trace import (
     Segment,
     TraceReader,
-    exclusive_ns,
     innermost,
     of_collectives,
+    spent_in_steps,
 )
 from vitsweep.model.block import blocks_of
 
 MODULE = "vitsweep.module."
 """Begins the name of a range in which a module computes forward."""
-OPTIMIZER, COMMUNICATION, DATA, BETWEEN = (
-    "(optimizer)",
-    "(communication)",
-    "(waiting for data)",
-    "(between)",
-)
+COMMUNICATION, DATA, BETWEEN = "(communication)", "(waiting for data)", "(between)"
 OF_MODULES, OF_COLLECTIVES, OF_WAITS = range(3)
 """Levels: a module that computes comes before a collective, a collective before waiting for data."""
 
@@ -86,25 +82,18 @@ def module_rows(events: Sequence[Event], steps: int) -> list[list[Any]]:
     """
     reader = TraceReader(events)
     where = _Timelines(events, reader)
-    segments = [*where.segments(), *_beside(events)]
+    collectives = [
+        replace(e, level=OF_COLLECTIVES, label=(COMMUNICATION, ""))
+        for e in of_collectives(events, None)
+    ]
+    found = spent_in_steps([*where.segments(), *collectives], reader.borders, steps, BETWEEN)
     rows: list[list[Any]] = []
-    borders = [*zip(reader.borders[:-1], reader.borders[1:], strict=True)][-steps:]
-    for step, (begin, end) in enumerate(borders):
-        inside = [s for s in segments if s.start < end and s.end > begin]
-        times, unclaimed = exclusive_ns(inside, begin, end)
-        spent: defaultdict[str, float] = defaultdict(float)
-        for segment, time in zip(inside, times, strict=True):
-            spent[segment.label[0]] += time
-        spent[BETWEEN] += unclaimed
-        rows += [[step, module, time / 1e6] for module, time in spent.items() if time]
+    for step, spent in enumerate(found):
+        by_module: defaultdict[str, float] = defaultdict(float)
+        for (_, module, _), (_, time, _) in spent.items():
+            by_module[module] += float(time)
+        rows += [[step, module, time / 1e6] for module, time in by_module.items() if time]
     return rows
-
-
-def _beside(events: Sequence[Event]) -> Iterator[Segment]:
-    for each in of_collectives(events, None):
-        yield Segment(
-            start=each.start, end=each.end, level=OF_COLLECTIVES, label=(COMMUNICATION, "")
-        )
 
 
 class _Timelines:

@@ -7,9 +7,10 @@ does counts only while the device is idle.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -132,6 +133,9 @@ def collectives_of(events: Sequence[Event]) -> Collectives:
     return [(e.name.split("(")[0], e.start / 1e6, (e.end - e.start) / 1e6) for e in found]
 
 
+Floats = NDArray[np.float64]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """A stretch of time that an operation claims.
@@ -151,9 +155,6 @@ class Segment:
     label: tuple[str, str] = (BETWEEN, "")
     calls: int = 0
     work: float = 0.0
-
-
-Floats = NDArray[np.float64]
 
 
 def exclusive_ns(segments: Sequence[Segment], begin: int, end: int) -> tuple[Floats, float]:
@@ -195,39 +196,52 @@ def step_rows(
     """
     found = TraceReader(events)
     segments = [*found.segments(), *of_collectives(events, transfers)]
-    borders = [*zip(found.borders[:-1], found.borders[1:], strict=True)][-steps:]
-    spent = [_spent(segments, begin, end) for begin, end in borders]
-    least = SMALL_SHARE * sum(end - begin for begin, end in borders)
-    keys = {key for step in spent for key in step}
+    spent = spent_in_steps(segments, found.borders, steps)
+    whole: defaultdict[Key, float] = defaultdict(float)
+    for step in spent:
+        for key, (_, time, _) in step.items():
+            whole[key] += time
     # Of the steps together, so that an operator is a row of its own in all of them or in none
-    small = {k for k in keys if sum(step[k][1] for step in spent if k in step) < least}
+    least = SMALL_SHARE * sum(whole.values())
+    small = {key for key, time in whole.items() if time < least}
     return [_rows(step, small) for step in spent]
 
 
 Key = tuple[TimeClass, str, str]
+"""Class, operator and shapes."""
 
 
-def _spent(segments: Sequence[Segment], begin: int, end: int) -> dict[Key, list[float]]:
-    """Return (class, operator, shapes) -> calls, nanoseconds and work within a step."""
-    inside = [s for s in segments if s.start < end and s.end > begin]
-    times, unclaimed = exclusive_ns(inside, begin, end)
-    spent: defaultdict[Key, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    spent[TimeClass.host, BETWEEN, ""][1] += unclaimed
-    for segment, time in zip(inside, times, strict=True):
-        row = spent[LEVELS[segment.level], *segment.label]
-        counts = segment.calls if segment.start >= begin else 0
-        row[0], row[1], row[2] = row[0] + counts, row[1] + time, row[2] + counts * segment.work
-    return spent
+def spent_in_steps(
+    segments: Sequence[Segment], borders: Sequence[int], steps: int, unclaimed: str = BETWEEN
+) -> list[dict[Key, Floats]]:
+    """Return calls, nanoseconds and work by key in each of the last steps.
+
+    Args:
+        segments: what claims time.
+        borders: where steps begin and end.
+        steps: how many of the last are wanted.
+        unclaimed: operator of the time that no segment claims.
+    """
+    found = []
+    for begin, end in [*pairwise(borders)][-steps:]:
+        inside = [s for s in segments if s.start < end and s.end > begin]
+        times, rest = exclusive_ns(inside, begin, end)
+        spent: defaultdict[Key, Floats] = defaultdict(lambda: np.zeros(3))
+        spent[TimeClass.host, unclaimed, ""][1] += rest
+        for segment, time in zip(inside, times, strict=True):
+            calls = segment.calls if segment.start >= begin else 0
+            spent[LEVELS[segment.level], *segment.label] += (calls, time, calls * segment.work)
+        found.append(spent)
+    return found
 
 
-def _rows(spent: Mapping[Key, Sequence[float]], small: Container[Key]) -> list[dict[str, Any]]:
-    kept: defaultdict[Key, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    for key, values in spent.items():
-        row = kept[(key[0], POOLED, "") if key in small else key]
-        row[:] = [a + b for a, b in zip(row, values, strict=True)]
+def _rows(spent: Mapping[Key, Floats], small: Container[Key]) -> list[dict[str, Any]]:
+    kept: defaultdict[Key, Floats] = defaultdict(lambda: np.zeros(3))
+    for key, amounts in spent.items():
+        kept[(key[0], POOLED, "") if key in small else key] += amounts
     return [
         {"class": str(kind), "operator": operator, "shapes": shapes}
-        | {"calls": int(calls), "ms": time / 1e6, "work": work}
+        | {"calls": int(calls), "ms": float(time) / 1e6, "work": float(work)}
         for (kind, operator, shapes), (calls, time, work) in kept.items()
         if time or calls
     ]
@@ -527,10 +541,8 @@ def _rounded(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
 def critical_rank(ranks: Sequence[RankTrace]) -> int:
     """Return the rank that the others wait for: that which waits least, then communicates least."""
 
-    def spent(rank: RankTrace) -> tuple[float, float]:
-        by_class: Counter[str] = Counter()
-        for _, kind, _, _, _, ms, _ in rank.rows:
-            by_class[kind] += ms
-        return by_class[TimeClass.ranks], by_class[TimeClass.communication]
+    def spent(rank: int, kind: TimeClass) -> float:
+        return sum(ms for _, own, _, _, _, ms, _ in ranks[rank].rows if own == kind)
 
-    return min(range(len(ranks)), key=lambda rank: spent(ranks[rank]))
+    kinds = TimeClass.ranks, TimeClass.communication
+    return min(range(len(ranks)), key=lambda rank: [spent(rank, kind) for kind in kinds])

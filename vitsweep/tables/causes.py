@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import nan
 from typing import Any
 
@@ -35,9 +36,12 @@ from vitsweep.tables.valid_runs import checked_runs, keyed
 
 Floats = NDArray[np.float64]
 Operator = tuple[str, str, str]
+"""Class, name, and shapes of the inputs."""
 
 TRACING, REST = "tracing itself", "rest"
 TRACED_STEP = "traced step"
+AMOUNTS = ("ms", "calls", "work")
+"""What a trace says of an operator; its work is FLOPs of products and attention, bytes read by others."""
 MODULES = "Modules, forward and backward, in traced steps"
 """Title of the table of the model's parts."""
 MOST_NAMED = 3
@@ -65,10 +69,7 @@ class TracedRun:
     Attributes:
         step_ms: over the untraced window.
         plain_ms: of steps without the profiler just before the traced ones.
-        ms: by class; together the duration of a traced step.
-        calls: operators or kernels by class.
-        work: FLOPs of products and attention, bytes read by other classes.
-        operators: milliseconds, calls and work by (class, operator, shapes of its inputs).
+        operators: `AMOUNTS` of each operator; the milliseconds add up to a traced step.
         images_per_second: over the untraced window.
         critical_rank: the rank that the others wait for.
         waited_ms: what each of the others waits for it, on average; 0 where there are none.
@@ -77,14 +78,24 @@ class TracedRun:
 
     step_ms: float
     plain_ms: float
-    ms: Mapping[str, float]
-    calls: Mapping[str, float]
-    work: Mapping[str, float]
     operators: Mapping[Operator, Floats]
     images_per_second: float
     critical_rank: int
     waited_ms: float
     modules: Mapping[str, float]
+
+    @cached_property
+    def classes(self) -> Mapping[str, Floats]:
+        """`AMOUNTS` of each class."""
+        found: defaultdict[str, Floats] = defaultdict(lambda: np.zeros(len(AMOUNTS)))
+        for (kind, _, _), amounts in self.operators.items():
+            found[kind] += amounts
+        return found
+
+    @property
+    def added_by_tracing(self) -> float:
+        """What tracing adds to a step, in milliseconds."""
+        return float(sum(ms for ms, _, _ in self.classes.values())) - self.plain_ms
 
 
 def traced_run(record: RunRecord) -> TracedRun | None:
@@ -97,38 +108,28 @@ def traced_run(record: RunRecord) -> TracedRun | None:
         every = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
         rows = [row for row in every if row["rank"] == critical]
         steps = len({row["step"] for row in rows})
-        sums: dict[str, dict[str, float]] = {c: defaultdict(float) for c in ("ms", "calls", "work")}
-        operators: dict[Operator, Floats] = defaultdict(lambda: np.zeros(3))
+        operators: dict[Operator, Floats] = defaultdict(lambda: np.zeros(len(AMOUNTS)))
         for row in rows:
-            amounts = [nan if row[c] is None else float(row[c]) / steps for c in sums]
-            for by_class, amount in zip(sums.values(), amounts, strict=True):
-                by_class[str(row["class"])] += amount
             key = str(row["class"]), str(row["operator"]), str(row["shapes"])
-            operators[key] += amounts
-        others = max(len({row["rank"] for row in every}) - 1, 1)
-        waited = sum(row["ms"] for row in every if row["class"] == TimeClass.ranks)
-        waited -= sum(row["ms"] for row in rows if row["class"] == TimeClass.ranks)
+            operators[key] += [nan if row[c] is None else float(row[c]) / steps for c in AMOUNTS]
+        others = [row for row in every if row["rank"] != critical]
+        waited = sum(row["ms"] for row in others if row["class"] == TimeClass.ranks)
+        of_modules = trace.get("modules", [])
+        module_steps = len({step for step, _, _ in of_modules})
+        modules: dict[str, float] = defaultdict(float)
+        for _, module, ms in of_modules:
+            modules[str(module)] += float(ms) / module_steps
         return TracedRun(
             step_ms=step_ms,
             plain_ms=float(trace["plain_ms"]),
-            **sums,
             operators=operators,
             images_per_second=float(record.metrics.get("images_per_second") or nan),
             critical_rank=critical,
-            waited_ms=waited / steps / others,
-            modules=_by_module(trace.get("modules", [])),
+            waited_ms=waited / steps / max(len({row["rank"] for row in others}), 1),
+            modules=modules,
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
-
-
-def _by_module(rows: Sequence[tuple[int, str, float]]) -> dict[str, float]:
-    """Return the mean milliseconds of each module over the steps, in the order of the forward pass."""
-    steps = len({step for step, _, _ in rows})
-    found: dict[str, float] = defaultdict(float)
-    for _, module, ms in rows:
-        found[str(module)] += float(ms) / steps
-    return found
 
 
 Pair = tuple[TracedRun, TracedRun]
@@ -157,12 +158,12 @@ class Explanation:
     Attributes:
         names: of A and B.
         difference: milliseconds per step, A minus B, over the untraced windows, with its 95 % interval.
-        speedup: throughput of A over that of B in the same blocks, with its interval.
+        speedup: throughput of A over that of B in the same blocks.
         step_ms: of A and of B, over the untraced windows.
         num_blocks: blocks that traced both.
         causes: one row per cause, `tracing itself` and `rest` last: `cause, ms, low, high, shown`, the
-            milliseconds of A and B, `less_work_ms` and `better_rate_ms` where work is counted, and the
-            change of the number of `launches`. `ms` adds up to the difference.
+            milliseconds, calls and work of A and B, `less_work_ms` and `better_rate_ms` where work is
+            counted, and the change of the number of `launches`. `ms` adds up to the difference.
         blocks: the milliseconds of each cause, one row per block.
         operators: one row per operator and shapes of its inputs, the largest difference first: `class,
             operator, shapes, ms, low, high, shown`, and for A and B milliseconds, calls, work (FLOPs or
@@ -170,18 +171,20 @@ class Explanation:
         modules: one row per part of the model and of the step, in order: `module, ms, low, high, shown`,
             and the milliseconds of A and B in traced steps; the last row is their sum. Empty where a run
             traced no modules.
+        moved: which phases moved although no technique of A touches them; "" where none is shown to.
         notes: what else is known, in sentences.
     """
 
     names: tuple[str, str]
     difference: tuple[float, float, float]
-    speedup: tuple[float, float, float]
+    speedup: float
     step_ms: tuple[float, float]
     num_blocks: int
     causes: DataFrame
     blocks: DataFrame
     operators: DataFrame
     modules: DataFrame
+    moved: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -192,7 +195,11 @@ class Explanation:
 
     @property
     def sentence(self) -> str:
-        """The answer in one sentence."""
+        """The answer in one sentence, and what moved elsewhere in another."""
+        return " ".join(filter(None, [self._answer, self.moved]))
+
+    @property
+    def _answer(self) -> str:
         (a, b), (ms, low, high) = self.names, self.difference
         if missing(low):
             few = f"over {count(self.num_blocks, 'block')}, too few for an interval"
@@ -204,15 +211,18 @@ class Explanation:
             word = "faster" if ms < 0 else "slower"
             head = (
                 f"{a} is {number(abs(ms))} ms [{number(size[0])}, {number(size[1])}] a step {word} than "
-                f"{b} ({times(self.speedup[0])} its throughput)"
+                f"{b} ({times(self.speedup)} its throughput)"
             )
         causes = self.causes[~self.causes["cause"].isin([TRACING, REST])]
         large = causes["ms"].abs() >= WORTH_A_WORD * causes["ms"].abs().max()
         shown = causes[causes["shown"] & large].sort_values("ms", key=abs, ascending=False)
-        parts = [_said(row) for row in shown.head(MOST_NAMED).to_dict("records")]
-        others = causes[~causes["shown"]]["cause"].tolist()
-        if not parts:
+        if shown.empty:
             return f"{head}; no cause is shown to differ."
+        parts = [
+            f"{number(abs(row['ms']))} ms {'less' if row['ms'] < 0 else 'more'} in {row['cause']}"
+            for row in shown.head(MOST_NAMED).to_dict("records")
+        ]
+        others = causes[~causes["shown"]]["cause"].tolist()
         named = ", ".join(others) if len(others) <= MOST_NAMED else f"{len(others)} other causes"
         rest = f"; {named} not shown to differ" if others else ""
         link = ", but" if low <= 0 <= high else ":"
@@ -221,7 +231,7 @@ class Explanation:
     def _launches(self, causes: DataFrame) -> str:
         known = causes[~causes["cause"].isin(NO_LAUNCH)]
         change = known["launches"].sum()
-        if abs(change) < max(FEWER_CALLS * known["b_launches"].sum(), 1):
+        if abs(change) < max(FEWER_CALLS * known["b_calls"].sum(), 1):
             return ""
         return f"; {abs(change):,.0f} launches {'fewer' if change < 0 else 'more'} in all"
 
@@ -241,21 +251,20 @@ class Explanation:
 
     def json(self) -> dict[str, Any]:
         """Return it as plain values for `--json`."""
-        ms, low, high = self.difference
+        ms, low, high = (None if missing(end) else end for end in self.difference)
         columns = ["cause", "ms", "low", "high", "less_work_ms", "better_rate_ms", "launches"]
-        ends = [None if missing(v) else v for v in (low, high)]
         return {
             "a": self.names[0],
             "b": self.names[1],
             "difference_ms": ms,
-            "difference_low_ms": ends[0],
-            "difference_high_ms": ends[1],
-            "speedup": self.speedup[0],
+            "difference_low_ms": low,
+            "difference_high_ms": high,
+            "speedup": self.speedup,
             "blocks": self.num_blocks,
             "causes": plain_rows(self.causes[columns]),
             "operators": plain_rows(self.operators),
             "modules": plain_rows(self.modules),
-            "notes": list(self.notes),
+            "notes": [*filter(None, [self.moved]), *self.notes],
         }
 
 
@@ -265,13 +274,15 @@ def plain_rows(table: DataFrame) -> list[dict[Any, Any]]:
 
 
 def signed(value: float) -> str:
-    """Return milliseconds with their sign, `+1.23` or `-18.4`."""
+    """Return milliseconds with their sign, `+1.23` or `-18.4`; the empty text where they are missing."""
+    if missing(value):
+        return ""
     places = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return "0" if abs(value) < 0.005 else f"{value:+,.{places}f}"
 
 
-def _said(row: Mapping[Any, Any]) -> str:
-    return f"{number(abs(row['ms']))} ms {'less' if row['ms'] < 0 else 'more'} in {row['cause']}"
+DIFFERENCE = with_interval("ms", signed, signed, "{}")
+"""Texts of milliseconds that A takes more than B."""
 
 
 def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
@@ -295,72 +306,50 @@ def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
     """
     if not pairs:
         raise VitsweepError(f"No block has traced steps of both {names[0]} and {names[1]}.")
-    kinds = [str(k) for k in TimeClass if any(r.ms.get(k) for pair in pairs for r in pair)]
-    changes = {
-        kind: _array(a.ms.get(kind, 0.0) - b.ms.get(kind, 0.0) for a, b in pairs) for kind in kinds
-    }
-    changes[TRACING] = _array(added_by_tracing(b) - added_by_tracing(a) for a, b in pairs)
-    changes[REST] = _array((a.step_ms - a.plain_ms) - (b.step_ms - b.plain_ms) for a, b in pairs)
-    rows = [_row(cause, values, pairs) for cause, values in changes.items()]
-    logs = _array(np.log(a.images_per_second / b.images_per_second) for a, b in pairs)
+    causes = cause_amounts(pairs)
+    rows = [{"cause": c, **_facts(found), **_split(c, found)} for c, found in causes.items()]
+    logs = np.log([a.images_per_second / b.images_per_second for a, b in pairs])
     return Explanation(
         names=names,
-        difference=mean_interval(_array(a.step_ms - b.step_ms for a, b in pairs)),
-        speedup=tuple(float(np.exp(v)) for v in mean_interval(logs)),  # type: ignore[arg-type]
+        difference=mean_interval(np.array([a.step_ms - b.step_ms for a, b in pairs])),
+        speedup=float(np.exp(logs.mean())),
         step_ms=tuple(np.mean([[r.step_ms for r in pair] for pair in pairs], axis=0).tolist()),
         num_blocks=len(pairs),
-        causes=DataFrame(rows),
-        blocks=DataFrame(changes),
+        causes=DataFrame(rows).assign(launches=lambda table: table["a_calls"] - table["b_calls"]),
+        blocks=DataFrame({c: found[:, 0, 0] - found[:, 1, 0] for c, found in causes.items()}),
         operators=_operators(pairs),
         modules=_modules(pairs),
     )
 
 
-def _modules(pairs: Sequence[Pair]) -> DataFrame:
-    """Return the parts of the model with what they take in A and in B, and their sum."""
-    if not all(run.modules for pair in pairs for run in pair):
-        return DataFrame()
-    known = dict.fromkeys(module for pair in pairs for run in pair for module in run.modules)
-    ordered = sorted(known, key=lambda module: module.startswith("("))  # phases last
-    # axes: block, cell (A, B), module
-    found = np.array([[[r.modules.get(m, 0.0) for m in ordered] for r in pair] for pair in pairs])
-    found = np.concatenate([found, found.sum(axis=2, keepdims=True)], axis=2)
-    rows = []
-    for place, module in enumerate([*ordered, TRACED_STEP]):
-        ends = _ends(mean_interval(found[:, 0, place] - found[:, 1, place]))
-        spent = dict(zip(("a_ms", "b_ms"), found[:, :, place].mean(axis=0).tolist(), strict=True))
-        rows.append({"module": module, **ends, **spent})
-    return DataFrame(rows)
+def cause_amounts(pairs: Sequence[Sequence[TracedRun]]) -> dict[str, Floats]:
+    """Return cause -> `AMOUNTS` by block and cell; the milliseconds of a run add up to its `step_ms`."""
+    classes = _amounts(pairs, lambda operator: operator[0])
+    found = {str(kind): classes[kind] for kind in TimeClass if classes[kind][..., 0].any()}
+    found[TRACING] = np.array([[(-run.added_by_tracing, 0, 0) for run in pair] for pair in pairs])
+    found[REST] = np.array([[(r.step_ms - r.plain_ms, 0, 0) for r in pair] for pair in pairs])
+    return found
 
 
-def _operators(pairs: Sequence[Pair]) -> DataFrame:
-    """Return the operators of both cells, the largest difference first."""
-    nothing, rows = np.zeros(3), []
-    keys = dict.fromkeys(key for pair in pairs for run in pair for key in run.operators)
-    # axes: block, cell (A, B), amount (milliseconds, calls, work)
-    amounts = {
-        key: np.array([[run.operators.get(key, nothing) for run in pair] for pair in pairs])
-        for key in keys
-    }
-    least = SMALL_SHARE * sum(found[..., 0].mean() for found in amounts.values())
-    shown: dict[Any, Any] = defaultdict(lambda: np.zeros((len(pairs), 2, 3)))
-    for key, found in amounts.items():
-        is_small = found[..., 0].mean() < least
-        shown[(key[0], POOLED, "") if is_small else key] += found
-    for key, found in shown.items():
-        row: dict[str, Any] = dict(zip(("class", "operator", "shapes"), key, strict=True))
-        row |= _ends(mean_interval(found[:, 0, 0] - found[:, 1, 0]))
-        unit = UNITS.get(key[0], "")
-        for side, (spent, calls, work) in zip("ab", found.mean(axis=0), strict=True):
-            rate = 1e-6 * work / spent if unit and spent > 0 and work > 0 else nan
-            row |= {
-                f"{side}_ms": spent,
-                f"{side}_calls": calls,
-                f"{side}_work": work or nan,
-                f"{side}_rate": rate,
-            }
-        rows.append(row | {"unit": unit})
-    return DataFrame(rows).sort_values("ms", key=abs, ascending=False, ignore_index=True)
+def _amounts(
+    pairs: Sequence[Sequence[TracedRun]], key: Callable[[Operator], Any]
+) -> defaultdict[Any, Floats]:
+    """Return key -> `AMOUNTS` of the operators that have it; axes: block, cell, amount."""
+    shape = (len(pairs), len(pairs[0]), len(AMOUNTS))
+    found: defaultdict[Any, Floats] = defaultdict(lambda: np.zeros(shape))
+    for block, pair in enumerate(pairs):
+        for side, run in enumerate(pair):
+            for operator, amounts in run.operators.items():
+                found[key(operator)][block, side] += amounts
+    return found
+
+
+def _facts(found: Floats) -> dict[str, Any]:
+    """Return the difference of milliseconds with its interval, and the mean amounts of A and of B."""
+    row = _ends(mean_interval(found[:, 0, 0] - found[:, 1, 0]))
+    for side, means in zip("ab", found.mean(axis=0).tolist(), strict=True):
+        row |= {f"{side}_{name}": mean for name, mean in zip(AMOUNTS, means, strict=False)}
+    return row
 
 
 def _ends(interval: tuple[float, float, float]) -> dict[str, Any]:
@@ -369,46 +358,48 @@ def _ends(interval: tuple[float, float, float]) -> dict[str, Any]:
     return {"ms": ms, "low": low, "high": high, "shown": bool(low > 0 or high < 0)}
 
 
-def added_by_tracing(run: TracedRun) -> float:
-    """Return what tracing adds to a step."""
-    return sum(run.ms.values()) - run.plain_ms
-
-
-def _array(values: Iterable[float]) -> Floats:
-    return np.array([*values], float)
-
-
-def _row(cause: str, changes: Floats, pairs: Sequence[Pair]) -> dict[str, Any]:
-    def mean(side: int, part: str) -> float:
-        return float(np.mean([getattr(pair[side], part).get(cause, 0.0) for pair in pairs]))
-
-    a_launches, b_launches = mean(0, "calls"), mean(1, "calls")
-    less_work, better_rate = _split(cause, pairs)
-    return {
-        "cause": cause,
-        **_ends(mean_interval(changes)),
-        "a_ms": nan if cause in (TRACING, REST) else mean(0, "ms"),
-        "b_ms": nan if cause in (TRACING, REST) else mean(1, "ms"),
-        "less_work_ms": less_work,
-        "better_rate_ms": better_rate,
-        "launches": a_launches - b_launches,
-        "a_launches": a_launches,
-        "b_launches": b_launches,
-    }
-
-
-def _split(cause: str, pairs: Sequence[Pair]) -> tuple[float, float]:
+def _split(cause: str, found: Floats) -> dict[str, float]:
     """Return milliseconds by a change of work and by a change of its rate; NaN where work is not counted."""
-    t, w = (
-        np.array([[run.__dict__[part].get(cause, 0.0) for run in pair] for pair in pairs])
-        for part in ("ms", "work")
-    )
-    if cause not in UNITS or not (w > 0).all():
-        return nan, nan
-    per_work = t / w
-    by_work = (w[:, 0] - w[:, 1]) * per_work.mean(axis=1)
-    by_rate = w.mean(axis=1) * (per_work[:, 0] - per_work[:, 1])
-    return float(by_work.mean()), float(by_rate.mean())
+    spent, work = found[..., 0], found[..., 2]
+    if cause not in UNITS or not (work > 0).all():
+        return {"less_work_ms": nan, "better_rate_ms": nan}
+    less = float(((work[:, 0] - work[:, 1]) * (spent / work).mean(axis=1)).mean())
+    whole = float((spent[:, 0] - spent[:, 1]).mean())
+    return {"less_work_ms": less, "better_rate_ms": whole - less}
+
+
+def _operators(pairs: Sequence[Pair]) -> DataFrame:
+    """Return the operators of both cells, the largest difference first."""
+    every = _amounts(pairs, lambda operator: operator)
+    spent = {operator: found[..., 0].mean() for operator, found in every.items()}
+    least = SMALL_SHARE * sum(spent.values())
+    shown = _amounts(pairs, lambda o: o if spent[o] >= least else (o[0], POOLED, ""))
+    rows = [
+        dict(zip(("class", "operator", "shapes"), operator, strict=True))
+        | _facts(found)
+        | {"unit": UNITS.get(operator[0], "")}  # type: ignore[call-overload]
+        for operator, found in shown.items()
+    ]
+    table = DataFrame(rows).sort_values("ms", key=abs, ascending=False, ignore_index=True)
+    for side in "ab":
+        ms, work = table[f"{side}_ms"], table[f"{side}_work"].replace(0, nan)
+        is_rate = (table["unit"] != "") & (ms > 0) & (work > 0)
+        rate = (1e-6 * work / ms).where(is_rate)
+        table = table.assign(**{f"{side}_work": work, f"{side}_rate": rate})
+    return table
+
+
+def _modules(pairs: Sequence[Pair]) -> DataFrame:
+    """Return the parts of the model with what they take in A and in B, and their sum."""
+    if not all(run.modules for pair in pairs for run in pair):
+        return DataFrame()
+    known = dict.fromkeys(module for pair in pairs for run in pair for module in run.modules)
+    found = {
+        module: np.array([[[run.modules.get(module, 0.0)] for run in pair] for pair in pairs])
+        for module in sorted(known, key=lambda module: module.startswith("("))  # phases last
+    }
+    found[TRACED_STEP] = sum(found.values(), np.zeros(()))
+    return DataFrame([{"module": module, **_facts(each)} for module, each in found.items()])
 
 
 def current_records(tables: SweepTables) -> list[RunRecord]:
@@ -427,8 +418,14 @@ def explain_cells(
     """
     pairs = traced_pairs(current_records(tables), variant, baseline)
     found = explained(pairs, names)
+    measured = keyed(checked_runs(tables.runs), {variant: baseline})
+    moved = "; ".join(moved_elsewhere(measured).values())
     late = [_late_rank([pair[side] for pair in pairs], names[side]) for side in (0, 1)]
-    return replace(found, notes=(*filter(None, late), *_notes(tables, variant, baseline, found)))
+    return replace(
+        found,
+        moved=f"{moved[:1].upper()}{moved[1:]}." if moved else "",
+        notes=(*filter(None, late), *rest_note(found.causes, max(found.step_ms))),
+    )
 
 
 def _late_rank(runs: Sequence[TracedRun], name: str) -> str:
@@ -455,22 +452,14 @@ def explanations(tables: SweepTables) -> list[Explanation]:
     return found
 
 
-def _notes(tables: SweepTables, variant: str, baseline: str, found: Explanation) -> Iterator[str]:
-    """Yield what a reader must know beside the causes."""
-    measured = keyed(checked_runs(tables.runs), {variant: baseline})
-    moved = moved_elsewhere(measured)
-    yield from (f"{sentence[:1].upper()}{sentence[1:]}." for sentence in moved.values())
-    yield from rest_note(found.causes, max(found.step_ms))
-
-
-def rest_note(causes: DataFrame, step_ms: float) -> Iterator[str]:
-    """Yield what a large rest means."""
+def rest_note(causes: DataFrame, step_ms: float) -> list[str]:
+    """Return what a large rest means; nothing where it is small."""
     rest = causes.loc[causes["cause"] == REST, "ms"].abs().max()
-    if rest > LARGE_REST * step_ms:
-        yield (
-            f"The rest is more than {100 * LARGE_REST:.0f} % of a step: the timed window and the steps "
-            "beside the traced ones differ, as where steps are uneven or the machine was busy."
-        )
+    said = (
+        f"The rest is more than {100 * LARGE_REST:.0f} % of a step: the timed window and the steps "
+        "beside the traced ones differ, as where steps are uneven or the machine was busy."
+    )
+    return [said] if rest > LARGE_REST * step_ms else []
 
 
 def find_cell(cells: DataFrame, text: str) -> str:
@@ -518,17 +507,27 @@ def _has(row: Mapping[str, str], word: str) -> bool:
 
 def cause_text(found: Explanation) -> DataFrame:
     """Return the table that terminal and report show, the measured difference last."""
+    table = pd.concat([found.causes, DataFrame([found.total])])
     columns: dict[str, Column] = {
-        "cause": values("cause"),
-        "ms a step": with_interval("ms", signed, signed, "{}"),
+        "by less work": values("less_work_ms", signed),
+        "by a better rate": values("better_rate_ms", signed),
+        "launches": values("launches", lambda n: f"{n:+,.0f}" if round(n) else ""),
+    }
+    return text_columns(table, _of_both("cause", found) | columns | {"differs": _differs})
+
+
+def module_text(found: Explanation) -> DataFrame:
+    """Return the table of the parts of the model, their sum last."""
+    return text_columns(found.modules, _of_both("module", found) | {"differs": _differs})
+
+
+def _of_both(name: str, found: Explanation) -> dict[str, Column]:
+    return {
+        name: values(name),
+        "ms a step": DIFFERENCE,
         found.names[0]: values("a_ms", number),
         found.names[1]: values("b_ms", number),
-        "by less work": values("less_work_ms", _signed_or_empty),
-        "by a better rate": values("better_rate_ms", _signed_or_empty),
-        "launches": values("launches", lambda n: f"{n:+,.0f}" if round(n) else ""),
-        "differs": _differs,
     }
-    return text_columns(pd.concat([found.causes, DataFrame([found.total])]), columns)
 
 
 def operator_text(found: Explanation, rows: int) -> DataFrame:
@@ -537,11 +536,11 @@ def operator_text(found: Explanation, rows: int) -> DataFrame:
         "operator": _operator_names,
         "class": values("class"),
         "shapes": values("shapes"),
-        "ms a step": with_interval("ms", signed, signed, "{}"),
-        "calls": lambda t: _both(t, "calls", lambda n: f"{n:,.0f}"),
-        "rate": lambda t: [
+        "ms a step": DIFFERENCE,
+        "calls": lambda table: _both(table, "calls", lambda n: f"{n:,.0f}"),
+        "rate": lambda table: [
             f"{pair} {unit}" if pair else ""
-            for pair, unit in zip(_both(t, "rate", number), t["unit"], strict=True)
+            for pair, unit in zip(_both(table, "rate", number), table["unit"], strict=True)
         ],
         "differs": _differs,
     }
@@ -557,18 +556,6 @@ def _operator_names(table: DataFrame) -> list[str]:
     ]
 
 
-def module_text(found: Explanation) -> DataFrame:
-    """Return the table of the parts of the model, their sum last."""
-    columns: dict[str, Column] = {
-        "module": values("module"),
-        "ms a step": with_interval("ms", signed, signed, "{}"),
-        found.names[0]: values("a_ms", number),
-        found.names[1]: values("b_ms", number),
-        "differs": _differs,
-    }
-    return text_columns(found.modules, columns)
-
-
 def _differs(table: DataFrame) -> list[str]:
     return ["" if shown else "not shown" for shown in table["shown"]]
 
@@ -582,7 +569,3 @@ def _both(table: DataFrame, amount: str, shown: Callable[[float], str]) -> list[
         else " | ".join("-" if missing(v) else shown(v) for v in (a, b))
         for a, b in pairs
     ]
-
-
-def _signed_or_empty(value: float) -> str:
-    return "" if missing(value) else signed(value)
