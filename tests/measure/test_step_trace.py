@@ -354,6 +354,24 @@ def test_convolutions_have_the_flops_that_torch_counts() -> None:
     assert sum(of_products) == counter.get_total_flops()
 
 
+def test_a_kernel_that_copies_for_a_convolution_has_none_of_its_flops() -> None:
+    shapes, values = [[1, 1, 4, 4], [1, 1, 1, 1], []], [None, None, None, [1, 1], [0, 0], [1, 1], False]
+    gpu = {"on_device": True, "id": 1}
+    [rows] = step_rows(
+        [
+            step_mark(0),
+            event("aten::convolution", 0, 1, id=1, shapes=shapes, values=values),
+            event("nchwToNhwcKernel", 1, 2, **gpu),
+            event("sm90_xmma_fprop_implicit_gemm_f32f32", 2, 4, **gpu),
+            step_mark(1),
+        ],
+        1,
+        None,
+    )
+    work = {row["class"]: row["work"] for row in rows}
+    assert (work[TimeClass.copies], work[TimeClass.products]) == (0.0, 2 * 16)
+
+
 def test_products_with_factors_have_their_flops() -> None:
     bias, a, b = torch.ones(4), torch.ones(3, 5), torch.ones(5, 4)
     events = record_steps(lambda: torch.addmm(bias, a, b), 1, torch.device("cpu"))

@@ -417,14 +417,13 @@ class TraceReader:
 
     def _claimed(self, owner: Operator, start: int, end: int) -> Segment:
         event, calls = owner.event, not owner.counted
-        owner.counted = True
         return Segment(
             start=start,
             end=end,
             level=self._level(owner, owner.kind or TimeClass.other),
             label=(event.name, _text(event.shapes)),
             calls=int(calls),
-            work=work_of(event) if calls else 0.0,
+            work=_work_once(owner),
         )
 
     def _level(self, operator: Operator | None, kind: TimeClass) -> int:
@@ -455,14 +454,15 @@ class TraceReader:
             level=self._level(operator, kind),
             label=(owner.event.name if owner else kernel.name.split("<")[0], shapes),
             calls=1,
-            work=self._work_once(owner),
+            work=_work_once(owner) if owner and owner.kind is kind else 0.0,  # not of its copies
         )
 
-    def _work_once(self, owner: Operator | None) -> float:
-        if owner is None or owner.counted:
-            return 0.0
-        owner.counted = True
-        return work_of(owner.event)
+
+def _work_once(owner: Operator) -> float:
+    """Return the work of an operator when it is asked for the first time, then 0."""
+    work = 0.0 if owner.counted else work_of(owner.event)
+    owner.counted = True
+    return work
 
 
 def _numbers_of_attention(events: Sequence[Event]) -> set[int]:
