@@ -20,6 +20,9 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
         code = left.code
     assert code == 0
     assert f"python -m vitsweep {verb}" in capsys.readouterr().out
+    typed = VERBS[verb].parser().format_usage()
+    assert all(len(line) <= 80 for line in typed.splitlines())
+    assert VERBS[verb].usage in " ".join(typed.split())
 
 
 @pytest.mark.parametrize(
