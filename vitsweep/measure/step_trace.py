@@ -334,7 +334,7 @@ class TraceReader:
         self._of_attention = _numbers_of_attention(events)
         self.operators: dict[int, Operator] = {}
         self._again: list[tuple[int, int]] = []
-        self._of_host = [s for ops in self._threads.values() for s in self._walk(ops)]
+        self._of_host = [span for ops in self._threads.values() for span in self._walk(ops)]
         self.borders = self._borders()
 
     def segments(self) -> list[Segment]:
@@ -352,7 +352,7 @@ class TraceReader:
             )
             for start, end in spans
         ]
-        return [*waits, *between, *self._of_host]
+        return [*waits, *between, *map(self._claimed, self._of_host)]
 
     def _phases_of(self, ends: Sequence[Event]) -> list[tuple[str, int, int]]:
         """Return (phase, start, end): a phase begins where the one before it ends, or the step."""
@@ -377,12 +377,12 @@ class TraceReader:
         operator = self.operators.get(kernel.id)
         return operator.event.start if operator else kernel.start
 
-    def _walk(self, events: list[Event]) -> Iterator[Segment]:
-        """Yield the time of each operator of a thread in which it is the innermost with a kind."""
+    def _walk(self, events: list[Event]) -> Iterator[tuple[int, int, Operator]]:
+        """Yield when each operator of a thread is the innermost with a kind."""
         spans = [(e.start, e.end, e) for e in sorted(events, key=lambda e: (e.start, -e.end))]
         for start, end, operator in innermost(spans, self._entered):
             if operator.owner:
-                yield self._claimed(operator.owner, start, end)
+                yield start, end, operator.owner
 
     def _entered(self, event: Event, parent: Operator | None) -> Operator:
         """Note an operator that begins within another, or within none."""
@@ -415,7 +415,8 @@ class TraceReader:
         else:
             self._again.append((node.start, event.end))
 
-    def _claimed(self, owner: Operator, start: int, end: int) -> Segment:
+    def _claimed(self, span: tuple[int, int, Operator]) -> Segment:
+        start, end, owner = span
         event, calls = owner.event, not owner.counted
         return Segment(
             start=start,
