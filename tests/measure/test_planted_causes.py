@@ -184,8 +184,8 @@ def test_a_planted_delay_lies_within_the_interval_of_its_cause(
 
 BIG = ("batch.images_per_step=64", "model.width=128", "model.mlp_width=256")
 LONG = (*BIG, "data=synthetic", "batch.resolution_px=32", "batch.images_per_step=8")
-"""257 tokens. With 17, the copies that the layout of the math kernel's output and gradients costs take longer than
-its scores. They are made by the views around the operator, on a GPU too, and so are copies."""
+"""257 tokens. With 17, the copies that the layout of the math kernel's output and gradients costs take
+longer than its scores. They are made by the views around the operator, on a GPU too, and so are copies."""
 
 
 @pytest.mark.full

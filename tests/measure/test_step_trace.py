@@ -355,7 +355,10 @@ def test_convolutions_have_the_flops_that_torch_counts() -> None:
 
 
 def test_the_first_kernel_of_a_convolution_that_computes_has_its_flops() -> None:
-    shapes, values = [[1, 1, 4, 4], [1, 1, 1, 1], []], [None, None, None, [1, 1], [0, 0], [1, 1], False]
+    shapes, values = (
+        [[1, 1, 4, 4], [1, 1, 1, 1], []],
+        [None, None, None, [1, 1], [0, 0], [1, 1], False],
+    )
     gpu = {"on_device": True, "id": 1}
     [rows] = step_rows(
         [

@@ -47,7 +47,9 @@ def _rows(found: Explanation) -> DataFrame:
         parts.append(DataFrame([pooled]))
     parts.append(causes[is_last].drop(columns=["a_ms", "b_ms"]))
     whole = pd.concat(parts, ignore_index=True)
-    return whole.assign(a=found.names[0], b=found.names[1], speedup=found.speedup, moved=found.moved)
+    return whole.assign(
+        a=found.names[0], b=found.names[1], speedup=found.speedup, moved=found.moved
+    )
 
 
 def draw(table: DataFrame) -> Figure:

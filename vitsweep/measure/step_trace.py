@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from torch._C._autograd import DeviceType
 
 from vitsweep.measure.communication import Collectives, quiet_profile, transfers_ms
-from vitsweep.measure.kernel_kinds import Event, flop_formula, kind_of_kernel, kind_of_operator, work_of
+from vitsweep.measure.kernel_kinds import (
+    Event,
+    flop_formula,
+    kind_of_kernel,
+    kind_of_operator,
+    work_of,
+)
 from vitsweep.spec.measurement import BETWEEN, POOLED, TimeClass
 
 STEP = "vitsweep.step"
@@ -222,7 +228,7 @@ def spent_in_steps(
         steps: how many of the last are wanted.
         unclaimed: operator of the time that no segment claims.
     """
-    found = []
+    found: list[dict[Key, Floats]] = []
     for begin, end in [*pairwise(borders)][-steps:]:
         inside = [s for s in segments if s.start < end and s.end > begin]
         times, rest = exclusive_ns(inside, begin, end)

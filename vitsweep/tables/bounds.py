@@ -128,7 +128,12 @@ def bounds(tables: SweepTables, cell_id: str, name: str) -> Bounds:
         if cause == TimeClass.optimizer and "optimizer" in points.index:
             work, unit = float(points.at["optimizer", "bytes_at_least"]), "GB/s"  # type: ignore[arg-type]
         bound = work / work_per_ms[unit] if unit in work_per_ms and work > 0 else nan
-        row = {"cause": TAKEN_OFF if cause == TRACING else cause, "ms": ms, "low": low, "high": high}
+        row = {
+            "cause": TAKEN_OFF if cause == TRACING else cause,
+            "ms": ms,
+            "low": low,
+            "high": high,
+        }
         rows.append(row | {"bound_ms": bound, "gap_ms": ms - bound})
     step_ms = float(np.mean([run.step_ms for run, _ in pairs]))
     return Bounds(name, step_ms, len(pairs), DataFrame(rows), rates)

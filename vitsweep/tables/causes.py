@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -377,7 +377,7 @@ def _operators(pairs: Sequence[Pair]) -> DataFrame:
     rows = [
         dict(zip(("class", "operator", "shapes"), operator, strict=True))
         | _facts(found)
-        | {"unit": UNITS.get(operator[0], "")}  # type: ignore[call-overload]
+        | {"unit": UNITS.get(operator[0], "")}
         for operator, found in shown.items()
     ]
     table = DataFrame(rows).sort_values("ms", key=abs, ascending=False, ignore_index=True)
