@@ -63,7 +63,9 @@ def test_an_undecided_gate_ends_with_4_and_says_how_both_sides_are_measured_agai
     sweeps, capsys
 ) -> None:
     store = measured("now", SPEEDS | {"fast": (137, 145, 139, 143)})
-    store.append_command({"command": "python -m vitsweep -m precision=a,b measurement.blocks=4"})
+    typed = "python -m vitsweep -m precision=a,b measurement.blocks=4"
+    store.append_command({"command": typed, "cells": ["fast"]})
+    store.append_command({"command": "python -m vitsweep optimizer=sgd", "cells": ["other"]})
     assert gate("now", "--against", "kept", "--metric", "img/s") == 4
     lines = capsys.readouterr().out.splitlines()
     fresh = next(line for line in lines if line.endswith("sweep.name=now-kept")).strip()

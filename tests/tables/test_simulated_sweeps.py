@@ -37,7 +37,7 @@ SD, SWEEPS, MOST_ROUNDS, FIXED = 0.03, 2000, 40, 5
 MISSING, CUT_SLOWDOWN = 0.1, 4.0
 """Share of runs that are lost, and how many times slower a cell has to be in its look to stay at it."""
 CELLS = (4, 16, 64)
-MANY, GATES, SELECTIONS = 14, 200, 300
+MANY, GATES, SELECTIONS = 14, 60, 150
 """Blocks of long sweeps, simulated gates, and simulated sweeps whose best cell is corrected."""
 STATED = (Path(__file__).parents[2] / "docs" / "numbers.md").read_text(encoding="utf-8")
 

@@ -12,6 +12,7 @@ from vitsweep.errors import ExitCode, VitsweepError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from vitsweep.report.gate import Gate
     from vitsweep.results.store import Store
 
 HELP = """\
@@ -92,15 +93,20 @@ def run(arguments: Sequence[str]) -> int:
         )
     print(verdict.verdict)
     if verdict.undecided:
-        print(_measure_again(store, kept_runs, verdict.blocks_to_decide, list(arguments)))
+        print(_measure_again(store, kept_runs, verdict, list(arguments)))
         return ExitCode.gate_undecided
     return ExitCode.ok if verdict.passed else ExitCode.gate_failed
 
 
-def _measure_again(store: "Store", kept: "DataFrame", blocks: int, arguments: Sequence[str]) -> str:
-    """Say how both sides are measured again in as many fresh blocks, which is fixed beforehand."""
-    typed = [str(c["command"]) for c in store.commands() if c.get("command")]
-    words = shlex.split(typed[-1]) if typed else ["python", "-m", "vitsweep", "-m", "..."]
+def _measure_again(
+    store: "Store", kept: "DataFrame", found: "Gate", arguments: Sequence[str]
+) -> str:
+    """Say how undecided cells are measured again on both sides, in a number of blocks fixed beforehand."""
+    blocks = found.blocks_to_decide
+    typed = [command for command in store.commands() if command.get("command")]
+    own = [command for command in typed if found.undecided_cells & {*command.get("cells", ())}]
+    last = str((own or typed)[-1]["command"]) if typed else "python -m vitsweep -m ..."
+    words = shlex.split(last)
     replaced = ("sweep.name=", "measurement.blocks=")
     words = [w for w in words if not w.startswith(replaced)] + [f"measurement.blocks={blocks}"]
     sides = {side: f"{store.root.name}-{side}" for side in ("kept", "now")}

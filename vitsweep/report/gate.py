@@ -63,6 +63,11 @@ class Gate:
         return bool(unsure.any()) and not self.rows["fails"].any()
 
     @property
+    def undecided_cells(self) -> set[str]:
+        """Cells that are worse, and may be so beyond the tolerance."""
+        return set(self.rows.loc[self.rows["verdict"] == UNDECIDED, "cell_id"])
+
+    @property
     def blocks_to_decide(self) -> int:
         """Fresh blocks of each side that tell a loss of twice the tolerance from none, at most 40."""
         unsure = self.rows[self.rows["verdict"] == UNDECIDED]

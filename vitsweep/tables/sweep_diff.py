@@ -222,8 +222,9 @@ def changes(
         with 80 % probability.
     """
     sides = [
-        pd.concat({m: _moments(runs, m, base) for m in metrics}, names=["metric"])
-        for runs, base in zip((kept, now), baselines[::-1], strict=True)
+        pd.concat({m: _moments(good, m, base) for m in metrics}, names=["metric"])
+        for side, base in zip((kept, now), baselines[::-1], strict=True)
+        for good in (valid_runs(side) if len(side) else side,)
     ]
     every = sides[0].index.union(sides[1].index, sort=False)
     if wanted is not None:
@@ -239,9 +240,8 @@ def changes(
     return found.rename(columns=ends).assign(**counts).reset_index()
 
 
-def _moments(runs: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> DataFrame:
-    """Return `mean, variance, count` per cell over the logs of runs, or of the ratios of blocks."""
-    good = valid_runs(runs) if len(runs) else runs
+def _moments(good: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> DataFrame:
+    """Return `mean, variance, count` per cell over the logs of valid runs, or of the ratios of blocks."""
     if metric == "speedup":
         logs = log_ratios(log_throughput_per_block(good), baselines)
         return moments(logs.groupby("cell_id", observed=True)["log_ratio"])
